@@ -1,0 +1,279 @@
+"""The strategy: what users make, schedule on and join.
+
+strategy = ParameterServerStrategy(resolver)      one client, this process
+  .scope()       variables go to the parameter servers, round robin     ParameterServerExtended
+  .schedule(fn)  traced here, once; queued; run on some worker          Cluster
+  .join()        everything scheduled has finished; raises what failed
+"""
+
+import concurrent.futures
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.cluster import Cluster
+from coordinator.future import Future
+from coordinator.options import Options
+from coordinator.ps_strategy.cluster_definition import ClusterDefinition
+from coordinator.ps_strategy.dataset_distribution import DatasetDistribution, DatasetFunction
+from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended
+from coordinator.ps_strategy.per_worker_dataset import PerWorkerDataset
+from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource
+from coordinator.ps_strategy.per_worker_variable import VariableRead
+from coordinator.ps_strategy.tensorflow_runtime import ParameterServer, TensorFlowRuntime
+from coordinator.ps_strategy.traced_function import ResourceBuild, ScheduledCall, TracedFunction
+from coordinator.ps_strategy.worker_index import WorkerIndex
+
+
+class ParameterServerStrategy(tf.distribute.Strategy):
+    """Trains on workers with variables on parameter servers, driven by this one program.
+
+    Make it before any variable: when this process joins its first cluster, variables made before are lost to it. One
+    process has one strategy at a time; after `close()` it may make another. It is a context manager: leaving the block
+    joins, then closes; leaving it by an exception closes at once.
+
+    Args:
+      cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that names the `worker` and `ps` addresses.
+      variable_partitioner: None. Sharded variables are not supported yet.
+      options: limits and times, see `Options`.
+
+    Raises:
+      ClusterSpecError: the cluster cannot work as described.
+      TimeoutError: the parameter servers or the first worker did not answer in `options.connect_timeout`.
+      RuntimeError: another strategy is open in this process.
+
+    Source: TensorFlow RFC "Single-client Parameter Server Training" (Zhou, Chao 2020).
+    """
+
+    def __init__(
+        self, cluster_resolver: Any, variable_partitioner: None = None, options: Options | None = None
+    ) -> None:
+        if variable_partitioner is not None:
+            raise ValueError("variable_partitioner must be None: sharded variables are not supported yet.")
+        if options is not None and not isinstance(options, Options):
+            raise TypeError(f"options must be a coordinator.Options, got {options!r}.")
+        definition = ClusterDefinition.from_resolver(cluster_resolver)
+        runtime = TensorFlowRuntime(definition, options or Options())
+        self._cluster_resolver = cluster_resolver
+        self._handles = PerWorkerHandles()
+        super().__init__(
+            ParameterServerExtended(self, runtime.parameter_server_devices, self._handles, self._read_on_all)
+        )
+        self.worker_index = WorkerIndex(self._handles)
+        self.parameter_servers = tuple(
+            ParameterServer(index, device, runtime) for index, device in enumerate(runtime.parameter_server_devices)
+        )
+        self._cluster = Cluster(runtime, options or Options())
+        self._datasets = DatasetDistribution(len(self._cluster.workers), self._trace_dataset, self._prepare)
+        # Closes when the strategy is forgotten, and at the end of the program.
+        self._closing = weakref.finalize(self, self._cluster.close)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The workers and their counts."""
+        return self._cluster
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """The resolver that the strategy was made with."""
+        return self._cluster_resolver
+
+    def schedule(self, fn: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Future:
+        """Queues one call of `fn` for whichever worker is free, and returns at once unless the queue is full.
+
+        The function is traced here, the first time that it meets such arguments, in a replica context: optimizers and
+        metrics work in it as they are. It runs at least once; it may run again when its worker is lost on the way.
+
+        Args:
+          fn: a `tf.function` or concrete function.
+          args: its positional arguments: tensors, NumPy arrays, Python values, per-worker iterators and datasets.
+          kwargs: its keyword arguments.
+
+        Returns:
+          A `Future` of what the function returns, in its structure, as NumPy values.
+
+        Raises:
+          TypeError: `fn` is no such function.
+          ValueError: a future is among the arguments.
+          TimeoutError: the queue stayed full for `Options.schedule_timeout`.
+          StrategyClosedError: the strategy is closed.
+          Exception: what an earlier scheduled function raised, once; see `join`.
+        """
+        kwargs = kwargs or {}
+        _check_arguments(args, kwargs)
+        function = self._trace(fn, args, kwargs)
+        name = getattr(fn, "__name__", None) or getattr(fn, "name", "function")
+        return self._cluster.schedule(ScheduledCall(function, args, kwargs), str(name))
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits until every scheduled function has finished.
+
+        The first error of a scheduled function withdraws all functions that wait and cancels those that run: their
+        futures raise `ClosureCancelledError`. The next `schedule`, `join` or `done` raises that error, once; then the
+        strategy is ready for more.
+
+        Args:
+          timeout: in seconds; None waits as long as it takes, with a report in the log when nothing moves.
+
+        Raises:
+          TimeoutError: not in time; the message names what still runs.
+          ParameterServerLost: a parameter server is gone.
+          Exception: what a scheduled function raised, as itself, with notes that say which, where and when.
+        """
+        self._cluster.join(timeout)
+
+    def done(self) -> bool:
+        """Whether no scheduled function is pending. Raises what `join` would."""
+        return self._cluster.done()
+
+    def local_results(self, structure: Any) -> Any:
+        """The same structure with each future replaced by its result, waited for; None where it raised."""
+        return tf.nest.map_structure(lambda leaf: _result(leaf) if isinstance(leaf, Future) else leaf, structure)
+
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: DatasetFunction, options: tf.distribute.InputOptions | None = None
+    ) -> PerWorkerDataset:
+        """A dataset for each worker, made there by `dataset_fn(input_context)`.
+
+        Args:
+          dataset_fn: takes a `tf.distribute.InputContext` (the number of workers, and which of them this is), returns
+            a `tf.data.Dataset`. Traced here, run on the workers. Inside a `tf.function` it is called in place.
+          options: `experimental_per_replica_buffer_size` elements are prefetched on each worker.
+
+        Raises:
+          TypeError: it is not callable, or returns something else.
+          ValueError: it creates a variable.
+        """
+        if not tf.executing_eagerly():
+            return dataset_fn(tf.distribute.InputContext())
+        return self._datasets.from_function(dataset_fn, options)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: DatasetFunction, options: tf.distribute.InputOptions | None = None
+    ) -> PerWorkerDataset:
+        """The same as `experimental_distribute_datasets_from_function`."""
+        return self.experimental_distribute_datasets_from_function(dataset_fn, options)
+
+    def experimental_distribute_dataset(
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
+    ) -> PerWorkerDataset:
+        """The whole of `dataset` for each worker, in an order of its own if it is shuffled without a seed.
+
+        Args:
+          dataset: shipped to the workers as a graph. Inside a `tf.function` it is returned as it is.
+          options: as above.
+        """
+        return self._datasets.from_dataset(dataset, options) if tf.executing_eagerly() else dataset
+
+    def scope(self) -> Any:
+        """A scope in which variables go to the parameter servers, and lookup tables to every worker."""
+        return _InScopeAlready(self) if self._replica_context() is not None else tf.distribute.Strategy.scope(self)
+
+    def run(
+        self, fn: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, options: Any = None
+    ) -> Any:
+        """Calls `fn` in a replica context; meant for the inside of a scheduled function, which is in one already."""
+        replica = self._replica_context()
+        if replica is None:
+            return tf.distribute.Strategy.run(self, fn, args, kwargs, options)
+        return replica.merge_call(tf.distribute.Strategy.run, args=(fn, args, kwargs, options))
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+        """The value, reduced along `axis` if one is given; a worker is one replica."""
+        self.extended.warn_unless_scheduled("reduce")
+        replica = self._replica_context()
+        if replica is None:
+            return tf.distribute.Strategy.reduce(self, reduce_op, value, axis)
+        return replica.merge_call(tf.distribute.Strategy.reduce, args=(reduce_op, value, axis))
+
+    def close(self) -> None:
+        """Withdraws what waits, cancels what runs, ends the threads and lets the servers go. May be called again.
+
+        Variables on the parameter servers are gone afterwards. The port on which workers call this process back stays
+        open until it ends, because TensorFlow cannot close it; the next strategy uses it again.
+        """
+        self._closing()
+
+    def __enter__(self) -> "ParameterServerStrategy":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.join()
+        finally:
+            self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<ParameterServerStrategy: {len(self.parameter_servers)} parameter servers, {self._cluster.statistics()}>"
+        )
+
+    def _trace(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TracedFunction:
+        concrete = fn
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            with self.scope(), self.extended.scheduled_tracing(), tf.distribute.ReplicaContext(self, 0):
+                concrete = fn.get_concrete_function(*args, **kwargs)
+        elif not isinstance(fn, tf.types.experimental.ConcreteFunction):
+            raise TypeError(
+                f"schedule takes a tf.function or a concrete function, got {fn!r}. Decorate the function with "
+                "@tf.function, or wrap it: strategy.schedule(tf.function(fn), ...)."
+            )
+        return TracedFunction(concrete, self._handles)
+
+    def _trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
+        with self.scope():
+            return TracedFunction(tf.function(make_dataset).get_concrete_function(), self._handles)
+
+    def _prepare(self, resource: PerWorkerResource) -> None:
+        for worker in self._cluster.workers:
+            self._cluster.schedule_on(worker.index, ResourceBuild(resource), f"make {resource.name}")
+
+    def _read_on_all(self, copies: PerWorkerResource) -> list[Any]:
+        reads = [
+            self._cluster.schedule_on(worker.index, VariableRead(copies), f"read {copies.name}")
+            for worker in self._cluster.workers
+        ]
+        return [read.result() for read in reads]
+
+    def _replica_context(self) -> tf.distribute.ReplicaContext | None:
+        """This strategy's replica context, if we are in one."""
+        replica = tf.distribute.get_replica_context()
+        return replica if replica is not None and replica.strategy is self else None
+
+
+class _InScopeAlready:
+    """The scope of a strategy inside a replica context, where it is in force anyway."""
+
+    def __init__(self, strategy: ParameterServerStrategy) -> None:
+        self._strategy = strategy
+
+    def __enter__(self) -> ParameterServerStrategy:
+        return self._strategy
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _check_arguments(args: Any, kwargs: Any) -> None:
+    if not isinstance(args, list | tuple):
+        raise TypeError(f"args must be a list or tuple of the function's arguments, got {type(args).__name__}.")
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs must be a dict of the function's keyword arguments, got {type(kwargs).__name__}.")
+    if any(isinstance(leaf, Future) for leaf in tf.nest.flatten((args, kwargs))):
+        raise ValueError(
+            "A Future was given as an argument. Wait for it and pass its value: "
+            "strategy.schedule(fn, args=(future.result(),))."
+        )
+
+
+def _result(future: Future) -> Any:
+    return None if _is_poisoned(future) else future.result()
+
+
+def _is_poisoned(future: Future) -> bool:
+    """Waits for the outcome; a future that was cancelled raises instead of telling its exception."""
+    concurrent.futures.wait([future])
+    return future.cancelled() or future.exception() is not None

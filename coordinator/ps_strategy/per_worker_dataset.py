@@ -1,0 +1,85 @@
+"""Datasets and iterators of which every worker has its own."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from coordinator.ps_strategy.per_worker_resource import PerWorkerResource, WorkerContext
+
+
+class PerWorkerIterator(PerWorkerResource, tf.types.experimental.SupportsTracingProtocol):
+    """One iterator per worker. Pass it as an argument of a scheduled function and call `next` on it there.
+
+    An iterator of a worker that was restarted begins anew. When the last reference to this object goes, so do the
+    iterators on the workers.
+    """
+
+    def __init__(self, name: str, element_spec: Any, build: Callable[[WorkerContext], Any]) -> None:
+        super().__init__(f"iterator of {name}", build)
+        self._element_spec = element_spec
+
+    @property
+    def element_spec(self) -> Any:
+        """The `tf.TypeSpec` of an element, nested as elements are."""
+        return self._element_spec
+
+    def get_next(self) -> NoReturn:
+        """Refused; see `__next__`."""
+        self.__next__()
+
+    def __iter__(self) -> "PerWorkerIterator":
+        return self
+
+    def __next__(self) -> NoReturn:
+        raise RuntimeError(
+            "A per-worker iterator gives elements on the workers alone. Pass it as an argument: "
+            "strategy.schedule(step, args=(iterator,)), and call next(iterator) inside `step`."
+        )
+
+    def __tf_tracing_type__(self, context: Any) -> Any:
+        return tf.data.IteratorSpec(self._element_spec)
+
+
+class PerWorkerDataset(PerWorkerResource, tf.types.experimental.SupportsTracingProtocol):
+    """One dataset per worker. `iter` of it gives a `PerWorkerIterator`; it may be a function's argument itself.
+
+    Args:
+      name: for people.
+      element_spec: the `tf.TypeSpec` of an element, nested as elements are.
+      build: makes the worker's dataset; called on the worker's thread, inside its device scope.
+      prepare: asks every worker to make its copy of a resource ahead of its first use.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        element_spec: Any,
+        build: Callable[[WorkerContext], tf.data.Dataset],
+        prepare: Callable[[PerWorkerResource], None],
+    ) -> None:
+        super().__init__(name, build)
+        self._element_spec = element_spec
+        self._prepare = prepare
+
+    @property
+    def element_spec(self) -> Any:
+        """The `tf.TypeSpec` of an element, nested as elements are."""
+        return self._element_spec
+
+    def __iter__(self) -> PerWorkerIterator:
+        """New iterators, at the beginning of the data, one on each worker.
+
+        Raises:
+          RuntimeError: inside a `tf.function`.
+        """
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "Make the iterator outside of the function, and pass it: strategy.schedule(step, args=(iterator,))."
+            )
+        iterator = PerWorkerIterator(self.name, self._element_spec, lambda context: iter(self._build(context)))
+        self._prepare(iterator)
+        return iterator
+
+    def __tf_tracing_type__(self, context: Any) -> Any:
+        return tf.data.DatasetSpec(self._element_spec)

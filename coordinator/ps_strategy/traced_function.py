@@ -1,0 +1,101 @@
+"""A traced function that can run on any worker, and one call of it."""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.errors import ClosureCancelledError
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource, WorkerContext
+
+
+class TracedFunction:
+    """A concrete function whose captured per-worker resources are bound when it is called, to the caller's worker.
+
+    Args:
+      concrete: a `tf.types.experimental.ConcreteFunction`.
+      handles: says which of its captures stand for per-worker resources.
+    """
+
+    def __init__(self, concrete: Any, handles: PerWorkerHandles) -> None:
+        self._concrete = concrete
+        self._handles = handles
+        self._captures = [self._resource_or_tensor(tensor) for tensor in concrete.captured_inputs]
+
+    @property
+    def structured_outputs(self) -> Any:
+        """What the function returns, as symbolic values."""
+        return self._concrete.structured_outputs
+
+    def call_on(self, context: WorkerContext, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Runs the function on a worker; what it returns stays there.
+
+        Raises:
+          ClosureInputError: a per-worker resource that it uses could not be made.
+          ClosureCancelledError: the call was cancelled.
+          tf.errors.OpError: it failed.
+        """
+        args, kwargs = tf.nest.map_structure(lambda leaf: _own_copy(leaf, context), (tuple(args), dict(kwargs or {})))
+        inputs = tensorflow_internals.flat_inputs(self._concrete, args, kwargs)
+        inputs = [_own_copy(self._resource_or_tensor(tensor), context) for tensor in inputs]
+        inputs += [_own_copy(capture, context) for capture in self._captures]
+        try:
+            with tf.device(context.device):
+                return tensorflow_internals.call(self._concrete, inputs, context.cancellation)
+        except tf.errors.OpError as error:
+            # A cancelled call may report any error: TensorFlow often passes on that of the call for whose sake it was
+            # cancelled.
+            if context.cancellation.is_cancelled:
+                raise ClosureCancelledError("The call was cancelled.") from error
+            raise
+
+    def _resource_or_tensor(self, tensor: Any) -> Any:
+        return self._handles.resource_for(tensor) or tensor
+
+
+class ScheduledCall:
+    """One scheduled call: what the runtime runs for a closure.
+
+    Args:
+      function: the function.
+      args: its positional arguments, per-worker resources among them.
+      kwargs: its keyword arguments.
+    """
+
+    def __init__(self, function: TracedFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
+
+    def run_on(self, context: WorkerContext) -> Any:
+        """Runs it and brings its result to the client, so that it outlives the worker."""
+        outputs = self._function.call_on(context, self._args, self._kwargs)
+        return tf.nest.map_structure(_on_client, outputs)
+
+
+class ResourceBuild:
+    """Makes a worker's copy of a resource ahead of its first use, unless the resource was dropped meanwhile."""
+
+    def __init__(self, resource: PerWorkerResource) -> None:
+        self._resource = weakref.ref(resource)
+
+    def run_on(self, context: WorkerContext) -> None:
+        """Makes the copy."""
+        resource = self._resource()
+        if resource is not None:
+            resource.value_on(context)
+
+
+def _own_copy(value: Any, context: WorkerContext) -> Any:
+    return value.value_on(context) if isinstance(value, PerWorkerResource) else value
+
+
+def _on_client(value: Any) -> Any:
+    """NumPy values for a tensor; a ragged, sparse or other composite tensor as itself, on the client."""
+    if isinstance(value, tf.Tensor):
+        return value.numpy()
+    return tf.nest.map_structure(
+        lambda part: tf.constant(part.numpy()) if isinstance(part, tf.Tensor) else part, value, expand_composites=True
+    )

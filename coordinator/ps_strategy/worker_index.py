@@ -1,0 +1,49 @@
+"""Which worker a function runs on, as a tensor that is bound when it runs."""
+
+import tensorflow as tf
+
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource
+
+
+def get_current_worker_index() -> tf.Tensor:
+    """The task index of the worker that runs the function, as an int64 scalar.
+
+    To be called while a scheduled function or a dataset function is traced. One trace serves all workers:
+    `dataset.shard(number_of_workers, coordinator.get_current_worker_index())`.
+
+    Raises:
+      RuntimeError: outside of such a function.
+    """
+    strategy = tf.distribute.get_strategy()
+    index = getattr(strategy, "worker_index", None)
+    if index is None or tf.executing_eagerly():
+        raise RuntimeError(
+            "get_current_worker_index() is known only inside a function that is scheduled on a "
+            "coordinator.ParameterServerStrategy, or inside a dataset function of one."
+        )
+    return index()
+
+
+class WorkerIndex:
+    """A variable on each worker that holds the worker's index. Calling it reads the one where the function runs.
+
+    A variable rather than a constant, since TensorFlow copies small constants into the function that captures them.
+    """
+
+    def __init__(self, handles: PerWorkerHandles) -> None:
+        with tf.device("/device:CPU:0"):
+            self._variable = tf.Variable(-1, dtype=tf.int64, trainable=False, name="worker_index")
+        copies = PerWorkerResource(
+            "worker index", lambda context: tf.Variable(context.index, dtype=tf.int64, trainable=False)
+        )
+        handles.add(
+            self._variable,
+            PerWorkerResource(
+                "worker index", lambda context: tensorflow_internals.variable_handle(copies.value_on(context))
+            ),
+        )
+
+    def __call__(self) -> tf.Tensor:
+        """The index of the worker that runs the function that is being traced, an int64 scalar."""
+        return self._variable.read_value()

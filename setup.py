@@ -1,0 +1,67 @@
+"""What the distribution `coordinator` is called, needs and installs. Settings of the tools are in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def read_version() -> str:
+    """Returns the version that the package states, without importing it."""
+    source = (HERE / "coordinator" / "__init__.py").read_text(encoding="utf-8")
+    match = re.search(r'^__version__ = "([^"]+)"$', source, re.MULTILINE)
+    if match is None:
+        raise RuntimeError('coordinator/__init__.py has no line of the form __version__ = "1.2.3".')
+    return match.group(1)
+
+
+setup(
+    name="coordinator",
+    version=read_version(),
+    description="Single-client coordinator for parameter-server training on TensorFlow",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    packages=find_packages(include=["coordinator", "coordinator.*"]),
+    package_data={"coordinator": ["py.typed"]},
+    python_requires=">=3.11",
+    # Each line has its reason in CONTRIBUTING.md. TensorFlow is held to one minor version, because the strategy reaches
+    # its private API and another minor version is another runtime, to be tested before it is allowed.
+    install_requires=[
+        "grpcio>=1.70,<2",
+        "h5py>=3.11,<4",
+        "keras>=3.15,<4",
+        "portpicker>=1.6,<2",
+        "protobuf>=6.31,<8",
+        "tensorflow>=2.21,<2.22",
+    ],
+    extras_require={
+        "test": [
+            "mypy>=1.15",
+            "pre-commit>=4",
+            "psutil>=6",
+            "pytest>=8.4",
+            "pytest-timeout>=2.3",
+            "ruff>=0.12",
+        ],
+        "examples": [
+            "rich>=13",
+            "scikit-learn>=1.5",
+        ],
+    },
+    entry_points={"console_scripts": ["coordinator = coordinator.launch.command_line:main"]},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
+)
