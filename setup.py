@@ -41,6 +41,7 @@ setup(
     extras_require={
         "test": [
             "mypy>=1.15",
+            "numpy>=2,<3",
             "pre-commit>=4",
             "psutil>=6",
             "pytest>=8.4",
@@ -48,8 +49,9 @@ setup(
             "ruff>=0.12",
         ],
         "examples": [
-            "rich>=13",
+            "numpy>=2,<3",
             "scikit-learn>=1.5",
+            "tqdm>=4.66",
         ],
     },
     entry_points={"console_scripts": ["coordinator = coordinator.launch.command_line:main"]},

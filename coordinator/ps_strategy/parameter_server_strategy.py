@@ -16,6 +16,7 @@ import tensorflow as tf
 from coordinator.cluster import Cluster
 from coordinator.future import Future
 from coordinator.options import Options
+from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.dataset_distribution import DatasetDistribution, DatasetFunction
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended
@@ -104,8 +105,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         kwargs = kwargs or {}
         _check_arguments(args, kwargs)
         function = self._trace(fn, args, kwargs)
-        name = getattr(fn, "__name__", None) or getattr(fn, "name", "function")
-        return self._cluster.schedule(ScheduledCall(function, args, kwargs), str(name))
+        args, kwargs = tensorflow_internals.with_defaults(fn, args, kwargs)
+        return self._cluster.schedule(ScheduledCall(function, args, kwargs), function.name)
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until every scheduled function has finished.

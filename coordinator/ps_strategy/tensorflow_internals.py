@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.function.trace_type import default_types
 from tensorflow.python.eager import cancellation, context, execute, executor
 from tensorflow.python.eager.polymorphic_function import atomic_function, function_type_utils
 from tensorflow.python.framework import ops
@@ -79,6 +80,28 @@ class CancellationManager:
     def cancel(self) -> None:
         """Cancels those calls; again, does nothing."""
         self._manager.start_cancel()
+
+
+def with_defaults(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, together with those that were left out.
+
+    For a `tf.function` these are its defaults, for a concrete function the Python values that it was traced with.
+
+    Raises:
+      TypeError: the arguments do not match the function's signature.
+    """
+    # Private: nothing public tells them, and what a function was traced into does not know its defaults.
+    signature = function.function_type
+    if isinstance(function, tf.types.experimental.ConcreteFunction):
+        types = {name: parameter.type_constraint for name, parameter in signature.parameters.items()}
+        left_out = {name: kind.value for name, kind in types.items() if isinstance(kind, default_types.Literal)}
+    else:
+        left_out = function.function_spec.default_values
+    bound = signature.bind_partial(*args, **kwargs)
+    bound.arguments = {**left_out, **bound.arguments}
+    return bound.args, bound.kwargs
 
 
 def flat_inputs(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -75,7 +75,7 @@ class TensorFlowRuntime:
         """Gives the calling thread its own executor."""
         tensorflow_internals.bind_executor()
 
-    def run(self, worker: int, work: Any, cancellation: CancellationManager) -> Any:
+    def run(self, worker: int, work: Any, cancellation: Any) -> Any:
         """Runs `work.run_on(WorkerContext)`."""
         task = self._workers[worker]
         connected = self._connected.get(task)

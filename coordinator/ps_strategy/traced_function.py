@@ -25,6 +25,11 @@ class TracedFunction:
         self._captures = [self._resource_or_tensor(tensor) for tensor in concrete.captured_inputs]
 
     @property
+    def name(self) -> str:
+        """The name of the Python function that it was traced from."""
+        return str(self._concrete.graph.name)
+
+    @property
     def structured_outputs(self) -> Any:
         """What the function returns, as symbolic values."""
         return self._concrete.structured_outputs

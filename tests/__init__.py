@@ -1,0 +1,1 @@
+"""The tests, which mirror `coordinator/` name for name, and what they share."""

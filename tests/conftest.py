@@ -1,0 +1,91 @@
+"""Fixtures of all tests: one real cluster for the whole run, programs of their own, and a look for what is left behind.
+
+Tests run in the order of what they need: first those without a cluster, then those of the shared cluster, then those
+that start clusters of their own.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.import_graph import ROOT
+from tests.leftovers import Leftovers
+from tests.program_runner import ProgramRunner
+
+if TYPE_CHECKING:
+    from coordinator import ParameterServerStrategy
+    from coordinator.testing import LocalCluster
+
+# TensorFlow reads these when it is loaded, so they are set before anything can load it. Servers inherit them.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ.pop("TF_CONFIG", None)
+# Every process that a test starts imports this checkout, also if another copy is installed.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+# What is ending when a test ends may take this long to end; far more than it needs on an idle machine.
+ENDING_TIMEOUT = 15.0
+# How long the shared strategy may need to finish what a test scheduled, in seconds.
+SETTLING_TIMEOUT = 60.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of the shared cluster, and puts the quick tests first."""
+    for item in items:
+        if "shared_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker("cluster")
+    items.sort(key=_cost)
+
+
+def _cost(item: pytest.Item) -> int:
+    is_shared = "shared_cluster" in getattr(item, "fixturenames", ())
+    return 1 if is_shared else 2 * (item.get_closest_marker("cluster") is not None)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a thread of the library, or a process, which no longer-lived fixture had before it."""
+    leftovers = Leftovers()
+    yield
+    left = leftovers.wait_gone(ENDING_TIMEOUT)
+    assert not left, f"{request.node.name} left behind {', '.join(left)}."
+
+
+@pytest.fixture
+def run_program(tmp_path: Path) -> ProgramRunner:
+    """Runs a program in a Python process of its own: `run_program(source, *arguments, timeout=120, exit_code=0)`."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    return ProgramRunner(folder)
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> "Iterator[LocalCluster]":
+    """Three workers and two parameter servers for the whole run. Whoever kills one of them starts it again."""
+    from coordinator.testing import LocalCluster
+
+    with LocalCluster(workers=3, ps=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def strategy(shared_cluster: "LocalCluster") -> "Iterator[ParameterServerStrategy]":
+    """The strategy on the shared cluster: a process can connect to one cluster only, so all its tests use this one."""
+    from coordinator import ParameterServerStrategy
+
+    with ParameterServerStrategy(shared_cluster.resolver) as strategy:
+        yield strategy
+
+
+@pytest.fixture(autouse=True)
+def settled_strategy(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hands the shared strategy to the next test with nothing scheduled and no error waiting to be raised."""
+    if "strategy" not in request.fixturenames:
+        yield
+        return
+    strategy = request.getfixturevalue("strategy")
+    yield
+    strategy.join(timeout=SETTLING_TIMEOUT)

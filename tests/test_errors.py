@@ -1,0 +1,48 @@
+"""The tree of errors is what its picture says, and each can be caught as what it is."""
+
+import concurrent.futures
+import inspect
+
+import pytest
+
+from coordinator import errors
+
+TREE = {
+    errors.ClusterSpecError: (errors.CoordinatorError, ValueError),
+    errors.TaskLost: (errors.CoordinatorError,),
+    errors.WorkerLost: (errors.TaskLost,),
+    errors.ParameterServerLost: (errors.TaskLost,),
+    errors.ClosureError: (errors.CoordinatorError,),
+    errors.ClosureInputError: (errors.ClosureError,),
+    errors.ClosureCancelledError: (errors.ClosureError, concurrent.futures.CancelledError),
+    errors.ClosureQuarantinedError: (errors.ClosureError,),
+    errors.StrategyClosedError: (errors.CoordinatorError, RuntimeError),
+    errors.InvalidTransitionError: (errors.CoordinatorError, RuntimeError),
+    errors.LaunchError: (errors.CoordinatorError, RuntimeError),
+    errors.EvaluationError: (errors.CoordinatorError, RuntimeError),
+}
+
+
+def test_the_tree_holds_every_error() -> None:
+    defined = {found for _, found in inspect.getmembers(errors, inspect.isclass) if found.__module__ == errors.__name__}
+    assert defined == {errors.CoordinatorError, *TREE}
+
+
+@pytest.mark.parametrize("error", TREE)
+def test_an_error_is_a_child_of_its_parents(error: type[Exception]) -> None:
+    assert error.__bases__ == TREE[error]
+
+
+@pytest.mark.parametrize("error", TREE)
+def test_the_picture_shows_an_error(error: type[Exception]) -> None:
+    assert errors.__doc__ is not None
+    line = next(line for line in errors.__doc__.splitlines() if error.__name__ in line.split())
+    for base in error.__bases__:
+        if not issubclass(base, errors.CoordinatorError):
+            assert f"({base.__name__})" in line
+
+
+@pytest.mark.parametrize("error", [errors.WorkerLost, errors.ParameterServerLost])
+def test_a_lost_task_is_named(error: type[errors.TaskLost]) -> None:
+    lost = error("/job:ps/replica:0/task:1", "It left.")
+    assert (lost.task, str(lost)) == ("/job:ps/replica:0/task:1", "It left.")

@@ -1,0 +1,116 @@
+"""Imports point one way. Each failure names the file and line of the import that broke the rule.
+
+coordinator (the public names)
+ |-- ps_strategy --------> core (no TensorFlow)
+ |-- evaluation ---------> core
+ |-- testing --> launch -> core
+"""
+
+from collections.abc import Iterable
+
+import pytest
+
+from tests.import_graph import Import, ImportGraph
+
+# The layers that each layer may import. `coordinator` is the package's own `__init__.py` and `__main__.py`.
+MAY_IMPORT = {
+    "core": set(),
+    "ps_strategy": {"core"},
+    "evaluation": {"core"},
+    "launch": {"core"},
+    "testing": {"core", "launch"},
+    "coordinator": {"core", "ps_strategy", "evaluation", "launch", "testing"},
+}
+
+# Within the core, each of these may import only those before it, and files that are not named here.
+CORE_ORDER = ("errors", "options", "future", "closure", "closure_queue", "worker", "cluster")
+
+# What must be installed for the core, and the only module of it that may import that.
+CORE_DISTRIBUTIONS = {"coordinator.task_probe": {"grpcio", "protobuf"}}
+
+# `tensorflow.core` is not among them: its messages are a format, which outlives the code that reads it.
+PRIVATE_TENSORFLOW = (
+    "keras.src",
+    "tensorflow.__internal__",
+    "tensorflow.compiler",
+    "tensorflow.keras.__internal__",
+    "tensorflow.python",
+)
+DOOR_TO_PRIVATE_TENSORFLOW = "coordinator.ps_strategy.tensorflow_internals"
+
+
+@pytest.fixture(scope="module")
+def graph() -> ImportGraph:
+    return ImportGraph()
+
+
+def refuse(broken: Iterable[Import], rule: str) -> None:
+    """Fails with the rule and every import that broke it."""
+    lines = [str(found) for found in broken]
+    assert not lines, "\n".join([rule, *lines])
+
+
+def test_every_folder_is_a_layer_with_rules(graph: ImportGraph) -> None:
+    assert set(graph.layers) <= set(MAY_IMPORT), "A new folder needs a line in MAY_IMPORT, and a target in BUILD."
+
+
+@pytest.mark.parametrize("layer", MAY_IMPORT)
+def test_a_layer_imports_only_layers_below_it(graph: ImportGraph, layer: str) -> None:
+    edges = graph.layer_edges(layer)
+    allowed = MAY_IMPORT[layer]
+    refuse(
+        (found for target, found in edges.items() if target not in allowed),
+        f"{layer} may import {', '.join(sorted(allowed)) or 'no other layer'}.",
+    )
+
+
+def test_no_layer_imports_the_public_names(graph: ImportGraph) -> None:
+    refuse(
+        (found for found in graph.inner if found.imported == "coordinator" and found.importer != "coordinator"),
+        "Inside the package, import from the module that defines a name.",
+    )
+
+
+@pytest.mark.parametrize("layer", MAY_IMPORT)
+def test_no_two_modules_of_a_layer_import_each_other(graph: ImportGraph, layer: str) -> None:
+    assert not (cycle := graph.cycle(layer)), " imports ".join(cycle)
+
+
+def test_the_core_is_built_in_one_order(graph: ImportGraph) -> None:
+    rank = {f"coordinator.{name}": position for position, name in enumerate(CORE_ORDER)}
+    refuse(
+        (
+            found
+            for found in graph.inner
+            if found.importer in rank and rank.get(found.imported, -1) > rank[found.importer]
+        ),
+        f"In the core, a module imports only earlier ones of {', '.join(CORE_ORDER)}.",
+    )
+
+
+def test_the_core_needs_nothing_installed_but_grpc_for_its_probe(graph: ImportGraph) -> None:
+    refuse(
+        (
+            found
+            for found in graph.outer
+            if graph.layer_of(found.importer) == "core"
+            and found.distribution not in CORE_DISTRIBUTIONS.get(found.importer, set())
+        ),
+        "The core imports no TensorFlow, no NumPy and nothing else that is installed, not even inside a function.",
+    )
+
+
+def test_private_tensorflow_has_one_door(graph: ImportGraph) -> None:
+    refuse(
+        (
+            found
+            for found in graph.outer
+            if found.is_within(*PRIVATE_TENSORFLOW) and found.importer != DOOR_TO_PRIVATE_TENSORFLOW
+        ),
+        f"Only {DOOR_TO_PRIVATE_TENSORFLOW} may touch the private parts of TensorFlow and Keras.",
+    )
+
+
+def test_public_names_come_from_every_layer_below(graph: ImportGraph) -> None:
+    """Guards the rules above against holding because nothing was found."""
+    assert {"core", "ps_strategy", "evaluation", "testing"} <= set(graph.layer_edges("coordinator"))

@@ -1,0 +1,75 @@
+"""What is installed is what the sources need: all files, all packages that are imported, the command."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import coordinator
+from tests.import_graph import ROOT, ImportGraph
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what setup.py would install in `lib`, and its description in `coordinator.egg-info`."""
+    folder = tmp_path_factory.mktemp("built")
+    commands = ["egg_info", f"--egg-base={folder}", "build", f"--build-base={folder}", f"--build-lib={folder / 'lib'}"]
+    setup = [sys.executable, "-W", "ignore", "setup.py", "-q", *commands]
+    finished = subprocess.run(setup, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def requirements(built: Path) -> dict[str, set[str]]:
+    """The names of the required distributions, by extra; those that are always required have the extra ''."""
+    found: dict[str, set[str]] = {"": set()}
+    extra = ""
+    for line in (built / "coordinator.egg-info" / "requires.txt").read_text().split():
+        if line.startswith("["):
+            extra = line.strip("[]")
+            found[extra] = set()
+        else:
+            found[extra].add(re.split(r"[^\w.-]", line, maxsplit=1)[0])
+    return found
+
+
+def distributions(package: str) -> set[str]:
+    return {str(found.distribution) for found in ImportGraph(package=package).outer}
+
+
+def test_every_source_file_is_installed(built: Path) -> None:
+    installed = {path.relative_to(built / "lib") for path in (built / "lib").rglob("*") if path.is_file()}
+    sources = {path.relative_to(ROOT) for path in (ROOT / "coordinator").rglob("*.py")}
+    assert installed == {*sources, Path("coordinator/py.typed")}
+
+
+def test_the_version_is_the_one_that_the_package_states(built: Path) -> None:
+    description = (built / "coordinator.egg-info" / "PKG-INFO").read_text().splitlines()
+    assert f"Version: {coordinator.__version__}" in description
+
+
+def test_what_is_required_is_what_the_package_imports(requirements: dict[str, set[str]]) -> None:
+    assert requirements[""] == distributions("coordinator")
+
+
+@pytest.mark.parametrize("folder", ["examples", "benchmarks"])
+def test_examples_import_only_what_their_extra_brings(requirements: dict[str, set[str]], folder: str) -> None:
+    available = requirements[""] | requirements["examples"] | {"coordinator"}
+    assert distributions(folder) <= available
+
+
+def test_tests_import_only_what_their_extras_bring(requirements: dict[str, set[str]]) -> None:
+    available = set().union(*requirements.values()) | {"coordinator", "examples"}
+    assert distributions("tests") <= available
+
+
+def test_the_command_runs_a_function_that_exists(built: Path) -> None:
+    (line,) = (built / "coordinator.egg-info" / "entry_points.txt").read_text().strip().splitlines()[1:]
+    command, _, target = line.partition(" = ")
+    module, _, function = target.partition(":")
+    assert command == "coordinator"
+    assert callable(getattr(importlib.import_module(module), function))

@@ -1,0 +1,44 @@
+"""What the README says is so: its program runs, its commands are the ones that are tested, its files exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.import_graph import ROOT
+from tests.program_runner import ProgramRunner
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COORDINATOR = "import sys; from coordinator.launch.command_line import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.mark.cluster
+def test_the_program_of_the_readme_runs_as_written(run_program: ProgramRunner, tmp_path: Path) -> None:
+    (source,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "program.py").write_text(source, encoding="utf-8")
+    printed = run_program(COORDINATOR, "run", "--workers", 2, "--ps", 1, tmp_path / "program.py", timeout=240).stdout
+    steps, slope, loss = re.search(r"^(\d+) steps, slope (\S+), last loss (\S+)$", printed, re.MULTILINE).groups()
+    assert int(steps) == 200
+    assert float(slope) == pytest.approx(3.0, abs=0.05)
+    assert float(loss) < 0.01
+
+
+def test_the_main_command_starts_the_digits_example_as_its_own_text_says() -> None:
+    main, tests = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)[:2]
+    started = re.search(r"^coordinator run .*$", (ROOT / "examples/digits/train.py").read_text(), re.MULTILINE)
+    assert started is not None
+    assert main.endswith(started[0])
+    assert tests.endswith(".venv/bin/python -m pytest")
+
+
+def test_continuous_integration_installs_and_tests_as_the_readme_says() -> None:
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert "pip install -q -e '.[test,examples]'" in script
+    assert "pip install -q -e '.[test,examples]'" in README
+    assert re.search(r"-m pytest$", script, re.MULTILINE)
+
+
+def test_every_file_that_the_readme_names_exists() -> None:
+    names = set(re.findall(r"`((?:coordinator|examples)/[\w/.]+)`", README))
+    assert len(names) > 10
+    assert not [name for name in names if not (ROOT / name).exists()]

@@ -1,0 +1,28 @@
+"""Snapshots are frozen and read well."""
+
+import dataclasses
+
+import pytest
+
+from coordinator.statistics import ClusterStatistics, WorkerStatistics
+
+COUNTS = ClusterStatistics(waiting=1, running=2, finished=3, failed=4, cancelled=5, retried=6)
+
+
+def test_a_snapshot_reads_as_a_sentence() -> None:
+    assert str(COUNTS) == "1 waiting, 2 running, 3 finished, 4 failed, 5 cancelled, 6 retried; 0 workers"
+
+
+def test_a_snapshot_names_the_workers_that_are_away() -> None:
+    workers = tuple(
+        WorkerStatistics(index, f"/job:worker/task:{index}", state)
+        for index, state in enumerate(["live", "lost", "lost"])
+    )
+    text = str(dataclasses.replace(COUNTS, workers=workers))
+    assert text.endswith("; 3 workers; lost and awaited: /job:worker/task:1, /job:worker/task:2")
+
+
+@pytest.mark.parametrize("snapshot", [COUNTS, WorkerStatistics(0, "/job:worker/task:0", "live")])
+def test_a_snapshot_is_frozen(snapshot: ClusterStatistics | WorkerStatistics) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        snapshot.finished = 9

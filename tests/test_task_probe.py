@@ -1,0 +1,141 @@
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+
+import grpc
+import pytest
+
+from coordinator.launch.free_addresses import free_addresses
+from coordinator.task_probe import TaskProbe, TaskStatus
+
+METHOD = "/tensorflow.WorkerService/GetStatus"
+CPU = "/job:worker/replica:0/task:0/device:CPU:0"
+GPU = "/job:worker/replica:0/task:0/device:GPU:0"
+
+
+def device(name: str, incarnation: int) -> bytes:
+    """One device as it is on the wire, with a field that the probe does not read (its type, field 2)."""
+    fields = b"\x0a" + bytes([len(name)]) + name.encode() + b"\x12\x03CPU" + b"\x31" + incarnation.to_bytes(8, "little")
+    return b"\x0a" + bytes([len(fields)]) + fields
+
+
+class StatusServer(grpc.GenericRpcHandler):
+    """A server with one method, on a given address."""
+
+    def __init__(self, address: str, reply: Callable[[], bytes]):
+        self._reply = reply
+        self._threads = futures.ThreadPoolExecutor(4)
+        self._server = grpc.server(self._threads, handlers=[self])
+        assert self._server.add_insecure_port(address)
+        self._server.start()
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        if handler_call_details.method != METHOD:
+            return None
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: self._reply())
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+        self._threads.shutdown()
+
+    def __enter__(self) -> "StatusServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+@pytest.fixture
+def address() -> str:
+    [address] = free_addresses(1)
+    return address
+
+
+@pytest.fixture
+def probe(address: str) -> Iterator[TaskProbe]:
+    with TaskProbe(address) as probe:
+        yield probe
+
+
+def test_a_server_says_its_devices_and_the_incarnation_of_the_first(address: str, probe: TaskProbe) -> None:
+    with StatusServer(address, lambda: device(CPU, 2**64 - 3) + device(GPU, 7)):
+        assert probe.status(timeout=10) == TaskStatus(incarnation=2**64 - 3, devices=(CPU, GPU))
+
+
+def test_no_server_is_none_at_once(probe: TaskProbe) -> None:
+    assert probe.status(timeout=10) is None
+
+
+def test_a_server_that_does_not_answer_is_none_after_the_timeout(address: str, probe: TaskProbe) -> None:
+    answered = threading.Event()
+
+    def frozen() -> bytes:
+        answered.wait()
+        return device(CPU, 1)
+
+    with StatusServer(address, frozen):
+        assert probe.status(timeout=0.3) is None
+        answered.set()
+        assert probe.status(timeout=10) == TaskStatus(incarnation=1, devices=(CPU,))
+
+
+@pytest.mark.parametrize("reply", [b"", b"\xff\xff\xff", b"\x0a\x7f"])
+def test_an_answer_of_something_else_is_none(address: str, probe: TaskProbe, reply: bytes) -> None:
+    with StatusServer(address, lambda: reply):
+        assert probe.status(timeout=10) is None
+
+
+def test_a_server_that_was_started_again_on_its_port_is_seen_with_its_new_incarnation(
+    address: str, probe: TaskProbe
+) -> None:
+    with StatusServer(address, lambda: device(CPU, 1)):
+        assert probe.status(timeout=10) == TaskStatus(incarnation=1, devices=(CPU,))
+    for _ in range(20):
+        assert probe.status(timeout=1) is None
+    with StatusServer(address, lambda: device(CPU, 2)):
+        assert wait_status(probe) == TaskStatus(incarnation=2, devices=(CPU,))
+
+
+def wait_status(probe: TaskProbe, seconds: float = 5.0) -> TaskStatus | None:
+    """Asks until there is an answer; gRPC's own back-off would keep it waiting for longer than this allows."""
+    pause = threading.Event()
+    for _ in range(int(seconds / 0.05)):
+        if (status := probe.status(timeout=1)) is not None:
+            return status
+        pause.wait(0.05)
+    return None
+
+
+def test_one_probe_serves_many_threads(address: str, probe: TaskProbe) -> None:
+    with StatusServer(address, lambda: device(CPU, 1)), futures.ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda _: probe.status(timeout=10), range(200)))
+    assert answers == [TaskStatus(incarnation=1, devices=(CPU,))] * 200
+
+
+def test_a_closed_probe_is_not_used_again(address: str) -> None:
+    probe = TaskProbe(address)
+    probe.close()
+    probe.close()
+    with pytest.raises(ValueError, match="closed"):
+        probe.status(timeout=1)
+
+
+def test_closing_ends_a_probe_under_way(address: str) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def frozen() -> bytes:
+        asked.set()
+        answered.wait()
+        return b""
+
+    probe = TaskProbe(address)
+    with StatusServer(address, frozen), futures.ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(probe.status, 60)
+        assert asked.wait(10)
+        probe.close()
+        assert answer.result(10) is None
+        answered.set()
+
+
+def test_it_says_whom_it_asks(address: str, probe: TaskProbe) -> None:
+    assert repr(probe) == f"TaskProbe({address!r})"
