@@ -15,6 +15,8 @@ from coordinator.errors import ClusterSpecError
 CLIENT_JOB = "chief"
 _KNOWN_JOBS = (CLIENT_JOB, "worker", "ps", "evaluator")
 
+_TF_CONFIG = '{"cluster": {"worker": ["host:port"], "ps": ["host:port"]}, "task": {"type": "chief", "index": 0}}'
+
 # Filters can be given only when a process joins its first cluster, so they are given for every task it may ever meet.
 _FILTERED_TASKS = 4096
 
@@ -62,10 +64,16 @@ class ClusterDefinition:
                 f"ParameterServerStrategy takes a tf.distribute.cluster_resolver.ClusterResolver, got {resolver!r}. "
                 "With TF_CONFIG in the environment, pass TFConfigClusterResolver()."
             )
-        spec = resolver.cluster_spec()
+        try:
+            spec, own_job, own_index = resolver.cluster_spec(), resolver.task_type, resolver.task_id
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ClusterSpecError(
+                f"{type(resolver).__name__} could not say what the cluster is: {error}. If it reads TF_CONFIG, that must "
+                f"be JSON like {_TF_CONFIG}."
+            ) from error
         jobs = {job: spec.job_tasks(job) for job in spec.jobs} if spec else {}
         _check_jobs(jobs)
-        _check_own_task(resolver.task_type, resolver.task_id)
+        _check_own_task(own_job, own_index)
         addresses = {
             Task(job, index): spec.task_address(job, index)
             for job in ("ps", "worker")
@@ -80,11 +88,25 @@ class ClusterDefinition:
         return tuple(sorted(task for task in self.addresses if task.job == job))
 
 
+def client_server_def(protocol: str, client_address: str) -> Any:
+    """The `tf.train.ServerDef` by which this process becomes the client of a cluster that has no servers yet.
+
+    Workers that join later will see the parameter servers and the client, but not each other, and likewise parameter
+    servers: what one of them does must not depend on another that may be away.
+    """
+    definition = server_def(protocol, client_address, {})
+    for job, visible in (("worker", "/job:ps"), ("ps", "/job:worker")):
+        filters = definition.cluster_device_filters.jobs.add(name=job)
+        for index in range(_FILTERED_TASKS):
+            filters.tasks[index].device_filters.extend([visible, f"/job:{CLIENT_JOB}"])
+    return definition
+
+
 def server_def(protocol: str, client_address: str, addresses: Mapping[Task, str]) -> Any:
     """The `tf.train.ServerDef` by which the client is connected to exactly these tasks.
 
     The task numbers of a job may have gaps: a task that is away is left out, since naming it would make everybody wait
-    for it. Workers see the parameter servers and the client, but not each other, and likewise parameter servers.
+    for it.
     """
     definition = tf.train.ServerDef(job_name=CLIENT_JOB, task_index=0, protocol=protocol)
     for job in sorted({task.job for task in addresses}):
@@ -93,10 +115,6 @@ def server_def(protocol: str, client_address: str, addresses: Mapping[Task, str]
             if task.job == job:
                 job_def.tasks[task.index] = address
     definition.cluster.job.add(name=CLIENT_JOB).tasks[0] = client_address
-    for job, visible in (("worker", "/job:ps"), ("ps", "/job:worker")):
-        filters = definition.cluster_device_filters.jobs.add(name=job)
-        for index in range(_FILTERED_TASKS):
-            filters.tasks[index].device_filters.extend([visible, f"/job:{CLIENT_JOB}"])
     return definition
 
 

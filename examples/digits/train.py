@@ -1,8 +1,6 @@
 """Trains a small network on handwritten digits, asynchronously, while a sidecar evaluates its checkpoints.
 
 coordinator run --workers 2 --ps 1 --evaluator examples/digits/train.py
-
-The same program is the client and the evaluator; TF_CONFIG, which `coordinator run` sets, says which.
 """
 
 import argparse
@@ -94,6 +92,7 @@ if __name__ == "__main__":
     parser.add_argument("--directory", default="logs/digits", help="for checkpoints and summaries")
     parser.add_argument("--epochs", type=int, default=12, help=f"of {STEPS_PER_EPOCH} steps each")
     arguments = parser.parse_args()
+    # TF_CONFIG, which `coordinator run` sets, says whether this process is the client or the evaluator.
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type == "evaluator":
         evaluate(arguments.directory)
