@@ -1,0 +1,1 @@
+"""Tests of sidecar evaluation: one process, tiny models, no cluster."""

@@ -1,0 +1,131 @@
+"""A training small enough for tests: one model, whose weights and steps a test chooses, and its checkpoints."""
+
+import concurrent.futures
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from coordinator import SidecarEvaluator
+
+DEADLINE = 60.0
+
+
+class Spread(keras.metrics.Metric):
+    """A metric whose result is a dict."""
+
+    def __init__(self, name: str = "spread"):
+        super().__init__(name=name)
+        self._mean = keras.metrics.Mean()
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self._mean.update_state(y_pred)
+
+    def result(self) -> dict[str, Any]:
+        return {"low": self._mean.result() - 1.0, "high": self._mean.result() + 1.0}
+
+    def reset_state(self) -> None:
+        self._mean.reset_state()
+
+
+def made_model(units: int = 3, compiled: bool = True, layers: int = 1) -> keras.Sequential:
+    """A model of inputs of shape (batch, 4) and outputs of shape (batch, 1)."""
+    hidden = [keras.layers.Dense(units) for _ in range(layers)]
+    model = keras.Sequential([keras.Input((4,)), *hidden, keras.layers.Dense(1)])
+    if compiled:
+        model.compile(keras.optimizers.Adam(), "mse", metrics=["mae", Spread()])
+    return model
+
+
+def made_data() -> tf.data.Dataset:
+    """Eight rows in two batches."""
+    inputs = np.linspace(-1.0, 1.0, 32, dtype=np.float32).reshape(8, 4)
+    return tf.data.Dataset.from_tensor_slices((inputs, inputs.sum(axis=1, keepdims=True))).batch(4)
+
+
+class TinyTraining:
+    """A client that trains `model` and writes checkpoints by a `CheckpointManager`."""
+
+    def __init__(self, directory: Path, own_step: tf.Variable | None = None, keep: int = 5):
+        self.model = made_model()
+        counter = {} if own_step is None else {"step": own_step}
+        checkpoint = tf.train.Checkpoint(model=self.model, optimizer=self.model.optimizer, **counter)
+        self.manager = tf.train.CheckpointManager(checkpoint, str(directory), max_to_keep=keep)
+
+    def train_to(self, step: int) -> None:
+        """Weights like no other step's."""
+        for index, weight in enumerate(self.model.weights):
+            weight.assign(np.full(weight.shape, 0.01 * step + 0.1 * index, dtype=np.float32))
+        self.model.optimizer.iterations.assign(step)
+
+    def save(self, step: int) -> str:
+        self.train_to(step)
+        return self.manager.save()
+
+    def metrics(self) -> dict[str, float]:
+        return self.model.evaluate(made_data(), verbose=0, return_dict=True)
+
+
+def made_evaluator(directory: Path, **settings: Any) -> SidecarEvaluator:
+    """One that looks often and believes at once what it finds."""
+    quick = {"poll_interval": 0.02, "new_training_grace": 0.0}
+    model = settings.pop("model", None) or made_model()
+    return SidecarEvaluator(model, made_data(), directory, **(quick | settings))
+
+
+def same_weights(first: keras.Model, second: keras.Model) -> bool:
+    pairs = zip(first.get_weights(), second.get_weights(), strict=True)
+    return all(np.array_equal(one, other) for one, other in pairs)
+
+
+def set_written(path: str, seconds: float) -> None:
+    """Makes a file look written so many seconds from now."""
+    when = time.time_ns() + int(seconds * 1e9)
+    os.utime(path, ns=(when, when))
+
+
+class Background:
+    """Runs a function on a thread; `result` gives what it returned, or raises what it raised."""
+
+    def __init__(self, function: Callable[[], Any]):
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="coordinator-test-evaluator")
+        self._future = self._thread.submit(function)
+
+    def result(self, timeout: float = 60.0) -> Any:
+        """Ends the thread too. A function that never returns fails the test only by its own timeout."""
+        try:
+            return self._future.result(timeout)
+        finally:
+            self._thread.shutdown()
+
+
+class Logged(logging.Handler):
+    """A context in which the library's log is watched for a text; `wait_seen` waits until a record has it."""
+
+    def __init__(self, text: str):
+        super().__init__(logging.INFO)
+        self._text = text
+        self._is_seen = threading.Event()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._text in record.getMessage():
+            self.messages.append(record.getMessage())
+            self._is_seen.set()
+
+    def wait_seen(self) -> None:
+        assert self._is_seen.wait(DEADLINE), f"The log never said {self._text!r}."
+
+    def __enter__(self) -> Self:
+        logging.getLogger("coordinator").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("coordinator").removeHandler(self)
