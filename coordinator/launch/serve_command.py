@@ -1,0 +1,106 @@
+"""`coordinator serve`: one standard TensorFlow server, in this process, until it is told to end.
+
+It promises to refuse what cannot work before TensorFlow is loaded, to print one line when it serves, and to end at
+once, with code 0, on SIGTERM, on SIGINT and, if asked to, when its standard input is closed.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, NoReturn
+
+from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.launch.signal_reader import SignalReader
+from coordinator.launch.task_config import TaskConfig
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_SERVED_JOBS = ("worker", "ps")
+
+
+def serve(
+    environment: MutableMapping[str, str], *, job: str | None, index: int | None, exit_with_parent: bool
+) -> NoReturn:
+    """Runs the server that `TF_CONFIG` describes. It does not return: the process ends.
+
+    Args:
+      environment: the environment of this process, with `TF_CONFIG`.
+      job: the job to be, in place of `TF_CONFIG`'s task.
+      index: the index to be, in place of `TF_CONFIG`'s task.
+      exit_with_parent: end when standard input is closed.
+
+    Raises:
+      ClusterSpecError: `TF_CONFIG` is missing or wrong, or names a task that is not a server.
+      LaunchError: another process listens on the port.
+    """
+    config = served_task(environment, job=job, index=index)
+    _check_port_is_free(config)
+    with SignalReader((signal.SIGTERM, signal.SIGINT), lambda _: _end()):
+        if exit_with_parent:
+            threading.Thread(target=_end_with_standard_input, name="coordinator-parent", daemon=True).start()
+        # Read when TensorFlow is loaded: without it, calls to a dead peer wait for it instead of failing.
+        environment.setdefault("GRPC_FAIL_FAST", "use_caller")
+        server = _start_server(config)
+        print(f"coordinator: {config.name} serves on {config.address}", flush=True)
+        server.join()
+    raise AssertionError("A server is joined for ever.")
+
+
+def served_task(environment: MutableMapping[str, str], *, job: str | None, index: int | None) -> TaskConfig:
+    """Returns the server to be, in its cluster of servers.
+
+    Raises:
+      ClusterSpecError: `TF_CONFIG` is missing or wrong, or names a task that is not a server.
+    """
+    text = environment.get("TF_CONFIG", "")
+    if not text.strip():
+        raise ClusterSpecError(
+            "TF_CONFIG is not set: put the cluster and this task there, as "
+            '{"cluster": {"worker": ["host:port"], "ps": ["host:port"]}, "task": {"type": "worker", "index": 0}}.'
+        )
+    config = TaskConfig.from_json(text, job=job, index=index)
+    if config.job not in _SERVED_JOBS:
+        raise ClusterSpecError(
+            f"{config.name} is not a server: run your program for it, and `coordinator serve` for jobs "
+            f"{' and '.join(_SERVED_JOBS)}."
+        )
+    # An evaluator is no server; naming it would make the client wait for it to answer.
+    return config.without("evaluator")
+
+
+def _check_port_is_free(config: TaskConfig) -> None:
+    """Refuses a port that is taken. TensorFlow would share it with the other process, or die with a stack dump."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        # A port whose last owner was killed a moment ago may be used again.
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("", config.port))
+        except OSError as error:
+            raise LaunchError(
+                f"{config.name} cannot serve on {config.address}: port {config.port}: {error.strerror}. "
+                "End the process that listens there, or give the task another port."
+            ) from error
+
+
+def _start_server(config: TaskConfig) -> "tf.distribute.Server":
+    import tensorflow as tf
+
+    cluster = tf.train.ClusterSpec({job: dict(tasks) for job, tasks in config.cluster.items()})
+    return tf.distribute.Server(cluster, job_name=config.job, task_index=config.index, protocol="grpc")
+
+
+def _end_with_standard_input() -> NoReturn:
+    while os.read(0, 4096):
+        pass
+    _end()
+
+
+def _end() -> NoReturn:
+    # TensorFlow has no orderly end for a server with clients; nothing here needs one.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,48 @@
+"""Signals as calls, made by a thread of its own.
+
+Python runs a signal handler in its main thread, between two steps of Python code: one that came just before the thread
+begins to wait, or while TensorFlow keeps it, is not seen until the wait is over. It promises that a signal is seen at
+once, whatever the main thread is doing.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Collection
+
+
+class SignalReader:
+    """A context manager, for the main thread; on leaving, signals do again what they did before.
+
+    Args:
+      numbers: the signals. One that is ignored stays so: `nohup`, and shells in the background, ask for that.
+      on_signal: gets each signal that arrives, in the reader's thread.
+    """
+
+    def __init__(self, numbers: Collection[signal.Signals], on_signal: Callable[[signal.Signals], None]):
+        self._numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        self._on_signal = on_signal
+        self._thread = threading.Thread(target=self._read, name="coordinator-signals", daemon=True)
+
+    def __enter__(self) -> "SignalReader":
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        self._thread.start()
+        self._found_descriptor = signal.set_wakeup_fd(self._writing)
+        # A handler of some kind there must be: only then does Python write the signal's number to the descriptor.
+        self._found_handlers = {number: signal.signal(number, lambda *_: None) for number in self._numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._found_handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._found_descriptor)
+        os.close(self._writing)
+        self._thread.join()
+        os.close(self._reading)
+
+    def _read(self) -> None:
+        while received := os.read(self._reading, 64):
+            for number in received:
+                if number in self._numbers:
+                    self._on_signal(signal.Signals(number))

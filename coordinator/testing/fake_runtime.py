@@ -1,0 +1,206 @@
+"""A cluster in memory whose workers run Python callables, with faults on request.
+
+    runtime = FakeRuntime(workers=2)
+    gate = Gate(runtime)
+    future = cluster.schedule(gate, "step")    # work is called with the worker's index; a gate waits, then returns it
+    gate.wait_arrived()                        # a worker runs it now
+    runtime.kill(0)                            # its call ends with WorkerLost
+    gate.open()
+    runtime.restart(0)
+
+It promises what `coordinator.runtime` asks for, and that nothing in it happens by the passage of time: a call ends when
+its work returns, or at a gate by the gate's opening, a kill, a lost parameter server or a cancellation.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost, TaskLost, WorkerLost
+from coordinator.runtime import Cancellation, Failure, FailureKind
+
+
+class TransientError(Exception):
+    """Raised by work, it stands for a call that was refused although every task is alive."""
+
+
+class FakeCancellation:
+    """Ends the calls at gates that were started with it."""
+
+    def __init__(self, changed: threading.Condition) -> None:
+        self._changed = changed
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """Cancels those calls. Calling it again does nothing."""
+        with self._changed:
+            self.is_cancelled = True
+            self._changed.notify_all()
+
+
+class FakeRuntime:
+    """Runs `work(worker)` on the thread of each worker, until told that something is lost.
+
+    Args:
+      workers: how many there are.
+
+    Attributes:
+      is_closed: whether `close` was called.
+    """
+
+    def __init__(self, workers: int = 2) -> None:
+        self.worker_devices = tuple(f"/job:worker/replica:0/task:{index}" for index in range(workers))
+        self.is_closed = False
+        self.changed = threading.Condition()
+        self._threads: dict[int, threading.Thread] = {}
+        self._calls: dict[int, tuple[FakeCancellation, int]] = {}
+        self._incarnations = [0] * workers
+        self._connected = [0] * workers
+        self._dead: set[int] = set()
+        self._frozen: set[int] = set()
+        self._lost_parameter_server: str | None = None
+
+    def kill(self, worker: int) -> None:
+        """The call under way and later ones on `worker` raise `WorkerLost`, until it is restarted and reconnected."""
+        self._change(lambda: self._dead.add(worker))
+
+    def restart(self, worker: int) -> None:
+        """Starts `worker` again, as another incarnation, dead or not."""
+
+        def start() -> None:
+            self._dead.discard(worker)
+            self._incarnations[worker] += 1
+
+        self._change(start)
+
+    def freeze(self, worker: int) -> None:
+        """Calls that reach a gate on `worker` do not end, come what may, and it answers no probe."""
+        self._change(lambda: self._frozen.add(worker))
+
+    def thaw(self, worker: int) -> None:
+        """Undoes `freeze`."""
+        self._change(lambda: self._frozen.discard(worker))
+
+    def lose_parameter_server(self, name: str = "/job:ps/replica:0/task:0") -> None:
+        """Calls on every worker raise `ParameterServerLost`, naming it."""
+        self._change(lambda: setattr(self, "_lost_parameter_server", name))
+
+    def restore_parameter_server(self) -> None:
+        """Undoes `lose_parameter_server`."""
+        self._change(lambda: setattr(self, "_lost_parameter_server", None))
+
+    def bind_thread(self, worker: int) -> None:
+        """Notes whose thread this is; `run` refuses any other."""
+        self._threads[worker] = threading.current_thread()
+
+    def run(self, worker: int, work: Callable[[int], Any], cancellation: Cancellation) -> Any:
+        """Calls `work(worker)`. What was lost or cancelled before or during the call is raised."""
+        assert self._threads[worker] is threading.current_thread(), "bind_thread comes before run, on the same thread"
+        assert isinstance(cancellation, FakeCancellation)
+        assert not self.is_closed, "run was called after close"
+        with self.changed:
+            self._calls[worker] = (cancellation, self._connected[worker])
+            self._raise_fault(worker)
+        result = work(worker)
+        with self.changed:
+            self._raise_fault(worker)
+        return result
+
+    def classify(self, worker: int, error: BaseException) -> Failure:  # noqa: ARG002 - the class says all
+        """Sorts by the error's class."""
+        kinds = {
+            ClosureCancelledError: FailureKind.CANCELLED,
+            ClosureInputError: FailureKind.INPUT,
+            WorkerLost: FailureKind.WORKER_LOST,
+            ParameterServerLost: FailureKind.PARAMETER_SERVER_LOST,
+            TransientError: FailureKind.TRANSIENT,
+        }
+        return Failure(kinds.get(type(error), FailureKind.USER), error)
+
+    def is_reachable(self, worker: int) -> bool:
+        """Whether `worker` is neither dead nor frozen, and not another incarnation than the one connected to."""
+        with self.changed:
+            return worker not in self._frozen and not self._is_lost(worker, self._connected[worker])
+
+    def reconnect(self, worker: int) -> bool:
+        """Connects to the present incarnation of `worker`, if it is neither dead nor frozen."""
+        with self.changed:
+            if worker in self._dead or worker in self._frozen:
+                return False
+            self._connected[worker] = self._incarnations[worker]
+            return True
+
+    def lost_parameter_server(self) -> ParameterServerLost | None:
+        """The error that names the parameter server that was lost, if one was."""
+        name = self._lost_parameter_server
+        return None if name is None else ParameterServerLost(name, f"{name} was lost.")
+
+    def new_cancellation(self) -> FakeCancellation:
+        """A cancellation that has not been used yet."""
+        return FakeCancellation(self.changed)
+
+    def close(self) -> None:
+        """Refuses every further call."""
+        self.is_closed = True
+
+    def wait_at_gate(self, worker: int, is_open: Callable[[], bool]) -> None:
+        """Blocks the call that `worker` makes now until `is_open()`, or raises what ended it; see `Gate`."""
+        with self.changed:
+            while worker in self._frozen or not is_open():
+                if worker not in self._frozen:
+                    self._raise_fault(worker)
+                self.changed.wait()
+
+    def _change(self, fault: Callable[[], object]) -> None:
+        with self.changed:
+            fault()
+            self.changed.notify_all()
+
+    def _is_lost(self, worker: int, incarnation: int) -> bool:
+        return worker in self._dead or incarnation != self._incarnations[worker]
+
+    def _raise_fault(self, worker: int) -> None:
+        cancellation, incarnation = self._calls[worker]
+        lost_server: TaskLost | None = self.lost_parameter_server()
+        if lost_server is not None:
+            raise lost_server
+        if self._is_lost(worker, incarnation):
+            raise WorkerLost(self.worker_devices[worker], f"{self.worker_devices[worker]} was lost.")
+        if cancellation.is_cancelled:
+            raise ClosureCancelledError(f"The call on {self.worker_devices[worker]} was cancelled.")
+
+
+class Gate:
+    """Work that waits until a test lets it through, then returns the worker's index.
+
+    To do more than that, call it with the worker's index from other work.
+    """
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self._runtime = runtime
+        self._is_open = False
+        self._arrived = 0
+
+    def __call__(self, worker: int) -> int:
+        """Waits, on the thread of `worker`; raises what ends the call."""
+        with self._runtime.changed:
+            self._arrived += 1
+            self._runtime.changed.notify_all()
+        self._runtime.wait_at_gate(worker, lambda: self._is_open)
+        return worker
+
+    def open(self) -> None:
+        """Lets through whoever waits or will come."""
+        with self._runtime.changed:
+            self._is_open = True
+            self._runtime.changed.notify_all()
+
+    def wait_arrived(self, count: int = 1, timeout: float = 30.0) -> None:
+        """Waits until `count` calls have come since the gate was made, at most `timeout` seconds.
+
+        Raises:
+          TimeoutError: fewer came.
+        """
+        with self._runtime.changed:
+            if not self._runtime.changed.wait_for(lambda: self._arrived >= count, timeout):
+                raise TimeoutError(f"{self._arrived} of {count} calls arrived at the gate within {timeout} s.")

@@ -1,0 +1,201 @@
+"""A real cluster on this machine: one process per server, which a test may kill, freeze and start again.
+
+It promises that every server answers when it is entered, and that closing it leaves no process, port or folder behind.
+The servers also end when this process does, however it ends.
+"""
+
+import os
+import pathlib
+import tempfile
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.launch.free_addresses import free_addresses
+from coordinator.launch.local_servers import LocalServers
+from coordinator.launch.task_config import TaskConfig
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+class LocalCluster:
+    """Workers and parameter servers as processes, on free loopback ports.
+
+        with LocalCluster(workers=2, ps=1) as cluster:
+            strategy = coordinator.ParameterServerStrategy(cluster.resolver)
+            ...
+            cluster.kill("worker", 0)
+            cluster.restart("worker", 0)
+
+    Different servers may be killed and restarted from different threads; one server by one thread at a time.
+
+    Args:
+      workers: how many workers, at least one.
+      ps: how many parameter servers, at least one.
+      start_timeout: how long a server may take until it answers, in seconds.
+
+    Raises:
+      ClusterSpecError: there is no worker, or no parameter server.
+    """
+
+    def __init__(self, workers: int = 2, ps: int = 1, *, start_timeout: float = 120.0):
+        for name, count in (("workers", workers), ("ps", ps)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ClusterSpecError(f"LocalCluster needs {name} to be a whole number of at least 1, got {count!r}.")
+        self._counts = {"worker": workers, "ps": ps}
+        self._start_timeout = start_timeout
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._spec: dict[str, list[str]] = {}
+        self._servers: LocalServers | None = None
+        self._resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None
+
+    def start(self) -> "LocalCluster":
+        """Starts all servers, and returns this cluster when each of them answers. Entering the cluster does this.
+
+        Raises:
+          LaunchError: it was started already, or a server did not come up; none is left then.
+        """
+        if self._servers is not None:
+            raise LaunchError(f"{self!r} was started already.")
+        workers, ps = self._counts["worker"], self._counts["ps"]
+        addresses = free_addresses(workers + ps)
+        self._spec = {"worker": addresses[:workers], "ps": addresses[workers:]}
+        self._folder = tempfile.TemporaryDirectory(prefix="local-cluster-")
+        configs = [TaskConfig(self._spec, job, index) for job, count in self._counts.items() for index in range(count)]
+        self._servers = LocalServers(configs, pathlib.Path(self._folder.name), os.environ)
+        try:
+            self._servers.start()
+            self._servers.wait_ready(self._start_timeout)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Ends every server and removes the folder with their logs. Closing twice is fine."""
+        if self._servers is not None:
+            self._servers.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    @property
+    def spec(self) -> dict[str, list[str]]:
+        """The addresses of each job, as the cluster was started."""
+        return {job: list(addresses) for job, addresses in self._spec.items()}
+
+    @property
+    def resolver(self) -> "tf.distribute.cluster_resolver.ClusterResolver":
+        """A cluster resolver for the client, which is the chief."""
+        if self._resolver is None:
+            self._running()
+            import tensorflow as tf
+
+            self._resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec(self._spec), task_type="chief", task_id=0, rpc_layer="grpc"
+            )
+        return self._resolver
+
+    @property
+    def processes(self) -> Mapping[tuple[str, int], int | None]:
+        """The process id of every server, by job and index."""
+        return {(server.config.job, server.config.index): server.pid for server in self._running()}
+
+    def pid(self, job: str, index: int) -> int | None:
+        """Returns the process id that a server has, or had last."""
+        return self._running()[job, index].pid
+
+    def is_alive(self, job: str, index: int) -> bool:
+        """Whether the process of a server runs; a frozen one does."""
+        return self._running()[job, index].is_alive()
+
+    def kill(self, job: str, index: int) -> None:
+        """Ends a server with SIGKILL, and returns when it is gone.
+
+        Raises:
+          ClusterSpecError: there is no such server (so too in the methods below).
+        """
+        self._running()[job, index].kill()
+
+    def restart(self, job: str, index: int, *, wait: bool = True) -> None:
+        """Ends a server if it runs, and starts it again on its port.
+
+        Args:
+          job: `worker` or `ps`.
+          index: its index.
+          wait: return when it answers; otherwise at once (`wait_ready` waits for it).
+
+        Raises:
+          LaunchError: it did not come up.
+        """
+        server = self._running()[job, index]
+        server.kill()
+        server.start()
+        if wait:
+            server.wait_ready(self._start_timeout)
+
+    def wait_ready(self, job: str, index: int, timeout: float | None = None) -> None:
+        """Waits until a server answers.
+
+        Args:
+          job: `worker` or `ps`.
+          index: its index.
+          timeout: in seconds; None stands for the cluster's `start_timeout`.
+
+        Raises:
+          LaunchError: its process ended, or it did not answer in time.
+        """
+        self._running()[job, index].wait_ready(self._start_timeout if timeout is None else timeout)
+
+    def freeze(self, job: str, index: int) -> None:
+        """Stops a server without ending it, as a hanging host would: connections stay open, nothing answers.
+
+        Raises:
+          LaunchError: it is not running.
+        """
+        self._running()[job, index].freeze()
+
+    def thaw(self, job: str, index: int) -> None:
+        """Lets a frozen server go on.
+
+        Raises:
+          LaunchError: it is not running.
+        """
+        self._running()[job, index].thaw()
+
+    def start_worker(self) -> str:
+        """Starts one worker more than the cluster was started with, and returns its address when it answers.
+
+        It takes the next free index, for `kill` and the like; `spec` and `resolver` do not name it.
+
+        Raises:
+          LaunchError: it did not come up.
+        """
+        servers = self._running()
+        workers = [server.config.address for server in servers if server.config.job == "worker"]
+        [address] = free_addresses(1, besides=[server.config.address for server in servers])
+        config = TaskConfig({**self._spec, "worker": [*workers, address]}, "worker", len(workers))
+        server = servers.add(config)
+        server.start()
+        server.wait_ready(self._start_timeout)
+        return address
+
+    def __enter__(self) -> "LocalCluster":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._servers is None:
+            return f"LocalCluster(workers={self._counts['worker']}, ps={self._counts['ps']}, not started)"
+        states = ", ".join(
+            f"{server.config.name} at {server.config.address} {'runs' if server.is_alive() else 'does not run'}"
+            for server in self._servers
+        )
+        return f"LocalCluster({states})"
+
+    def _running(self) -> LocalServers:
+        if self._servers is None:
+            raise LaunchError("The cluster is not started: enter it, or call start().")
+        return self._servers

@@ -1,0 +1,43 @@
+"""A package `tensorflow` with just what `coordinator serve` uses, so that a server starts in a moment.
+
+It answers probes as the real one does. A task named in `FAKE_BROKEN` fails to start, as a real one may.
+"""
+
+from pathlib import Path
+
+_SOURCE = """
+import concurrent.futures, os, types
+import grpc
+
+class ClusterSpec(dict):
+    pass
+
+class Server(grpc.GenericRpcHandler):
+    def __init__(self, cluster, *, job_name, task_index, protocol):
+        assert protocol == "grpc" and "evaluator" not in cluster and os.environ["GRPC_FAIL_FAST"] == "use_caller"
+        if f"{job_name}-{task_index}" in os.environ.get("FAKE_BROKEN", "").split():
+            raise RuntimeError("the fake server was told to fail")
+        name = f"/job:{job_name}/replica:0/task:{task_index}/device:CPU:0".encode()
+        device = bytes([10, len(name)]) + name + bytes([0x31]) + os.urandom(8)
+        self._reply = bytes([10, len(device)]) + device
+        self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(2), handlers=[self])
+        self._server.add_insecure_port(cluster[job_name][task_index])
+        self._server.start()
+
+    def join(self):
+        self._server.wait_for_termination()
+
+    def service(self, call):
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: self._reply)
+
+train = types.SimpleNamespace(ClusterSpec=ClusterSpec)
+distribute = types.SimpleNamespace(Server=Server)
+"""
+
+
+def write_fake_tensorflow(folder: Path) -> str:
+    """Writes the package; returns the folder to put on `PYTHONPATH`."""
+    package = folder / "tensorflow"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(_SOURCE)
+    return str(folder)

@@ -1,0 +1,50 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import coordinator
+from coordinator.launch import child_environment
+from coordinator.launch.child_environment import program_environment, server_environment
+from coordinator.launch.task_config import TaskConfig
+
+CLUSTER = {"chief": ["a:1"], "worker": ["b:2"], "ps": ["c:3"]}
+CHIEF, WORKER, PS = (TaskConfig(CLUSTER, job, 0) for job in CLUSTER)
+ROOT = str(Path(coordinator.__file__).parents[1])
+
+
+def test_each_child_learns_what_it_is() -> None:
+    assert json.loads(program_environment({}, CHIEF)["TF_CONFIG"])["task"] == {"type": "chief", "index": 0}
+    assert json.loads(server_environment({}, PS)["TF_CONFIG"])["task"] == {"type": "ps", "index": 0}
+
+
+def test_only_parameter_servers_are_kept_from_the_gpu() -> None:
+    inherited = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert server_environment(inherited, PS)["CUDA_VISIBLE_DEVICES"] == ""
+    assert server_environment(inherited, WORKER)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert program_environment(inherited, CHIEF)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "CUDA_VISIBLE_DEVICES" not in program_environment({}, CHIEF)
+
+
+@pytest.mark.parametrize(("name", "ours"), [("TF_CPP_MIN_LOG_LEVEL", "2"), ("GRPC_FAIL_FAST", "use_caller")])
+def test_what_the_user_set_stays(name: str, ours: str) -> None:
+    assert program_environment({}, CHIEF)[name] == ours
+    assert program_environment({name: "theirs"}, CHIEF)[name] == "theirs"
+
+
+def test_a_server_imports_the_package_that_started_it() -> None:
+    assert server_environment({}, WORKER)["PYTHONPATH"] == ROOT
+    assert server_environment({"PYTHONPATH": "/a"}, WORKER)["PYTHONPATH"] == f"{ROOT}{os.pathsep}/a"
+
+
+def test_an_installed_package_is_not_put_before_the_standard_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_environment.sysconfig, "get_path", lambda name: ROOT)
+    assert server_environment({"PYTHONPATH": "/a"}, WORKER)["PYTHONPATH"] == "/a"
+    assert "PYTHONPATH" not in server_environment({}, WORKER)
+
+
+def test_the_inherited_environment_is_left_alone() -> None:
+    inherited = {"HOME": "/home"}
+    assert server_environment(inherited, PS)["HOME"] == "/home"
+    assert inherited == {"HOME": "/home"}

@@ -1,0 +1,63 @@
+import io
+import os
+import pty
+import termios
+import tty
+
+import pytest
+
+from coordinator.launch.console import Console
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Closed(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_on_a_terminal_a_line_takes_the_place_of_what_was_being_drawn() -> None:
+    output, errors = Terminal(), Terminal()
+    console = Console(output, errors)
+    console.forward("evaluator", "loss 1")
+    console.say("hello.")
+    assert output.getvalue() == "\r\x1b[K[evaluator] loss 1\n"
+    assert errors.getvalue() == "\r\x1b[Kcoordinator: hello.\n"
+
+
+def test_in_a_file_a_line_is_just_a_line() -> None:
+    output, errors = io.StringIO(), io.StringIO()
+    console = Console(output, errors)
+    console.forward("evaluator", "loss 1")
+    console.say("hello.")
+    assert output.getvalue() == "[evaluator] loss 1\n"
+    assert errors.getvalue() == "coordinator: hello.\n"
+
+
+def test_nobody_need_read() -> None:
+    console = Console(Closed(), Closed())
+    console.forward("evaluator", "loss 1")
+    console.say("hello.")
+
+
+def test_the_cursor_is_shown_again_only_on_a_terminal() -> None:
+    terminal, file = Terminal(), io.StringIO()
+    with open(os.devnull) as no_terminal:
+        for output in (terminal, file):
+            with pytest.raises(KeyError), Console(output, output).restored(keyboard=no_terminal.fileno()):
+                raise KeyError
+    assert terminal.getvalue() == "\x1b[?25h"
+    assert file.getvalue() == ""
+
+
+def test_a_terminal_that_is_not_ours_is_left_alone() -> None:
+    ours, theirs = pty.openpty()
+    with Console(io.StringIO(), io.StringIO()).restored(keyboard=theirs):
+        tty.setraw(theirs)
+        raw = termios.tcgetattr(theirs)
+    assert termios.tcgetattr(theirs) == raw
+    os.close(ours)
+    os.close(theirs)

@@ -1,0 +1,42 @@
+import socket
+
+import pytest
+
+from coordinator.errors import LaunchError
+from coordinator.launch import free_addresses as module
+from coordinator.launch.free_addresses import free_addresses
+
+
+def test_every_address_is_another_one_that_can_be_bound() -> None:
+    addresses = free_addresses(50)
+    assert len(set(addresses)) == 50
+    for address in addresses:
+        host, _, port = address.partition(":")
+        with socket.socket() as listener:
+            listener.bind((host, int(port)))
+
+
+def test_outgoing_connections_are_never_given_such_a_port() -> None:
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as limits:
+        lowest = int(limits.read().split()[0])
+    assert all(int(address.partition(":")[2]) < lowest for address in free_addresses(50))
+
+
+def test_taken_ports_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", int(free_addresses(1)[0].partition(":")[2])))
+        listener.listen()
+        taken = listener.getsockname()[1]
+        monkeypatch.setattr(module, "_PORTS", range(taken, taken + 1))
+        monkeypatch.setattr(module, "_MOST_TRIALS", 20)
+        with pytest.raises(LaunchError, match="no 1 free ports"):
+            free_addresses(1)
+
+
+def test_addresses_of_servers_that_are_down_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    [address] = free_addresses(1)
+    port = int(address.partition(":")[2])
+    monkeypatch.setattr(module, "_PORTS", range(port, port + 1))
+    monkeypatch.setattr(module, "_MOST_TRIALS", 20)
+    with pytest.raises(LaunchError):
+        free_addresses(1, besides=[address])

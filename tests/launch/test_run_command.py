@@ -1,0 +1,315 @@
+"""The command `run` on a terminal, with servers that start in a moment and programs of a few lines."""
+
+import json
+import os
+import re
+import signal
+import termios
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launch.command_process import CommandProcess
+from tests.launch.fake_tensorflow import write_fake_tensorflow
+
+# A program that counts its signals, and obeys the first (or, told so, none). It waits on a pipe that nobody writes to.
+OBEDIENT = """
+    import os, signal, sys
+    def obey(number, frame):
+        print("chief got", signal.Signals(number).name, flush=True)
+        if "stubborn" not in sys.argv:
+            sys.exit(0)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, obey)
+    print("chief", os.getpid(), "waits", flush=True)
+    while True:
+        signal.pause()
+"""
+# As the chief it ends with the first code given (or, for a negative one, by that signal), as evaluator with the second.
+ENDING = """
+    import json, os, sys
+    role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
+    code = int(sys.argv[1 if role == "chief" else 2])
+    print(role, "ends", flush=True)
+    os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
+"""
+# The chief ends when told to on its terminal; the evaluator never does.
+EVALUATED = """
+    import json, os, signal
+    if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "chief":
+        raise SystemExit(int(input("chief asks: ")))
+    print("evaluator waits")
+    while True:
+        signal.pause()
+"""
+
+
+Writer = Callable[[str], Path]
+Environment = dict[str, str]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Writer:
+    def write(source: str) -> Path:
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(source))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    fake = write_fake_tensorflow(tmp_path / "fake")
+    folders = [fake, os.environ["PYTHONPATH"]]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "TMPDIR": str(temporary)}
+
+
+def wait_until(is_true: Callable[[], object], seconds: float = 30.0) -> None:
+    pause = threading.Event()
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        pause.wait(0.02)
+
+
+def test_the_program_gets_its_role_its_arguments_and_its_exit_code_through(
+    program: Writer, environment: Environment, tmp_path: Path
+) -> None:
+    path = program("""
+        import os, pathlib, sys
+        pathlib.Path(sys.argv[1]).write_text("\\0".join([os.environ["TF_CONFIG"], *sys.argv[2:]]))
+        sys.exit(7)
+    """)
+    seen = tmp_path / "seen"
+    arguments = ["--workers", "9", "--", "--epochs=3", "-x", ""]
+    with CommandProcess("run", "--workers", 2, "--ps", 1, path, seen, *arguments, environment=environment) as command:
+        assert command.wait_ended() == 7
+    tf_config, *rest = seen.read_text().split("\0")
+    assert rest == arguments
+    config = json.loads(tf_config)
+    assert config["task"] == {"type": "chief", "index": 0}
+    assert {job: len(addresses) for job, addresses in config["cluster"].items()} == {"chief": 1, "worker": 2, "ps": 1}
+    assert not command.left()
+
+
+def test_every_server_answers_before_the_program_starts(program: Writer, environment: Environment) -> None:
+    path = program("""
+        import json, os
+        from coordinator.task_probe import TaskProbe
+        cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+        for address in cluster["worker"] + cluster["ps"]:
+            print(TaskProbe(address).status(timeout=5).devices)
+    """)
+    with CommandProcess("run", "--workers", 2, "--ps", 2, path, environment=environment) as command:
+        assert command.wait_ended() == 0
+    for task in ("worker/replica:0/task:0", "worker/replica:0/task:1", "ps/replica:0/task:0", "ps/replica:0/task:1"):
+        assert f"/job:{task}/device:CPU:0" in command.output
+
+
+@pytest.mark.parametrize(
+    ("chief", "evaluator", "exit_code"), [(0, 0, 0), (0, 5, 5), (3, 0, 3), (-9, 0, 137), (0, -6, 134)]
+)
+def test_the_exit_code_tells_who_failed(
+    program: Writer, environment: Environment, chief: int, evaluator: int, exit_code: int
+) -> None:
+    path = program(ENDING)
+    with CommandProcess("run", "--evaluator", path, chief, evaluator, environment=environment) as command:
+        assert command.wait_ended() == exit_code
+    assert not command.left()
+
+
+def test_lines_of_the_evaluator_are_marked_and_do_not_garble_a_progress_bar(
+    program: Writer, environment: Environment
+) -> None:
+    path = program("""
+        import json, os, sys
+        role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
+        if role == "chief":
+            streams = (sys.stdin, sys.stdout, sys.stderr)
+            os.write(1, f"are terminals: {[stream.isatty() for stream in streams]}".encode())
+        else:
+            print("loss 1", "\\r" + "loss 2")
+            print("a warning", file=sys.stderr)
+            print("caf\\N{LATIN SMALL LETTER E WITH ACUTE}, no end of line", end="")
+    """)
+    with CommandProcess("run", "--evaluator", path, environment={**environment, "PYTHONUTF8": "1"}) as command:
+        assert command.wait_ended() == 0
+    assert "are terminals: [True, True, True]" in command.output
+    for line in ("loss 2", "a warning", "caf\N{LATIN SMALL LETTER E WITH ACUTE}, no end of line"):
+        assert f"\r\x1b[K[evaluator] {line}\r\n" in command.output
+    assert "loss 1" not in command.output
+
+
+def test_the_chief_can_ask_on_the_terminal_and_an_evaluator_that_never_ends_is_ended(
+    program: Writer, environment: Environment
+) -> None:
+    options = ["--evaluator", "--evaluator-timeout", "0.5"]
+    with CommandProcess("run", *options, program(EVALUATED), environment=environment) as command:
+        command.wait_output(r"\[evaluator\] evaluator waits")
+        command.wait_output("chief asks: ")
+        command.type("0\n")
+        assert command.wait_ended() == 143
+        assert "the evaluator has not ended within 0.5 s of the chief: terminating it" in command.output
+        assert not command.left()
+
+
+def test_a_chief_that_fails_takes_the_evaluator_with_it(program: Writer, environment: Environment) -> None:
+    with CommandProcess("run", "--evaluator", program(EVALUATED), environment=environment) as command:
+        command.wait_output(r"\[evaluator\] evaluator waits")
+        command.wait_output("chief asks: ")
+        command.type("4\n")
+        assert command.wait_ended() == 4
+        assert "the chief ended with code 4: ending the evaluator" in command.output
+        assert not command.left()
+
+
+def test_ctrl_c_reaches_the_program_once_and_ends_everything(program: Writer, environment: Environment) -> None:
+    with CommandProcess("run", "--workers", 2, program(OBEDIENT), environment=environment) as command:
+        command.wait_output("waits")
+        assert len(command.record()) == 4
+        command.type("\x03")
+        assert command.wait_ended() == 130
+        assert command.output.count("chief got SIGINT") == 1
+        assert not command.left()
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_process_group_is_as_good(
+    program: Writer, environment: Environment, number: signal.Signals, exit_code: int
+) -> None:
+    with CommandProcess("run", program(OBEDIENT), environment=environment) as command:
+        command.wait_output("waits")
+        os.killpg(command.pid, number)
+        assert command.wait_ended() == exit_code
+        assert command.output.count("chief got") == 1
+        assert not command.left()
+
+
+def test_a_second_ctrl_c_kills_a_program_that_does_not_end(program: Writer, environment: Environment) -> None:
+    with CommandProcess("run", program(OBEDIENT), "stubborn", environment=environment) as command:
+        command.wait_output("waits")
+        command.type("\x03")
+        command.wait_output("chief got SIGINT")
+        command.type("\x03")
+        assert command.wait_ended() == 130
+        assert not command.left()
+
+
+def test_ctrl_c_while_the_servers_start_ends_them(program: Writer, environment: Environment) -> None:
+    with CommandProcess("run", program(OBEDIENT), environment=environment) as command:
+        command.wait_output("starting 1 worker and 1 parameter server")
+        wait_until(command.record)
+        command.type("\x03")
+        assert command.wait_ended() == 130
+        assert "chief got" not in command.output
+        assert not command.left()
+    assert not list(Path(environment["TMPDIR"]).iterdir())
+
+
+def test_nothing_is_left_when_the_command_itself_is_killed(program: Writer, environment: Environment) -> None:
+    with CommandProcess("run", "--evaluator", program(EVALUATED), environment=environment) as command:
+        command.wait_output(r"\[evaluator\] evaluator waits")
+        command.wait_output("chief asks: ")
+        assert len(command.record()) == 4
+        command.send(signal.SIGKILL)
+        assert command.wait_ended() == -signal.SIGKILL
+        assert not command.left()
+
+
+def test_the_terminal_is_as_it_was_after_a_program_that_left_it_in_a_mess(
+    program: Writer, environment: Environment
+) -> None:
+    path = program("""
+        import os, signal, sys, termios, tty
+        tty.setraw(0)
+        print("\\x1b[?25l" + "hidden", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    with CommandProcess("run", path, environment=environment) as command:
+        assert command.wait_ended() == 137
+        shown = command.output.rpartition("\x1b[?25h")
+        assert "\x1b[?25l" in shown[0]
+        assert "\x1b[?25l" not in shown[2]
+        assert termios.tcgetattr(command._terminal) == command.settings
+
+
+def test_ctrl_z_stops_the_program_and_fg_lets_it_go_on(program: Writer, environment: Environment) -> None:
+    with CommandProcess("run", program(OBEDIENT), environment=environment) as command:
+        chief = psutil.Process(int(command.wait_output(r"chief (\d+) waits")[1]))
+        command.send(signal.SIGTSTP)
+        os.waitid(os.P_PID, command.pid, os.WSTOPPED | os.WNOWAIT)
+        wait_until(lambda: chief.status() == psutil.STATUS_STOPPED)
+        command.send(signal.SIGCONT)
+        command.send(signal.SIGINT)
+        command.wait_output("chief got SIGINT")
+        assert command.wait_ended() == 130
+
+
+def test_a_server_that_dies_is_mentioned_its_log_is_kept_and_the_run_goes_on(
+    program: Writer, environment: Environment
+) -> None:
+    with CommandProcess("run", "--workers", 2, program(EVALUATED), environment=environment) as command:
+        command.wait_output("chief asks: ")
+        [server] = [process for process in command.record() if task_of(process) == {"type": "worker", "index": 1}]
+        server.kill()
+        log = command.wait_output(r"/job:worker/task:1 ended by itself; .* Its log: (\S+)")[1]
+        command.type("0\n")
+        assert command.wait_ended() == 0
+    assert "/job:worker/task:1 serves on" in Path(log).read_text()
+
+
+def task_of(process: psutil.Process) -> dict[str, object]:
+    task: dict[str, object] = json.loads(process.environ()["TF_CONFIG"])["task"]
+    return task
+
+
+def test_a_server_that_does_not_start_ends_the_run_and_shows_why(program: Writer, environment: Environment) -> None:
+    broken = {**environment, "FAKE_BROKEN": "ps-1"}
+    with CommandProcess("run", "--ps", 2, program(OBEDIENT), environment=broken) as command:
+        assert command.wait_ended() == 1
+        assert "/job:ps/task:1 at" in command.output
+        assert "ended with code 1 before it served" in command.output
+        assert "the fake server was told to fail" in command.output
+        assert "waits" not in command.output
+        assert not command.left()
+
+
+def test_a_server_that_does_not_answer_in_time_ends_the_run(program: Writer, environment: Environment) -> None:
+    with CommandProcess("run", "--start-timeout", "0.01", program(OBEDIENT), environment=environment) as command:
+        assert command.wait_ended() == 1
+        assert "/job:worker/task:0" in command.output
+        assert re.search(r"does not answer, [0-9.]+ s after its start", command.output)
+        assert not command.left()
+
+
+def test_logs_go_where_they_are_wanted_and_otherwise_nothing_is_left(
+    program: Writer, environment: Environment, tmp_path: Path
+) -> None:
+    path = program(ENDING)
+    folder = tmp_path / "some" / "logs"
+    with CommandProcess("run", "--log-dir", folder, path, 0, environment=environment) as command:
+        assert command.wait_ended() == 0
+    assert {log.name for log in folder.iterdir()} == {"worker-0.log", "ps-0.log"}
+    with CommandProcess("run", path, 0, environment=environment) as command:
+        assert command.wait_ended() == 0
+    assert not list(Path(environment["TMPDIR"]).iterdir())
+
+
+def test_parameter_servers_alone_are_kept_from_the_gpu(program: Writer, environment: Environment) -> None:
+    with CommandProcess("run", program(OBEDIENT), environment={**environment, "CUDA_VISIBLE_DEVICES": "5"}) as command:
+        command.wait_output("waits")
+        seen = {task_of(child)["type"]: child.environ() for child in command.record()}
+        assert {job: child["CUDA_VISIBLE_DEVICES"] for job, child in seen.items()} == {
+            "chief": "5", "worker": "5", "ps": ""
+        }  # fmt: skip
+        assert {child["TF_CPP_MIN_LOG_LEVEL"] for child in seen.values()} == {"2"}
+        command.type("\x03")
+        command.wait_ended()

@@ -1,0 +1,151 @@
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.launch.free_addresses import free_addresses
+from coordinator.launch.local_servers import LocalServers
+from coordinator.launch.server_process import ServerProcess
+from coordinator.launch.task_config import TaskConfig
+from tests.launch.fake_tensorflow import write_fake_tensorflow
+from tests.program_runner import ProgramRunner
+
+TIMEOUT = 60.0
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": write_fake_tensorflow(tmp_path / "fake")}
+
+
+@pytest.fixture
+def server(tmp_path: Path, environment: dict[str, str]) -> Iterator[ServerProcess]:
+    config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
+    server = ServerProcess(config, tmp_path / "worker-0.log", environment)
+    yield server
+    server.kill()
+
+
+def test_it_runs_from_start_to_kill_and_again_on_its_port(server: ServerProcess) -> None:
+    assert not server.is_alive()
+    assert server.pid is None
+    for _ in range(2):
+        server.start()
+        server.wait_ready(TIMEOUT)
+        assert server.is_alive()
+        server.kill()
+        assert not server.is_alive()
+        assert server.exit_code == -signal.SIGKILL
+    assert server.log_tail().count(f"/job:worker/task:0 serves on {server.config.address}") == 2
+
+
+def test_a_frozen_one_answers_nothing_until_it_is_thawed(server: ServerProcess) -> None:
+    server.start()
+    server.wait_ready(TIMEOUT)
+    server.freeze()
+    server.freeze()
+    assert server.is_alive()
+    with pytest.raises(LaunchError, match="does not answer"):
+        server.wait_ready(0.2)
+    server.thaw()
+    server.wait_ready(TIMEOUT)
+
+
+def test_a_frozen_one_can_be_killed(server: ServerProcess) -> None:
+    server.start()
+    server.freeze()
+    server.kill()
+    assert not server.is_alive()
+
+
+def test_one_that_runs_is_not_started_again(server: ServerProcess) -> None:
+    server.start()
+    with pytest.raises(LaunchError, match="already runs"):
+        server.start()
+
+
+@pytest.mark.parametrize("verb", ["freeze", "thaw"])
+def test_one_that_does_not_run_gets_no_signal(server: ServerProcess, verb: str) -> None:
+    with pytest.raises(LaunchError, match="/job:worker/task:0 is not running"):
+        getattr(server, verb)()
+    server.kill()
+    with pytest.raises(LaunchError, match="before it served"):
+        server.wait_ready(0.1)
+
+
+def test_a_port_that_somebody_else_took_is_named(server: ServerProcess) -> None:
+    with socket.create_server(("127.0.0.1", server.config.port)):
+        server.start()
+        with pytest.raises(LaunchError, match="ended with code 2 before it served") as raised:
+            server.wait_ready(TIMEOUT)
+    assert f"port {server.config.port}: Address already in use" in str(raised.value)
+
+
+def test_another_server_on_the_port_does_not_count_as_this_one(
+    server: ServerProcess, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    config = TaskConfig({"ps": [server.config.address]}, "ps", 0)
+    other = ServerProcess(config, tmp_path / "other.log", environment)
+    other.start()
+    other.wait_ready(TIMEOUT)
+    server.start()
+    with pytest.raises(LaunchError, match="Address already in use"):
+        server.wait_ready(TIMEOUT)
+    other.kill()
+
+
+def test_one_that_cannot_be_started_says_so(server: ServerProcess, tmp_path: Path) -> None:
+    lost = ServerProcess(server.config, tmp_path / "nowhere" / "log", {})
+    with pytest.raises(LaunchError, match="could not be started"):
+        lost.start()
+    assert lost.log_tail() == ""
+
+
+def test_it_ends_when_the_process_that_started_it_is_killed(
+    run_program: ProgramRunner, environment: dict[str, str]
+) -> None:
+    program = """
+        import os, pathlib, signal
+        from coordinator.launch.free_addresses import free_addresses
+        from coordinator.launch.server_process import ServerProcess
+        from coordinator.launch.task_config import TaskConfig
+        config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
+        server = ServerProcess(config, pathlib.Path("log"), os.environ)
+        server.start()
+        server.wait_ready(60)
+        print(server.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    folders = {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], environment["PYTHONPATH"]])}
+    result = run_program(program, environment=folders, exit_code=-signal.SIGKILL)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(result.stdout)).wait(10)
+
+
+def test_it_tells_what_it_is(server: ServerProcess) -> None:
+    assert repr(server) == f"ServerProcess(/job:worker/task:0 at {server.config.address}, not running)"
+    server.start()
+    assert f"process {server.pid})" in repr(server)
+
+
+def test_several_start_together_and_none_is_left(tmp_path: Path, environment: dict[str, str]) -> None:
+    addresses = free_addresses(3)
+    cluster = {"worker": addresses[:2], "ps": addresses[2:]}
+    configs = [TaskConfig(cluster, job, index) for job, index in (("worker", 0), ("worker", 1), ("ps", 0))]
+    servers = LocalServers(configs, tmp_path, environment)
+    servers.start()
+    servers.wait_ready(TIMEOUT)
+    assert len(servers) == 3
+    assert servers["ps", 0].is_alive()
+    servers["ps", 0].freeze()
+    with pytest.raises(ClusterSpecError, match="no /job:ps/task:1 here; there are /job:worker/task:0, /job:worker"):
+        servers["ps", 1]
+    servers.close()
+    assert not any(server.is_alive() for server in servers)
+    assert {path.name for path in tmp_path.glob("*.log")} == {"worker-0.log", "worker-1.log", "ps-0.log"}

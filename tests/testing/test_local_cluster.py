@@ -1,0 +1,204 @@
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import coordinator.testing
+from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.task_probe import TaskProbe
+from coordinator.testing import LocalCluster
+from tests.launch.fake_tensorflow import write_fake_tensorflow
+from tests.program_runner import ProgramRunner
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """A real one; whoever kills a server starts it again."""
+    with LocalCluster(workers=1, ps=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def quick_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Makes clusters of servers that start in a moment; returns the folder to put on `PYTHONPATH` for that."""
+    folders = os.pathsep.join([os.environ["PYTHONPATH"], write_fake_tensorflow(tmp_path / "fake")])
+    monkeypatch.setenv("PYTHONPATH", folders)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    return folders
+
+
+def test_every_server_of_a_real_cluster_answers_as_itself(cluster: LocalCluster) -> None:
+    assert {job: len(addresses) for job, addresses in cluster.spec.items()} == {"worker": 1, "ps": 1}
+    for job, addresses in cluster.spec.items():
+        for index, address in enumerate(addresses):
+            with TaskProbe(address) as probe:
+                status = probe.status(timeout=10)
+            assert status is not None
+            assert f"/job:{job}/replica:0/task:{index}/device:CPU:0" in status.devices
+
+
+def test_a_killed_worker_comes_back_on_its_port_with_another_incarnation(cluster: LocalCluster) -> None:
+    with TaskProbe(cluster.spec["worker"][0]) as probe:
+        before = probe.status(timeout=10)
+        cluster.kill("worker", 0)
+        assert not cluster.is_alive("worker", 0)
+        assert probe.status(timeout=10) is None
+        cluster.restart("worker", 0, wait=False)
+        cluster.wait_ready("worker", 0)
+        after = probe.status(timeout=10)
+    assert before is not None
+    assert after is not None
+    assert before.devices == after.devices
+    assert before.incarnation != after.incarnation
+
+
+def test_a_frozen_worker_says_nothing_and_is_the_same_when_thawed(cluster: LocalCluster) -> None:
+    with TaskProbe(cluster.spec["worker"][0]) as probe:
+        before = probe.status(timeout=10)
+        cluster.freeze("worker", 0)
+        assert cluster.is_alive("worker", 0)
+        assert probe.status(timeout=0.5) is None
+        cluster.thaw("worker", 0)
+        assert probe.status(timeout=10) == before
+
+
+def test_the_resolver_tells_the_client_where_the_servers_are(cluster: LocalCluster) -> None:
+    resolver = cluster.resolver
+    assert resolver is cluster.resolver
+    assert resolver.cluster_spec().as_dict() == cluster.spec
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("chief", 0, "grpc")
+
+
+@pytest.mark.usefixtures("quick_servers")
+def test_a_restart_replaces_the_process_of_a_running_server() -> None:
+    with LocalCluster(workers=2, ps=1) as cluster:
+        before = dict(cluster.processes)
+        assert set(before) == {("worker", 0), ("worker", 1), ("ps", 0)}
+        cluster.restart("worker", 1)
+        assert cluster.pid("worker", 1) != before["worker", 1]
+        assert cluster.pid("worker", 0) == before["worker", 0]
+
+
+@pytest.mark.usefixtures("quick_servers")
+def test_new_workers_take_the_next_index_and_the_spec_does_not_name_them() -> None:
+    with LocalCluster(workers=1, ps=1) as cluster:
+        spec = cluster.spec
+        addresses = [cluster.start_worker(), cluster.start_worker()]
+        assert len({*addresses, *spec["worker"], *spec["ps"]}) == 4
+        assert cluster.spec == spec
+        for index, address in enumerate(addresses, start=1):
+            with TaskProbe(address) as probe:
+                status = probe.status(timeout=10)
+            assert status is not None
+            assert status.devices == (f"/job:worker/replica:0/task:{index}/device:CPU:0",)
+        cluster.kill("worker", 1)
+        assert not cluster.is_alive("worker", 1)
+
+
+@pytest.mark.usefixtures("quick_servers")
+def test_closing_leaves_no_process_no_port_and_no_folder(tmp_path: Path) -> None:
+    cluster = LocalCluster(workers=2, ps=1).start()
+    processes = [psutil.Process(pid) for pid in cluster.processes.values() if pid]
+    assert list((tmp_path / "temporary").iterdir())
+    cluster.freeze("worker", 0)
+    cluster.kill("worker", 1)
+    cluster.close()
+    cluster.close()
+    assert not any(process.is_running() for process in processes)
+    assert not list((tmp_path / "temporary").iterdir())
+    for address in [*cluster.spec["worker"], *cluster.spec["ps"]]:
+        host, _, port = address.partition(":")
+        socket.create_server((host, int(port))).close()
+
+
+@pytest.mark.usefixtures("quick_servers")
+def test_a_server_that_does_not_start_is_named_and_none_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_BROKEN", "ps-0")
+    with pytest.raises(LaunchError, match="/job:ps/task:0") as raised:
+        LocalCluster(workers=1, ps=1).start()
+    assert "the fake server was told to fail" in str(raised.value)
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.mark.usefixtures("quick_servers")
+def test_a_port_that_was_stolen_while_its_server_was_down_is_named() -> None:
+    with LocalCluster(workers=1, ps=1) as cluster:
+        cluster.kill("worker", 0)
+        host, _, port = cluster.spec["worker"][0].partition(":")
+        with (
+            socket.create_server((host, int(port))),
+            pytest.raises(LaunchError, match=f"port {port}: Address already in use"),
+        ):
+            cluster.restart("worker", 0)
+        cluster.restart("worker", 0)
+
+
+def test_its_servers_end_with_a_test_run_that_is_killed(run_program: ProgramRunner, quick_servers: str) -> None:
+    program = """
+        import os, signal
+        from coordinator.testing import LocalCluster
+        cluster = LocalCluster(workers=2, ps=1).start()
+        print(*cluster.processes.values(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    result = run_program(program, environment={"PYTHONPATH": quick_servers}, exit_code=None)
+    assert result.returncode == -signal.SIGKILL
+    assert len(result.stdout.split()) == 3
+
+
+@pytest.mark.parametrize(("job", "index"), [("worker", 1), ("ps", -1), ("chief", 0)])
+@pytest.mark.parametrize("verb", ["kill", "restart", "freeze", "thaw", "pid", "is_alive", "wait_ready"])
+def test_a_server_that_is_not_there_is_refused(cluster: LocalCluster, verb: str, job: str, index: int) -> None:
+    with pytest.raises(ClusterSpecError, match="there are /job:worker/task:0, /job:ps/task:0"):
+        getattr(cluster, verb)(job, index)
+
+
+@pytest.mark.parametrize("counts", [{"workers": 0}, {"ps": 0}, {"workers": 1.5}, {"ps": True}, {"workers": "2"}])
+def test_a_cluster_without_servers_is_refused(counts: dict[str, int]) -> None:
+    with pytest.raises(ClusterSpecError, match="at least 1, got"):
+        LocalCluster(**counts)
+
+
+def test_it_is_not_used_before_it_is_started() -> None:
+    cluster = LocalCluster()
+    assert repr(cluster) == "LocalCluster(workers=2, ps=1, not started)"
+    assert cluster.spec == {}
+    with pytest.raises(LaunchError, match="not started"):
+        cluster.kill("worker", 0)
+    with pytest.raises(LaunchError, match="not started"):
+        assert cluster.resolver
+    cluster.close()
+
+
+def test_it_is_not_started_twice(cluster: LocalCluster) -> None:
+    with pytest.raises(LaunchError, match="was started already"):
+        cluster.start()
+
+
+def test_it_tells_which_servers_run(cluster: LocalCluster) -> None:
+    assert f"/job:worker/task:0 at {cluster.spec['worker'][0]} runs" in repr(cluster)
+
+
+def test_starting_servers_loads_no_tensorflow(run_program: ProgramRunner) -> None:
+    run_program("""
+        import sys
+        import coordinator.launch.command_line
+        from coordinator.testing import LocalCluster
+        assert "tensorflow" not in sys.modules
+    """)
+
+
+def test_only_what_there_is_can_be_imported() -> None:
+    assert {"FakeRuntime", "LocalCluster"} <= set(dir(coordinator.testing))
+    assert coordinator.testing.LocalCluster is LocalCluster
+    with pytest.raises(AttributeError, match="no attribute 'RemoteCluster'"):
+        assert coordinator.testing.RemoteCluster
