@@ -17,7 +17,7 @@ Promises:
 
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 
 from coordinator.closure import Closure, ClosureState
@@ -51,8 +51,9 @@ class ClosureQueue:
         self._may_take = threading.Condition(self._lock)
         self._has_room = threading.Condition(self._lock)
         self._settled = threading.Condition(self._lock)
-        self._waiting: deque[Closure] = deque()
-        self._targeted: dict[int, deque[Closure]] = {}
+        # Ordered dictionaries, for a closure that is cancelled leaves from the middle of a line of any length.
+        self._waiting: OrderedDict[Closure, None] = OrderedDict()
+        self._targeted: dict[int, OrderedDict[Closure, None]] = {}
         self._running: dict[Closure, None] = {}
         self._running_targeted: dict[Closure, None] = {}
         self._cancellation = new_cancellation()
@@ -76,7 +77,7 @@ class ClosureQueue:
             with self._lock:
                 self._wait_admission(closure, deadline)
                 admitted = True
-                self._waiting.append(closure)
+                self._waiting[closure] = None
                 self._may_take.notify()
         except BaseException:
             if not admitted:
@@ -93,7 +94,7 @@ class ClosureQueue:
         with self._lock:
             if self._stopped:
                 raise StrategyClosedError(f"{closure} cannot be scheduled: the strategy is closed.")
-            self._targeted.setdefault(closure.target, deque()).append(closure)
+            self._line_of(closure)[closure] = None
             self._may_take.notify_all()
 
     def take(self, worker: int) -> Closure | None:
@@ -117,7 +118,9 @@ class ClosureQueue:
                 closure.hand_back()
                 self._retried += 1
                 self._forget_running([closure])
-                self._line_of(closure).appendleft(closure)
+                line = self._line_of(closure)
+                line[closure] = None
+                line.move_to_end(closure, last=False)
                 self._may_take.notify_all()
         if unwanted:
             self.cancel(closure)
@@ -155,7 +158,7 @@ class ClosureQueue:
             line = self._line_of(closure)
             if closure not in line:
                 return
-            line.remove(closure)
+            del line[closure]
             self._hold([closure])
             self._has_room.notify()
         closure.future.set_running_or_notify_cancel()
@@ -226,8 +229,8 @@ class ClosureQueue:
             self._wait_until(self._settled, self._may_raise, "schedule waits to raise an earlier error", deadline)
             self._raise_pending_error()
 
-    def _line_of(self, closure: Closure) -> deque[Closure]:
-        return self._waiting if closure.target is None else self._targeted.setdefault(closure.target, deque())
+    def _line_of(self, closure: Closure) -> OrderedDict[Closure, None]:
+        return self._waiting if closure.target is None else self._targeted.setdefault(closure.target, OrderedDict())
 
     def _is_empty(self) -> bool:
         return not self._waiting and not self._running
@@ -238,7 +241,7 @@ class ClosureQueue:
 
     def _start_next(self, worker: int) -> Closure:
         """Takes the next closure out and starts it, unless its future was cancelled and `discard` is yet to come."""
-        closure = (self._targeted.get(worker) or self._waiting).popleft()
+        closure, _ = (self._targeted.get(worker) or self._waiting).popitem(last=False)
         self._has_room.notify()
         self._hold([closure])
         # The first attempt makes the future uncancellable.

@@ -13,7 +13,7 @@ class WorkerStatistics:
       state: `live`, `lost` or `stopped`.
       finished: closures that gave a result here.
       failed: closures that ended with an error here.
-      retried: attempts here after which the closure was handed back.
+      retried: attempts here after which the closure was handed back, to run again unless another one failed meanwhile.
       losses: how often the worker was lost.
       reconnections: how often it was connected to again.
       reconnecting_seconds: time spent in making those connections, in seconds.

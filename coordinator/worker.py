@@ -116,6 +116,12 @@ class Worker:
 
     def _attempt(self, closure: Closure) -> None:
         assert closure.cancellation is not None
+        if closure.attempts > 1 and not self._runtime.is_reachable(self.index):
+            # Workers that die together must not count, one after the other, against the closure that finds them dead.
+            self._retried += 1
+            self._queue.hand_back(closure)
+            self._lose("it did not answer a probe")
+            return
         try:
             result = self._runtime.run(self.index, closure.work, closure.cancellation)
         except BaseException as error:  # noqa: BLE001 - the runtime sorts it

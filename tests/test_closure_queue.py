@@ -269,8 +269,10 @@ def test_whoever_waits_to_raise_goes_on_at_once_when_another_thread_raised(
         new = put_new(queue)
         take(queue)
         stalls.pause_after_report.set()
-        waiting.result(LIMIT)  # Although the new closure runs.
-        queue.finish(new, None)
+        try:
+            waiting.result(LIMIT)  # Although the new closure runs.
+        finally:
+            queue.finish(new, None)
 
 
 def test_an_error_that_makes_waiting_hopeless_withdraws_what_waits_and_is_nothing_otherwise(

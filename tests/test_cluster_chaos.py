@@ -1,0 +1,145 @@
+"""Many threads schedule, cancel, ask, kill and restart at random; whatever comes of it must add up."""
+
+import contextlib
+import dataclasses
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from coordinator.cluster import Cluster
+from coordinator.future import Future
+from coordinator.testing.fake_runtime import FakeRuntime, TransientError
+from tests.deadline import LIMIT
+from tests.fake_cluster import OPTIONS, index_of, running_cluster
+
+THREADS = 4
+STEPS = 250
+WORKERS = 3
+
+
+class UserError(Exception):
+    """What some of the work raises."""
+
+
+class Chaos:
+    """Does at random what users and machines do, and remembers what must hold afterwards."""
+
+    def __init__(self, runtime: FakeRuntime, cluster: Cluster) -> None:
+        self.futures: list[Future] = []
+        self.told: list[Future] = []
+        self.raised: list[BaseException] = []
+        self.refused = 0
+        self._runtime = runtime
+        self._cluster = cluster
+        self._lock = threading.Lock()
+
+    def run(self, seed: int) -> None:
+        """Takes `STEPS` random steps."""
+        chance = random.Random(seed)
+        weights = {self.schedule: 60, self.cancel: 15, self.ask: 6, self.kill: 4, self.restart: 8, self.target: 5}
+        for step in chance.choices(list(weights), list(weights.values()), k=STEPS):
+            step(chance)
+
+    def schedule(self, chance: random.Random) -> None:
+        work = chance.choices([index_of, self._fail, self._refuse_once()], [90, 5, 5])[0]
+        with self._errors():
+            self._remember(self._cluster.schedule(work, "step"))
+            return
+        with self._lock:
+            self.refused += 1
+
+    def target(self, chance: random.Random) -> None:
+        self._remember(self._cluster.schedule_on(chance.randrange(WORKERS), index_of, "targeted"))
+
+    def cancel(self, chance: random.Random) -> None:
+        if self.futures:
+            chance.choice(self.futures).cancel()
+
+    def ask(self, chance: random.Random) -> None:
+        with self._errors():
+            chance.choice([self._cluster.done, lambda: self._cluster.join(timeout=0.001)])()
+
+    def kill(self, chance: random.Random) -> None:
+        self._runtime.kill(chance.randrange(WORKERS))
+
+    def restart(self, chance: random.Random) -> None:
+        self._runtime.restart(chance.randrange(WORKERS))
+
+    def settle(self) -> None:
+        """Restarts every worker and joins until nothing is left to be raised."""
+        for worker in range(WORKERS):
+            self._runtime.restart(worker)
+        for future in self.futures:
+            future.exception(LIMIT) if not future.cancelled() else None
+        with self._errors():
+            self._cluster.join(LIMIT)
+        self._cluster.join(LIMIT)
+
+    def _remember(self, future: Future) -> None:
+        with self._lock:
+            self.futures.append(future)
+        future.add_done_callback(self.told.append)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (UserError, TimeoutError) as error:
+            with self._lock:
+                self.raised.append(error)
+
+    def _fail(self, worker: int) -> None:
+        raise UserError(worker)
+
+    def _refuse_once(self) -> Callable[[int], int]:
+        refusals = [TransientError("refused")]
+
+        def work(worker: int) -> int:
+            if refusals:
+                raise refusals.pop()
+            return worker
+
+        return work
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Threads take turns as often as Python can make them."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.usefixtures("hasty_threads")
+def test_whatever_happens_every_future_is_done_and_the_counts_add_up(seed: int) -> None:
+    runtime = FakeRuntime(WORKERS)
+    options = dataclasses.replace(
+        OPTIONS, max_queued_closures=20, schedule_timeout=0.01, max_worker_losses=10**6, reconnect_interval=0.0001
+    )
+    with running_cluster(runtime, options) as cluster:
+        chaos = Chaos(runtime, cluster)
+        with ThreadPoolExecutor(THREADS) as pool:
+            for running in [pool.submit(chaos.run, THREADS * seed + thread) for thread in range(THREADS)]:
+                running.result(2 * LIMIT)
+        chaos.settle()
+        assert cluster.done()
+        statistics = cluster.statistics()
+    assert all(future.done() for future in chaos.futures)
+    assert sorted(map(id, chaos.told)) == sorted(map(id, chaos.futures)), "each callback was called once"
+    user_errors = [error for error in chaos.raised if isinstance(error, UserError)]
+    assert len(set(map(id, user_errors))) == len(user_errors), "each error was raised once"
+    results = [future for future in chaos.futures if not future.cancelled() and future.exception(0) is None]
+    assert statistics.finished == len(results) == sum(worker.finished for worker in statistics.workers)
+    assert (statistics.waiting, statistics.running) == (0, 0)
+    failed = [
+        future for future in chaos.futures if not future.cancelled() and isinstance(future.exception(0), UserError)
+    ]
+    assert statistics.failed == len(failed)
+    assert statistics.cancelled == len(chaos.futures) - len(results) - len(failed) + chaos.refused
+    assert 0 < statistics.retried <= sum(worker.retried for worker in statistics.workers)
