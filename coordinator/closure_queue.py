@@ -15,6 +15,7 @@ Promises:
 - One lock guards the state. Callbacks, cancellations, reports and destructors of arguments run without it.
 """
 
+import math
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -97,12 +98,29 @@ class ClosureQueue:
             self._line_of(closure)[closure] = None
             self._may_take.notify_all()
 
-    def take(self, worker: int) -> Closure | None:
-        """Waits for the next closure that `worker` may run, and starts it; None once the queue is stopped."""
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped
+
+    def take(self, worker: int, timeout: float | None = None) -> Closure | None:
+        """Waits for the next closure that `worker` may run, and starts it.
+
+        Args:
+          worker: the index of the worker that asks.
+          timeout: in seconds; None for none.
+
+        Returns:
+          The closure; None if none came in time, or the queue is stopped.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             with self._lock:
                 while not (self._stopped or self._waiting or self._targeted.get(worker)):
-                    self._may_take.wait()
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return None
+                    self._may_take.wait(None if timeout is None else left)
                 if self._stopped:
                     return None
                 closure = self._start_next(worker)

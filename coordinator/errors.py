@@ -37,8 +37,11 @@ class TaskLost(CoordinatorError):
     """
 
     def __init__(self, task: str, message: str):
-        super().__init__(message)
+        super().__init__(task, message)
         self.task = task
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 class WorkerLost(TaskLost):

@@ -18,6 +18,8 @@ class Options:
         `ClosureQuarantinedError`.
       connect_timeout: how long making a strategy may wait for all parameter servers and the first worker.
       probe_timeout: a task that leaves a health probe unanswered for this long counts as unreachable.
+      probe_interval: an idle worker is probed this often, so that one that was restarted is connected to again before
+        it is needed.
       reconnect_interval: pause between two attempts to reach a lost worker, and before a closure is run again after
         a transient failure.
       stall_report_interval: a wait that lasts this long says in the log what it waits for, and again after each
@@ -35,6 +37,7 @@ class Options:
     max_worker_losses: int = 5
     connect_timeout: float = 300.0
     probe_timeout: float = 5.0
+    probe_interval: float = 5.0
     reconnect_interval: float = 0.5
     stall_report_interval: float = 60.0
     close_timeout: float = 30.0

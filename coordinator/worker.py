@@ -5,6 +5,7 @@
 
 Promises:
 - A closure that was running when the worker was lost is handed back before anything else is done.
+- One that is lost while it is idle is noticed too, within `Options.probe_interval`.
 - A lost worker's thread alone waits for its return; no other worker waits for it, nor it for another.
 - The thread ends after `stop`, as soon as the call under way returns.
 """
@@ -109,8 +110,12 @@ class Worker:
         self._runtime.bind_thread(self.index)
         if not self._runtime.is_reachable(self.index):
             self._lose("it did not answer when the strategy was made")
-        while (closure := self._queue.take(self.index)) is not None:
-            self._attempt(closure)
+        while not self._queue.is_stopped:
+            closure = self._queue.take(self.index, self._options.probe_interval)
+            if closure is not None:
+                self._attempt(closure)
+            elif not self._queue.is_stopped and not self._runtime.is_reachable(self.index):
+                self._lose("it did not answer a probe while it was idle")
             # Keeps nothing of the closure alive (its arguments may hold iterators) while waiting for the next one.
             del closure
 

@@ -260,3 +260,15 @@ def test_a_stop_does_not_wait_for_the_pause_before_a_retry() -> None:
         gate.wait_arrived()
         gate.open()
     assert isinstance(future.exception(0), ClosureCancelledError)
+
+
+def test_a_worker_that_is_lost_while_idle_is_connected_to_again_without_any_work() -> None:  # row 86
+    options = dataclasses.replace(OPTIONS, probe_interval=0.05)
+    runtime = FakeRuntime(2)
+    with running_cluster(runtime, options) as cluster:
+        runtime.kill(1)
+        wait_until(lambda: cluster.workers[1].state is WorkerState.LOST)
+        assert cluster.unhealthy() == (cluster.workers[1].device,)
+        runtime.restart(1)
+        wait_until(lambda: not cluster.unhealthy())
+        assert cluster.statistics().workers[1].reconnections == 1
