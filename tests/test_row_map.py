@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.row_map import README, rows_without_tests, rows_without_words, holders_by_row, with_tests
+from tests.row_map import README, holders_by_row, rows_without_tests, rows_without_words, with_tests
 
 
 def test_every_row_of_the_table_is_held_by_a_test() -> None:

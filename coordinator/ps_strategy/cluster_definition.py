@@ -68,10 +68,10 @@ class ClusterDefinition:
             spec, own_job, own_index = resolver.cluster_spec(), resolver.task_type, resolver.task_id
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ClusterSpecError(
-                f"{type(resolver).__name__} could not say what the cluster is: {error}. If it reads TF_CONFIG, that must "
-                f"be JSON like {_TF_CONFIG}."
+                f"{type(resolver).__name__} could not say what the cluster is: {error}. If it reads TF_CONFIG, that "
+                f"must be JSON like {_TF_CONFIG}."
             ) from error
-        jobs = {job: spec.job_tasks(job) for job in spec.jobs} if spec else {}
+        jobs = _addresses_by_job(spec) if spec else {}
         _check_jobs(jobs)
         _check_own_task(own_job, own_index)
         addresses = {
@@ -116,6 +116,10 @@ def server_def(protocol: str, client_address: str, addresses: Mapping[Task, str]
                 job_def.tasks[task.index] = address
     definition.cluster.job.add(name=CLIENT_JOB).tasks[0] = client_address
     return definition
+
+
+def _addresses_by_job(spec: Any) -> dict[str, list[str]]:
+    return {job: [spec.task_address(job, index) for index in spec.task_indices(job)] for job in spec.jobs}
 
 
 def _check_jobs(jobs: Mapping[str, list[str]]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from coordinator.errors import ClosureInputError
 from coordinator.ps_strategy.per_worker_dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker_resource import PerWorkerResource, WorkerContext
 from coordinator.ps_strategy.traced_function import TracedFunction
@@ -55,6 +56,12 @@ class DatasetDistribution:
             traced += [self._trace(_checked(dataset_fn, other, options)) for other in others]
 
         def build(context: WorkerContext) -> tf.data.Dataset:
+            if traced[0].uses_client_dataset:
+                raise ClosureInputError(
+                    f"The dataset function {name!r} uses a dataset that was made outside of it, on the client, where "
+                    "workers cannot reach it. Make the whole dataset inside the function, or give the ready one to "
+                    "experimental_distribute_dataset."
+                )
             return traced[context.index % len(traced)].call_on(context)
 
         element_spec = traced[0].structured_outputs.element_spec
@@ -70,9 +77,7 @@ class DatasetDistribution:
                 "goes to experimental_distribute_datasets_from_function."
             )
         _check(options)
-        graph = tf.raw_ops.DatasetToGraphV2(
-            input_dataset=tf.data.experimental.to_variant(dataset), strip_device_assignment=True
-        ).numpy()
+        graph = _graph_of(dataset)
         element_spec = dataset.element_spec
 
         def build(_: WorkerContext) -> tf.data.Dataset:
@@ -110,6 +115,20 @@ def _checked(
         return _buffered(dataset, options)
 
     return make_dataset
+
+
+def _graph_of(dataset: tf.data.Dataset) -> bytes:
+    """The dataset as a serialized graph."""
+    try:
+        graph = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=tf.data.experimental.to_variant(dataset), strip_device_assignment=True
+        )
+    except tf.errors.FailedPreconditionError as error:
+        raise ValueError(
+            f"The dataset cannot be sent to the workers: {error.message} A dataset that uses variables must be made "
+            "by a function, which goes to experimental_distribute_datasets_from_function."
+        ) from error
+    return bytes(graph.numpy())
 
 
 def _check(options: tf.distribute.InputOptions | None) -> None:

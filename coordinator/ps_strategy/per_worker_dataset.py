@@ -37,6 +37,9 @@ class PerWorkerIterator(PerWorkerResource, tf.types.experimental.SupportsTracing
             "strategy.schedule(step, args=(iterator,)), and call next(iterator) inside `step`."
         )
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _no_attribute(self, name)
+
     def __tf_tracing_type__(self, context: Any) -> Any:
         return tf.data.IteratorSpec(self._element_spec)
 
@@ -81,5 +84,16 @@ class PerWorkerDataset(PerWorkerResource, tf.types.experimental.SupportsTracingP
         self._prepare(iterator)
         return iterator
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _no_attribute(self, name)
+
     def __tf_tracing_type__(self, context: Any) -> Any:
         return tf.data.DatasetSpec(self._element_spec)
+
+
+def _no_attribute(resource: PerWorkerResource, name: str) -> AttributeError:
+    """What a function raises that is called with `resource` on the client: it looks for the handle of a real one."""
+    return AttributeError(
+        f"{type(resource).__name__} has no attribute {name!r}: it stands for one on each worker. A function that takes "
+        "it must be scheduled: strategy.schedule(step, args=(...)) instead of step(...)."
+    )

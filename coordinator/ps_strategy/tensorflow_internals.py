@@ -55,14 +55,18 @@ def update_server_def(server_def: Any) -> None:
     context.context().update_server_def(server_def)
 
 
-def bind_executor() -> None:
+def bind_executor() -> Any:
     """Gives the calling thread an executor of its own, which runs each call before it returns.
+
+    The thread has it for as long as the caller keeps what is returned; then it falls back to the one that all share.
 
     Entering `executor_scope` for each call instead would couple all threads: leaving it waits for the default
     executor, which waits for handles to be destroyed on every worker, frozen ones too.
     """
     # Private: the public API has no executors.
-    context.context().executor = executor.new_executor(enable_async=False)
+    bound = executor.new_executor(enable_async=False)
+    context.context().executor = bound
+    return bound
 
 
 class CancellationManager:

@@ -34,6 +34,11 @@ class TracedFunction:
         """What the function returns, as symbolic values."""
         return self._concrete.structured_outputs
 
+    @property
+    def uses_client_dataset(self) -> bool:
+        """Whether it uses a dataset that was made outside of it, which stays on the client."""
+        return any(tensor.dtype == tf.variant for tensor in self._concrete.captured_inputs)
+
     def call_on(self, context: WorkerContext, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Runs the function on a worker; what it returns stays there.
 

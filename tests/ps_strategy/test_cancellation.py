@@ -1,0 +1,159 @@
+"""One function fails: what becomes of those that run, those that wait, and whoever waits for them."""
+
+import concurrent.futures
+import threading
+
+import pytest
+import tensorflow as tf
+
+import coordinator
+from tests.ps_strategy.gate import Gate
+
+TIMEOUT = 60.0
+
+VERBS = {
+    "schedule": lambda strategy, fn: strategy.schedule(fn),
+    "join": lambda strategy, _: strategy.join(TIMEOUT),
+    "done": lambda strategy, _: strategy.done(),
+}
+
+
+@pytest.fixture
+def counter(strategy):
+    with strategy.scope():
+        return tf.Variable(0)
+
+
+@pytest.fixture
+def count(counter):
+    return tf.function(lambda: counter.assign_add(1))
+
+
+@pytest.fixture
+def endless(strategy):
+    """A gate that never opens: only a cancellation ends what stands before it."""
+    return Gate(strategy)
+
+
+@pytest.fixture
+def failing(strategy):
+    """A gate behind which functions fail."""
+    return Gate(strategy, failure="first error")
+
+
+def test_an_error_cancels_what_runs_and_the_strategy_goes_on(strategy, endless, failing, count, counter):  # row 35
+    running = endless.occupy(2)
+    failing.occupy()
+    failing.open()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="first error"):
+        strategy.join(TIMEOUT)
+    for future in running:
+        with pytest.raises(coordinator.ClosureCancelledError, match="Please reschedule"):
+            future.result(timeout=0)
+        assert isinstance(future.exception(timeout=0), concurrent.futures.CancelledError)
+    for _ in range(6):
+        strategy.schedule(count)
+    strategy.join(TIMEOUT)
+    assert counter.numpy() == 6
+
+
+def test_an_error_withdraws_what_waits(strategy, endless, failing, count, counter):  # row 39
+    endless.occupy(2)
+    failing.occupy()
+    waiting = [strategy.schedule(count) for _ in range(4)]
+    failing.open()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="first error"):
+        strategy.join(TIMEOUT)
+    assert strategy.local_results(waiting) == [None] * 4
+    for future in waiting:
+        with pytest.raises(coordinator.ClosureCancelledError, match=r"another closure failed .* Please reschedule"):
+            future.result(timeout=0)
+    assert counter.numpy() == 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_whoever_comes_next_gets_the_first_error_when_all_has_ended(
+    strategy, endless, failing, count, verb
+):  # rows 38, 39, 40
+    futures = endless.occupy(2) + failing.occupy()
+    futures.append(strategy.schedule(count))
+    failing.open()
+    concurrent.futures.wait(futures[2:3], TIMEOUT)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="first error"):
+        VERBS[verb](strategy, count)
+    assert all(future.done() for future in futures)
+    assert strategy.done()
+    strategy.join(timeout=0)
+
+
+def test_two_threads_that_join_both_return_and_one_gets_the_error(strategy, endless, failing):  # row 40
+    endless.occupy(1)
+    failing.occupy()
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        joins = [threads.submit(strategy.join, TIMEOUT) for _ in range(2)]
+        failing.open()
+        errors = [join.exception(TIMEOUT) for join in joins]
+    assert sum(error is None for error in errors) == 1
+    assert any(isinstance(error, tf.errors.InvalidArgumentError) for error in errors)
+
+
+def test_iterators_survive_an_error(strategy, endless, failing):  # row 36
+    @tf.function
+    def take(iterator):
+        return next(iterator)
+
+    iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(100)))
+    endless.occupy(1)
+    before = strategy.schedule(take, args=(iterator,)).result(TIMEOUT)
+    failing.occupy()
+    failing.open()
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        strategy.join(TIMEOUT)
+    futures = [strategy.schedule(take, args=(iterator,)) for _ in range(9)]
+    strategy.join(TIMEOUT)
+    after = sorted(int(future.result(timeout=0)) for future in futures)
+    assert before == 0
+    # Each worker counts on where it was, and one of the three has given its first element already.
+    assert after.count(0) <= 2
+    assert len(after) == 9
+
+
+@pytest.mark.parametrize("capacity", [1, 3])
+def test_an_error_frees_whoever_waits_for_room(strategy, endless, failing, count, monkeypatch, capacity):  # row 37
+    monkeypatch.setattr(strategy.cluster._queue, "_capacity", capacity)
+    running = endless.occupy(2) + failing.occupy()
+    waiting = [strategy.schedule(count) for _ in range(capacity)]
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        blocked = thread.submit(strategy.schedule, count)
+        assert not concurrent.futures.wait([blocked], timeout=0.2).done
+        failing.open()
+        assert isinstance(blocked.exception(TIMEOUT), tf.errors.InvalidArgumentError)
+    assert all(future.done() for future in running + waiting)
+    assert strategy.schedule(count).result(TIMEOUT) == 1
+
+
+def test_a_future_that_waits_can_be_cancelled_and_one_that_runs_cannot(strategy, count, counter):
+    gate = Gate(strategy)
+    running = gate.occupy(len(strategy.cluster.workers))
+    waiting = [strategy.schedule(count) for _ in range(3)]
+    assert waiting[1].cancel()
+    assert not running[0].cancel()
+    gate.open()
+    strategy.join(TIMEOUT)
+    assert waiting[1].cancelled()
+    with pytest.raises(concurrent.futures.CancelledError):
+        waiting[1].result()
+    assert strategy.local_results(waiting)[1] is None
+    assert counter.numpy() == 2
+
+
+def test_a_thread_that_joins_wakes_when_all_that_waited_was_cancelled(strategy, count):
+    gate = Gate(strategy)
+    gate.occupy(len(strategy.cluster.workers))
+    futures = [strategy.schedule(count) for _ in range(2)]
+    joining = threading.Thread(target=strategy.join, args=(TIMEOUT,))
+    joining.start()
+    assert all(future.cancel() for future in futures)
+    gate.open()
+    joining.join(TIMEOUT)
+    assert not joining.is_alive()

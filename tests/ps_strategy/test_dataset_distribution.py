@@ -1,0 +1,249 @@
+"""How datasets get to the workers: what is traced, what is shipped, what is refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import on_every_worker
+
+WORKERS = 3
+
+
+@tf.function
+def total(elements):
+    result = tf.constant(0, tf.int64)
+    for element in elements:
+        result += element
+    return result
+
+
+@tf.function
+def first(iterator):
+    return next(iterator)
+
+
+@tf.function
+def ten(iterator):
+    return tf.stack([next(iterator) for _ in range(10)])
+
+
+@pytest.fixture(params=["function", "ready"])
+def distribute(strategy, request):
+    """Distributes what a function makes: by the function, or made on the client and shipped."""
+
+    def distributed(make, options=None):
+        if request.param == "ready":
+            return strategy.experimental_distribute_dataset(make(), options)
+        return strategy.experimental_distribute_datasets_from_function(lambda _: make(), options)
+
+    return distributed
+
+
+def test_every_worker_has_a_dataset_and_every_iter_begins_anew(strategy, distribute):  # rows 47, 51, 55
+    dataset = distribute(lambda: tf.data.Dataset.range(5))
+    for _ in range(3):
+        iterator = iter(dataset)
+        assert on_every_worker(strategy, first, iterator) == [0, 0, 0]
+        assert on_every_worker(strategy, first, iterator) == [1, 1, 1]
+        assert on_every_worker(strategy, total, iterator) == [9, 9, 9]
+
+
+def test_a_map_function_is_traced_once_for_all_workers(strategy, distribute):  # rows 48, 57
+    traces = []
+
+    def double(x):
+        traces.append(x)
+        return x * 2
+
+    dataset = distribute(lambda: tf.data.Dataset.range(3).map(double))
+    for _ in range(2):
+        assert on_every_worker(strategy, total, iter(dataset)) == [6, 6, 6]
+    assert len(traces) == 1
+
+
+def test_the_input_context_tells_each_worker_its_number_as_a_python_int(strategy):  # row 56
+    """A worker is one replica here, so the context splits the data by workers, and a replica's batch is the batch."""
+    contexts = []
+
+    def shard(context):
+        contexts.append((context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync))
+        batch = context.get_per_replica_batch_size(global_batch_size=4)
+        dataset = tf.data.Dataset.range(24).shard(context.num_input_pipelines, context.input_pipeline_id)
+        return dataset.batch(batch)
+
+    dataset = strategy.experimental_distribute_datasets_from_function(shard)
+    shards = on_every_worker(strategy, first, iter(dataset))
+    assert [shard.tolist() for shard in shards] == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+    assert contexts == [(3, 0, 1), (3, 1, 1), (3, 2, 1)]
+    assert {type(number) for context in contexts for number in context} == {int}
+
+
+def test_without_a_look_at_its_number_the_dataset_function_is_traced_once(strategy):  # row 57
+    traces = []
+
+    def same(context):
+        traces.append(context)
+        return tf.data.Dataset.range(context.num_input_pipelines)
+
+    dataset = strategy.experimental_distribute_datasets_from_function(same)
+    assert on_every_worker(strategy, total, iter(dataset)) == [3, 3, 3]
+    assert len(traces) == 1
+
+
+def test_the_dataset_function_may_be_a_tf_function(strategy):
+    @tf.function
+    def shard(context):
+        return tf.data.Dataset.range(6).shard(context.num_input_pipelines, context.input_pipeline_id)
+
+    dataset = strategy.distribute_datasets_from_function(shard)
+    assert on_every_worker(strategy, total, iter(dataset)) == [3, 5, 7]
+
+
+def test_without_a_seed_workers_and_iterators_shuffle_differently(strategy, distribute):  # row 50
+    dataset = distribute(lambda: tf.data.Dataset.range(10).shuffle(10))
+    orders = [order.tolist() for _ in range(2) for order in on_every_worker(strategy, ten, iter(dataset))]
+    assert all(sorted(order) == list(range(10)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 2 * WORKERS
+
+
+def test_with_a_seed_all_workers_shuffle_alike(strategy, distribute):
+    dataset = distribute(lambda: tf.data.Dataset.range(10).shuffle(10, seed=7))
+    orders = on_every_worker(strategy, ten, iter(dataset))
+    assert sorted(orders[0]) == list(range(10))
+    assert {tuple(order) for order in orders} == {tuple(orders[0])}
+
+
+def make_composite_dataset():
+    ragged = tf.ragged.constant([[1], [2, 3]])
+    sparse = tf.sparse.from_dense([[0.0, 5.0]])
+    return tf.data.Dataset.from_tensors({"ragged": ragged, "pair": (tf.constant(1.0), sparse)})
+
+
+def test_element_spec_is_that_of_the_dataset(strategy, distribute):  # row 58
+    """A worker is one replica, so an element is never a value per replica."""
+    expected = {
+        "ragged": tf.RaggedTensorSpec([2, None], tf.int32),
+        "pair": (tf.TensorSpec([], tf.float32), tf.SparseTensorSpec([1, 2], tf.float32)),
+    }
+    dataset = distribute(make_composite_dataset)
+    assert dataset.element_spec == expected
+    assert iter(dataset).element_spec == expected
+
+
+def test_elements_may_be_nested_ragged_and_sparse(strategy, distribute):
+    dataset = distribute(make_composite_dataset)
+    for element in on_every_worker(strategy, first, iter(dataset)):
+        assert element["ragged"].to_list() == [[1], [2, 3]]
+        assert element["pair"][0] == 1.0
+        np.testing.assert_equal(tf.sparse.to_dense(element["pair"][1]).numpy(), [[0.0, 5.0]])
+
+
+def test_elements_may_be_datasets(strategy, distribute):
+    @tf.function
+    def total_of_windows(iterator):
+        result = tf.constant(0, tf.int64)
+        for window in iterator:
+            for element in window:
+                result += element
+        return result
+
+    dataset = distribute(lambda: tf.data.Dataset.range(6).window(2))
+    assert on_every_worker(strategy, total_of_windows, iter(dataset)) == [15, 15, 15]
+
+
+def test_datasets_may_be_distributed_inside_of_the_function(strategy):  # row 54
+    traces = []
+
+    @tf.function
+    def step():
+        traces.append(1)
+        by_function = strategy.experimental_distribute_datasets_from_function(lambda _: tf.data.Dataset.range(4))
+        ready = strategy.experimental_distribute_dataset(tf.data.Dataset.range(3))
+        return total(by_function), total(ready), next(iter(ready))
+
+    assert on_every_worker(strategy, step) == [(6, 3, 0)] * WORKERS
+    assert len(traces) == 1
+
+
+def test_variables_may_be_read_and_changed_in_a_dataset_function(strategy):
+    with strategy.scope():
+        made = tf.Variable(0, dtype=tf.int64)
+
+    def counted(_):
+        return tf.data.Dataset.range(4).map(lambda x: made.assign_add(1) * 0 + x)
+
+    dataset = strategy.experimental_distribute_datasets_from_function(counted)
+    assert on_every_worker(strategy, total, iter(dataset)) == [6, 6, 6]
+    assert made.numpy() == 4 * WORKERS
+
+
+def test_a_ready_dataset_that_uses_variables_is_refused_in_clear_words(strategy):
+    with strategy.scope():
+        variable = tf.Variable(0, dtype=tf.int64)
+    dataset = tf.data.Dataset.range(4).map(lambda x: x + variable)
+    with pytest.raises(ValueError, match=r"cannot be sent to the workers.* must be made by a function"):
+        strategy.experimental_distribute_dataset(dataset)
+
+
+def test_a_dataset_function_that_makes_a_variable_is_refused(strategy):  # row 49
+    def make(_):
+        offset = tf.Variable(1, dtype=tf.int64, name="offset")
+        return tf.data.Dataset.range(2).map(lambda x: x + offset)
+
+    with pytest.raises(ValueError, match=r"must not create variables, but made one named 'offset'"):
+        strategy.experimental_distribute_datasets_from_function(make)
+
+
+@pytest.mark.parametrize("not_callable", [3, None, tf.constant(1)])
+def test_what_is_no_function_is_refused(strategy, not_callable):  # row 64
+    with pytest.raises(TypeError, match=r"A dataset function takes a tf\.distribute\.InputContext and returns"):
+        strategy.experimental_distribute_datasets_from_function(not_callable)
+
+
+@pytest.mark.parametrize("returned", [3, None, [tf.constant(1)]])
+def test_a_function_that_returns_no_dataset_is_refused(strategy, returned):  # row 64
+    def misguided(_):
+        return returned
+
+    with pytest.raises(TypeError, match=r"'misguided' must return a tf\.data\.Dataset, but returned"):
+        strategy.experimental_distribute_datasets_from_function(misguided)
+
+
+@pytest.mark.parametrize("no_dataset", [3, total, iter([1])])
+def test_what_is_no_dataset_is_refused(strategy, no_dataset):  # row 64
+    with pytest.raises(TypeError, match=r"experimental_distribute_dataset takes a tf\.data\.Dataset, got"):
+        strategy.experimental_distribute_dataset(no_dataset)
+
+
+@pytest.mark.parametrize("buffer_size", [0, 4])
+def test_input_options_have_elements_made_ahead_on_each_worker(strategy, buffer_size):  # row 66
+    with strategy.scope():
+        made = tf.Variable(0, dtype=tf.int64)
+    without_buffers_of_its_own = tf.data.Options()
+    without_buffers_of_its_own.experimental_optimization.inject_prefetch = False
+
+    def counted(_):
+        dataset = tf.data.Dataset.range(100).map(lambda x: made.assign_add(1) * 0 + x)
+        return dataset.with_options(without_buffers_of_its_own)
+
+    options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=buffer_size)
+    iterator = iter(strategy.experimental_distribute_datasets_from_function(counted, options))
+    assert on_every_worker(strategy, first, iterator) == [0, 0, 0]
+    wait_until(lambda: made.numpy() == (1 + buffer_size) * WORKERS)
+
+
+def test_a_buffer_may_be_asked_for_either_way_of_distributing(strategy, distribute):  # row 66
+    options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=2)
+    dataset = distribute(lambda: tf.data.Dataset.range(5), options)
+    assert on_every_worker(strategy, total, iter(dataset)) == [10, 10, 10]
+
+
+def test_input_options_for_several_replicas_on_a_worker_are_refused(distribute):
+    options = tf.distribute.InputOptions(
+        experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
+        experimental_place_dataset_on_device=True,
+        experimental_fetch_to_device=False,
+    )
+    with pytest.raises(ValueError, match="a worker is one replica"):
+        distribute(lambda: tf.data.Dataset.range(5), options)

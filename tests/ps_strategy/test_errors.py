@@ -1,0 +1,174 @@
+"""What the caller sees when a scheduled function, or an input of it, fails."""
+
+import concurrent.futures
+
+import pytest
+import tensorflow as tf
+
+import coordinator
+from tests.ps_strategy.gate import Gate
+
+TIMEOUT = 60.0
+
+
+@tf.function
+def check(x):
+    doubled = x * 2
+    tf.debugging.assert_equal(x, 0, "must be zero")
+    return doubled
+
+
+@tf.function
+def read_missing_file():
+    return tf.io.read_file("/no/such/file")
+
+
+@tf.function
+def take_next(iterator):
+    return next(iterator)
+
+
+ZERO, ONE = 0, 1
+
+
+def schedule_check(strategy, x):
+    return strategy.schedule(check, args=(tf.constant(x),))
+
+
+def fail(strategy, x=ONE):
+    """Schedules a function that fails, and waits until it did."""
+    future = schedule_check(strategy, x)
+    concurrent.futures.wait([future], TIMEOUT)
+    assert future.done()
+    return future
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "kind", "words"),
+    [
+        (check, (tf.constant(1),), tf.errors.InvalidArgumentError, "must be zero"),
+        (read_missing_file, (), tf.errors.NotFoundError, "/no/such/file"),
+    ],
+)
+def test_join_raises_the_error_as_itself(strategy, fn, args, kind, words):  # row 28
+    strategy.schedule(fn, args=args)
+    with pytest.raises(kind, match=words):
+        strategy.join(TIMEOUT)
+
+
+def test_the_next_schedule_raises_the_error(strategy):  # row 29
+    fail(strategy)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be zero"):
+        schedule_check(strategy, ZERO)
+    strategy.join(TIMEOUT)
+
+
+def test_done_raises_the_error(strategy):
+    fail(strategy)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be zero"):
+        strategy.done()
+    assert strategy.done()
+
+
+def test_of_many_failures_one_is_raised(strategy):  # row 30
+    gate = Gate(strategy, failure="of many")
+    futures = gate.occupy(len(strategy.cluster.workers))
+    gate.open()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="of many"):
+        strategy.join(TIMEOUT)
+    assert all(future.exception(timeout=0) is not None for future in futures)
+    strategy.join(timeout=0)
+    assert strategy.done()
+
+
+def test_after_an_error_was_raised_the_strategy_is_as_new(strategy):  # rows 31, 41
+    for _ in range(3):
+        fail(strategy)
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            strategy.join(TIMEOUT)
+        assert strategy.done()
+        assert schedule_check(strategy, ZERO).result(TIMEOUT) == 0
+        strategy.join(TIMEOUT)
+
+
+def test_the_future_raises_the_error_as_often_as_it_is_asked(strategy):  # row 32
+    future = schedule_check(strategy, ONE)
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must be zero"):
+            future.result(TIMEOUT)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        strategy.join(TIMEOUT)
+    assert isinstance(future.exception(TIMEOUT), tf.errors.InvalidArgumentError)
+    assert strategy.local_results({"failed": [future], "plain": 7}) == {"failed": [None], "plain": 7}
+
+
+def test_the_error_says_which_function_failed_where_and_when(strategy):
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        schedule_check(strategy, ONE).result(TIMEOUT)
+    [note] = caught.value.__notes__
+    assert "(check) failed on /job:worker/replica:0/task:" in note
+    assert "attempt 1" in note
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        strategy.join(TIMEOUT)
+
+
+def test_the_error_keeps_the_place_in_the_users_code(strategy):
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        schedule_check(strategy, ONE).result(TIMEOUT)
+    assert "Detected at node" in str(caught.value)
+    assert f'File "{__file__}", line {check.python_function.__code__.co_firstlineno + 3}, in check' in str(caught.value)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        strategy.join(TIMEOUT)
+
+
+def test_an_error_of_tracing_is_raised_at_once_and_leaves_nothing(strategy):
+    @tf.function
+    def broken():
+        raise ValueError("while tracing")
+
+    with pytest.raises(ValueError, match="while tracing"):
+        strategy.schedule(broken)
+    strategy.join(timeout=0)
+
+
+@pytest.fixture
+def unreadable(strategy):
+    """Iterators of a dataset that no worker can make."""
+
+    def from_missing_file(_):
+        return tf.data.Dataset.from_tensors(tf.io.read_file("/no/such/file"))
+
+    return iter(strategy.experimental_distribute_datasets_from_function(from_missing_file))
+
+
+def test_an_input_that_cannot_be_made_fails_the_functions_that_use_it(strategy, unreadable):  # row 33
+    future = strategy.schedule(take_next, args=(unreadable,))
+    with pytest.raises(coordinator.ClosureInputError, match="iterator of from_missing_file could not") as caught:
+        future.result(TIMEOUT)
+    assert isinstance(caught.value.__cause__, tf.errors.NotFoundError)
+    with pytest.raises(coordinator.ClosureInputError, match="/no/such/file"):
+        strategy.join(TIMEOUT)
+
+
+def test_an_input_that_cannot_be_made_harms_nobody_who_does_not_use_it(strategy, unreadable):  # row 34
+    for _ in range(6):
+        schedule_check(strategy, ZERO)
+    strategy.join(TIMEOUT)
+    del unreadable
+    assert strategy.done()
+
+
+def test_a_dataset_begun_on_the_client_is_a_clear_input_error(strategy):  # row 42
+    begun = tf.data.Dataset.range(10)
+    finished = strategy.experimental_distribute_datasets_from_function(lambda _: begun.batch(2))
+    strategy.schedule(take_next, args=(iter(finished),))
+    with pytest.raises(coordinator.ClosureInputError, match="made outside of it, on the client"):
+        strategy.join(TIMEOUT)
+
+
+def test_data_that_runs_out_is_told_as_itself(strategy):
+    iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(1)))
+    for _ in range(4):  # Three workers have one element each.
+        strategy.schedule(take_next, args=(iterator,))
+    with pytest.raises(tf.errors.OutOfRangeError):
+        strategy.join(TIMEOUT)

@@ -1,0 +1,93 @@
+"""Whose fault an error is."""
+
+import pytest
+import tensorflow as tf
+
+from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
+from coordinator.ps_strategy.failure_table import failure_of
+from coordinator.runtime import FailureKind
+from tests.deadline import wait_until
+from tests.ps_strategy.gate import Gate
+
+TIMEOUT = 60.0
+
+UNAVAILABLE = tf.errors.UnavailableError(None, None, "Socket closed")
+ABORTED = tf.errors.AbortedError(None, None, "context")
+INVALID = tf.errors.InvalidArgumentError(None, None, "shapes")
+NOT_FOUND = tf.errors.NotFoundError(None, None, "file")
+CANCELLED = ClosureCancelledError("withdrawn")
+TYPE = TypeError("arguments")
+
+
+def input_error(cause):
+    error = ClosureInputError("iterator")
+    error.__cause__ = cause
+    return error
+
+
+TABLE = [
+    # error, is a parameter server lost, is the worker lost, kind
+    (UNAVAILABLE, False, True, FailureKind.WORKER_LOST),
+    (ABORTED, False, True, FailureKind.WORKER_LOST),
+    (INVALID, False, True, FailureKind.WORKER_LOST),
+    (input_error(UNAVAILABLE), False, True, FailureKind.WORKER_LOST),
+    (UNAVAILABLE, True, False, FailureKind.PARAMETER_SERVER_LOST),
+    (UNAVAILABLE, True, True, FailureKind.PARAMETER_SERVER_LOST),
+    (NOT_FOUND, True, False, FailureKind.PARAMETER_SERVER_LOST),
+    (input_error(ABORTED), True, False, FailureKind.PARAMETER_SERVER_LOST),
+    (UNAVAILABLE, False, False, FailureKind.TRANSIENT),
+    (ABORTED, False, False, FailureKind.TRANSIENT),
+    (input_error(UNAVAILABLE), False, False, FailureKind.TRANSIENT),
+    (input_error(NOT_FOUND), False, False, FailureKind.INPUT),
+    (input_error(TYPE), False, True, FailureKind.INPUT),
+    (input_error(None), True, True, FailureKind.INPUT),
+    (INVALID, False, False, FailureKind.USER),
+    (NOT_FOUND, False, False, FailureKind.USER),
+    (TYPE, True, True, FailureKind.USER),
+    (CANCELLED, True, True, FailureKind.CANCELLED),
+]
+
+
+@pytest.mark.parametrize(("error", "is_server_lost", "is_worker_lost", "kind"), TABLE)
+def test_every_error_has_one_kind(error, is_server_lost, is_worker_lost, kind):  # row 78
+    lost = ParameterServerLost("/job:ps/task:0", "gone") if is_server_lost else None
+    failure = failure_of(error, lost, is_worker_lost)
+    assert failure.kind is kind
+    if kind is FailureKind.PARAMETER_SERVER_LOST:
+        assert failure.error is lost
+        assert isinstance(failure.error.__cause__, tf.errors.OpError)
+    else:
+        assert failure.error is error
+
+
+def test_a_worker_killed_in_a_call_is_the_workers_fault_and_the_call_is_made_again(
+    strategy, shared_cluster, monkeypatch
+):  # row 78
+    runtime = strategy.cluster._runtime
+    classify, classified = runtime.classify, []
+
+    def note(worker, error):
+        failure = classify(worker, error)
+        classified.append((worker, error, failure.kind))
+        return failure
+
+    monkeypatch.setattr(runtime, "classify", note)
+    gate = Gate(strategy)
+    [future] = gate.occupy()
+    victim = gate.worker
+    shared_cluster.kill("worker", victim)
+    try:
+        wait_until(lambda: gate.worker != victim and classified)
+        assert not strategy.cluster.workers[victim].healthy()
+        gate.open()
+        assert future.result(TIMEOUT) is not None
+        strategy.join(TIMEOUT)
+    finally:
+        gate.open()
+        shared_cluster.restart("worker", victim)
+        wait_until(lambda: not strategy.cluster.unhealthy())
+    worker, error, kind = classified[0]
+    assert (worker, kind) == (victim, FailureKind.WORKER_LOST)
+    assert isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError)
+    assert f"/job:worker/replica:0/task:{victim}" in error.message
+    assert "/job:ps" not in error.message

@@ -1,0 +1,174 @@
+"""Variables of which every worker has its own: `tf.Variable(..., per_worker_variable=True)`."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.ps_strategy.every_worker import on_every_worker
+
+WORKERS = 3
+TIMEOUT = 60.0
+
+
+@pytest.fixture
+def counter(strategy):
+    with strategy.scope():
+        return tf.Variable(0, dtype=tf.int64, per_worker_variable=True)
+
+
+def test_every_worker_has_its_own_copy_and_read_all_reads_them(strategy, counter):  # row 62
+    @tf.function
+    def count():
+        counter.assign_add(1)
+
+    assert counter.read_all() == [0, 0, 0]
+    for rounds in (1, 2):
+        on_every_worker(strategy, count)
+        assert counter.read_all() == [rounds] * WORKERS
+    strategy.schedule(count).result(TIMEOUT)
+    assert sorted(counter.read_all()) == [2, 2, 3]
+
+
+def test_the_copies_together_have_counted_every_call(strategy, counter):  # rows 61, 62
+    @tf.function
+    def count():
+        return counter.assign_add(1)
+
+    for _ in range(20):
+        strategy.schedule(count)
+    strategy.join(TIMEOUT)
+    assert sum(counter.read_all()) == 20
+
+
+def test_it_may_be_an_argument_and_stands_for_the_workers_own_copy(strategy, counter):  # row 61
+    traces = []
+
+    @tf.function
+    def count(variable, *, by):
+        traces.append(variable)
+        variable.assign_add(by)
+        return variable.read_value()
+
+    for _ in range(5):
+        strategy.schedule(count, args=(counter,), kwargs={"by": tf.constant(2, tf.int64)})
+    strategy.join(TIMEOUT)
+    assert sum(counter.read_all()) == 10
+    assert len(traces) == 1
+
+
+def test_an_ordinary_variable_may_be_an_argument_and_stays_one(strategy):
+    with strategy.scope():
+        variable = tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def double(argument):
+        argument.assign_add(argument)
+
+    on_every_worker(strategy, double, variable)
+    assert variable.numpy().tolist() == [8.0, 16.0]
+
+
+def test_the_copies_are_on_the_workers_cpus(strategy, counter):  # row 62
+    copies = strategy._handles.resource_for(counter.handle)
+    on_every_worker(strategy, tf.function(counter.read_value))
+    devices = [copies._copies[index][1].device for index in range(WORKERS)]
+    assert devices == [f"{worker.device}/device:CPU:0" for worker in strategy.cluster.workers]
+
+
+def test_outside_of_scheduled_functions_it_is_an_ordinary_variable_on_the_client(strategy, counter):
+    counter.assign(7)
+    tf.function(lambda: counter.assign_add(1))()
+    assert counter.numpy() == 8
+    assert counter.device == "/job:chief/replica:0/task:0/device:CPU:0"
+    assert counter.read_all() == [0, 0, 0]
+
+
+def test_it_is_bound_however_deep_in_a_function_it_is_used(strategy, counter):
+    @tf.function
+    def inner(by):
+        return counter.assign_add(by)
+
+    @tf.function
+    def step():
+        for by in tf.range(3, dtype=tf.int64):
+            if by > 0:
+                inner(by)
+        return tf.data.Dataset.range(4).map(inner).reduce(tf.constant(0, tf.int64), lambda _, value: value)
+
+    assert on_every_worker(strategy, step) == [9, 9, 9]
+    assert counter.read_all() == [9, 9, 9]
+    assert counter.numpy() == 0
+
+
+def test_a_dataset_function_may_use_it(strategy, counter):
+    def counted(_):
+        return tf.data.Dataset.range(3).map(lambda x: counter.assign_add(1) * 10 + x)
+
+    iterator = iter(strategy.experimental_distribute_datasets_from_function(counted))
+    assert on_every_worker(strategy, tf.function(lambda it: (next(it), next(it))), iterator) == [(10, 21)] * WORKERS
+
+
+def test_each_copy_has_an_initial_value_of_its_own_if_it_is_a_function(strategy):
+    with strategy.scope():
+        noise = tf.Variable(
+            lambda: tf.random.uniform([4]), dtype=tf.float32, name="noise", trainable=False, per_worker_variable=True
+        )
+    values = noise.read_all()
+    assert len({tuple(value) for value in values}) == WORKERS
+    assert all(value.shape == (4,) and value.dtype == np.float32 for value in values)
+    assert not noise.trainable
+
+
+def test_gradients_flow_to_it(strategy):
+    with strategy.scope():
+        weight = tf.Variable(3.0, per_worker_variable=True)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = weight * weight
+        gradient = tape.gradient(loss, weight)
+        weight.assign_sub(gradient * 0.5)
+        return gradient
+
+    assert on_every_worker(strategy, step) == [6.0] * WORKERS
+    assert weight.read_all() == [0.0] * WORKERS
+
+
+def test_evaluation_over_shards_is_exact_although_two_of_three_workers_are_killed(strategy, shared_cluster):  # row 71
+    """Each shard returns what it counted in scratch variables of its worker, which come back zeroed with the worker.
+
+    A shard is counted by whichever attempt returned it, so nothing is lost with a worker and nothing counts twice.
+    """
+    shards, values = 128, np.arange(1024, dtype=np.float32)
+    data = tf.constant(values)
+    with strategy.scope():
+        total = tf.Variable(0.0, per_worker_variable=True)
+        count = tf.Variable(0.0, per_worker_variable=True)
+
+    @tf.function
+    def evaluate(shard):
+        total.assign(0.0)
+        count.assign(0.0)
+        for value in tf.data.Dataset.from_tensor_slices(data).shard(shards, shard):
+            total.assign_add(value)
+            count.assign_add(1.0)
+        return total.read_value(), count.read_value()
+
+    futures = [strategy.schedule(evaluate, args=(tf.constant(shard, tf.int64),)) for shard in range(shards // 2)]
+    futures[8].result(TIMEOUT)
+    victims = (1, 2)
+    for index in victims:
+        shared_cluster.kill("worker", index)
+    futures += [
+        strategy.schedule(evaluate, args=(tf.constant(shard, tf.int64),)) for shard in range(shards // 2, shards)
+    ]
+    for index in victims:
+        shared_cluster.restart("worker", index, wait=False)
+    results = [future.result(TIMEOUT) for future in futures]
+    assert sum(total for total, _ in results) / sum(count for _, count in results) == values.mean()
+
+    for index in victims:
+        shared_cluster.wait_ready("worker", index)
+    on_every_worker(strategy, evaluate, tf.constant(0, tf.int64))
+    assert count.read_all() == [8.0] * WORKERS

@@ -1,0 +1,165 @@
+"""What a scheduled function finds around it: a replica context, in which run, reduce and updates work."""
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+TIMEOUT = 60.0
+
+
+def replica_id():
+    """The replica's number, which exists inside of a replica context alone."""
+    return tf.distribute.get_replica_context().replica_id_in_sync_group
+
+
+def result(strategy, fn, *args):
+    return strategy.schedule(fn, args=args).result(TIMEOUT)
+
+
+@pytest.fixture
+def variable(strategy):
+    with strategy.scope():
+        return tf.Variable(0.0)
+
+
+def test_run_outside_of_a_scheduled_function_works_and_warns_each_time(strategy, caplog):  # row 10
+    for _ in range(2):
+        caplog.clear()
+        assert strategy.run(lambda x: x + replica_id(), args=(tf.constant(5),)) == 5
+        [record] = caplog.records
+        assert record.levelno == logging.WARNING
+        assert "strategy.run was called outside of a scheduled function" in record.getMessage()
+
+        caplog.clear()
+        assert result(strategy, tf.function(lambda: strategy.run(replica_id))) == 0
+        assert not caplog.records
+
+
+def test_reduce_outside_of_a_scheduled_function_works_and_warns(strategy, caplog):
+    assert strategy.reduce("SUM", tf.constant([1, 2]), axis=0) == 3
+    assert "strategy.reduce was called outside of a scheduled function" in caplog.text
+
+
+@pytest.mark.parametrize("in_scope", [True, False])
+def test_run_and_reduce_work_in_a_scheduled_function(strategy, in_scope):  # row 11
+    @tf.function
+    def step(x):
+        assert tf.distribute.get_replica_context() is not None
+        doubled = strategy.run(lambda value: value * 2 + replica_id(), args=(x,))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, doubled, axis=None)
+
+    if in_scope:
+        with strategy.scope():
+            future = strategy.schedule(step, args=(tf.constant(21),))
+    else:
+        future = strategy.schedule(step, args=(tf.constant(21),))
+    assert future.result(TIMEOUT) == 42
+
+
+def test_an_update_by_the_first_replica_is_made_once_for_each_call(strategy, variable):  # row 12
+    @tf.function
+    def step():
+        def update_if_first():
+            if replica_id() == 0:
+                variable.assign_add(1.0)
+            return 1
+
+        return strategy.reduce("SUM", strategy.run(update_if_first), axis=None)
+
+    futures = [strategy.schedule(step) for _ in range(10)]
+    strategy.join(TIMEOUT)
+    assert strategy.local_results(futures) == [1] * 10
+    assert variable.numpy() == 10
+
+
+def test_the_mean_over_a_batch_of_a_distributed_dataset(strategy, variable):  # row 18
+    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors([1.0, 3.0]).repeat())
+
+    @tf.function
+    def step(iterator):
+        mean = strategy.reduce(tf.distribute.ReduceOp.MEAN, strategy.run(lambda x: x * 2, (next(iterator),)), axis=0)
+        variable.assign_add(mean)
+        return mean
+
+    iterator = iter(dataset)
+    futures = [strategy.schedule(step, args=(iterator,)) for _ in range(6)]
+    strategy.join(TIMEOUT)
+    assert strategy.local_results(futures) == [4.0] * 6
+    assert variable.numpy() == 24
+    strategy.join(TIMEOUT)
+    assert strategy.done()
+
+
+def test_the_scope_may_be_entered_in_a_scheduled_function(strategy, variable):
+    @tf.function
+    def step():
+        with strategy.scope():
+            return variable.assign_add(1.0)
+
+    assert result(strategy, step) == 1
+
+
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN", "ONLY_FIRST_REPLICA"])
+def test_variables_that_aggregate_are_updated_by_every_call(strategy, aggregation):  # rows 100, 102
+    with strategy.scope():
+        plain = tf.Variable(1.0)
+        variable = tf.Variable(1.0, aggregation=tf.VariableAggregation[aggregation])
+    # There is one replica, so no wrapper is needed.
+    assert type(variable) is type(plain)
+
+    @tf.function
+    def step():
+        def update():
+            variable.assign(variable * 2.0)
+            return variable.assign_add(3.0)
+
+        return strategy.run(update)
+
+    assert result(strategy, step) == 5
+    assert result(strategy, step) == 13
+    assert variable.numpy() == 13
+    strategy.run(lambda: variable.assign_sub(3.0))
+    assert variable.numpy() == 10
+
+
+def test_reductions_in_the_replica_context_are_over_one_replica(strategy):
+    @tf.function
+    def step(x):
+        context = tf.distribute.get_replica_context()
+        assert context.num_replicas_in_sync == strategy.num_replicas_in_sync == 1
+        return {
+            "all_reduce": context.all_reduce(tf.distribute.ReduceOp.MEAN, x),
+            "all_gather": context.all_gather(x, axis=0),
+            "merge_call": context.merge_call(lambda _, value: value + 1.0, args=(x,)),
+            "gather": strategy.run(lambda: tf.distribute.get_replica_context().all_gather(x, axis=0)),
+        }
+
+    value = result(strategy, step, tf.constant([1.0, 2.0]))
+    for name in ("all_reduce", "all_gather", "gather"):
+        np.testing.assert_array_equal(value[name], [1.0, 2.0])
+    np.testing.assert_array_equal(value["merge_call"], [2.0, 3.0])
+
+
+def test_an_update_is_made_where_the_variable_is(strategy, variable):
+    @tf.function
+    def step(amount):
+        def update(strategy, amount):
+            strategy.extended.update(variable, lambda v, value: v.assign_add(value), args=(amount,))
+
+        tf.distribute.get_replica_context().merge_call(update, args=(amount,))
+
+    strategy.schedule(step, args=(tf.constant(2.5),))
+    strategy.join(TIMEOUT)
+    assert variable.numpy() == 2.5
+
+
+def test_gradients_flow_through_variables_on_parameter_servers(strategy, variable):
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = (variable + x) ** 2
+        return tape.gradient(y, variable)
+
+    assert result(strategy, step, tf.constant(3.0)) == 6

@@ -1,0 +1,169 @@
+"""What futures give: the function's result, as it returned it, for as long as it is wanted."""
+
+import collections
+import concurrent.futures
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import on_every_worker
+from tests.ps_strategy.gate import Gate
+
+TIMEOUT = 60.0
+
+Pair = collections.namedtuple("Pair", ["first", "second"])
+
+
+def result(strategy, fn, *args):
+    return strategy.schedule(fn, args=args).result(TIMEOUT)
+
+
+@tf.function
+def double(x):
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        (1, 2.5),
+        [1, [2, (3,)]],
+        {"a": 1, "b": {"c": (2, [3])}},
+        Pair(1, {"x": Pair(2, 3)}),
+        None,
+        (None, 1, {"none": None}),
+        (True, b"bytes"),
+        {},
+        [(), 1],
+    ],
+    ids=str,
+)
+def test_a_result_comes_in_the_structure_that_was_returned(strategy, structure):  # rows 20, 22
+    @tf.function
+    def make():
+        return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.constant(leaf), structure)
+
+    future = strategy.schedule(make)
+    tf.nest.assert_same_structure(future.result(TIMEOUT), structure, check_types=True)
+    assert future.result(TIMEOUT) == structure
+    assert strategy.local_results([future, {"again": future}]) == [structure, {"again": structure}]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, np.complex64, np.float16])
+def test_tensors_become_arrays(strategy, dtype):
+    @tf.function
+    def make():
+        return tf.cast([[0, 1], [1, 0]], dtype)
+
+    value = result(strategy, make)
+    assert isinstance(value, np.ndarray)
+    assert value.dtype == dtype
+    np.testing.assert_array_equal(value, np.array([[0, 1], [1, 0]], dtype))
+
+
+def test_strings_come_as_bytes(strategy):
+    assert result(strategy, double_text, tf.constant(["ä", "b"])).tolist() == ["ää".encode(), b"bb"]
+
+
+@tf.function
+def double_text(text):
+    return tf.strings.join([text, text])
+
+
+def test_ragged_and_sparse_results_come_as_themselves_on_the_client(strategy):
+    @tf.function
+    def make():
+        return tf.RaggedTensor.from_row_lengths(tf.range(3), [1, 0, 2]), tf.sparse.from_dense([[0, 7]])
+
+    ragged, sparse = result(strategy, make)
+    assert ragged.to_list() == [[0], [], [1, 2]]
+    np.testing.assert_array_equal(tf.sparse.to_dense(sparse), [[0, 7]])
+    assert all("/job:chief" in tensor.device for tensor in (ragged.values, sparse.values))
+
+
+def test_a_result_reflects_the_updates_made_on_the_way(strategy):  # row 23
+    with strategy.scope():
+        variables = [tf.Variable(float(number)) for number in range(3)]
+
+    @tf.function
+    def update():
+        for variable in variables:
+            variable.assign_add(1.0)
+        return [variable.read_value() for variable in variables]
+
+    assert result(strategy, update) == [1, 2, 3]
+    assert [variable.numpy() for variable in variables] == [1, 2, 3]
+    devices = [variable.device for variable in variables]
+    assert devices[0] == devices[2] != devices[1]
+    assert all(device.startswith("/job:ps/") for device in devices)
+
+
+def test_local_results_waits_for_what_is_under_way(strategy):
+    futures = {"a": [strategy.schedule(double, args=(tf.constant(x),)) for x in range(3)], "b": "text"}
+    assert strategy.local_results(futures) == {"a": [0, 2, 4], "b": "text"}
+
+
+def test_futures_work_with_the_standard_library(strategy):
+    futures = [strategy.schedule(double, args=(tf.constant(x),)) for x in range(10)]
+    results = sorted(future.result() for future in concurrent.futures.as_completed(futures, TIMEOUT))
+    assert results == list(range(0, 20, 2))
+    assert concurrent.futures.wait(futures, TIMEOUT).not_done == set()
+
+
+def test_a_callback_runs_when_the_result_is_there(strategy):
+    results, called = [], threading.Event()
+
+    def note(future):
+        results.append(future.result(timeout=0))
+        called.set()
+
+    strategy.schedule(double, args=(tf.constant(4),)).add_done_callback(note)
+    assert called.wait(TIMEOUT)
+    assert results == [8]
+
+
+@pytest.mark.parametrize("verb", ["schedule", "join", "done"])
+def test_a_callback_that_would_wait_for_itself_is_told_so(strategy, verb):
+    calls = {"schedule": lambda: strategy.schedule(double, args=(tf.constant(1),))}
+    errors, called = [], threading.Event()
+
+    def call(_):
+        try:
+            calls.get(verb, getattr(strategy, verb))()
+        except RuntimeError as error:
+            errors.append(error)
+        called.set()
+
+    # Added while the function runs, the callback is called by the worker's thread, not by this one.
+    gate = Gate(strategy)
+    [future] = gate.occupy()
+    future.add_done_callback(call)
+    gate.open()
+    assert called.wait(TIMEOUT)
+    assert f"{verb} was called on a worker's thread" in str(errors[0])
+
+
+def test_results_and_arguments_outlive_every_worker(strategy, shared_cluster):  # rows 24, 25
+    total = tf.function(tf.reduce_sum)
+    argument = tf.constant([1, 2, 3])
+    assert on_every_worker(strategy, total, argument) == [6, 6, 6]
+    futures = [strategy.schedule(total, args=(argument,)) for _ in range(6)]
+    fetched = strategy.local_results(futures[:3])
+    strategy.join(TIMEOUT)
+    workers = range(len(strategy.cluster.workers))
+    for index in workers:
+        shared_cluster.kill("worker", index)
+    try:
+        assert strategy.local_results(futures) == fetched * 2 == [6] * 6
+    finally:
+        for index in workers:
+            shared_cluster.restart("worker", index, wait=False)
+        for index in workers:
+            shared_cluster.wait_ready("worker", index)
+    # The workers that came back know nothing of the tensor and the function that their predecessors were given.
+    assert on_every_worker(strategy, total, argument) == [6, 6, 6]
+    assert strategy.local_results(futures) == [6] * 6
+    wait_until(lambda: not strategy.cluster.unhealthy())

@@ -1,0 +1,174 @@
+"""SavedModels of what was made under the strategy, loaded without it and under it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.ps_strategy.every_worker import on_every_worker
+
+WORKERS = 3
+TIMEOUT = 60.0
+WORDS = ["a", "b", "other"]
+FOUND = [20.0, 30.0, 10.0]
+
+
+class WordValues(tf.Module):
+    """A table and a variable: the value of each word, the first one for words that are not known."""
+
+    def __init__(self):
+        initializer = tf.lookup.KeyValueTensorInitializer(tf.constant(["a", "b"]), tf.constant([1, 2], tf.int64))
+        self.table = tf.lookup.StaticHashTable(initializer, default_value=0)
+        self.values = tf.Variable([10.0, 20.0, 30.0])
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
+    def look_up(self, words):
+        return tf.gather(self.values, self.table.lookup(words))
+
+
+@pytest.fixture(params=["saved under the strategy", "saved without"])
+def saved(strategy, tmp_path, request):
+    """The folder of a SavedModel with a table."""
+    with strategy.scope() if request.param == "saved under the strategy" else tf.device(None):
+        model = WordValues()
+    tf.saved_model.save(model, str(tmp_path / "saved"))
+    return str(tmp_path / "saved")
+
+
+def load(strategy, folder):
+    with strategy.scope():
+        return tf.saved_model.load(folder)
+
+
+def test_a_saved_model_with_tables_loads_outside_of_the_scope(strategy, saved):  # row 169
+    model = tf.saved_model.load(saved)
+    assert model.look_up(tf.constant(WORDS)).numpy().tolist() == FOUND
+    assert "/job:chief" in model.values.device
+    # On the workers too: there it looks up in the client's table, and reads the client's variable.
+    found = on_every_worker(strategy, tf.function(lambda words: model.look_up(words) + 1), tf.constant(WORDS))
+    assert [words.tolist() for words in found] == [[21.0, 31.0, 11.0]] * WORKERS
+
+
+def test_a_saved_model_with_tables_loads_in_a_program_without_a_strategy(strategy, tmp_path, run_program):  # row 169
+    with strategy.scope():
+        model = WordValues()
+    model.values.assign([1.0, 2.0, 3.0])
+    tf.saved_model.save(model, str(tmp_path / "saved"))
+    program = run_program(
+        """
+        import sys
+        import tensorflow as tf
+
+        model = tf.saved_model.load(sys.argv[1])
+        print(model.look_up(tf.constant(["a", "b", "other"])).numpy().tolist())
+        print(model.signatures["serving_default"](tf.constant(["b"]))["output_0"].numpy().tolist())
+        """,
+        tmp_path / "saved",
+    )
+    assert program.stdout.splitlines() == ["[2.0, 3.0, 1.0]", "[3.0]"]
+
+
+def test_a_saved_model_loads_under_the_strategy_with_a_table_on_each_worker(strategy, saved):  # row 169
+    model = load(strategy, saved)
+    assert "/job:ps" in model.values.device
+    assert model.look_up(tf.constant(WORDS)).numpy().tolist() == FOUND
+
+    found = on_every_worker(strategy, model.look_up, tf.constant(WORDS))
+    assert [words.tolist() for words in found] == [FOUND] * WORKERS
+    tables = strategy._handles.resource_for(model.table.resource_handle)
+    devices = [tables._copies[index][1].device for index in range(WORKERS)]
+    assert devices == [f"{worker.device}/device:CPU:0" for worker in strategy.cluster.workers]
+
+    model.values.assign([0.0, 1.0, 2.0])
+    for fn in (model.look_up, model.look_up.concrete_functions[0], model.signatures["serving_default"]):
+        [found] = tf.nest.flatten(strategy.schedule(fn, kwargs={"words": tf.constant(WORDS)}).result(TIMEOUT))
+        assert found.tolist() == [1.0, 2.0, 0.0]
+
+
+def test_a_loaded_model_may_be_used_in_a_pipeline_and_inside_of_loops(strategy, saved):  # row 169
+    model = load(strategy, saved)
+
+    def make_dataset(_):
+        return tf.data.Dataset.from_tensors(WORDS).repeat(2).map(model.look_up)
+
+    @tf.function
+    def step(iterator):
+        total = tf.zeros([3])
+        for _ in range(2):
+            total += next(iterator)
+        for _ in tf.range(2):
+            total += model.look_up(tf.constant(WORDS))
+        return total
+
+    iterator = iter(strategy.experimental_distribute_datasets_from_function(make_dataset))
+    found = on_every_worker(strategy, step, iterator)
+    assert [words.tolist() for words in found] == [[80.0, 120.0, 40.0]] * WORKERS
+
+
+def test_a_loaded_model_can_be_saved_and_loaded_again(strategy, saved, tmp_path):
+    tf.saved_model.save(load(strategy, saved), str(tmp_path / "again"))
+    model = load(strategy, str(tmp_path / "again"))
+    found = on_every_worker(strategy, model.look_up, tf.constant(WORDS))
+    assert [words.tolist() for words in found] == [FOUND] * WORKERS
+
+
+def make_examples(context):
+    """Words of which half are good, and whether they are."""
+    good = tf.constant(["good", "fine", "nice"])
+    bad = tf.constant(["bad", "poor", "ugly"])
+
+    def example(number):
+        is_good = number % 2 == 0
+        index = tf.random.uniform([4], 0, 3, tf.int64)
+        return tf.gather(good if is_good else bad, index), tf.cast(is_good, tf.float32)[tf.newaxis]
+
+    dataset = tf.data.Dataset.range(1000).shard(context.num_input_pipelines, context.input_pipeline_id)
+    return dataset.repeat().map(example).batch(16)
+
+
+@pytest.fixture
+def trained(strategy):
+    """A lookup layer used in the pipeline, and an embedding model that was trained by a loop of one's own."""
+    with strategy.scope():
+        lookup = keras.layers.StringLookup(vocabulary=["good", "bad", "fine", "poor", "nice", "ugly"])
+        model = keras.Sequential(
+            [
+                keras.Input((4,), dtype="int64"),
+                keras.layers.Embedding(lookup.vocabulary_size(), 4),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(1, activation="sigmoid"),
+            ]
+        )
+        optimizer = keras.optimizers.Adam(0.05)
+
+    def make_dataset(context):
+        return make_examples(context).map(lambda words, label: (lookup(words), label))
+
+    @tf.function
+    def train(iterator):
+        numbers, labels = next(iterator)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.binary_crossentropy(labels, model(numbers, training=True)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    iterator = iter(strategy.experimental_distribute_datasets_from_function(make_dataset))
+    for _ in range(60):
+        strategy.schedule(train, args=(iterator,))
+    strategy.join(TIMEOUT)
+    return lookup, model
+
+
+def test_an_embedding_model_is_trained_on_looked_up_words_saved_and_served(strategy, trained, tmp_path):  # row 170
+    lookup, model = trained
+    words = tf.constant([["good", "fine", "nice", "good"], ["bad", "ugly", "poor", "poor"]])
+    assert (model(lookup(words)).numpy() > 0.5).tolist() == [[True], [False]]
+
+    inputs = keras.Input((4,), dtype="string")
+    served = keras.Model(inputs, model(lookup(inputs)))
+    served.export(str(tmp_path / "served"), verbose=False)
+    expected = served(words).numpy()
+    for loaded in (tf.saved_model.load(str(tmp_path / "served")), load(strategy, str(tmp_path / "served"))):
+        np.testing.assert_allclose(loaded.serve(words).numpy(), expected, rtol=1e-5)
+    for answer in on_every_worker(strategy, loaded.serve, words):
+        np.testing.assert_allclose(answer, expected, rtol=1e-5)

@@ -1,0 +1,286 @@
+"""What may be scheduled, with which arguments, and how the queue looks to whoever schedules."""
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import coordinator
+from tests.deadline import wait_until
+from tests.ps_strategy.gate import Gate
+
+TIMEOUT = 60.0
+
+
+@tf.function
+def add(x, y=10, *, z=100):
+    return x + y + z
+
+
+@pytest.fixture
+def counter(strategy):
+    with strategy.scope():
+        return tf.Variable(0)
+
+
+@pytest.fixture
+def count(counter):
+    return tf.function(lambda: counter.assign_add(1))
+
+
+def result(strategy, fn, *args, **kwargs):
+    return strategy.schedule(fn, args=args, kwargs=kwargs).result(TIMEOUT)
+
+
+def test_a_process_has_one_strategy_at_a_time(strategy, shared_cluster):  # row 5
+    with pytest.raises(RuntimeError, match="one strategy at a time"):
+        coordinator.ParameterServerStrategy(shared_cluster.resolver)
+    assert result(strategy, add, tf.constant(1)) == 111
+
+
+@pytest.mark.parametrize("fn", [len, lambda: 1, "add", None])
+def test_only_functions_of_tensorflow_are_taken(strategy, fn):  # row 6
+    with pytest.raises(TypeError, match=r"takes a tf\.function or a concrete function"):
+        strategy.schedule(fn)
+
+
+def test_arguments_that_are_no_sequence_are_refused(strategy):
+    with pytest.raises(TypeError, match="args must be a list or tuple"):
+        strategy.schedule(add, args=1)
+    with pytest.raises(TypeError, match="kwargs must be a dict"):
+        strategy.schedule(add, args=(1,), kwargs=[2])
+
+
+def test_a_future_is_refused_as_an_argument_wherever_it_hides(strategy):  # row 7
+    future = strategy.schedule(add, args=(tf.constant(1),))
+    for args, kwargs in [((future,), None), (({"a": [future]},), None), ((1,), {"y": future})]:
+        with pytest.raises(ValueError, match=r"future\.result\(\)"):
+            strategy.schedule(add, args=args, kwargs=kwargs)
+
+
+def test_defaults_fill_in_for_arguments_left_out(strategy):
+    assert result(strategy, add, tf.constant(1)) == 111
+    assert result(strategy, add, tf.constant(1), 2) == 103
+    assert result(strategy, add, tf.constant(1), z=tf.constant(2)) == 13
+    assert result(strategy, add, x=1, z=3, y=2) == 6
+
+
+def test_a_default_may_be_an_array_or_a_structure(strategy):
+    two = np.float32(2)
+
+    @tf.function
+    def f(x, *, y=two, z=(1.0, {"a": None})):
+        return x * y + z[0]
+
+    assert result(strategy, f, tf.constant(3.0)) == 7
+    assert result(strategy, f, tf.constant(3.0), z=(tf.constant(2.0), {"a": None})) == 8
+
+
+def test_arguments_may_be_arrays_numbers_and_structures(strategy):
+    @tf.function
+    def f(x, *rest, **named):
+        return {"sum": x["a"][0] + sum(rest), "named": named["scale"] * x["b"]}
+
+    value = result(strategy, f, {"a": [np.arange(3)], "b": 2.5}, 1, np.int64(2), scale=tf.constant(4.0))
+    np.testing.assert_array_equal(value["sum"], [3, 4, 5])
+    assert value["named"] == 10
+
+
+def test_ragged_and_sparse_tensors_may_be_arguments(strategy):
+    @tf.function
+    def f(ragged, sparse):
+        return tf.reduce_sum(ragged, axis=1), tf.sparse.reduce_sum(sparse)
+
+    sums, total = result(strategy, f, tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[0, 7], [5, 0]]))
+    np.testing.assert_array_equal(sums, [1, 5])
+    assert total == 12
+
+
+def test_a_variable_may_be_an_argument(strategy, counter):
+    @tf.function
+    def add_to(variable, amount):
+        variable.assign_add(amount)
+
+    strategy.schedule(add_to, args=(counter, tf.constant(5)))
+    strategy.join(TIMEOUT)
+    assert counter.numpy() == 5
+
+
+def test_concrete_functions_are_taken(strategy):
+    concrete = add.get_concrete_function(tf.TensorSpec([], tf.int32), z=tf.TensorSpec([], tf.int32))
+    assert result(strategy, concrete, tf.constant(1), z=tf.constant(2)) == 13
+    assert result(strategy, concrete, tf.constant(1), 10, z=tf.constant(2)) == 13
+
+
+def test_arguments_that_a_concrete_function_does_not_take_are_refused(strategy):
+    concrete = add.get_concrete_function(tf.TensorSpec([], tf.int32))
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        strategy.schedule(concrete, args=(1, 10, 100, 1000))
+    with pytest.raises(TypeError, match="string"):
+        result(strategy, concrete, tf.constant("text"))
+    with pytest.raises(TypeError, match="string"):
+        strategy.join(TIMEOUT)
+
+
+def test_methods_and_partial_functions_are_taken(strategy):
+    class Scale:
+        def __init__(self):
+            self.factor = 3
+
+        @tf.function
+        def apply(self, x, offset=1):
+            return self.factor * x + offset
+
+    scale = Scale()
+    assert result(strategy, scale.apply, tf.constant(2)) == 7
+    assert result(strategy, tf.function(functools.partial(scale.apply, offset=5)), tf.constant(2)) == 11
+
+
+def test_an_input_signature_is_heeded(strategy):
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+    def total(x):
+        return tf.reduce_sum(x)
+
+    assert result(strategy, total, [1, 2]) == 3
+    assert result(strategy, total, np.ones(5)) == 5
+    assert total.experimental_get_tracing_count() == 1
+    with pytest.raises(TypeError, match=r"\(2, 2\)"):
+        strategy.schedule(total, args=(tf.ones((2, 2)),))
+
+
+def test_a_function_may_create_its_variables_on_its_first_call(strategy):
+    class Lazy:
+        variable = None
+
+        @tf.function
+        def __call__(self):
+            if self.variable is None:
+                self.variable = tf.Variable(10.0)
+            return self.variable.assign_add(1.0)
+
+    lazy = Lazy()
+    assert result(strategy, lazy.__call__) == 11
+    assert result(strategy, lazy.__call__) == 12
+    assert "/job:ps" in lazy.variable.device
+    assert lazy.variable.numpy() == 12
+
+
+def test_functions_may_call_functions(strategy, counter):
+    @tf.function
+    def inner(x):
+        counter.assign_add(x)
+        return tf.cond(x > 1, lambda: x * 2, lambda: x)
+
+    @tf.function
+    def outer(x):
+        return inner(x) + inner(x + 1)
+
+    assert result(strategy, outer, tf.constant(1)) == 5
+    assert counter.numpy() == 3
+
+
+def test_a_function_is_traced_once_for_all_workers_and_again_for_a_new_shape(strategy):
+    @tf.function
+    def total(x):
+        return tf.reduce_sum(x)
+
+    for _ in range(12):
+        strategy.schedule(total, args=(tf.ones([2]),))
+    strategy.join(TIMEOUT)
+    assert total.experimental_get_tracing_count() == 1
+    assert result(strategy, total, tf.ones([3])) == 3
+    assert total.experimental_get_tracing_count() == 2
+
+
+def test_scheduling_works_inside_and_outside_of_the_scope(strategy, count, counter):  # row 11
+    with strategy.scope():
+        strategy.schedule(count)
+        strategy.join(TIMEOUT)
+    strategy.schedule(count)
+    strategy.join(TIMEOUT)
+    assert counter.numpy() == 2
+
+
+def test_joining_nothing_returns_at_once_and_again(strategy, count, counter):  # rows 17, 19
+    for _ in range(3):
+        strategy.join(timeout=0)
+        assert strategy.done()
+    futures = [strategy.schedule(count) for _ in range(5)]
+    for future in futures:
+        future.result(TIMEOUT)
+    for _ in range(3):
+        strategy.join(TIMEOUT)
+        assert strategy.done()
+        assert counter.numpy() == 5
+
+
+def test_thousands_of_functions_complete(strategy):  # row 15
+    @tf.function
+    def double(x):
+        return x * 2
+
+    tensors = [tf.constant(x) for x in range(10)]
+    futures = [strategy.schedule(double, args=(tensors[number % 10],)) for number in range(5_000)]
+    strategy.join(timeout=4 * TIMEOUT)
+    assert [future.result(timeout=0) for future in futures] == [number % 10 * 2 for number in range(5_000)]
+
+
+def test_threads_may_schedule_at_once(strategy, counter):
+    @tf.function
+    def add_to_counter(amount):
+        return counter.assign_add(amount)
+
+    def schedule_some():
+        for amount in range(1, 41):
+            strategy.schedule(add_to_counter, args=(tf.constant(amount),))
+
+    threads = [threading.Thread(target=schedule_some) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    strategy.join(TIMEOUT)
+    assert counter.numpy() == 2 * sum(range(1, 41))
+
+
+def test_done_is_false_while_something_runs_and_join_says_what(strategy):
+    gate = Gate(strategy)
+    gate.occupy()
+    assert not strategy.done()
+    with pytest.raises(TimeoutError, match="_stand"):
+        strategy.join(timeout=0.1)
+    gate.open()
+    strategy.join(TIMEOUT)
+    assert strategy.done()
+
+
+def test_a_full_queue_blocks_whoever_schedules_until_there_is_room(strategy, count, counter, monkeypatch):  # row 8
+    monkeypatch.setattr(strategy.cluster._queue, "_capacity", 2)
+    gate = Gate(strategy)
+    gate.occupy(len(strategy.cluster.workers))
+    for _ in range(2):
+        strategy.schedule(count)
+    third = threading.Thread(target=strategy.schedule, args=(count,))
+    third.start()
+    third.join(timeout=0.2)
+    assert third.is_alive()
+    assert strategy.cluster.statistics().waiting == 2
+    gate.open()
+    third.join(TIMEOUT)
+    assert not third.is_alive()
+    strategy.join(TIMEOUT)
+    assert counter.numpy() == 3
+
+
+def test_the_statistics_count_what_was_scheduled(strategy, count):
+    before = strategy.cluster.statistics()
+    for _ in range(6):
+        strategy.schedule(count)
+    strategy.join(TIMEOUT)
+    after = strategy.cluster.statistics()
+    assert after.finished == before.finished + 6
+    assert after.waiting == after.running == 0
+    assert len(after.workers) == 3
+    wait_until(lambda: sum(worker.finished for worker in strategy.cluster.statistics().workers) >= after.finished)
