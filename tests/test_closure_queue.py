@@ -28,6 +28,7 @@ def queue(stalls: Stalls) -> ClosureQueue:
 # Order
 
 
+# row 1
 def test_a_closure_is_pending_from_put_to_finish_and_may_be_handed_back_between(queue: ClosureQueue) -> None:
     closure = put_new(queue)
     assert take(queue) is closure
@@ -42,6 +43,7 @@ def test_a_closure_is_pending_from_put_to_finish_and_may_be_handed_back_between(
     assert (closure.future.result(), closure.attempts) == ("result", 2)
 
 
+# row 1
 def test_first_in_is_first_out_and_what_is_handed_back_goes_to_the_front_of_a_full_queue(stalls: Stalls) -> None:
     queue = new_queue(stalls, capacity=2)
     first, second = put_new(queue, 1), put_new(queue, 2)
@@ -51,6 +53,7 @@ def test_first_in_is_first_out_and_what_is_handed_back_goes_to_the_front_of_a_fu
     assert [take(queue) for _ in range(3)] == [first, second, third]
 
 
+# rows 2, 3
 @pytest.mark.parametrize(("consumers", "closures", "capacity"), [(2, 5, 100), (10, 100, 100), (10, 100, 1)])
 def test_consumers_that_hand_back_lose_and_double_nothing(
     stalls: Stalls, consumers: int, closures: int, capacity: int
@@ -82,6 +85,7 @@ def test_consumers_that_hand_back_lose_and_double_nothing(
     assert finished == dict.fromkeys(range(closures), 1)
 
 
+# row 4
 def test_a_targeted_closure_goes_to_its_worker_alone_before_the_others_and_join_does_not_heed_it(
     queue: ClosureQueue,
 ) -> None:
@@ -124,6 +128,7 @@ def free_by_cancel(queue: ClosureQueue, waiting: Closure) -> None:
     assert waiting.future.cancel()
 
 
+# row 8
 @pytest.mark.parametrize("free", [free_by_take, free_by_cancel])
 def test_put_on_a_full_queue_goes_on_when_there_is_room(
     stalls: Stalls, free: Callable[[ClosureQueue, Closure], None]
@@ -159,6 +164,7 @@ def raise_by_question(queue: ClosureQueue) -> None:
 RAISERS = [raise_by_put, raise_by_wait, raise_by_question]
 
 
+# rows 38, 39, 40, 41
 @pytest.mark.parametrize("raiser", RAISERS)
 def test_the_first_error_is_raised_once_when_all_that_ran_has_ended(
     queue: ClosureQueue, stalls: Stalls, raiser: Callable[[ClosureQueue], None]
@@ -201,6 +207,7 @@ def test_a_closure_handed_back_after_an_error_is_cancelled(queue: ClosureQueue) 
     assert queue.is_settled()
 
 
+# rows 37, 40
 def test_an_error_reaches_a_put_that_waits_for_room(stalls: Stalls) -> None:
     queue = new_queue(stalls, capacity=1)
     failing = put_new(queue)

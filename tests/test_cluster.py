@@ -44,12 +44,14 @@ def fail_after(gate: Gate) -> Callable[[int], None]:
 # Schedule, join, fetch
 
 
+# row 17
 def test_join_and_done_with_nothing_scheduled_return_at_once(cluster: Cluster) -> None:
     cluster.join(timeout=0)
     cluster.join(timeout=0)
     assert cluster.done()
 
 
+# rows 17, 19
 def test_after_join_everything_ran_once_and_join_may_be_repeated(cluster: Cluster) -> None:
     ran: list[int] = []
     for epoch in range(1, 11):
@@ -68,6 +70,7 @@ def test_a_result_comes_as_it_was_returned_and_as_often_as_asked_for(cluster: Cl
     assert future.result(0) is result
 
 
+# rows 4, 34
 def test_work_for_one_worker_runs_there_and_its_failure_is_told_by_its_future_alone(
     cluster: Cluster, runtime: FakeRuntime
 ) -> None:
@@ -115,6 +118,7 @@ RAISERS: dict[str, Callable[[Cluster], object]] = {
 }
 
 
+# rows 28, 29, 31
 @pytest.mark.parametrize("raiser", RAISERS)
 def test_an_error_is_raised_as_itself_once_and_the_next_one_again(
     cluster: Cluster, runtime: FakeRuntime, raiser: str
@@ -133,6 +137,7 @@ def test_an_error_is_raised_as_itself_once_and_the_next_one_again(
     assert cluster.schedule(index_of, "step").result(LIMIT) in {0, 1}
 
 
+# row 30
 def test_of_many_failures_one_is_raised(cluster: Cluster, runtime: FakeRuntime) -> None:
     gate = Gate(runtime)
     futures = [cluster.schedule(fail_after(gate), "fail") for _ in range(10)]
@@ -144,6 +149,7 @@ def test_of_many_failures_one_is_raised(cluster: Cluster, runtime: FakeRuntime) 
     assert {type(future.exception(0)) for future in futures} == {ZeroDivisionError, ClosureCancelledError}
 
 
+# rows 35, 37
 @pytest.mark.parametrize("capacity", [100, 1])
 def test_an_error_cancels_what_runs_and_what_waits_also_under_back_pressure(capacity: int) -> None:
     runtime = FakeRuntime(workers=2)
@@ -264,6 +270,7 @@ def test_an_interrupted_join_leaves_the_cluster_usable(caplog: pytest.LogCapture
 # Close
 
 
+# row 72
 def test_close_cancels_everything_ends_the_threads_and_may_be_repeated(runtime: FakeRuntime) -> None:
     gate = Gate(runtime)
     cluster = Cluster(runtime, OPTIONS)

@@ -24,6 +24,7 @@ def test_weights_and_iterations_come_from_a_checkpoint(tmp_path: Path) -> None:
     assert int(model.optimizer.iterations) == 30
 
 
+# row 193
 def test_weights_and_iterations_come_from_a_weights_file(tmp_path: Path) -> None:
     training, model = TinyTraining(tmp_path), made_model()
     training.train_to(30)
@@ -69,6 +70,7 @@ def test_a_model_without_loss_and_optimizer_is_loaded(tmp_path: Path) -> None:
     assert same_weights(model, training.model)
 
 
+# row 190
 @pytest.mark.parametrize("suffix", ["-1", "-1.weights.h5"])
 def test_a_checkpoint_without_any_step_counter_is_an_error_that_tells_so(tmp_path: Path, suffix: str) -> None:
     trained, path = made_model(compiled=False), str(tmp_path / f"ckpt{suffix}")
@@ -128,6 +130,7 @@ def test_a_file_that_training_is_writing_is_tried_again_and_not_disturbed(tmp_pa
         file["layers/dense/vars/1"] = [2.0]
 
 
+# row 191
 def test_a_model_that_is_not_built_has_nothing_to_load() -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     with pytest.raises(EvaluationError, match="Nothing to load"):

@@ -44,6 +44,7 @@ def summaries(directory: Path) -> dict[tuple[str, int], float]:
     return found
 
 
+# row 192
 def test_it_evaluates_a_checkpoint_of_a_manager_with_the_trained_weights(tmp_path: Path) -> None:
     training, model = TinyTraining(tmp_path / "train"), made_model()
     path = training.save(30)
@@ -65,6 +66,7 @@ def test_it_evaluates_a_checkpoint_of_a_manager_with_the_trained_weights(tmp_pat
     assert written["loss", 30] == pytest.approx(result.metrics["loss"])
 
 
+# row 193
 def test_it_evaluates_the_weights_files_of_model_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "coordinator")
     trained, model = made_model(), made_model()
@@ -127,6 +129,7 @@ def test_steps_bound_the_batches_of_an_evaluation(tmp_path: Path) -> None:
     assert batches.count == 1
 
 
+# row 196
 def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
     training, losses = TinyTraining(tmp_path / "train", keep=1), {10: 0.5, 20: 0.3, 30: 0.4}
     evaluated = threading.Event()
@@ -152,6 +155,7 @@ def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
     assert same_weights(model, training.model)
 
 
+# row 196
 def test_a_callback_may_export_the_best_model(tmp_path: Path) -> None:
     class Export(keras.callbacks.Callback):
         best = float("inf")

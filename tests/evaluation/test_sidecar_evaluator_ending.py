@@ -38,6 +38,7 @@ def test_it_follows_training_until_training_says_that_it_has_finished(tmp_path: 
     assert [result.step for result in running.result()] == [10, 20, 30]
 
 
+# row 197
 def test_it_ends_after_a_checkpoint_of_that_number_even_if_it_skipped_some(tmp_path: Path) -> None:
     training = TinyTraining(tmp_path)
     for step in (1, 2, 3):
@@ -95,6 +96,7 @@ def test_a_marker_that_nothing_follows_is_believed_after_the_grace(tmp_path: Pat
     assert made_evaluator(tmp_path, new_training_grace=0.2).start(DEADLINE) == []
 
 
+# row 194
 def test_a_long_wait_for_a_first_checkpoint_gives_advice_and_goes_on(tmp_path: Path) -> None:
     directory = tmp_path / "nowhere"
     with Logged("Does training write its checkpoints to this directory") as log:

@@ -25,6 +25,7 @@ from tests.evaluation.tiny_training import (
 )
 
 
+# row 197
 @pytest.mark.parametrize("suffix", [".index", ".data-00000-of-00001"])
 def test_a_checkpoint_that_cannot_be_read_is_tried_again_and_a_newer_one_taken(tmp_path: Path, suffix: str) -> None:
     training = TinyTraining(tmp_path)
@@ -39,6 +40,7 @@ def test_a_checkpoint_that_cannot_be_read_is_tried_again_and_a_newer_one_taken(t
     assert len([message for message in log.messages if "ckpt-1" in message]) == 1
 
 
+# row 197
 def test_a_checkpoint_deleted_during_its_load_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training, opened = TinyTraining(tmp_path), tf.train.load_checkpoint
     path = training.save(1)
@@ -79,6 +81,7 @@ def test_a_last_checkpoint_that_stays_unreadable_is_an_error_that_names_it(tmp_p
         made_evaluator(tmp_path, advice_after=0.2).start(DEADLINE)
 
 
+# row 197
 def test_a_lost_server_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TinyTraining(tmp_path).save(1)
 
@@ -107,6 +110,7 @@ def test_an_error_of_the_users_function_comes_out_as_it_is_and_nothing_is_writte
     assert latest_result(tmp_path) is None
 
 
+# row 191
 def test_a_model_with_no_weights_is_refused_before_any_checkpoint_comes(tmp_path: Path) -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     with pytest.raises(RuntimeError, match="Nothing to load"):

@@ -79,6 +79,7 @@ def test_another_missing_object_is_an_error_that_names_it(tmp_path: Path) -> Non
         load(line, saved(tmp_path, model=Line([1.0]), step=tf.Variable(1)))
 
 
+# row 190
 def test_a_checkpoint_without_any_step_counter_is_an_error_that_tells_so(tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="holds no counter of training steps"):
         load(Line([0.0]), saved(tmp_path, model=Line([1.0])))

@@ -1,5 +1,8 @@
 """SavedModels of what was made under the strategy, loaded without it and under it."""
 
+import gc
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -103,6 +106,40 @@ def test_a_loaded_model_may_be_used_in_a_pipeline_and_inside_of_loops(strategy, 
     iterator = iter(strategy.experimental_distribute_datasets_from_function(make_dataset))
     found = on_every_worker(strategy, step, iterator)
     assert [words.tolist() for words in found] == [[80.0, 120.0, 40.0]] * WORKERS
+
+
+def test_a_pipeline_outlives_the_loaded_model_that_it_uses(strategy, saved):
+    def distribute():
+        model = load(strategy, saved)
+
+        def make_dataset(_):
+            return tf.data.Dataset.from_tensors(WORDS).map(model.look_up)
+
+        return strategy.experimental_distribute_datasets_from_function(make_dataset), weakref.ref(model)
+
+    dataset, model = distribute()
+    gc.collect()
+    assert model() is None
+    found = on_every_worker(strategy, tf.function(lambda iterator: next(iterator)), iter(dataset))
+    assert [words.tolist() for words in found] == [FOUND] * WORKERS
+
+
+def test_a_saved_model_brings_the_file_of_its_words(strategy, tmp_path):
+    file = tmp_path / "words.txt"
+    file.write_text("a\nb\n")
+    index = tf.lookup.TextFileIndex
+    initializer = tf.lookup.TextFileInitializer(str(file), tf.string, index.WHOLE_LINE, tf.int64, index.LINE_NUMBER)
+    model = tf.Module()
+    model.table = tf.lookup.StaticHashTable(initializer, default_value=-1)
+    model.look_up = tf.function(
+        lambda words: model.table.lookup(words), input_signature=[tf.TensorSpec([None], tf.string)]
+    )
+    tf.saved_model.save(model, str(tmp_path / "saved"))
+    file.unlink()
+    # Twice, so that the tables of one must not be taken for those of the other.
+    for _ in range(2):
+        found = on_every_worker(strategy, load(strategy, str(tmp_path / "saved")).look_up, tf.constant(WORDS))
+        assert [words.tolist() for words in found] == [[0, 1, -1]] * WORKERS
 
 
 def test_a_loaded_model_can_be_saved_and_loaded_again(strategy, saved, tmp_path):

@@ -6,6 +6,7 @@ one                  while it runs a function  that function alone runs again, o
 two at once          while both run one        the same; each comes back without the other
 """
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 import coordinator
 from tests.deadline import wait_until
-from tests.ps_strategy.failure_programs import only_worker_losses
+from tests.ps_strategy.failure_programs import only_worker_losses, quarantined_client
 from tests.ps_strategy.gate import Gate
 
 # Generous: a server that starts on a busy machine may need a minute.
@@ -286,3 +287,8 @@ def endless_range(context):
 @pytest.mark.cluster
 def test_work_waits_for_the_only_worker_and_resumes_when_it_returns(run_program):  # rows 82, 83
     run_program(Path(only_worker_losses.__file__).read_text(), 5_000, timeout=280)
+
+
+def test_a_function_that_kills_its_workers_is_not_handed_round(shared_cluster, strategy, run_program):  # row 78
+    run_program(Path(quarantined_client.__file__).read_text(), json.dumps(shared_cluster.spec))
+    assert sum(shared_cluster.is_alive("worker", index) for index in (0, 1, 2)) == 1

@@ -19,19 +19,16 @@ from tests.deadline import wait_until
 TIMEOUT = 120.0
 
 
-@tf.function
-def where() -> tf.Tensor:
-    return coordinator.get_current_worker_index()
-
-
 def used_workers(strategy: coordinator.ParameterServerStrategy) -> set[int]:
     """The workers that run what is scheduled now."""
+    where = tf.function(coordinator.get_current_worker_index)
     futures = [strategy.schedule(where) for _ in range(10)]
     strategy.join(TIMEOUT)
     return {int(future.result()) for future in futures}
 
 
 def wait_used(strategy: coordinator.ParameterServerStrategy, workers: set[int]) -> None:
+    """Schedules until each of the workers has run something."""
     used: set[int] = set()
 
     def is_used_by_all() -> bool:

@@ -1,0 +1,53 @@
+"""A client that schedules a function which kills its worker, each time. The servers are others', three workers.
+
+Its argument is the cluster specification as JSON.
+"""
+
+import sys
+
+import pytest
+import tensorflow as tf
+
+import coordinator
+from tests.ps_strategy.failure_programs.trainer import connect
+
+TIMEOUT = 120.0
+
+
+@tf.function
+def deadly(is_deadly: tf.Tensor) -> tf.Tensor:
+    """Aborts the process that it runs in."""
+    if is_deadly:
+        tf.raw_ops.Abort(error_msg="a function that kills its worker", exit_without_error=True)
+    return is_deadly
+
+
+def main(spec: str) -> None:
+    strategy = connect(spec, max_worker_losses=2)
+    count = tf.function(lambda: tf.constant(1))
+    assert strategy.schedule(deadly, args=(tf.constant(False),)).result(TIMEOUT) == 0
+
+    future = strategy.schedule(deadly, args=(tf.constant(True),))
+    error = future.exception(TIMEOUT)
+    assert isinstance(error, coordinator.ClosureQuarantinedError), repr(error)
+    assert str(error).count("worker lost") == 2, error
+    assert "Options.max_worker_losses" in str(error)
+    # The raw error tells a lost worker from a lost parameter server.
+    raw = error.__cause__
+    assert isinstance(raw, tf.errors.UnavailableError | tf.errors.AbortedError), repr(raw)
+    assert "/job:worker" in str(raw), raw
+    assert "/job:ps" not in str(raw), raw
+    with pytest.raises(coordinator.ClosureQuarantinedError):
+        strategy.join(TIMEOUT)
+
+    # The worker that is left never met it, and does the rest.
+    for _ in range(10):
+        strategy.schedule(count)
+    strategy.join(TIMEOUT)
+    assert len(strategy.cluster.unhealthy()) == 2
+    assert sorted(worker.losses for worker in strategy.cluster.statistics().workers) == [0, 1, 1]
+    strategy.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

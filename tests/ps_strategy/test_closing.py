@@ -1,0 +1,48 @@
+"""Closing a strategy, forgetting it, interrupting it, and programs that end without a word."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.ps_strategy.failure_programs import closing_client
+
+# What a program may need from its last line to its end, in seconds: far more than it needs on an idle machine.
+PROMPTLY = 30.0
+
+
+@pytest.fixture
+def end(run_program, shared_cluster):
+    """Runs a program to its end, which must come soon after its last line; returns what it wrote to stderr."""
+
+    def end(ending: str, exit_code: int = 0) -> str:
+        source = Path(closing_client.__file__).read_text()
+        program = run_program(source, json.dumps(shared_cluster.spec), ending, exit_code=exit_code, timeout=240)
+        [said_so_at] = program.stdout.split()
+        assert time.time() - float(said_so_at) < PROMPTLY
+        return program.stderr
+
+    return end
+
+
+def test_every_way_to_close_leaves_nothing_behind(end):  # row 72
+    end("close_in_every_way")
+
+
+def test_a_program_ends_while_functions_run(end):
+    assert "Traceback" not in end("end_while_functions_run")
+
+
+def test_a_program_ends_while_a_worker_is_dead(end, shared_cluster, strategy):
+    shared_cluster.kill("worker", 2)
+    try:
+        assert "Traceback" not in end("end_while_a_worker_is_dead")
+    finally:
+        shared_cluster.restart("worker", 2)
+
+
+def test_an_interrupt_ends_a_join_and_the_program(end):
+    errors = end("interrupt_join", exit_code=-signal.SIGINT)
+    assert errors.rstrip().endswith("KeyboardInterrupt")
