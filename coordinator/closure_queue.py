@@ -25,6 +25,7 @@ from coordinator.closure import Closure, ClosureState
 from coordinator.errors import StrategyClosedError
 from coordinator.runtime import Cancellation
 from coordinator.statistics import ClusterStatistics
+from coordinator.watched_wait import WatchedWait
 
 
 class ClosureQueue:
@@ -46,8 +47,7 @@ class ClosureQueue:
     ) -> None:
         self._capacity = capacity
         self._new_cancellation = new_cancellation
-        self._report_stall = report_stall
-        self._stall_interval = stall_interval
+        self._watched = WatchedWait(stall_interval, report_stall, self._progress, self._describe)
         self._lock = threading.Lock()
         self._may_take = threading.Condition(self._lock)
         self._has_room = threading.Condition(self._lock)
@@ -191,13 +191,13 @@ class ClosureQueue:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
-            self._wait_until(self._settled, self._is_empty, "join waits for closures", deadline)
+            self._watched.until(self._settled, self._is_empty, "join waits for closures", deadline)
             self._raise_pending_error()
 
     def is_settled(self) -> bool:
         """Whether nothing waits or runs. Raises the pending error, once, when what ran has ended."""
         with self._lock:
-            self._wait_until(self._settled, self._may_raise, "done waits to raise an error", None)
+            self._watched.until(self._settled, self._may_raise, "done waits to raise an error", None)
             self._raise_pending_error()
             return self._is_empty()
 
@@ -234,7 +234,7 @@ class ClosureQueue:
 
     def _wait_admission(self, closure: Closure, deadline: float | None) -> None:
         while True:
-            self._wait_until(
+            self._watched.until(
                 self._has_room,
                 lambda: self._stopped or self._error is not None or len(self._waiting) < self._capacity,
                 f"schedule waits for room for {closure} in the full queue",
@@ -244,7 +244,7 @@ class ClosureQueue:
                 raise StrategyClosedError(f"{closure} cannot be scheduled: the strategy is closed.")
             if self._error is None:
                 return
-            self._wait_until(self._settled, self._may_raise, "schedule waits to raise an earlier error", deadline)
+            self._watched.until(self._settled, self._may_raise, "schedule waits to raise an earlier error", deadline)
             self._raise_pending_error()
 
     def _line_of(self, closure: Closure) -> OrderedDict[Closure, None]:
@@ -317,30 +317,6 @@ class ClosureQueue:
                 self._settled.notify_all()
         for closure in closures:
             closure.let_go()
-
-    def _wait_until(
-        self, condition: threading.Condition, is_true: Callable[[], bool], awaited: str, deadline: float | None
-    ) -> None:
-        """Waits with the lock held, reporting a stall, until `is_true` or the deadline."""
-        start = time.monotonic()
-        progress = self._progress()
-        while not is_true():
-            now = time.monotonic()
-            if deadline is not None and now >= deadline:
-                raise TimeoutError(f"Timed out after {now - start:.1f} s: {awaited}; {self._describe()}.")
-            tick = self._stall_interval if deadline is None else min(self._stall_interval, deadline - now)
-            notified = condition.wait(tick)
-            if not notified and tick == self._stall_interval and progress == self._progress():
-                waited = time.monotonic() - start
-                self._report_unlocked(f"No progress for {waited:.0f} s: {awaited}; {self._describe()}.")
-            progress = self._progress()
-
-    def _report_unlocked(self, text: str) -> None:
-        self._lock.release()
-        try:
-            self._report_stall(text)
-        finally:
-            self._lock.acquire()
 
     def _progress(self) -> tuple[int, ...]:
         return (*self._ended.values(), self._retried)

@@ -106,7 +106,7 @@ def test_join_during_an_interrupt_leaves_the_queue_usable(queue: ClosureQueue, s
     def interrupt(text: str) -> None:
         raise KeyboardInterrupt(text)
 
-    queue._report_stall = interrupt
+    queue._watched._report = interrupt
     with pytest.raises(KeyboardInterrupt, match="join waits"):
         queue.wait_settled(LIMIT)
     queue.finish(closure, "kept")

@@ -6,7 +6,7 @@ files, say), and it is traced once for each. `coordinator.get_current_worker_ind
 one trace.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -64,7 +64,7 @@ class DatasetDistribution:
                 )
             return traced[context.index % len(traced)].call_on(context)
 
-        element_spec = traced[0].structured_outputs.element_spec
+        element_spec = _common_element_spec(name, [function.structured_outputs.element_spec for function in traced])
         return PerWorkerDataset(name, element_spec, build, self._prepare)
 
     def from_dataset(
@@ -115,6 +115,24 @@ def _checked(
         return _buffered(dataset, options)
 
     return make_dataset
+
+
+def _common_element_spec(name: str, specs: Sequence[Any]) -> Any:
+    """The type of which the elements of every worker's dataset are; their shapes need not be the same."""
+
+    def common(first: Any, *others: Any) -> Any:
+        spec = first.most_specific_common_supertype(others)
+        if spec is None:
+            raise ValueError(f"there is no common type for {first} and {', '.join(map(str, others))}")
+        return spec
+
+    try:
+        return tf.nest.map_structure(common, *specs)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"The dataset function {name!r} must give elements of one type on all workers, since one function takes "
+            f"them: {error}"
+        ) from error
 
 
 def _graph_of(dataset: tf.data.Dataset) -> bytes:

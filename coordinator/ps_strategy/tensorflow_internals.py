@@ -59,9 +59,9 @@ def bind_executor() -> Any:
     """Gives the calling thread an executor of its own, which runs each call before it returns.
 
     The thread has it for as long as the caller keeps what is returned; then it falls back to the one that all share.
-
-    Entering `executor_scope` for each call instead would couple all threads: leaving it waits for the default
-    executor, which waits for handles to be destroyed on every worker, frozen ones too.
+    On that one, the failure of a call poisons what else is under way, on whichever worker, and connecting to a worker
+    waits for all of it. Entering `executor_scope` for each call would couple the threads too: leaving it waits for the
+    default executor, which waits for handles to be destroyed on every worker, frozen ones too.
     """
     # Private: the public API has no executors.
     bound = executor.new_executor(enable_async=False)

@@ -101,7 +101,7 @@ class TensorFlowRuntime:
 
     def bind_thread(self, worker: int) -> None:
         """Gives the calling thread its own executor, until it ends."""
-        self._of_thread.executor = _bound_executor()
+        self._of_thread.executor = tensorflow_internals.bind_executor()
 
     def run(self, worker: int, work: Any, cancellation: Any) -> Any:
         """Runs `work.run_on(WorkerContext)`."""
@@ -272,17 +272,6 @@ class ParameterServer:
     def healthy(self) -> bool:
         """Whether it answers a probe now and still holds our variables."""
         return self.runtime.is_parameter_server_reachable(self.index)
-
-
-def _bound_executor() -> Any:
-    """Gives the calling thread an executor, for as long as the executor is referenced.
-
-    On the default one, which all other threads share, the failure of one call poisons whatever else is under way, on
-    whichever worker, and connecting to a worker waits for all of it.
-    """
-    executor = tensorflow_internals.executor.new_executor(enable_async=False)
-    tensorflow_internals.context.context().executor = executor
-    return executor
 
 
 def _join_as_client(definition: ClusterDefinition) -> str:

@@ -23,6 +23,8 @@ class TracedFunction:
         self._concrete = concrete
         self._handles = handles
         self._captures = [self._resource_or_tensor(tensor) for tensor in concrete.captured_inputs]
+        # A table of a SavedModel makes its copies itself, so it must not go before the function, as its model may.
+        self._owners = [tensorflow_internals.owner_of_handle(tensor) for tensor in concrete.captured_inputs]
 
     @property
     def name(self) -> str:

@@ -131,6 +131,26 @@ def test_element_spec_is_that_of_the_dataset(strategy, distribute):  # row 58
     assert iter(dataset).element_spec == expected
 
 
+def test_element_spec_is_as_general_as_the_workers_datasets_need(strategy):  # row 58
+    def batches(context):
+        number = context.input_pipeline_id
+        return tf.data.Dataset.range(9).map(lambda x: {"x": x}).batch(2 + number, drop_remainder=True)
+
+    dataset = strategy.experimental_distribute_datasets_from_function(batches)
+    assert dataset.element_spec == {"x": tf.TensorSpec([None], tf.int64)}
+    elements = on_every_worker(strategy, first, iter(dataset))
+    assert [element["x"].tolist() for element in elements] == [[0, 1], [0, 1, 2], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("other", ["words", (1, 2)])
+def test_datasets_of_different_kinds_on_different_workers_are_refused(strategy, other):
+    def of_two_minds(context):
+        return tf.data.Dataset.from_tensors(other if context.input_pipeline_id == 1 else 1)
+
+    with pytest.raises(ValueError, match="'of_two_minds' must give elements of one type on all workers"):
+        strategy.experimental_distribute_datasets_from_function(of_two_minds)
+
+
 def test_elements_may_be_nested_ragged_and_sparse(strategy, distribute):
     dataset = distribute(make_composite_dataset)
     for element in on_every_worker(strategy, first, iter(dataset)):

@@ -16,6 +16,11 @@ WORDS = ["a", "b", "other"]
 FOUND = [20.0, 30.0, 10.0]
 
 
+@tf.function
+def first(iterator):
+    return next(iterator)
+
+
 class WordValues(tf.Module):
     """A table and a variable: the value of each word, the first one for words that are not known."""
 
@@ -120,7 +125,7 @@ def test_a_pipeline_outlives_the_loaded_model_that_it_uses(strategy, saved):
     dataset, model = distribute()
     gc.collect()
     assert model() is None
-    found = on_every_worker(strategy, tf.function(lambda iterator: next(iterator)), iter(dataset))
+    found = on_every_worker(strategy, first, iter(dataset))
     assert [words.tolist() for words in found] == [FOUND] * WORKERS
 
 
@@ -131,9 +136,7 @@ def test_a_saved_model_brings_the_file_of_its_words(strategy, tmp_path):
     initializer = tf.lookup.TextFileInitializer(str(file), tf.string, index.WHOLE_LINE, tf.int64, index.LINE_NUMBER)
     model = tf.Module()
     model.table = tf.lookup.StaticHashTable(initializer, default_value=-1)
-    model.look_up = tf.function(
-        lambda words: model.table.lookup(words), input_signature=[tf.TensorSpec([None], tf.string)]
-    )
+    model.look_up = tf.function(model.table.lookup, input_signature=[tf.TensorSpec([None], tf.string)])
     tf.saved_model.save(model, str(tmp_path / "saved"))
     file.unlink()
     # Twice, so that the tables of one must not be taken for those of the other.

@@ -63,7 +63,7 @@ def servers(monkeypatch) -> Servers:
     monkeypatch.setattr(tensorflow_runtime, "TaskProbe", servers.probe)
     monkeypatch.setattr(tensorflow_runtime, "_join_as_client", lambda definition: "client:1")
     monkeypatch.setattr(tensorflow_internals, "update_server_def", servers.update_server_def)
-    monkeypatch.setattr(tensorflow_runtime, "_bound_executor", lambda: SimpleNamespace(clear_error=lambda: None))
+    monkeypatch.setattr(tensorflow_internals, "bind_executor", lambda: SimpleNamespace(clear_error=lambda: None))
     return servers
 
 

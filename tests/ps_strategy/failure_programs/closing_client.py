@@ -43,6 +43,13 @@ def nothing_left_behind() -> Iterator[None]:
     assert len(listening()) == 1, "the port on which workers call back stays, and no other"
 
 
+def leave_by(error: BaseException, spec: str, running: list[coordinator.Future]) -> None:
+    """Raises `error` in a strategy's block, while a function runs that does not end."""
+    with connect(spec) as strategy:
+        running += Gate(strategy).occupy()
+        raise error
+
+
 def close_in_every_way(spec: str) -> None:
     """One strategy after another, each closed in its own way."""
     with nothing_left_behind(), connect(spec) as strategy:
@@ -54,10 +61,10 @@ def close_in_every_way(spec: str) -> None:
         strategy.schedule(tf.function(lambda: tf.constant(1)))
 
     for error in (ValueError("of the user"), KeyboardInterrupt()):
-        with nothing_left_behind(), pytest.raises(type(error)), connect(spec) as strategy:
-            [endless] = Gate(strategy).occupy()
-            raise error
-        assert isinstance(endless.exception(timeout=0), coordinator.ClosureCancelledError)
+        running: list[coordinator.Future] = []
+        with nothing_left_behind(), pytest.raises(type(error)):
+            leave_by(error, spec, running)
+        assert isinstance(running[0].exception(timeout=0), coordinator.ClosureCancelledError)
 
     with nothing_left_behind(), pytest.raises(tf.errors.InvalidArgumentError), connect(spec) as strategy:
         strategy.schedule(tf.function(lambda: tf.debugging.assert_equal(1, tf.identity(2))))
