@@ -36,6 +36,8 @@ setup(
         "keras>=3.15,<4",
         "portpicker>=1.6,<2",
         "protobuf>=6.31,<8",
+        # TensorFlow imports it when a summary is written, and does not bring it along.
+        "tensorboard>=2.20,<3",
         "tensorflow>=2.21,<2.22",
     ],
     extras_require={

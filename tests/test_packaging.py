@@ -52,8 +52,10 @@ def test_the_version_is_the_one_that_the_package_states(built: Path) -> None:
     assert f"Version: {coordinator.__version__}" in description
 
 
-def test_what_is_required_is_what_the_package_imports(requirements: dict[str, set[str]]) -> None:
-    assert requirements[""] == distributions("coordinator")
+def test_what_is_required_is_what_the_package_imports_and_what_tensorflow_needs_for_summaries(
+    requirements: dict[str, set[str]],
+) -> None:
+    assert requirements[""] == distributions("coordinator") | {"tensorboard"}
 
 
 @pytest.mark.parametrize("folder", ["examples", "benchmarks"])

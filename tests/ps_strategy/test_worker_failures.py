@@ -64,7 +64,7 @@ def bring_back(cluster, strategy, indices):
 
 
 def wait_used(strategy, indices):
-    """Schedules until each of the workers has run something: an idle one learns of its loss from its next call."""
+    """Schedules until each of the workers has run something."""
     used = set()
 
     def schedule():
@@ -96,8 +96,8 @@ def test_a_worker_killed_between_two_calls_costs_nothing(shared_cluster, strateg
     assert strategy.cluster.workers[0].healthy()
     assert not strategy.cluster.workers[1].healthy()
 
-    bring_back(shared_cluster, strategy, [1])
-    assert strategy.cluster.unhealthy() == ()
+    shared_cluster.restart("worker", 1)
+    wait_until(lambda: strategy.cluster.unhealthy() == ())  # though nothing is scheduled
     after = worker_statistics(strategy, 1)
     assert (after.losses - before.losses, after.reconnections - before.reconnections) == (1, 1)
     assert 0 < after.reconnecting_seconds - before.reconnecting_seconds < TIMEOUT
