@@ -17,6 +17,9 @@ import psutil
 
 from tests.import_graph import ROOT
 
+# The command `coordinator`, as a program for `run_program`.
+COORDINATOR = "import sys; from coordinator.launch.command_line import main; sys.exit(main(sys.argv[1:]))"
+
 # Names the run in the environment that all processes of a program inherit, whatever session or parent they have.
 _MARK = "COORDINATOR_TEST_RUN"
 _DUMP_TIMEOUT = 10.0

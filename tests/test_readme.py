@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.import_graph import ROOT
-from tests.program_runner import ProgramRunner
+from tests.program_runner import COORDINATOR, ProgramRunner
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COORDINATOR = "import sys; from coordinator.launch.command_line import main; sys.exit(main(sys.argv[1:]))"
 
 
 @pytest.mark.cluster

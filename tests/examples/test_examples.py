@@ -7,11 +7,9 @@ import pytest
 
 from coordinator.evaluation import latest_result, results
 from tests.import_graph import ROOT
-from tests.program_runner import ProgramRunner
+from tests.program_runner import COORDINATOR, ProgramRunner
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
-
-COORDINATOR = "import sys; from coordinator.launch.command_line import main; sys.exit(main(sys.argv[1:]))"
 
 
 def printed_by(run_program: ProgramRunner, example: str, *arguments: str) -> str:
