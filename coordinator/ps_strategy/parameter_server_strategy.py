@@ -81,7 +81,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """The resolver that the strategy was made with."""
         return self._cluster_resolver
 
-    def schedule(self, fn: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Future:
+    def schedule(self, fn: Any, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None) -> Future:
         """Queues one call of `fn` for whichever worker is free, and returns at once unless the queue is full.
 
         The function is traced here, the first time that it meets such arguments, in a replica context: optimizers and
@@ -102,7 +102,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
           StrategyClosedError: the strategy is closed.
           Exception: what an earlier scheduled function raised, once; see `join`.
         """
-        kwargs = kwargs or {}
+        args = () if args is None else args
+        kwargs = {} if kwargs is None else kwargs
         _check_arguments(args, kwargs)
         function = self._trace(fn, args, kwargs)
         args, kwargs = tensorflow_internals.with_defaults(fn, args, kwargs)
