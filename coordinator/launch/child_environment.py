@@ -34,7 +34,6 @@ def program_environment(inherited: Mapping[str, str], config: TaskConfig) -> dic
     environment = dict(inherited)
     environment["TF_CONFIG"] = config.to_json()
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    environment.setdefault("GRPC_FAIL_FAST", "use_caller")
     return environment
 
 

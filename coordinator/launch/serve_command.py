@@ -43,7 +43,8 @@ def serve(
         if exit_with_parent:
             threading.Thread(target=_end_with_standard_input, name="coordinator-parent", daemon=True).start()
         # Read when TensorFlow is loaded: without it, calls to a dead peer wait for it instead of failing.
-        environment.setdefault("GRPC_FAIL_FAST", "use_caller")
+        # A client in whose process this one was started may have set another value, for itself.
+        environment["GRPC_FAIL_FAST"] = "use_caller"
         server = _start_server(config)
         print(f"coordinator: {config.name} serves on {config.address}", flush=True)
         server.join()

@@ -25,8 +25,9 @@ def prepare_process() -> None:
     os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
     # Otherwise saving a checkpoint waits for the executors of all workers, dead ones included.
     os.environ["TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY"] = "True"
-    # A call to a dead peer is to be reported, not waited for.
-    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+    # A server that dies while it is called, or while it is being named, must make that fail at once: otherwise it is
+    # waited for, by everybody.
+    os.environ["GRPC_FAIL_FAST"] = "true"
 
 
 def current_server_def() -> Any | None:

@@ -15,7 +15,6 @@ connection that it was begun with.
 import dataclasses
 import itertools
 import logging
-import os
 import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -280,8 +279,6 @@ def _join_as_client(definition: ClusterDefinition) -> str:
     TensorFlow cannot stop the server that a client has for its workers to call back, so a process keeps the one that
     its first strategy started.
     """
-    # A server that dies while it is being named must make that fail at once: otherwise it is waited for, by everybody.
-    os.environ["GRPC_FAIL_FAST"] = "true"
     tensorflow_internals.prepare_process()
     current = tensorflow_internals.current_server_def()
     if current is None:

@@ -27,10 +27,9 @@ def test_only_parameter_servers_are_kept_from_the_gpu() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in program_environment({}, CHIEF)
 
 
-@pytest.mark.parametrize(("name", "ours"), [("TF_CPP_MIN_LOG_LEVEL", "2"), ("GRPC_FAIL_FAST", "use_caller")])
-def test_what_the_user_set_stays(name: str, ours: str) -> None:
-    assert program_environment({}, CHIEF)[name] == ours
-    assert program_environment({name: "theirs"}, CHIEF)[name] == "theirs"
+def test_what_the_user_set_stays() -> None:
+    assert program_environment({}, CHIEF)["TF_CPP_MIN_LOG_LEVEL"] == "2"
+    assert program_environment({"TF_CPP_MIN_LOG_LEVEL": "0"}, CHIEF)["TF_CPP_MIN_LOG_LEVEL"] == "0"
 
 
 def test_a_server_imports_the_package_that_started_it() -> None:

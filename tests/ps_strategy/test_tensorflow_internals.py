@@ -35,7 +35,7 @@ def test_the_environment_is_prepared(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     tensorflow_internals.prepare_process()
     assert [os.environ[name] for name in names[:2]] == ["False", "True"]
-    assert "GRPC_FAIL_FAST" in os.environ
+    assert os.environ["GRPC_FAIL_FAST"] == "true"
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,6 @@ MEMBERSHIP = """
     from coordinator.ps_strategy.cluster_definition import Task, client_server_def, server_def
 
     tensorflow_internals.prepare_process()
-    os.environ["GRPC_FAIL_FAST"] = "true"
 
     import tensorflow as tf
 

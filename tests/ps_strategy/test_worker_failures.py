@@ -228,7 +228,7 @@ def test_the_same_worker_may_die_twice_in_a_row(shared_cluster, strategy, counte
     seen = [0]
 
     def read() -> None:
-        while not ending.is_set():
+        while not ending.wait(0.002):
             seen.append(int(counter.numpy()))
 
     reader = threading.Thread(target=read, name="reader")

@@ -11,6 +11,7 @@ import coordinator.testing
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.task_probe import TaskProbe
 from coordinator.testing import LocalCluster
+from tests.deadline import wait_until
 from tests.launch.fake_tensorflow import write_fake_tensorflow
 from tests.program_runner import ProgramRunner
 
@@ -29,6 +30,8 @@ def quick_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Makes clusters of servers that start in a moment; returns the folder to put on `PYTHONPATH` for that."""
     folders = os.pathsep.join([os.environ["PYTHONPATH"], write_fake_tensorflow(tmp_path / "fake")])
     monkeypatch.setenv("PYTHONPATH", folders)
+    # What a client sets for itself, in whose process a cluster may be started: not right for servers.
+    monkeypatch.setenv("GRPC_FAIL_FAST", "true")
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     return folders
@@ -52,6 +55,8 @@ def test_a_killed_worker_comes_back_on_its_port_with_another_incarnation(cluster
         assert probe.status(timeout=10) is None
         cluster.restart("worker", 0, wait=False)
         cluster.wait_ready("worker", 0)
+        # This probe's own connection may be in its back-off, for up to half a second.
+        wait_until(lambda: probe.status(timeout=10))
         after = probe.status(timeout=10)
     assert before is not None
     assert after is not None
