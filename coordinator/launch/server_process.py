@@ -14,9 +14,9 @@ import time
 from collections.abc import Mapping
 
 from coordinator.errors import LaunchError
+from coordinator.heartbeat.task_probe import TaskProbe
 from coordinator.launch.child_environment import server_environment
 from coordinator.launch.task_config import TaskConfig
-from coordinator.task_probe import TaskProbe
 
 _PROBE_TIMEOUT = 1.0
 _POLL_INTERVAL = 0.1

@@ -9,7 +9,7 @@ import pytest
 
 import coordinator.testing
 from coordinator.errors import ClusterSpecError, LaunchError
-from coordinator.task_probe import TaskProbe
+from coordinator.heartbeat.task_probe import TaskProbe
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
 from tests.launch.fake_tensorflow import write_fake_tensorflow

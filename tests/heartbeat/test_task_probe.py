@@ -1,3 +1,5 @@
+import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -5,8 +7,8 @@ from concurrent import futures
 import grpc
 import pytest
 
+from coordinator.heartbeat.task_probe import AsyncTaskProbe, TaskProbe, TaskStatus
 from coordinator.launch.free_addresses import free_addresses
-from coordinator.task_probe import TaskProbe, TaskStatus
 
 METHOD = "/tensorflow.WorkerService/GetStatus"
 CPU = "/job:worker/replica:0/task:0/device:CPU:0"
@@ -139,3 +141,66 @@ def test_closing_ends_a_probe_under_way(address: str) -> None:
 
 def test_it_says_whom_it_asks(address: str, probe: TaskProbe) -> None:
     assert repr(probe) == f"TaskProbe({address!r})"
+
+
+async def ask(address: str, timeout: float) -> TaskStatus | None:
+    async with AsyncTaskProbe(address) as probe:
+        return await probe.status(timeout)
+
+
+def test_on_a_loop_a_server_says_the_same(address: str) -> None:
+    with StatusServer(address, lambda: device(CPU, 3)):
+        assert asyncio.run(ask(address, 10)) == TaskStatus(incarnation=3, devices=(CPU,))
+
+
+def test_on_a_loop_no_server_is_none_at_once(address: str) -> None:
+    assert asyncio.run(ask(address, 10)) is None
+
+
+def test_on_a_loop_a_server_that_does_not_answer_is_told_from_none(address: str) -> None:
+    answered = threading.Event()
+
+    def frozen() -> bytes:
+        answered.wait()
+        return b""
+
+    with StatusServer(address, frozen):
+        with pytest.raises(TimeoutError, match=f"{address} did not answer within 0.3 s"):
+            asyncio.run(ask(address, 0.3))
+        answered.set()
+
+
+def test_on_a_loop_what_accepts_connections_and_says_nothing_does_not_answer() -> None:
+    """As the kernel does for a frozen server; gRPC gives up the connection, which alone looks like no server."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
+        asyncio.run(ask(f"127.0.0.1:{silent.getsockname()[1]}", 0.3))
+
+
+@pytest.mark.parametrize("reply", [b"", b"\xff\xff\xff"])
+def test_on_a_loop_an_answer_of_something_else_is_none(address: str, reply: bytes) -> None:
+    with StatusServer(address, lambda: reply):
+        assert asyncio.run(ask(address, 10)) is None
+
+
+def test_on_a_loop_many_are_asked_at_once(address: str) -> None:
+    """One that does not answer keeps nobody waiting."""
+
+    async def ask_both() -> TaskStatus | None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            slow = asyncio.create_task(ask(f"127.0.0.1:{silent.getsockname()[1]}", 30))
+            answer = await ask(address, 10)
+            assert not slow.done()
+            slow.cancel()
+            await asyncio.gather(slow, return_exceptions=True)
+        return answer
+
+    with StatusServer(address, lambda: device(CPU, 1)):
+        assert asyncio.run(ask_both()) == TaskStatus(incarnation=1, devices=(CPU,))
+
+
+def test_a_probe_on_a_loop_says_whom_it_asks(address: str) -> None:
+    async def words() -> str:
+        async with AsyncTaskProbe(address) as probe:
+            return repr(probe)
+
+    assert asyncio.run(words()) == f"AsyncTaskProbe({address!r})"

@@ -6,11 +6,15 @@ A probe is one empty `GetStatus` request over a gRPC channel of its own. It prom
 - hold no Python lock while it waits, so that no other thread is ever blocked by it;
 - notice a server that was started again on the same port, within about a second, by its new incarnation.
 
+`AsyncTaskProbe` asks the same on an asyncio loop, for whoever asks many servers at once.
+
 It loads no TensorFlow. The reply is decoded with a description of the few fields that are read here: they are part of
 TensorFlow's wire format (`device_attributes.proto`, `worker.proto`), which does not change between releases.
 """
 
+import asyncio
 import dataclasses
+import socket
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -86,6 +90,90 @@ class TaskProbe:
 
     def __repr__(self) -> str:
         return f"TaskProbe({self._address!r})"
+
+
+class AsyncTaskProbe:
+    """Asks the server at one address on an asyncio loop, and tells silence from a refusal.
+
+    It must be made, used and closed on the loop.
+
+    Args:
+      address: `host:port` of a TensorFlow server.
+    """
+
+    def __init__(self, address: str):
+        self._address = address
+        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._get_status = self._channel.unary_unary(_METHOD)
+
+    async def status(self, timeout: float) -> TaskStatus | None:
+        """Returns what the server says, or None when nobody can answer: refused, or no TensorFlow server.
+
+        Args:
+          timeout: how long to wait for the answer, in seconds.
+
+        Raises:
+          TimeoutError: no answer and no refusal: the server is frozen, or its host is gone.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._ask(timeout) or await self._insist(timeout)
+        except TimeoutError as error:
+            raise TimeoutError(f"{self._address} did not answer within {timeout:g} s.") from error
+
+    async def close(self) -> None:
+        """Gives the connection back."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> "AsyncTaskProbe":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncTaskProbe({self._address!r})"
+
+    async def _insist(self, timeout: float) -> TaskStatus | None:
+        """Asks again after a failure, which gRPC also reports for a host that is gone and for a frozen server.
+
+        The kernel of a frozen server accepts connections, and the network to a host that is gone says that there is no
+        way to it, or nothing. Only a connection that is refused shows that there is no process.
+        """
+        if await self._is_refused():
+            return None
+        return await self._ask(timeout, wait_for_ready=True)
+
+    async def _ask(self, timeout: float, *, wait_for_ready: bool = False) -> TaskStatus | None:
+        try:
+            reply = await self._get_status(b"", timeout=timeout, wait_for_ready=wait_for_ready)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError from error
+            return None
+        return _decode(reply)
+
+    async def _is_refused(self) -> bool:
+        """Whether a plain connection is refused at one of the host's addresses, and accepted at none."""
+        loop = asyncio.get_running_loop()
+        host, _, port = self._address.rpartition(":")
+        refused = False
+        try:
+            endpoints = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        except OSError:
+            return False
+        for family, kind, protocol, _, endpoint in endpoints:
+            with socket.socket(family, kind, protocol) as connection:
+                connection.setblocking(False)
+                try:
+                    await loop.sock_connect(connection, endpoint)
+                except ConnectionRefusedError:
+                    refused = True
+                except OSError:
+                    continue
+                else:
+                    return False
+        return refused
 
 
 def _reply_class() -> type[Message]:

@@ -1,0 +1,188 @@
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from coordinator.heartbeat.endpoint import Endpoint
+from coordinator.heartbeat.open_connections import OpenConnection, OpenConnections, hang_up, peer_of
+from tests.deadline import wait_until
+
+
+@pytest.fixture
+def server() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def endpoint_of(server: socket.socket) -> Endpoint:
+    host, port, *_ = server.getsockname()
+    return Endpoint.of(host, port)
+
+
+def identity_of(connection: socket.socket) -> int:
+    return os.fstat(connection.fileno()).st_ino
+
+
+def found_for(server: socket.socket) -> list[OpenConnection]:
+    return OpenConnections().find({endpoint_of(server)})
+
+
+def test_a_connection_is_found_with_its_descriptor_and_where_it_leads(server: socket.socket) -> None:
+    with socket.create_connection(server.getsockname()) as connection:
+        [found] = found_for(server)
+        assert found == OpenConnection(identity_of(connection), connection.fileno(), endpoint_of(server))
+    assert found_for(server) == []
+
+
+def test_every_connection_to_a_server_is_found(server: socket.socket) -> None:
+    with socket.create_connection(server.getsockname()) as one, socket.create_connection(server.getsockname()) as other:
+        assert {each.identity for each in found_for(server)} == {identity_of(one), identity_of(other)}
+
+
+def test_neither_the_server_itself_nor_what_it_accepts_is_a_connection_to_it(server: socket.socket) -> None:
+    with socket.create_connection(server.getsockname()) as connection, server.accept()[0]:
+        assert [each.identity for each in found_for(server)] == [identity_of(connection)]
+
+
+def test_servers_on_one_port_are_told_apart_by_their_hosts(server: socket.socket) -> None:
+    port = server.getsockname()[1]
+    with (
+        socket.create_server(("127.0.0.2", port)) as neighbour,
+        socket.create_connection(("127.0.0.1", port)) as connection,
+        socket.create_connection(("127.0.0.2", port)) as other,
+    ):
+        assert [each.identity for each in found_for(server)] == [identity_of(connection)]
+        assert [each.identity for each in found_for(neighbour)] == [identity_of(other)]
+
+
+def test_a_connection_over_ipv6_to_an_ipv4_address_is_found(server: socket.socket) -> None:
+    with socket.socket(socket.AF_INET6) as connection:
+        connection.connect(("::ffff:127.0.0.1", server.getsockname()[1]))
+        assert [each.identity for each in found_for(server)] == [identity_of(connection)]
+
+
+def test_a_connection_that_is_still_being_made_is_found_and_ends_when_it_is_shut_down() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as server,
+        socket.create_connection(server.getsockname()),
+        socket.socket() as connection,
+    ):
+        # The server's queue is full: its kernel answers no further request.
+        connection.setblocking(False)
+        connection.connect_ex(server.getsockname())
+        with pytest.raises(OSError, match="not connected"):
+            connection.getpeername()
+        connections = OpenConnections()
+        found = {each.identity: each for each in connections.find({endpoint_of(server)})}
+        duplicate = connections.duplicate(found[identity_of(connection)])
+        assert duplicate is not None
+        with duplicate:
+            hang_up(duplicate)
+        assert peer_of(connection) is None
+
+
+def test_all_connections_to_a_server_are_shut_down_and_no_others(server: socket.socket) -> None:
+    host, port = server.getsockname()
+    with (
+        socket.create_server(("127.0.0.2", port)) as neighbour,
+        socket.create_connection((host, port)) as one,
+        socket.create_connection((host, port)) as two,
+        socket.create_connection(neighbour.getsockname()) as other,
+    ):
+        assert OpenConnections().shut_down(f"{host}:{port}") == 2
+        assert [one.recv(1), two.recv(1)] == [b"", b""]
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.recv(1)
+
+
+def test_what_has_ended_may_be_hung_up_on() -> None:
+    with socket.socket() as never_made:
+        hang_up(never_made)
+    hang_up(never_made)
+
+
+def test_what_is_no_tcp_connection_leads_nowhere() -> None:
+    one, other = socket.socketpair()
+    with one, other, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        datagrams.connect(("127.0.0.1", 9))
+        assert [peer_of(each) for each in (one, other, datagrams)] == [None] * 3
+
+
+def test_a_duplicate_is_the_same_connection(server: socket.socket) -> None:
+    connections = OpenConnections()
+    with socket.create_connection(server.getsockname()) as connection, server.accept()[0] as accepted:
+        [found] = connections.find({endpoint_of(server)})
+        duplicate = connections.duplicate(found)
+        assert duplicate is not None
+        with duplicate:
+            assert duplicate.fileno() != connection.fileno()
+            duplicate.shutdown(socket.SHUT_RDWR)
+        assert connection.recv(1) == b""
+        assert accepted.recv(1) == b""
+
+
+def test_a_descriptor_that_stands_for_something_else_now_gives_no_duplicate(server: socket.socket) -> None:
+    connections = OpenConnections()
+    with socket.create_connection(server.getsockname()) as connection:
+        [found] = connections.find({endpoint_of(server)})
+        with socket.socket() as other:
+            os.dup2(other.fileno(), connection.fileno())
+            assert connections.duplicate(found) is None
+    assert connections.duplicate(found) is None
+
+
+def test_connections_that_come_and_go_meanwhile_break_nothing(server: socket.socket) -> None:
+    connections, stop, errors = OpenConnections(), threading.Event(), []
+
+    def churn() -> None:
+        try:
+            while not stop.is_set():
+                with socket.create_connection(server.getsockname()) as connection, server.accept()[0] as accepted:
+                    accepted.sendall(b"x")
+                    assert connection.recv(1) == b"x"
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    with socket.create_connection(server.getsockname()) as connection, server.accept()[0]:
+        for _ in range(300):
+            assert identity_of(connection) in {each.identity for each in connections.find({endpoint_of(server)})}
+    stop.set()
+    thread.join()
+    assert errors == []
+
+
+def test_no_descriptor_is_left_behind(server: socket.socket) -> None:
+    connections = OpenConnections()
+    with socket.create_connection(server.getsockname()):
+        before = os.listdir("/proc/self/fd")
+        for _ in range(10):
+            connections.find({endpoint_of(server)})
+        assert os.listdir("/proc/self/fd") == before
+
+
+def test_the_connections_of_a_child_are_found_if_the_system_allows_it(server: socket.socket) -> None:
+    host, port = server.getsockname()
+    program = f"import socket; s = socket.create_connection(({host!r}, {port})); s.recv(1)"
+    with subprocess.Popen([sys.executable, "-c", program]) as child, server.accept()[0] as accepted:
+        connections = OpenConnections(child.pid)
+        if found := connections.find({endpoint_of(server)}):
+            duplicate = connections.duplicate(found[0])
+            assert duplicate is not None
+            with duplicate:
+                duplicate.shutdown(socket.SHUT_RDWR)
+        else:
+            accepted.sendall(b"x")
+        wait_until(lambda: child.poll() is not None)
+
+
+def test_a_process_that_is_gone_has_no_connections(server: socket.socket) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert OpenConnections(child.pid).find({endpoint_of(server)}) == []
