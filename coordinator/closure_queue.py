@@ -1,39 +1,31 @@
 """Where a closure waits until a worker may take it.
 
-    schedule --put--> [ waiting, in order ] --take--> running --finish / fail / cancel--> settled
+    schedule --put--> [ waiting, in order ] --take--> attempt --finish / fail--> settled
                            ^                            |
                            \\-------- hand_back ---------/
 
-Any worker takes an ordinary closure; one with a target is taken by that worker alone, before the others, and is left
-out of `wait_settled` and of the error below.
+Any worker takes an ordinary closure; one with a target is taken by that worker alone, before the others. The library's
+own closures are left out of `wait_settled` and of the error below.
 
-Promises:
-- First in, first out; a closure handed back goes to the front and never waits for room.
-- The first error of a closure withdraws all that waits, cancels all that runs, and is raised once: by the next `put`,
-  `wait_settled` or `is_settled`, when everything that ran has ended. Then the queue is as new.
-- A future is settled, and its callbacks have run, before its closure stops counting as running.
-- One lock guards the state. Callbacks, cancellations, reports and destructors of arguments run without it.
+Promises: first in, first out; a closure handed back goes to the front and never waits for room. What happens at the
+end, `ClosureOutcomes` promises.
 """
 
 import math
-import threading
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from coordinator.closure import Closure, ClosureState
-from coordinator.errors import StrategyClosedError
+from coordinator.closure import Attempt, Closure, ClosureState
+from coordinator.closure_outcomes import ClosureOutcomes
 from coordinator.runtime import Cancellation
-from coordinator.statistics import ClusterStatistics
-from coordinator.watched_wait import WatchedWait
 
 
-class ClosureQueue:
+class ClosureQueue(ClosureOutcomes):
     """A queue of closures with back-pressure, retries, one pending error and cancellation.
 
     Args:
       capacity: `put` blocks while this many closures wait.
-      new_cancellation: makes what cancels the closures that run, once per round between two errors.
+      new_cancellation: makes what cancels an attempt.
       report_stall: called with words on what is awaited when a wait sees no progress for `stall_interval`.
       stall_interval: in seconds.
     """
@@ -45,27 +37,12 @@ class ClosureQueue:
         report_stall: Callable[[str], None],
         stall_interval: float,
     ) -> None:
+        super().__init__(report_stall, stall_interval)
         self._capacity = capacity
         self._new_cancellation = new_cancellation
-        self._watched = WatchedWait(stall_interval, report_stall, self._progress, self._describe)
-        self._lock = threading.Lock()
-        self._may_take = threading.Condition(self._lock)
-        self._has_room = threading.Condition(self._lock)
-        self._settled = threading.Condition(self._lock)
-        # Ordered dictionaries, for a closure that is cancelled leaves from the middle of a line of any length.
-        self._waiting: OrderedDict[Closure, None] = OrderedDict()
-        self._targeted: dict[int, OrderedDict[Closure, None]] = {}
-        self._running: dict[Closure, None] = {}
-        self._running_targeted: dict[Closure, None] = {}
-        self._cancellation = new_cancellation()
-        self._targeted_cancellation = new_cancellation()
-        self._error: BaseException | None = None
-        self._stopped = False
-        self._ended: Counter[ClosureState] = Counter()
-        self._retried = 0
 
     def put(self, closure: Closure, timeout: float | None = None) -> None:
-        """Adds a closure, waiting for room if the queue is full.
+        """Adds a closure that `wait_settled` heeds, waiting for room if the queue is full.
 
         Raises:
           TimeoutError: there was no room in time. The closure's future is cancelled.
@@ -78,256 +55,152 @@ class ClosureQueue:
             with self._lock:
                 self._wait_admission(closure, deadline)
                 admitted = True
-                self._waiting[closure] = None
-                self._may_take.notify()
+                self._state.admit(closure)
+                self._notify_of(closure)
         except BaseException:
             if not admitted:
-                self._withdraw([closure], "it could not be scheduled: see what schedule raised")
+                self._claim(closure, ClosureState.CANCELLED)
+                self._tell_withdrawn([closure], "it could not be scheduled: see what schedule raised")
             raise
 
-    def put_targeted(self, closure: Closure) -> None:
-        """Adds a closure for its target alone; never waits. Its failure is told by its future alone.
+    def put_internal(self, closure: Closure) -> None:
+        """Adds a closure of the library's own; never waits. Its failure is told by its future alone.
 
         Raises:
           StrategyClosedError: the queue was stopped.
         """
-        assert closure.target is not None
+        assert closure.is_internal
         with self._lock:
-            if self._stopped:
-                raise StrategyClosedError(f"{closure} cannot be scheduled: the strategy is closed.")
-            self._line_of(closure)[closure] = None
-            self._may_take.notify_all()
+            self.refuse_stopped(f"{closure} cannot be scheduled")
+            self._state.admit(closure)
+            self._notify_of(closure)
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopped
+    def unblock(self, closure: Closure) -> None:
+        """One of the results that a closure waits for is there."""
+        with self._lock:
+            if not closure.has_ended:
+                self._state.lines.discard(closure)
+                closure.unblock()
+                self._state.lines.append(closure)
+                self._notify_of(closure)
 
-    def take(self, worker: int, timeout: float | None = None) -> Closure | None:
-        """Waits for the next closure that `worker` may run, and starts it.
+    def take(self, worker: int, timeout: float | None = None) -> Attempt | None:
+        """Waits for the next closure that `worker` may run, and starts an attempt.
 
         Args:
           worker: the index of the worker that asks.
           timeout: in seconds; None for none.
 
         Returns:
-          The closure; None if none came in time, or the queue is stopped.
+          The attempt; None if no closure came in time, the queue is stopped, or the worker was dismissed.
         """
+        cancellation = self._new_cancellation()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while True:
-            with self._lock:
-                while not (self._stopped or self._waiting or self._targeted.get(worker)):
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        return None
-                    self._may_take.wait(None if timeout is None else left)
-                if self._stopped:
+        state = self._state
+        with self._lock:
+            while not (state.is_over_for(worker) or state.may_take(worker)):
+                left = deadline - time.monotonic()
+                if left <= 0:
                     return None
-                closure = self._start_next(worker)
-            if closure.state is ClosureState.RUNNING:
-                return closure
-            self._end([closure], ClosureState.CANCELLED)
-
-    def hand_back(self, closure: Closure) -> None:
-        """Puts a closure that runs back to the front, or withdraws it if it is no longer wanted."""
-        with self._lock:
-            unwanted = self._stopped or (self._error is not None and closure.target is None)
-            if not unwanted:
-                closure.hand_back()
-                self._retried += 1
-                self._forget_running([closure])
-                line = self._line_of(closure)
-                line[closure] = None
-                line.move_to_end(closure, last=False)
-                self._may_take.notify_all()
-        if unwanted:
-            self.cancel(closure)
-
-    def finish(self, closure: Closure, result: object) -> None:
-        """A closure that runs gave its result."""
-        closure.future.set_result(result)
-        self._end([closure], ClosureState.DONE)
-
-    def fail(self, closure: Closure, error: BaseException) -> None:
-        """A closure that runs ended with an error, which becomes the pending one unless there is one already."""
-        settle = self._begin_error(error) if closure.target is None else None
-        closure.future.set_exception(error)
-        if settle is not None:
-            settle()
-        self._end([closure], ClosureState.FAILED)
-
-    def cancel(self, closure: Closure) -> None:
-        """A closure that runs was stopped by its cancellation."""
-        reason = "the strategy was closed" if self._stopped else "another closure failed while it ran"
-        closure.future.set_exception(closure.withdrawal(reason))
-        self._end([closure], ClosureState.CANCELLED)
-
-    def fail_waiting(self, error: BaseException) -> None:
-        """Makes `error` the pending one if closures wait, for none of them can be run."""
-        with self._lock:
-            hopeless = bool(self._waiting)
-        settle = self._begin_error(error) if hopeless else None
-        if settle is not None:
-            settle()
-
-    def discard(self, closure: Closure) -> None:
-        """Takes out a closure that waits, because its future was cancelled. Does nothing if it waits no more."""
-        with self._lock:
-            line = self._line_of(closure)
-            if closure not in line:
-                return
-            del line[closure]
-            self._hold([closure])
+                self._may_take.wait(None if timeout is None else left)
+            if state.is_over_for(worker):
+                # The notification that woke this one up may have been meant for whoever takes the next closure.
+                self._may_take.notify()
+                return None
             self._has_room.notify()
-        closure.future.set_running_or_notify_cancel()
-        self._end([closure], ClosureState.CANCELLED)
+            return state.start_next(worker, cancellation)
 
-    def wait_settled(self, timeout: float | None = None) -> None:
-        """Waits until nothing waits or runs.
+    def hand_back(self, attempt: Attempt) -> bool:
+        """An attempt ended without an outcome: its closure goes back to the front, unless that is not wanted any more.
 
-        Raises:
-          TimeoutError: not in time; says what still runs.
-          BaseException: the pending error, once.
+        Returns:
+          Whether the closure will be tried again because of this.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        closure = attempt.closure
         with self._lock:
-            self._watched.until(self._settled, self._is_empty, "join waits for closures", deadline)
-            self._raise_pending_error()
-
-    def is_settled(self) -> bool:
-        """Whether nothing waits or runs. Raises the pending error, once, when what ran has ended."""
-        with self._lock:
-            self._watched.until(self._settled, self._may_raise, "done waits to raise an error", None)
-            self._raise_pending_error()
-            return self._is_empty()
-
-    def stop(self) -> None:
-        """Withdraws all that waits, cancels all that runs, and sends the workers home. May be called again."""
-        with self._lock:
-            self._stopped = True
-            withdrawn = [*self._waiting, *(closure for line in self._targeted.values() for closure in line)]
-            self._waiting.clear()
-            self._targeted.clear()
-            self._hold(withdrawn)
-            for condition in (self._may_take, self._has_room, self._settled):
-                condition.notify_all()
-        self._withdraw(withdrawn, "the strategy was closed")
-        self._cancellation.cancel()
-        self._targeted_cancellation.cancel()
-
-    def statistics(self) -> ClusterStatistics:
-        """The counts, without the workers'."""
-        with self._lock:
-            return ClusterStatistics(
-                waiting=len(self._waiting),
-                running=len(self._running),
-                finished=self._ended[ClosureState.DONE],
-                failed=self._ended[ClosureState.FAILED],
-                cancelled=self._ended[ClosureState.CANCELLED],
-                retried=self._retried,
+            self._leave(attempt)
+            if closure.has_ended or closure.live:
+                return False
+            again = not self._state.is_unwanted(closure)
+            if again:
+                self._state.put_back(closure)
+                self._notify_of(closure)
+            else:
+                self._state.decide(closure, ClosureState.CANCELLED)
+        if not again:
+            stopped = self._state.stopped
+            self._tell_withdrawn(
+                [closure], "the strategy was closed" if stopped else "another closure failed while it ran"
             )
+        return again
 
-    def __repr__(self) -> str:
-        return f"<ClosureQueue: {self.statistics()}>"
+    def try_overrun_elsewhere(self) -> None:
+        """Puts each closure whose latest attempt has overrun its time to the front, to be tried beside that one."""
+        with self._lock:
+            for closure in self._state.overrun():
+                self._state.lines.push_front(closure)
+                self._notify_of(closure)
 
-    # What follows is called with the lock held, but for `_begin_error`, `_withdraw` and `_end`.
+    def waiting_for(self, worker: int) -> list[Closure]:
+        """The closures that wait for this worker alone."""
+        with self._lock:
+            return self._state.lines.of_worker(worker)
+
+    def dismiss(self, worker: int) -> None:
+        """Lets `worker` take nothing any more."""
+        with self._lock:
+            self._state.dismissed.add(worker)
+            self._may_take.notify_all()
+
+    def admit_worker(self, worker: int) -> None:
+        """Undoes `dismiss`."""
+        with self._lock:
+            self._state.dismissed.discard(worker)
+
+    def cancel_attempts_on(self, worker: int) -> None:
+        """Cancels what `worker` runs; it is handed back."""
+        with self._lock:
+            attempts = [attempt for attempt in self._state.running if attempt.worker == worker]
+        self._cancel(attempts)
+
+    def hold(self, reason: str) -> None:
+        """Lets nobody take anything until `release`, and cancels what runs; it is handed back."""
+        with self._lock:
+            self._state.held = reason
+            attempts = list(self._state.running)
+        self._cancel(attempts)
+
+    def wait_quiet(self, timeout: float) -> bool:
+        """Waits at most `timeout` seconds until no attempt is under way; whether none is."""
+        with self._lock:
+            return self._quiet.wait_for(lambda: not self._state.running, timeout)
+
+    def release(self) -> None:
+        """Undoes `hold`."""
+        with self._lock:
+            self._state.held = ""
+            self._may_take.notify_all()
+
+    # With the lock held:
 
     def _wait_admission(self, closure: Closure, deadline: float | None) -> None:
+        state = self._state
         while True:
             self._watched.until(
                 self._has_room,
-                lambda: self._stopped or self._error is not None or len(self._waiting) < self._capacity,
+                lambda: state.stopped or state.error is not None or len(state.lines) < self._capacity,
                 f"schedule waits for room for {closure} in the full queue",
                 deadline,
             )
-            if self._stopped:
-                raise StrategyClosedError(f"{closure} cannot be scheduled: the strategy is closed.")
-            if self._error is None:
+            self.refuse_stopped(f"{closure} cannot be scheduled")
+            if state.error is None:
                 return
             self._watched.until(self._settled, self._may_raise, "schedule waits to raise an earlier error", deadline)
             self._raise_pending_error()
 
-    def _line_of(self, closure: Closure) -> OrderedDict[Closure, None]:
-        return self._waiting if closure.target is None else self._targeted.setdefault(closure.target, OrderedDict())
-
-    def _is_empty(self) -> bool:
-        return not self._waiting and not self._running
-
-    def _may_raise(self) -> bool:
-        """Whether nobody needs to wait to raise the error: what ran has ended, or another thread raised it."""
-        return self._error is None or self._is_empty()
-
-    def _start_next(self, worker: int) -> Closure:
-        """Takes the next closure out and starts it, unless its future was cancelled and `discard` is yet to come."""
-        closure, _ = (self._targeted.get(worker) or self._waiting).popitem(last=False)
-        self._has_room.notify()
-        self._hold([closure])
-        # The first attempt makes the future uncancellable.
-        if closure.attempts > 0 or closure.future.set_running_or_notify_cancel():
-            closure.start(worker, self._cancellation if closure.target is None else self._targeted_cancellation)
-        return closure
-
-    def _hold(self, closures: Iterable[Closure]) -> None:
-        """Counts closures as running until their futures are told, so that a join under way waits for that."""
-        for closure in closures:
-            (self._running if closure.target is None else self._running_targeted)[closure] = None
-
-    def _forget_running(self, closures: Iterable[Closure]) -> None:
-        for closure in closures:
-            (self._running if closure.target is None else self._running_targeted).pop(closure, None)
-
-    def _raise_pending_error(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _begin_error(self, error: BaseException) -> Callable[[], None] | None:
-        """Makes `error` pending, if it is the first; returns what withdraws and cancels the rest."""
-        fresh = self._new_cancellation()
-        with self._lock:
-            if self._error is not None or self._stopped:
-                return None
-            self._error = error
-            cancellation, self._cancellation = self._cancellation, fresh
-            withdrawn = list(self._waiting)
-            self._waiting.clear()
-            self._hold(withdrawn)
-            self._has_room.notify_all()
-
-        def settle() -> None:
-            self._withdraw(withdrawn, f"another closure failed ({type(error).__name__})")
-            cancellation.cancel()
-
-        return settle
-
-    def _withdraw(self, closures: list[Closure], reason: str) -> None:
-        for closure in closures:
-            if closure.future.running() or closure.future.set_running_or_notify_cancel():
-                closure.future.set_exception(closure.withdrawal(reason))
-        self._end(closures, ClosureState.CANCELLED)
-
-    def _end(self, closures: list[Closure], state: ClosureState) -> None:
-        """Closures whose futures have been told stop counting as running."""
-        with self._lock:
-            for closure in closures:
-                closure.end(state)
-            self._ended[state] += len(closures)
-            self._forget_running(closures)
-            if self._is_empty():
-                self._settled.notify_all()
-        for closure in closures:
-            closure.let_go()
-
-    def _progress(self) -> tuple[int, ...]:
-        return (*self._ended.values(), self._retried)
-
-    def _describe(self) -> str:
-        now = time.monotonic()
-        shown = [
-            f"{closure} on worker {closure.worker} for {now - closure.started:.1f} s (attempt {closure.attempts})"
-            for closure in list(self._running)[:10]
-            if closure.state is ClosureState.RUNNING
-        ]
-        more = len(self._running) - len(shown)
-        running = ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "nothing"
-        return f"{len(self._waiting)} closures wait, running: {running}"
+    def _notify_of(self, closure: Closure) -> None:
+        """Wakes up a worker that may run it: any one, or all of them so that the right one is among them."""
+        if closure.target is None:
+            self._may_take.notify()
+        else:
+            self._may_take.notify_all()

@@ -6,23 +6,28 @@
                    join      finish, fail, hand back
 
 Promises: what `schedule` accepts is run at least once or its future says why not; after `join` every future is done;
-`close` leaves no thread behind.
+workers may come and go meanwhile; `close` leaves no thread behind.
 """
 
 import dataclasses
 import itertools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from coordinator.closure import Closure
 from coordinator.closure_queue import ClosureQueue
+from coordinator.errors import ClosureInputError, WorkerLost
 from coordinator.future import Future
+from coordinator.membership_watch import MembershipWatch, change_between
 from coordinator.options import Options
+from coordinator.recovery import Recovery
+from coordinator.retry_rule import Reach
 from coordinator.runtime import Runtime
 from coordinator.statistics import ClusterStatistics
-from coordinator.worker import Worker
+from coordinator.straggler_watch import StragglerWatch
+from coordinator.worker import Worker, WorkerState
 
 _logger = logging.getLogger("coordinator")
 
@@ -30,7 +35,8 @@ _logger = logging.getLogger("coordinator")
 class Cluster:
     """Runs closures on the workers of one runtime.
 
-    Made by `ParameterServerStrategy`; users reach it as `strategy.cluster` to look at the workers and the counts.
+    Made by `ParameterServerStrategy`; users reach it as `strategy.cluster` to look at the workers and the counts, and
+    to add and remove workers.
     """
 
     def __init__(self, runtime: Runtime, options: Options) -> None:
@@ -40,30 +46,74 @@ class Cluster:
         self._queue = ClosureQueue(
             options.max_queued_closures, runtime.new_cancellation, self._report_stall, options.stall_report_interval
         )
-        self._workers = tuple(
-            Worker(index, runtime, self._queue, options) for index in range(len(runtime.worker_devices))
-        )
+        self.recovery = Recovery(runtime, self._queue, options)
+        self._stragglers = StragglerWatch(self._queue)
+        self._membership: MembershipWatch | None = None
+        # Held while workers are added, moved and struck off, and never together with the queue's.
+        self._membership_lock = threading.Lock()
+        # The indices of those that are being removed.
+        self._leaving: set[int] = set()
+        self._workers = {index: self._new_worker(index) for index in runtime.worker_addresses}
         self._closed = False
         self._closing_thread: threading.Thread | None = None
-        for worker in self._workers:
+        self.recovery.start()
+        self._stragglers.start()
+        for worker in self._workers.values():
             worker.start()
 
     @property
     def workers(self) -> Sequence[Worker]:
-        """The workers, by index."""
-        return self._workers
+        """The workers that there are now, in the order of their indices."""
+        return tuple(worker for _, worker in sorted(self._workers.items()))
 
-    def schedule(self, work: Any, name: str) -> Future:
-        """Queues `work` for any worker; see `ClosureQueue.put` for what it raises."""
+    def schedule(
+        self,
+        work: Any,
+        name: str,
+        *,
+        worker: int | None = None,
+        timeout: float | None = None,
+        after: Sequence[Future] = (),
+        origin: Any = None,
+    ) -> Future:
+        """Queues `work`; see `ClosureQueue.put` for what it raises.
+
+        Args:
+          work: what the runtime runs.
+          name: of the function, for people.
+          worker: the index of the only worker that may run it; None for any.
+          timeout: in seconds; an attempt that takes longer is made on another worker too. None: as the options say.
+          after: it is run when these have their results, and fails if one of them has none.
+          origin: kept on the future.
+
+        Raises:
+          ValueError: there is no such worker, or a future is of another strategy.
+        """
         self._refuse_worker_thread("schedule")
-        closure = self._new_closure(work, name, None)
+        if worker is not None and worker not in self._workers:
+            raise ValueError(f"There is no worker {worker!r}; there are {sorted(self._workers)}.")
+        needed = list(dict.fromkeys(after))
+        closure = self._new_closure(
+            work,
+            name,
+            origin,
+            target=worker,
+            timeout=self._options.closure_timeout if timeout is None else timeout,
+            blockers=len(needed),
+        )
         self._queue.put(closure, self._options.schedule_timeout)
+        for future in needed:
+            future.add_done_callback(lambda done: self._unblock(closure, done))
+        self._fail_if_forsaken(closure)
+        if closure.timeout is not None:
+            self._stragglers.heed(closure.timeout)
         return closure.future
 
     def schedule_on(self, worker: int, work: Any, name: str) -> Future:
-        """Queues `work` for one worker, before all else; neither `join` nor `done` heeds it."""
-        closure = self._new_closure(work, name, worker)
-        self._queue.put_targeted(closure)
+        """Queues `work` of the library's own for one worker, before all else; neither `join` nor `done` heeds it."""
+        closure = self._new_closure(work, name, target=worker, is_internal=True)
+        self._queue.put_internal(closure)
+        self._fail_if_forsaken(closure)
         return closure.future
 
     def join(self, timeout: float | None = None) -> None:
@@ -76,14 +126,99 @@ class Cluster:
         self._refuse_worker_thread("done")
         return self._queue.is_settled()
 
+    def add_worker(self, address: str) -> int:
+        """Takes in one more worker, while training runs. It gets work as soon as it answers.
+
+        It makes its own iterators, tables and per-worker variables when it first needs them.
+
+        Args:
+          address: `host:port` of a standard TensorFlow server that was started as a worker.
+
+        Returns:
+          Its index: the lowest that no worker has.
+
+        Raises:
+          ValueError: that is no address, or a task of the cluster has it already.
+          StrategyClosedError: the strategy is closed.
+        """
+        with self._membership_lock:
+            self._queue.refuse_stopped("A worker cannot be added")
+            index = next(index for index in itertools.count() if index not in {*self._workers, *self._leaving})
+            self._runtime.add_worker(index, address)
+            self._queue.admit_worker(index)
+            worker = self._new_worker(index)
+            self._workers = {**self._workers, index: worker}
+            worker.start()
+            return index
+
+    def remove_worker(self, index: int, timeout: float | None = None) -> None:
+        """Lets a worker go, while training runs.
+
+        It finishes what it runs, or hands it back if that takes longer than `timeout`. Functions that only it may run
+        fail with `WorkerLost`.
+
+        Args:
+          index: its index.
+          timeout: in seconds; None stands for `Options.close_timeout`.
+
+        Raises:
+          ValueError: there is no such worker.
+        """
+        self._refuse_worker_thread("remove_worker")
+        with self._membership_lock:
+            if index not in self._workers:
+                raise ValueError(f"There is no worker {index!r} to remove; there are {sorted(self._workers)}.")
+            worker = self._workers[index]
+            self._workers = {other: kept for other, kept in self._workers.items() if other != index}
+            self._leaving.add(index)
+        try:
+            self._queue.dismiss(index)
+            worker.stop()
+            if not worker.wait_stopped(self._options.close_timeout if timeout is None else timeout):
+                self._queue.cancel_attempts_on(index)
+                if not worker.wait_stopped(self._options.close_timeout):
+                    _logger.warning("%s runs a call that cannot be cancelled; its thread is left behind.", worker)
+            self._runtime.remove_worker(index)
+        finally:
+            with self._membership_lock:
+                self._leaving.discard(index)
+        for closure in self._queue.waiting_for(index):
+            self._fail_if_forsaken(closure)
+
+    def move_worker(self, index: int, address: str) -> None:
+        """A worker is at another address from now on; what it runs now is handed back.
+
+        Args:
+          index: its index.
+          address: `host:port` of the server.
+
+        Raises:
+          ValueError: there is no such worker, that is no address, or another task has it.
+        """
+        with self._membership_lock:
+            if index not in self._workers:
+                raise ValueError(f"There is no worker {index!r} to move; there are {sorted(self._workers)}.")
+            self._runtime.move_worker(index, address)
+
+    def follow(self, addresses: Callable[[], Collection[str]], interval: float) -> None:
+        """Adds, removes and moves workers as a description of the cluster changes.
+
+        Args:
+          addresses: gives the addresses at which there are to be workers.
+          interval: how often it is asked, in seconds.
+        """
+        assert self._membership is None, "one description is followed"
+        self._membership = MembershipWatch(addresses, interval, self._bring_in_line)
+        self._membership.start()
+
     def statistics(self) -> ClusterStatistics:
         """A snapshot of the counts, each worker's too."""
-        workers = tuple(worker.statistics() for worker in self._workers)
+        workers = tuple(worker.statistics() for worker in self.workers)
         return dataclasses.replace(self._queue.statistics(), workers=workers)
 
     def unhealthy(self) -> tuple[str, ...]:
         """The names of the workers that cannot be given closures now. Probes each."""
-        return tuple(worker.device for worker in self._workers if not worker.healthy())
+        return tuple(worker.device for worker in self.workers if not worker.healthy())
 
     def close(self) -> None:
         """Withdraws what waits, cancels what runs, ends the threads and lets the servers go. May be called again."""
@@ -94,29 +229,68 @@ class Cluster:
         self._closing_thread = threading.current_thread()
         self._queue.stop()
         self._closing_thread = None
-        for worker in self._workers:
-            worker.stop()
-        for worker in self._workers:
-            if not worker.is_current_thread() and not worker.wait_stopped(self._options.close_timeout):
-                _logger.warning("%s still runs a call that cannot be cancelled; its thread is left behind.", worker)
+        with self._membership_lock:
+            workers = self.workers
+        parts = [part for part in (self._membership, self._stragglers, self.recovery, *workers) if part is not None]
+        for part in parts:
+            part.stop()
+        for part in parts:
+            is_own = isinstance(part, Worker) and part.is_current_thread()
+            if not is_own and not part.wait_stopped(self._options.close_timeout):
+                _logger.warning("%s still runs a call that cannot be cancelled; its thread is left behind.", part)
         self._runtime.close()
 
     def __repr__(self) -> str:
         return f"<Cluster: {self.statistics()}>"
 
-    def _new_closure(self, work: Any, name: str, target: int | None) -> Closure:
+    def _new_worker(self, index: int) -> Worker:
+        return Worker(index, self._runtime, self._queue, self.recovery, self._options)
+
+    def _new_closure(self, work: Any, name: str, origin: Any = None, **settings: Any) -> Closure:
         number = next(self._numbers)
-        future = Future(name, number, on_cancel=lambda: self._queue.discard(closure))
-        closure = Closure(work, name, number, future, target)
+        future = Future(name, number, lambda: self._queue.discard(closure), origin)
+        closure = Closure(work, name, number, future, **settings)
         return closure
+
+    def _unblock(self, closure: Closure, done: Any) -> None:
+        """One of the futures that a closure waits for is done, well or not."""
+        failed = done.cancelled() or done.exception() is not None
+        if not failed:
+            self._queue.unblock(closure)
+            self._fail_if_forsaken(closure)
+            return
+        error = ClosureInputError(f"{closure} was not run, because its argument has no value: {done!r}.")
+        error.__cause__ = None if done.cancelled() else done.exception()
+        self._queue.fail_waiting(closure, error, Reach.FUTURE)
+
+    def _fail_if_forsaken(self, closure: Closure) -> None:
+        """Fails a closure for a worker that was removed, perhaps while the closure was being queued."""
+        if closure.target is not None and closure.target not in self._workers:
+            task = f"worker {closure.target}"
+            message = f"{closure} may run on {task} alone, which was removed. Schedule it on another one."
+            self._queue.fail_waiting(closure, WorkerLost(task, message), Reach.JOIN)
+
+    def _bring_in_line(self, wanted: Collection[str]) -> None:
+        lost = [worker.index for worker in self.workers if worker.state is WorkerState.LOST]
+        change = change_between(self._runtime.worker_addresses, lost, wanted)
+        for index, address in change.moved.items():
+            _logger.warning("Worker %d is at %s now.", index, address)
+            self.move_worker(index, address)
+        for address in change.added:
+            _logger.warning("A worker at %s joins as number %d.", address, self.add_worker(address))
+        for index in change.removed:
+            _logger.warning("Worker %d leaves.", index)
+            self.remove_worker(index)
 
     def _refuse_worker_thread(self, verb: str) -> None:
         is_closing = threading.current_thread() is self._closing_thread
-        if is_closing or any(worker.is_current_thread() for worker in self._workers):
+        if is_closing or any(worker.is_current_thread() for worker in self._workers.values()):
             raise RuntimeError(
                 f"{verb} was called on a worker's thread, or on the one in close, for instance in a callback of a "
                 "future, and would wait for itself. Set an event in the callback, and call it on a thread of your own."
             )
 
     def _report_stall(self, text: str) -> None:
-        _logger.warning("%s Cluster: %s", text, self.statistics())
+        away = [f"{worker.device} (for {worker.away_seconds:.0f} s)" for worker in self.workers if worker.away_seconds]
+        unreachable = f" Away: {', '.join(away)}." if away else ""
+        _logger.warning("%s%s Cluster: %s", text, unreachable, self.statistics())

@@ -5,13 +5,14 @@ say where it happened (`describe_failure`).
 
     CoordinatorError
      x  ClusterSpecError          (ValueError)      the cluster, TF_CONFIG or an address is wrong
+     x  VersionMismatchError      (RuntimeError)    a server runs another TensorFlow than the client
      x  TaskLost                                    a server went away
      |   x  WorkerLost
      |   x  ParameterServerLost
      x  ClosureError                                one closure did not give a result
      |   x  ClosureInputError                       an input of it could not be made
      |   x  ClosureCancelledError (CancelledError)  it was withdrawn: another closure failed, or the strategy closed
-     |   x  ClosureQuarantinedError                 it lost too many workers to be handed round further
+     |   x  ClosureQuarantined                 it lost too many workers to be handed round further
      x  StrategyClosedError       (RuntimeError)    the strategy is closed
      x  InvalidTransitionError    (RuntimeError)    a defect of this library: a state changed in a way not allowed
      x  LaunchError               (RuntimeError)    a server or a program could not be started
@@ -27,6 +28,10 @@ class CoordinatorError(Exception):
 
 class ClusterSpecError(CoordinatorError, ValueError):
     """The description of the cluster is wrong; the message says what to change."""
+
+
+class VersionMismatchError(CoordinatorError, RuntimeError):
+    """A server runs another TensorFlow than this program; the message says which, and what to do."""
 
 
 class TaskLost(CoordinatorError):
@@ -64,7 +69,7 @@ class ClosureCancelledError(ClosureError, concurrent.futures.CancelledError):
     """The closure was withdrawn before it finished. Schedule it again if it is still wanted."""
 
 
-class ClosureQuarantinedError(ClosureError):
+class ClosureQuarantined(ClosureError):
     """Every worker that ran the closure was lost, too often to be chance: it is not run again."""
 
 

@@ -2,8 +2,8 @@
 
 import enum
 
-from coordinator.closure import Closure
-from coordinator.errors import ClosureQuarantinedError
+from coordinator.closure import Attempt
+from coordinator.errors import ClosureQuarantined
 from coordinator.options import Options
 from coordinator.runtime import Failure, FailureKind
 
@@ -13,21 +13,32 @@ class Decision(enum.Enum):
 
     RETRY = "retry"
     FAIL = "fail"
-    CANCEL = "cancel"
 
 
-def decide(failure: Failure, failures_of_kind: int, options: Options) -> Decision:
+class Reach(enum.Enum):
+    """How far a closure's error reaches."""
+
+    EVERYTHING = "withdraws all other closures, and join raises it"
+    JOIN = "leaves the others alone, and join raises it"
+    FUTURE = "is told by its future alone"
+
+
+def decide(failure: Failure, failures_of_kind: int, options: Options, *, may_recover: bool = False) -> Decision:
     """Says whether a closure is run again.
 
     Args:
       failure: the attempt's failure.
       failures_of_kind: how many attempts of the closure failed in this way, this one included.
       options: the limits.
+      may_recover: whether a parameter server that was lost is being recovered.
     """
     match failure.kind:
         case FailureKind.CANCELLED:
-            return Decision.CANCEL
-        case FailureKind.WORKER_LOST if failures_of_kind < options.max_worker_losses:
+            # Whoever cancelled it has decided its fate, or wants it to be run later.
+            return Decision.RETRY
+        case FailureKind.PARAMETER_SERVER_LOST if may_recover:
+            return Decision.RETRY
+        case FailureKind.WORKER_LOST if failures_of_kind < options.max_attempts:
             return Decision.RETRY
         case FailureKind.TRANSIENT if failures_of_kind <= options.transient_retries:
             return Decision.RETRY
@@ -35,21 +46,32 @@ def decide(failure: Failure, failures_of_kind: int, options: Options) -> Decisio
             return Decision.FAIL
 
 
-def final_error(failure: Failure, closure: Closure, task: str) -> BaseException:
+def reach_of(kind: FailureKind, options: Options) -> Reach:
+    """Says whom the error of a closure that failed for good concerns."""
+    match kind:
+        case FailureKind.PARAMETER_SERVER_LOST:
+            return Reach.EVERYTHING
+        case FailureKind.WORKER_LOST:
+            return Reach.JOIN
+        case _:
+            return Reach.EVERYTHING if options.stop_on_error else Reach.FUTURE
+
+
+def final_error(failure: Failure, attempt: Attempt, task: str) -> BaseException:
     """The exception that a closure ends with: the failure's own, with notes that say which, where and when.
 
     Args:
       failure: the failure of the last attempt.
-      closure: the closure that failed.
-      task: the name of the worker that ran the last attempt.
+      attempt: the last attempt.
+      task: the name of the worker that made it.
     """
-    error = failure.error
+    error, closure = failure.error, attempt.closure
     if failure.kind is FailureKind.WORKER_LOST:
-        error = ClosureQuarantinedError(
+        error = ClosureQuarantined(
             f"{closure} was lost with its worker too often ({closure.history()}) and is not run "
             "again. See in the workers' logs whether it kills them (memory is the usual cause), or raise "
-            "Options.max_worker_losses if machines are preempted this often."
+            "Options.max_attempts if machines are preempted this often."
         )
         error.__cause__ = failure.error
-    error.add_note(f"coordinator: {closure} failed on {task}, attempt {closure.attempts}: {failure.kind.value}.")
+    error.add_note(f"coordinator: {closure} failed on {task}, attempt {attempt.number}: {failure.kind.value}.")
     return error

@@ -4,13 +4,13 @@ The core (queue, workers, cluster) knows nothing of TensorFlow: it hands `Work` 
 an error, which the runtime sorts into one of a few kinds. `coordinator.ps_strategy` implements it over TensorFlow
 servers, `coordinator.testing.FakeRuntime` in memory with faults on request.
 
-A runtime promises: `run` blocks its caller alone, and no other method that a worker calls raises; `reconnect` is safe
-from several threads.
+A runtime promises: `run` blocks its caller alone, and comes back when its server is lost, frozen ones included; no
+other method that a worker calls raises; `reconnect` is safe from several threads. It numbers its workers by task index.
 """
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from coordinator.errors import ParameterServerLost
@@ -51,8 +51,20 @@ class Runtime(Protocol):
     """Runs work on numbered workers."""
 
     @property
-    def worker_devices(self) -> Sequence[str]:
-        """The name of each worker, by index, such as `/job:worker/replica:0/task:0`."""
+    def worker_addresses(self) -> Mapping[int, str]:
+        """Where each worker is (`host:port`), by index."""
+
+    def worker_device(self, worker: int) -> str:
+        """The name of a worker, such as `/job:worker/replica:0/task:0`."""
+
+    def add_worker(self, worker: int, address: str) -> None:
+        """From now on there is a worker of this index; `reconnect` connects to it. Raises ValueError."""
+
+    def move_worker(self, worker: int, address: str) -> None:
+        """The worker is at another address now: it counts as lost until `reconnect`. Raises ValueError."""
+
+    def remove_worker(self, worker: int) -> None:
+        """Lets a worker go; nothing is run on it afterwards."""
 
     def bind_thread(self, worker: int) -> None:
         """Prepares the calling thread to run work on `worker`; called once at the thread's start."""
@@ -66,11 +78,20 @@ class Runtime(Protocol):
     def is_reachable(self, worker: int) -> bool:
         """Whether `worker` answers a probe now, and is the server that we are connected to."""
 
+    def seems_reachable(self, worker: int) -> bool:
+        """The same, by the last that was heard of it. Asks nobody."""
+
+    def disconnect(self, worker: int) -> None:
+        """Lets go of a worker that was lost, so that nothing waits for it before it is reconnected."""
+
     def reconnect(self, worker: int) -> bool:
         """Tries once to connect to `worker` again after it was lost; False if it does not answer."""
 
     def lost_parameter_server(self) -> ParameterServerLost | None:
         """The error that names a parameter server that is gone, if one is."""
+
+    def seem_parameter_servers_reachable(self) -> bool:
+        """Whether all parameter servers are there, by the last that was heard of them. Asks nobody."""
 
     def new_cancellation(self) -> Cancellation:
         """A cancellation that has not been used yet."""

@@ -3,9 +3,11 @@
     LIVE --its task is lost--> LOST --connected again--> LIVE
       \\______________ stop ______/________> STOPPED
 
+A worker that is frozen is lost like one that died: the runtime sees to it that calls to a silent server fail.
+
 Promises:
 - A closure that was running when the worker was lost is handed back before anything else is done.
-- One that is lost while it is idle is noticed too, within `Options.probe_interval`.
+- One that is lost while it is idle is noticed too, within `Options.heartbeat_interval`.
 - A lost worker's thread alone waits for its return; no other worker waits for it, nor it for another.
 - The thread ends after `stop`, as soon as the call under way returns.
 """
@@ -15,11 +17,12 @@ import logging
 import threading
 import time
 
-from coordinator.closure import Closure
+from coordinator.closure import Attempt
 from coordinator.closure_queue import ClosureQueue
-from coordinator.errors import InvalidTransitionError
+from coordinator.errors import InvalidTransitionError, WorkerLost
 from coordinator.options import Options
-from coordinator.retry_rule import Decision, decide, final_error
+from coordinator.recovery import Recovery
+from coordinator.retry_rule import Decision, Reach, decide, final_error, reach_of
 from coordinator.runtime import FailureKind, Runtime
 from coordinator.statistics import WorkerStatistics
 
@@ -44,28 +47,42 @@ _ALLOWED = {
 class Worker:
     """A task that runs closures one at a time, and the client's thread for it.
 
+    Args:
+      index: its task index.
+      runtime: runs its closures.
+      queue: has them.
+      recovery: told when a closure fails because a parameter server was lost.
+      options: limits and times.
+
     Attributes:
       index: its task index.
       device: its name, such as `/job:worker/replica:0/task:0`.
     """
 
-    def __init__(self, index: int, runtime: Runtime, queue: ClosureQueue, options: Options) -> None:
+    def __init__(self, index: int, runtime: Runtime, queue: ClosureQueue, recovery: Recovery, options: Options) -> None:
         self.index = index
-        self.device = runtime.worker_devices[index]
+        self.device = runtime.worker_device(index)
         self._runtime = runtime
         self._queue = queue
+        self._recovery = recovery
         self._options = options
         self._state = WorkerState.LIVE
         self._state_lock = threading.Lock()
         self._stop = threading.Event()
         self._finished = self._failed = self._retried = self._losses = self._reconnections = 0
         self._reconnecting_seconds = 0.0
+        self._lost_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"coordinator-worker-{index}", daemon=True)
 
     @property
     def state(self) -> WorkerState:
         """Whether it may be given closures."""
         return self._state
+
+    @property
+    def away_seconds(self) -> float:
+        """How long it has been lost; 0 if it is not."""
+        return time.monotonic() - self._lost_at if self._state is WorkerState.LOST else 0.0
 
     def healthy(self) -> bool:
         """Whether the worker may be given closures and answers a probe now. Takes at most `Options.probe_timeout`."""
@@ -109,68 +126,85 @@ class Worker:
     def _run(self) -> None:
         self._runtime.bind_thread(self.index)
         if not self._runtime.is_reachable(self.index):
-            self._lose("it did not answer when the strategy was made")
-        while not self._queue.is_stopped:
-            closure = self._queue.take(self.index, self._options.probe_interval)
-            if closure is not None:
-                self._attempt(closure)
-            elif not self._queue.is_stopped and not self._runtime.is_reachable(self.index):
-                self._lose("it did not answer a probe while it was idle")
+            self._wait_connected("is not connected yet", "it does not answer")
+        while not (self._stop.is_set() or self._queue.is_stopped):
+            attempt = self._queue.take(self.index, self._options.heartbeat_interval)
+            if attempt is not None:
+                self._carry_out(attempt)
+            elif not self._stop.is_set() and not self._is_there():
+                self._lose("it did not answer while it was idle")
             # Keeps nothing of the closure alive (its arguments may hold iterators) while waiting for the next one.
-            del closure
+            del attempt
 
-    def _attempt(self, closure: Closure) -> None:
-        assert closure.cancellation is not None
-        if closure.attempts > 1 and not self._runtime.is_reachable(self.index):
+    def _is_there(self) -> bool:
+        return self._runtime.seems_reachable(self.index) or self._runtime.is_reachable(self.index)
+
+    def _carry_out(self, attempt: Attempt) -> None:
+        if attempt.number > 1 and not self._runtime.is_reachable(self.index):
             # Workers that die together must not count, one after the other, against the closure that finds them dead.
-            self._retried += 1
-            self._queue.hand_back(closure)
+            self._hand_back(attempt)
             self._lose("it did not answer a probe")
             return
         try:
-            result = self._runtime.run(self.index, closure.work, closure.cancellation)
+            result = self._runtime.run(self.index, attempt.work, attempt.cancellation)
         except BaseException as error:  # noqa: BLE001 - the runtime sorts it
-            self._settle_failure(closure, error)
+            self._settle_failure(attempt, error)
         else:
-            self._finished += 1
-            self._queue.finish(closure, result)
+            self._finished += self._queue.finish(attempt, result)
 
-    def _settle_failure(self, closure: Closure, error: BaseException) -> None:
+    def _settle_failure(self, attempt: Attempt, error: BaseException) -> None:
         failure = self._runtime.classify(self.index, error)
-        count = closure.record_failure(failure.kind)
-        match decide(failure, count, self._options):
+        count = attempt.closure.record_failure(self.index, failure.kind)
+        lost_server = failure.kind is FailureKind.PARAMETER_SERVER_LOST
+        may_recover = lost_server and self._recovery.begin(failure.error)
+        if failure.kind is FailureKind.TRANSIENT:
+            # What refused the call needs a moment to come round; at once, the retries would be used up before.
+            self._stop.wait(self._options.reconnect_interval)
+        match decide(failure, count, self._options, may_recover=may_recover):
             case Decision.RETRY:
-                self._retried += 1
-                if failure.kind is FailureKind.TRANSIENT:
-                    # What refused the call needs a moment to come round; at once, the retries would be used up before.
-                    self._stop.wait(self._options.reconnect_interval)
-                self._queue.hand_back(closure)
-            case Decision.CANCEL:
-                self._queue.cancel(closure)
+                self._hand_back(attempt)
             case Decision.FAIL:
-                self._failed += 1
-                self._queue.fail(closure, final_error(failure, closure, self.device))
+                reach = reach_of(failure.kind, self._options)
+                self._failed += self._queue.fail(attempt, final_error(failure, attempt, self.device), reach)
         if failure.kind is FailureKind.WORKER_LOST:
             self._lose(str(error))
 
+    def _hand_back(self, attempt: Attempt) -> None:
+        self._retried += self._queue.hand_back(attempt)
+
     def _lose(self, reason: str) -> None:
-        """Waits until the worker is connected to again, or stopped."""
         self._losses += 1
+        self._wait_connected("was lost", reason)
+
+    def _wait_connected(self, what: str, reason: str) -> None:
+        """Waits until the worker is connected to, or stopped."""
+        lost_at = reported_at = self._lost_at = time.monotonic()
         if not self._change(WorkerState.LOST):
             return
-        _logger.warning("%s was lost; its work goes to other workers until it returns. (%s)", self.device, reason)
-        lost_at = reported_at = time.monotonic()
+        _logger.warning("%s %s; its work goes to other workers until it returns. (%s)", self.device, what, reason)
+        self._runtime.disconnect(self.index)
         while not self._stop.is_set() and not self._reconnect():
-            hopeless = self._runtime.lost_parameter_server()
-            if hopeless is not None:
-                self._queue.fail_waiting(hopeless)
             now = time.monotonic()
+            self._give_up_waiting_closures(now - lost_at)
             if now - reported_at >= self._options.stall_report_interval:
                 reported_at = now
                 _logger.warning("%s has been away for %.0f s and is still awaited.", self.device, now - lost_at)
             self._stop.wait(self._options.reconnect_interval)
         if not self._stop.is_set() and self._change(WorkerState.LIVE):
-            _logger.warning("%s is back after %.1f s.", self.device, time.monotonic() - lost_at)
+            _logger.warning("%s is there after %.1f s.", self.device, time.monotonic() - lost_at)
+
+    def _give_up_waiting_closures(self, away: float) -> None:
+        """Fails the closures that only this worker may run and that have waited too long for its return."""
+        limit = self._options.affinity_timeout
+        if away < limit:
+            return
+        for closure in self._queue.waiting_for(self.index):
+            if time.monotonic() - closure.waiting_since >= limit:
+                message = (
+                    f"{closure} may run on {self.device} alone, which has been away for {away:.0f} s. Start that "
+                    "worker again, schedule it without worker=, or raise Options.affinity_timeout."
+                )
+                self._queue.fail_waiting(closure, WorkerLost(self.device, message), Reach.JOIN)
 
     def _reconnect(self) -> bool:
         start = time.monotonic()

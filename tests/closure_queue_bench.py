@@ -1,10 +1,12 @@
 """A closure queue on the bench: no worker and no runtime, the test plays both."""
 
 import threading
+from typing import Any
 
-from coordinator.closure import Closure
+from coordinator.closure import Attempt, Closure
 from coordinator.closure_queue import ClosureQueue
 from coordinator.future import Future
+from coordinator.retry_rule import Reach
 from coordinator.testing.fake_runtime import FakeCancellation
 from tests.deadline import LIMIT
 
@@ -35,19 +37,27 @@ def new_queue(stalls: Stalls, capacity: int = 100) -> ClosureQueue:
     return ClosureQueue(capacity, lambda: FakeCancellation(threading.Condition()), stalls, stall_interval=0.01)
 
 
-def new_closure(queue: ClosureQueue, number: int = 0, target: int | None = None, work: object = None) -> Closure:
+def new_closure(queue: ClosureQueue, number: int = 0, *, work: object = None, **settings: Any) -> Closure:
     future = Future("step", number, on_cancel=lambda: queue.discard(closure))
-    closure = Closure(work, "step", number, future, target)
+    closure = Closure(work, "step", number, future, **settings)
     return closure
 
 
-def put_new(queue: ClosureQueue, number: int = 0, work: object = None) -> Closure:
-    closure = new_closure(queue, number, work=work)
+def new_internal(queue: ClosureQueue, number: int = 0, *, target: int) -> Closure:
+    return new_closure(queue, number, target=target, is_internal=True)
+
+
+def put_new(queue: ClosureQueue, number: int = 0, **settings: Any) -> Closure:
+    closure = new_closure(queue, number, **settings)
     queue.put(closure, timeout=LIMIT)
     return closure
 
 
-def take(queue: ClosureQueue, worker: int = 0) -> Closure:
-    closure = queue.take(worker)
-    assert closure is not None
-    return closure
+def take(queue: ClosureQueue, worker: int = 0) -> Attempt:
+    attempt = queue.take(worker, LIMIT)
+    assert attempt is not None
+    return attempt
+
+
+def fail(queue: ClosureQueue, attempt: Attempt, error: BaseException, reach: Reach = Reach.EVERYTHING) -> None:
+    queue.fail(attempt, error, reach)

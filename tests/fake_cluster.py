@@ -8,7 +8,9 @@ from coordinator.options import Options
 from coordinator.testing.fake_runtime import FakeRuntime
 from tests.deadline import LIMIT
 
-OPTIONS = Options(reconnect_interval=0.001, transient_retries=3, max_worker_losses=3, close_timeout=LIMIT)
+OPTIONS = Options(
+    heartbeat_interval=0.05, reconnect_interval=0.001, transient_retries=3, max_attempts=3, close_timeout=LIMIT
+)
 
 
 @contextlib.contextmanager

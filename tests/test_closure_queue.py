@@ -11,7 +11,7 @@ import pytest
 from coordinator.closure import Closure
 from coordinator.closure_queue import ClosureQueue
 from coordinator.errors import ClosureCancelledError
-from tests.closure_queue_bench import Stalls, new_closure, new_queue, put_new, take
+from tests.closure_queue_bench import Stalls, fail, new_closure, new_internal, new_queue, put_new, take
 from tests.deadline import LIMIT
 
 
@@ -31,12 +31,14 @@ def queue(stalls: Stalls) -> ClosureQueue:
 # row 1
 def test_a_closure_is_pending_from_put_to_finish_and_may_be_handed_back_between(queue: ClosureQueue) -> None:
     closure = put_new(queue)
-    assert take(queue) is closure
+    attempt = take(queue)
+    assert attempt.closure is closure
     assert not queue.is_settled()
-    queue.hand_back(closure)
-    assert take(queue, worker=1) is closure
+    assert queue.hand_back(attempt)
+    attempt = take(queue, worker=1)
+    assert attempt.closure is closure
     assert not queue.is_settled()
-    queue.finish(closure, "result")
+    assert queue.finish(attempt, "result")
     assert queue.is_settled()
     queue.wait_settled(LIMIT)
     queue.wait_settled(LIMIT)
@@ -47,10 +49,11 @@ def test_a_closure_is_pending_from_put_to_finish_and_may_be_handed_back_between(
 def test_first_in_is_first_out_and_what_is_handed_back_goes_to_the_front_of_a_full_queue(stalls: Stalls) -> None:
     queue = new_queue(stalls, capacity=2)
     first, second = put_new(queue, 1), put_new(queue, 2)
-    assert take(queue) is first
+    attempt = take(queue)
+    assert attempt.closure is first
     third = put_new(queue, 3)
-    queue.hand_back(first)
-    assert [take(queue) for _ in range(3)] == [first, second, third]
+    queue.hand_back(attempt)
+    assert [take(queue).closure for _ in range(3)] == [first, second, third]
 
 
 # rows 2, 3
@@ -64,14 +67,14 @@ def test_consumers_that_hand_back_lose_and_double_nothing(
 
     def consume(worker: int) -> None:
         has_handed_back = False
-        while (closure := queue.take(worker)) is not None:
+        while (attempt := queue.take(worker)) is not None:
             if not has_handed_back:
                 has_handed_back = True
-                queue.hand_back(closure)
+                queue.hand_back(attempt)
                 continue
             with counting:
-                finished[closure.number] += 1
-            queue.finish(closure, None)
+                finished[attempt.closure.number] += 1
+            queue.finish(attempt, None)
 
     with ThreadPoolExecutor() as pool:
         consuming = [pool.submit(consume, worker) for worker in range(consumers)]
@@ -86,25 +89,29 @@ def test_consumers_that_hand_back_lose_and_double_nothing(
 
 
 # row 4
-def test_a_targeted_closure_goes_to_its_worker_alone_before_the_others_and_join_does_not_heed_it(
+def test_a_closure_of_the_librarys_own_goes_to_its_worker_alone_before_the_others_and_join_does_not_heed_it(
     queue: ClosureQueue,
 ) -> None:
     ordinary = put_new(queue)
-    targeted = new_closure(queue, 1, target=1)
-    queue.put_targeted(targeted)
-    assert take(queue, worker=0) is ordinary
-    queue.finish(ordinary, None)
+    internal = new_internal(queue, 1, target=1)
+    queue.put_internal(internal)
+    attempt = take(queue, worker=0)
+    assert attempt.closure is ordinary
+    queue.finish(attempt, None)
     queue.wait_settled(LIMIT)
     another = put_new(queue)
-    assert take(queue, worker=1) is targeted
-    queue.hand_back(targeted)
-    assert take(queue, worker=0) is another
-    queue.finish(another, None)
+    attempt = take(queue, worker=1)
+    assert attempt.closure is internal
+    queue.hand_back(attempt)
+    attempt = take(queue, worker=0)
+    assert attempt.closure is another
+    queue.finish(attempt, None)
     assert queue.is_settled()
-    assert take(queue, worker=1) is targeted
-    queue.fail(targeted, ValueError("not made"))
+    attempt = take(queue, worker=1)
+    assert attempt.closure is internal
+    fail(queue, attempt, ValueError("not made"))
     queue.wait_settled(LIMIT)
-    assert isinstance(targeted.future.exception(), ValueError)
+    assert isinstance(internal.future.exception(), ValueError)
 
 
 # Room
@@ -121,7 +128,7 @@ def test_put_on_a_full_queue_times_out_and_cancels_its_future(stalls: Stalls) ->
 
 
 def free_by_take(queue: ClosureQueue, waiting: Closure) -> None:
-    assert take(queue) is waiting
+    assert take(queue).closure is waiting
 
 
 def free_by_cancel(queue: ClosureQueue, waiting: Closure) -> None:
@@ -139,7 +146,7 @@ def test_put_on_a_full_queue_goes_on_when_there_is_room(
         putting = pool.submit(put_new, queue, 2)
         stalls.wait_for("schedule waits for room for closure 2", "1 closures wait")
         free(queue, first)
-        assert take(queue) is putting.result(LIMIT)
+        assert take(queue).closure is putting.result(LIMIT)
 
 
 # Errors
@@ -170,17 +177,15 @@ def test_the_first_error_is_raised_once_when_all_that_ran_has_ended(
     queue: ClosureQueue, stalls: Stalls, raiser: Callable[[ClosureQueue], None]
 ) -> None:
     failing, failing_later, cancelled, waiting = (put_new(queue, number) for number in range(4))
-    for _ in range(3):
-        take(queue)
+    first, later, running = (take(queue) for _ in range(3))
     first_error, later_error = ValueError("first"), KeyError("later")
-    queue.fail(failing, first_error)
-    assert cancelled.cancellation is not None
-    assert cancelled.cancellation.is_cancelled
+    fail(queue, first, first_error)
+    assert running.cancellation.is_cancelled
     with ThreadPoolExecutor() as pool:
         raising = pool.submit(raiser, queue)
         stalls.wait_for("0 closures wait", "closure 1 (step) on worker 0", "closure 2 (step) on worker 0")
-        queue.cancel(cancelled)
-        queue.fail(failing_later, later_error)
+        queue.hand_back(running)
+        fail(queue, later, later_error)
         assert raising.exception(LIMIT) is first_error
     assert failing.future.exception() is first_error
     assert failing_later.future.exception() is later_error
@@ -191,16 +196,18 @@ def test_the_first_error_is_raised_once_when_all_that_ran_has_ended(
     assert queue.is_settled()
     queue.wait_settled(LIMIT)
     fresh = put_new(queue)
-    assert take(queue).cancellation.is_cancelled is False
-    queue.finish(fresh, "fresh")
+    attempt = take(queue)
+    assert attempt.closure is fresh
+    assert attempt.cancellation.is_cancelled is False
+    queue.finish(attempt, "fresh")
     queue.wait_settled(LIMIT)
 
 
 def test_a_closure_handed_back_after_an_error_is_cancelled(queue: ClosureQueue) -> None:
-    failing, handed_back = put_new(queue), put_new(queue)
-    take(queue), take(queue)
-    queue.fail(failing, ValueError("first"))
-    queue.hand_back(handed_back)
+    _, handed_back = put_new(queue), put_new(queue)
+    failing, running = take(queue), take(queue)
+    fail(queue, failing, ValueError("first"))
+    assert not queue.hand_back(running)
     assert isinstance(handed_back.future.exception(0), ClosureCancelledError)
     with pytest.raises(ValueError, match="first"):
         queue.wait_settled(LIMIT)
@@ -210,13 +217,13 @@ def test_a_closure_handed_back_after_an_error_is_cancelled(queue: ClosureQueue) 
 # rows 37, 40
 def test_an_error_reaches_a_put_that_waits_for_room(stalls: Stalls) -> None:
     queue = new_queue(stalls, capacity=1)
-    failing = put_new(queue)
-    take(queue)
+    put_new(queue)
+    failing = take(queue)
     put_new(queue)
     with ThreadPoolExecutor() as pool:
         putting = pool.submit(raise_by_put, queue)
         stalls.wait_for("room for closure 99")
-        queue.fail(failing, ValueError("first"))
+        fail(queue, failing, ValueError("first"))
         with pytest.raises(ValueError, match="first"):
             putting.result(LIMIT)
     assert queue.is_settled()
@@ -227,10 +234,10 @@ def test_of_several_threads_one_raises_the_error_and_the_others_go_on(
     stalls: Stalls, threads: Callable[[ClosureQueue], None]
 ) -> None:
     queue = new_queue(stalls, capacity=1)
-    failing = put_new(queue, 1)
-    take(queue)
-    other = put_new(queue, 2)
-    take(queue)
+    put_new(queue, 1)
+    failing = take(queue)
+    put_new(queue, 2)
+    other = take(queue)
     put_new(queue, 3)
     barrier = threading.Barrier(4, timeout=LIMIT)
 
@@ -248,9 +255,9 @@ def test_of_several_threads_one_raises_the_error_and_the_others_go_on(
     with ThreadPoolExecutor() as pool:
         outcomes = [pool.submit(wait_in_queue, number) for number in range(3)]
         barrier.wait()
-        queue.fail(failing, ValueError("first"))
+        fail(queue, failing, ValueError("first"))
         stalls.wait_for("0 closures wait", "closure 2 (step)")
-        queue.cancel(other)
+        queue.hand_back(other)
         with contextlib.ExitStack() as finishing:
             if threads is raise_by_put:
                 finishing.callback(queue.stop)
@@ -263,9 +270,9 @@ def test_of_several_threads_one_raises_the_error_and_the_others_go_on(
 def test_whoever_waits_to_raise_goes_on_at_once_when_another_thread_raised(
     queue: ClosureQueue, stalls: Stalls, waiter: Callable[[ClosureQueue], object]
 ) -> None:
-    failing, running = put_new(queue), put_new(queue)
-    take(queue), take(queue)
-    queue.fail(failing, ValueError("first"))
+    put_new(queue), put_new(queue)
+    failing, running = take(queue), take(queue)
+    fail(queue, failing, ValueError("first"))
     stalls.pause_after_report.clear()
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(waiter, queue)
@@ -273,8 +280,8 @@ def test_whoever_waits_to_raise_goes_on_at_once_when_another_thread_raised(
         queue.finish(running, None)
         with pytest.raises(ValueError, match="first"):
             queue.is_settled()
-        new = put_new(queue)
-        take(queue)
+        put_new(queue)
+        new = take(queue)
         stalls.pause_after_report.set()
         try:
             waiting.result(LIMIT)  # Although the new closure runs.
@@ -285,10 +292,10 @@ def test_whoever_waits_to_raise_goes_on_at_once_when_another_thread_raised(
 def test_an_error_that_makes_waiting_hopeless_withdraws_what_waits_and_is_nothing_otherwise(
     queue: ClosureQueue,
 ) -> None:
-    queue.fail_waiting(ValueError("nobody waits"))
+    queue.fail_all(ValueError("nobody waits"), if_idle=False)
     queue.wait_settled(LIMIT)
     waiting = put_new(queue)
-    queue.fail_waiting(ValueError("lost"))
+    queue.fail_all(ValueError("lost"), if_idle=False)
     assert isinstance(waiting.future.exception(0), ClosureCancelledError)
     with pytest.raises(ValueError, match="lost"):
         queue.wait_settled(LIMIT)

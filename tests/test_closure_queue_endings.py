@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from coordinator.closure import Attempt
 from coordinator.closure_queue import ClosureQueue
 from coordinator.errors import ClosureCancelledError, StrategyClosedError
 from coordinator.future import Future
-from tests.closure_queue_bench import Stalls, new_closure, new_queue, put_new, take
+from coordinator.retry_rule import Reach
+from tests.closure_queue_bench import Stalls, fail, new_internal, new_queue, put_new, take
 from tests.deadline import LIMIT
 
 
@@ -33,13 +35,38 @@ def test_a_cancelled_closure_is_given_to_nobody_and_awaited_by_nobody(queue: Clo
     cancelled, kept = put_new(queue, 1), put_new(queue, 2)
     assert cancelled.future.cancel()
     assert cancelled.future.cancel()
-    assert take(queue) is kept
-    assert not kept.future.cancel()
-    queue.hand_back(kept)
-    assert not kept.future.cancel(), "it has started once"
+    attempt = take(queue)
+    assert attempt.closure is kept
+    queue.hand_back(attempt)
     queue.finish(take(queue), None)
     queue.wait_settled(LIMIT)
+    assert not kept.future.cancel()
     assert (queue.statistics().cancelled, queue.statistics().finished) == (1, 1)
+
+
+@pytest.mark.parametrize("outcome", ["result", "error", "handed back"])
+def test_a_closure_cancelled_while_it_runs_is_over_at_once_and_awaited_until_its_attempt_ends(
+    queue: ClosureQueue, outcome: str
+) -> None:
+    closure = put_new(queue)
+    attempt = take(queue)
+    assert closure.future.running()
+    assert closure.future.cancel()
+    assert closure.future.cancelled()
+    assert not closure.future.running()
+    assert attempt.cancellation.is_cancelled
+    with pytest.raises(TimeoutError):
+        queue.wait_settled(timeout=0)
+    match outcome:
+        case "result":
+            assert not queue.finish(attempt, "too late")
+        case "error":
+            assert not queue.fail(attempt, KeyError("too late"), Reach.EVERYTHING)
+        case _:
+            assert not queue.hand_back(attempt)
+    queue.wait_settled(LIMIT)
+    assert closure.future.cancelled()
+    assert (queue.statistics().cancelled, queue.statistics().running, queue.statistics().waiting) == (1, 0, 0)
 
 
 def test_a_cancel_that_races_with_a_worker_wins_or_loses_as_a_whole(stalls: Stalls) -> None:
@@ -48,8 +75,8 @@ def test_a_cancel_that_races_with_a_worker_wins_or_loses_as_a_whole(stalls: Stal
     barrier = threading.Barrier(2, timeout=LIMIT)
 
     def finish_all() -> None:
-        while (closure := queue.take(0)) is not None:
-            queue.finish(closure, "ran")
+        while (attempt := queue.take(0)) is not None:
+            queue.finish(attempt, "ran")
 
     def cancel(futures: list[Future]) -> list[bool]:
         barrier.wait()
@@ -90,18 +117,18 @@ def test_what_runs_is_listed_up_to_ten_and_then_counted(queue: ClosureQueue) -> 
 
 
 def test_a_wait_without_progress_is_reported_until_there_is_some(queue: ClosureQueue, stalls: Stalls) -> None:
-    closure = put_new(queue, 5)
-    take(queue, worker=1)
+    put_new(queue, 5)
+    attempt = take(queue, worker=1)
     with ThreadPoolExecutor() as pool:
         joining = pool.submit(queue.wait_settled)
         stalls.wait_for("No progress", "join waits for closures", "closure 5 (step) on worker 1")
-        queue.finish(closure, None)
+        queue.finish(attempt, None)
         joining.result(LIMIT)
 
 
 def test_join_during_an_interrupt_leaves_the_queue_usable(queue: ClosureQueue, stalls: Stalls) -> None:
     closure = put_new(queue)
-    take(queue)
+    attempt = take(queue)
 
     def interrupt(text: str) -> None:
         raise KeyboardInterrupt(text)
@@ -109,7 +136,7 @@ def test_join_during_an_interrupt_leaves_the_queue_usable(queue: ClosureQueue, s
     queue._watched._report = interrupt
     with pytest.raises(KeyboardInterrupt, match="join waits"):
         queue.wait_settled(LIMIT)
-    queue.finish(closure, "kept")
+    queue.finish(attempt, "kept")
     queue.wait_settled(LIMIT)
     assert closure.future.result(0) == "kept"
 
@@ -119,10 +146,10 @@ def test_join_during_an_interrupt_leaves_the_queue_usable(queue: ClosureQueue, s
 
 def test_stop_withdraws_what_waits_cancels_what_runs_and_sends_everybody_home(stalls: Stalls) -> None:
     queue = new_queue(stalls, capacity=2)
-    running, waiting, targeted = put_new(queue, 1), put_new(queue, 2), new_closure(queue, 3, target=7)
-    take(queue)
+    running, waiting, targeted = put_new(queue, 1), put_new(queue, 2), new_internal(queue, 3, target=7)
+    attempt = take(queue)
     put_new(queue, 4)
-    queue.put_targeted(targeted)
+    queue.put_internal(targeted)
     with ThreadPoolExecutor() as pool:
         putting, joining = pool.submit(put_new, queue, 99), pool.submit(queue.wait_settled, LIMIT)
         stalls.wait_for("room for closure 99")
@@ -131,12 +158,12 @@ def test_stop_withdraws_what_waits_cancels_what_runs_and_sends_everybody_home(st
         queue.stop()
         with pytest.raises(StrategyClosedError, match="closure 99"):
             putting.result(LIMIT)
-        assert running.cancellation.is_cancelled
+        assert attempt.cancellation.is_cancelled
         for closure in (waiting, targeted):
             with pytest.raises(ClosureCancelledError, match="the strategy was closed"):
                 closure.future.result(0)
         assert not joining.done()
-        queue.hand_back(running)
+        queue.hand_back(attempt)
         joining.result(LIMIT)
     assert isinstance(running.future.exception(0), ClosureCancelledError)
     assert queue.take(0) is None
@@ -151,7 +178,7 @@ def test_stop_sends_home_a_worker_that_waits_and_refuses_what_comes_after(queue:
     with pytest.raises(StrategyClosedError, match="is closed"):
         put_new(queue)
     with pytest.raises(StrategyClosedError, match="is closed"):
-        queue.put_targeted(new_closure(queue, target=0))
+        queue.put_internal(new_internal(queue, target=0))
     queue.wait_settled(LIMIT)
 
 
@@ -160,10 +187,20 @@ def test_stop_sends_home_a_worker_that_waits_and_refuses_what_comes_after(queue:
 
 def test_callbacks_run_before_a_closure_stops_counting_as_running_and_with_no_lock_held(queue: ClosureQueue) -> None:
     running: list[int] = []
-    for number, end in enumerate([queue.finish, queue.fail, lambda closure, _: queue.cancel(closure)]):
+
+    def cancel(attempt: Attempt) -> None:
+        attempt.closure.future.cancel()
+        queue.hand_back(attempt)
+
+    ends: list[Callable[[Attempt], object]] = [
+        lambda attempt: queue.finish(attempt, None),
+        lambda attempt: fail(queue, attempt, KeyError("outcome")),
+        cancel,
+    ]
+    for number, end in enumerate(ends):
         closure = put_new(queue, number)
         closure.future.add_done_callback(lambda _: running.append(queue.statistics().running))
-        end(take(queue), KeyError("outcome"))
+        end(take(queue))
         with contextlib.suppress(KeyError):
             queue.wait_settled(LIMIT)
     assert running == [1, 1, 1]
@@ -180,11 +217,16 @@ def test_arguments_are_dropped_with_no_lock_held(queue: ClosureQueue, end: str) 
     weakref.finalize(argument, lambda: is_locked.append(queue._lock.locked()))
     closure = put_new(queue, work=argument)
     del argument
+
+    def cancel(attempt: Attempt) -> None:
+        attempt.closure.future.cancel()
+        queue.hand_back(attempt)
+
     endings: dict[str, Callable[[], object]] = {
         "finish": lambda: queue.finish(take(queue), None),
-        "fail": lambda: queue.fail(take(queue), KeyError()),
-        "cancel": lambda: queue.cancel(take(queue)),
-        "withdraw": lambda: queue.fail_waiting(KeyError()),
+        "fail": lambda: fail(queue, take(queue), KeyError()),
+        "cancel": lambda: cancel(take(queue)),
+        "withdraw": lambda: queue.fail_all(KeyError(), if_idle=False),
         "discard": closure.future.cancel,
         "stop": queue.stop,
     }

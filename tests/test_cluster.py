@@ -77,7 +77,7 @@ def test_work_for_one_worker_runs_there_and_its_failure_is_told_by_its_future_al
     def fail_to_make(worker: int) -> None:
         raise ClosureInputError("The dataset function raised.")
 
-    for worker in range(len(runtime.worker_devices)):
+    for worker in range(len(runtime.worker_addresses)):
         assert cluster.schedule_on(worker, index_of, "make").result(LIMIT) == worker
         failed = cluster.schedule_on(worker, fail_to_make, "make")
         assert isinstance(failed.exception(LIMIT), ClosureInputError)
@@ -141,7 +141,7 @@ def test_an_error_is_raised_as_itself_once_and_the_next_one_again(
 def test_of_many_failures_one_is_raised(cluster: Cluster, runtime: FakeRuntime) -> None:
     gate = Gate(runtime)
     futures = [cluster.schedule(fail_after(gate), "fail") for _ in range(10)]
-    gate.wait_arrived(len(runtime.worker_devices))
+    gate.wait_arrived(len(runtime.worker_addresses))
     gate.open()
     with pytest.raises(ZeroDivisionError):
         cluster.join(LIMIT)
@@ -186,7 +186,7 @@ def test_a_callback_that_would_wait_for_itself_is_refused(runtime: FakeRuntime, 
 
     gate = Gate(runtime)
     with running_cluster(runtime) as cluster:
-        for _ in runtime.worker_devices:
+        for _ in runtime.worker_addresses:
             cluster.schedule(gate, "held")
         cluster.schedule(gate, "step").add_done_callback(call)
         if ends == "on a worker's thread":
@@ -275,7 +275,7 @@ def test_close_cancels_everything_ends_the_threads_and_may_be_repeated(runtime: 
     gate = Gate(runtime)
     cluster = Cluster(runtime, OPTIONS)
     futures = [cluster.schedule(gate, "step") for _ in range(4)]
-    gate.wait_arrived(len(runtime.worker_devices))
+    gate.wait_arrived(len(runtime.worker_addresses))
     runtime.kill(0)
     cluster.close()
     cluster.close()

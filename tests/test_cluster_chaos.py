@@ -120,7 +120,7 @@ def hasty_threads() -> Iterator[None]:
 def test_whatever_happens_every_future_is_done_and_the_counts_add_up(seed: int) -> None:
     runtime = FakeRuntime(WORKERS)
     options = dataclasses.replace(
-        OPTIONS, max_queued_closures=20, schedule_timeout=0.01, max_worker_losses=10**6, reconnect_interval=0.0001
+        OPTIONS, max_queued_closures=20, schedule_timeout=0.01, max_attempts=10**6, reconnect_interval=0.0001
     )
     with running_cluster(runtime, options) as cluster:
         chaos = Chaos(runtime, cluster)

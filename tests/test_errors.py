@@ -9,13 +9,14 @@ from coordinator import errors
 
 TREE = {
     errors.ClusterSpecError: (errors.CoordinatorError, ValueError),
+    errors.VersionMismatchError: (errors.CoordinatorError, RuntimeError),
     errors.TaskLost: (errors.CoordinatorError,),
     errors.WorkerLost: (errors.TaskLost,),
     errors.ParameterServerLost: (errors.TaskLost,),
     errors.ClosureError: (errors.CoordinatorError,),
     errors.ClosureInputError: (errors.ClosureError,),
     errors.ClosureCancelledError: (errors.ClosureError, concurrent.futures.CancelledError),
-    errors.ClosureQuarantinedError: (errors.ClosureError,),
+    errors.ClosureQuarantined: (errors.ClosureError,),
     errors.StrategyClosedError: (errors.CoordinatorError, RuntimeError),
     errors.InvalidTransitionError: (errors.CoordinatorError, RuntimeError),
     errors.LaunchError: (errors.CoordinatorError, RuntimeError),

@@ -11,13 +11,17 @@ from coordinator.future import Future
 
 
 class Withdrawals:
-    """Counts how often the queue was told of a cancellation."""
+    """Stands for the queue, which withdraws a closure that has no outcome yet."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.future: Future | None = None
 
-    def __call__(self) -> None:
+    def __call__(self) -> bool:
         self.count += 1
+        assert self.future is not None
+        self.future.tell_cancelled()
+        return True
 
 
 @pytest.fixture
@@ -27,38 +31,46 @@ def withdrawals() -> Withdrawals:
 
 @pytest.fixture
 def future(withdrawals: Withdrawals) -> Future:
-    return Future("step", 7, on_cancel=withdrawals)
+    withdrawals.future = Future("step", 7, on_cancel=withdrawals)
+    return withdrawals.future
 
 
-def test_a_future_that_waits_can_be_cancelled(future: Future, withdrawals: Withdrawals) -> None:
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_future_without_an_outcome_can_be_cancelled(future: Future, withdrawals: Withdrawals, runs: bool) -> None:
+    future.is_started = runs
+    assert future.running() is runs
     assert future.cancel()
     assert future.cancelled()
-    assert withdrawals.count == 1
-    assert not future.set_running_or_notify_cancel()
+    assert not future.running()
     assert future.cancel(), "it is cancelled still"
     assert withdrawals.count == 1
     with pytest.raises(concurrent.futures.CancelledError):
         future.result(0)
 
 
-def test_a_future_that_runs_or_is_done_cannot_be_cancelled(future: Future, withdrawals: Withdrawals) -> None:
-    assert future.set_running_or_notify_cancel()
-    assert not future.cancel()
-    future.set_result(3)
+def test_a_future_that_is_done_cannot_be_cancelled(future: Future, withdrawals: Withdrawals) -> None:
+    future.tell_result(3)
     assert not future.cancel()
     assert withdrawals.count == 0
     assert future.result(0) == 3
 
 
+def test_a_future_whose_outcome_was_decided_a_moment_before_is_not_cancelled() -> None:
+    future = Future("step", 7, on_cancel=lambda: False)
+    assert not future.cancel()
+    future.tell_result(3)
+    assert future.result(0) == 3
+
+
 def test_a_future_tells_its_state_in_words(future: Future, withdrawals: Withdrawals) -> None:
     assert repr(future) == "<Future of closure 7 (step): waiting>"
-    future.set_running_or_notify_cancel()
+    future.is_started = True
     assert repr(future) == "<Future of closure 7 (step): running>"
-    future.set_result(None)
+    future.tell_result(None)
     assert repr(future) == "<Future of closure 7 (step): done>"
     failed, cancelled = Future("f", 8, withdrawals), Future("g", 9, withdrawals)
-    failed.set_exception(ClosureCancelledError("withdrawn"))
-    cancelled.cancel()
+    failed.tell_error(ClosureCancelledError("withdrawn"))
+    cancelled.tell_cancelled()
     assert repr(failed) == "<Future of closure 8 (f): raised ClosureCancelledError>"
     assert repr(cancelled) == "<Future of closure 9 (g): cancelled>"
 
@@ -72,15 +84,14 @@ def test_a_result_that_does_not_come_in_time_is_a_timeout(future: Future) -> Non
 
 def test_wait_and_as_completed_work_with_results_errors_and_cancellations(withdrawals: Withdrawals) -> None:
     good, bad, cancelled, pending = futures = [Future("step", number, withdrawals) for number in range(4)]
-    good.set_result(1)
-    bad.set_exception(ValueError("wrong"))
-    cancelled.cancel()
-    cancelled.set_running_or_notify_cancel()
+    good.tell_result(1)
+    bad.tell_error(ValueError("wrong"))
+    cancelled.tell_cancelled()
     done, not_done = concurrent.futures.wait(futures, timeout=0)
     assert (done, not_done) == ({good, bad, cancelled}, {pending})
     first = concurrent.futures.wait(futures, timeout=30, return_when=concurrent.futures.FIRST_EXCEPTION)
     assert bad in first.done
-    telling = threading.Thread(target=pending.set_result, args=(4,))
+    telling = threading.Thread(target=pending.tell_result, args=(4,))
     telling.start()
     assert set(concurrent.futures.as_completed(futures, timeout=30)) == set(futures)
     telling.join()
@@ -90,7 +101,7 @@ def test_callbacks_get_the_future_in_order_also_when_it_is_done(future: Future) 
     calls: list[tuple[str, object]] = []
     future.add_done_callback(lambda told: calls.append(("first", told)))
     future.add_done_callback(lambda told: calls.append(("second", told)))
-    future.set_result(1)
+    future.tell_result(1)
     future.add_done_callback(lambda told: calls.append(("late", told)))
     assert calls == [("first", future), ("second", future), ("late", future)]
 
@@ -106,6 +117,6 @@ def test_what_a_callback_raises_is_logged_and_goes_no_further(
     future.add_done_callback(fail)
     future.add_done_callback(told.append)
     with caplog.at_level(logging.ERROR, logger="concurrent.futures"):
-        future.set_result(1)
+        future.tell_result(1)
     assert told == [future]
     assert type(raised).__name__ in caplog.text

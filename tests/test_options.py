@@ -7,12 +7,15 @@ import pytest
 
 from coordinator.options import Options
 
-COUNTS = [field.name for field in dataclasses.fields(Options) if isinstance(field.default, int)]
-TIMES = [field.name for field in dataclasses.fields(Options) if not isinstance(field.default, int)]
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(Options)}
+COUNTS = [name for name, default in DEFAULTS.items() if type(default) is int]
+SWITCHES = [name for name, default in DEFAULTS.items() if type(default) is bool]
+TIMES = [name for name, default in DEFAULTS.items() if type(default) is float or default is None]
+UNLIMITED = [name for name, default in DEFAULTS.items() if default is None]
 
 
 def test_every_option_has_a_default_that_passes() -> None:
-    assert len(COUNTS) + len(TIMES) == len(dataclasses.astuple(Options()))
+    assert {*COUNTS, *SWITCHES, *TIMES, "version_mismatch"} == set(DEFAULTS)
     assert Options() == Options()
 
 
@@ -39,11 +42,28 @@ def test_a_time_is_a_positive_finite_number(name: str) -> None:
         assert getattr(Options(**{name: value}), name) == value
 
 
-def test_only_the_time_that_schedule_may_block_can_be_unlimited() -> None:
-    assert Options(schedule_timeout=None).schedule_timeout is None
-    for name in set(TIMES) - {"schedule_timeout"}:
+def test_only_a_time_that_is_unlimited_by_default_can_be_unlimited() -> None:
+    for name in UNLIMITED:
+        assert getattr(Options(**{name: None}), name) is None
+    for name in set(TIMES) - set(UNLIMITED):
         with pytest.raises(ValueError, match=name):
             Options(**{name: None})
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_is_on_or_off(name: str) -> None:
+    for value in (0, 1, None, "no"):
+        with pytest.raises(ValueError, match=rf"^Options.{name} must be True or False, got {value!r}\.$"):
+            Options(**{name: value})
+    assert getattr(Options(**{name: not DEFAULTS[name]}), name) is not DEFAULTS[name]
+
+
+def test_a_server_of_another_version_is_an_error_or_a_warning() -> None:
+    assert Options().version_mismatch == "error"
+    assert Options(version_mismatch="warn").version_mismatch == "warn"
+    for value in ("ignore", None, 1):
+        with pytest.raises(ValueError, match=rf'^Options.version_mismatch must be "error" or "warn", got {value!r}\.$'):
+            Options(version_mismatch=value)
 
 
 def test_options_are_frozen_and_named() -> None:

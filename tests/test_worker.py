@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.errors import (
     ClosureCancelledError,
-    ClosureQuarantinedError,
+    ClosureQuarantined,
     InvalidTransitionError,
     WorkerLost,
 )
@@ -37,13 +37,13 @@ def one_restarted_before_anybody_looked(runtime: FakeRuntime, gate: Gate) -> int
 
 def one_twice_in_a_row(runtime: FakeRuntime, gate: Gate) -> int:
     one_in_its_call(runtime, gate)
-    gate.wait_arrived(len(runtime.worker_devices) + 1)
+    gate.wait_arrived(len(runtime.worker_addresses) + 1)
     one_in_its_call(runtime, gate)
     return 2
 
 
 def all_together(runtime: FakeRuntime, gate: Gate) -> int:
-    workers = range(len(runtime.worker_devices))
+    workers = range(len(runtime.worker_addresses))
     for worker in workers:
         runtime.kill(worker)
     for worker in workers:
@@ -52,7 +52,7 @@ def all_together(runtime: FakeRuntime, gate: Gate) -> int:
 
 
 def one_after_the_other(runtime: FakeRuntime, gate: Gate) -> int:
-    workers = len(runtime.worker_devices)
+    workers = len(runtime.worker_addresses)
     for worker in range(workers):
         gate.wait_arrived(workers + worker)
         runtime.kill(worker)
@@ -157,7 +157,7 @@ def test_the_loss_and_the_return_of_a_worker_are_logged(caplog: pytest.LogCaptur
         gate.open()
         future.result(LIMIT)
     assert "/job:worker/replica:0/task:0 was lost; its work goes to other workers" in caplog.text
-    assert "/job:worker/replica:0/task:0 is back after 0." in caplog.text
+    assert "/job:worker/replica:0/task:0 is there after 0." in caplog.text
 
 
 def test_workers_that_are_dead_at_the_start_join_later_and_the_others_do_not_wait() -> None:
@@ -209,11 +209,11 @@ def test_work_that_kills_its_workers_is_quarantined_and_the_rest_goes_on() -> No
 
     with running_cluster(runtime) as cluster:
         future = cluster.schedule(deadly, "deadly")
-        with pytest.raises(ClosureQuarantinedError, match=r"closure 0 \(deadly\).*attempt 3 on worker") as caught:
+        with pytest.raises(ClosureQuarantined, match=r"closure 0 \(deadly\).*attempt 3 on worker") as caught:
             cluster.join(LIMIT)
         assert future.exception(0) is caught.value
         assert isinstance(caught.value.__cause__, WorkerLost)
-        assert len(started) == OPTIONS.max_worker_losses
+        assert len(started) == OPTIONS.max_attempts
         cluster.schedule(index_of, "step")
         cluster.join(LIMIT)
 
@@ -263,7 +263,7 @@ def test_a_stop_does_not_wait_for_the_pause_before_a_retry() -> None:
 
 
 def test_a_worker_that_is_lost_while_idle_is_connected_to_again_without_any_work() -> None:  # row 86
-    options = dataclasses.replace(OPTIONS, probe_interval=0.05)
+    options = dataclasses.replace(OPTIONS, heartbeat_interval=0.02)
     runtime = FakeRuntime(2)
     with running_cluster(runtime, options) as cluster:
         runtime.kill(1)

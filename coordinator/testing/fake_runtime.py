@@ -13,7 +13,7 @@ its work returns, or at a gate by the gate's opening, a kill, a lost parameter s
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost, TaskLost, WorkerLost
@@ -49,15 +49,16 @@ class FakeRuntime:
     """
 
     def __init__(self, workers: int = 2) -> None:
-        self.worker_devices = tuple(f"/job:worker/replica:0/task:{index}" for index in range(workers))
+        self._addresses = {index: f"worker{index}:2222" for index in range(workers)}
         self.is_closed = False
         self.changed = threading.Condition()
         self._threads: dict[int, threading.Thread] = {}
         self._calls: dict[int, tuple[FakeCancellation, int]] = {}
-        self._incarnations = [0] * workers
-        self._connected = [0] * workers
+        self._incarnations = dict.fromkeys(range(workers), 0)
+        self._connected = dict.fromkeys(range(workers), 0)
         self._dead: set[int] = set()
         self._frozen: set[int] = set()
+        self._hung_up: set[int] = set()
         self._lost_parameter_server: str | None = None
 
     def kill(self, worker: int) -> None:
@@ -74,12 +75,52 @@ class FakeRuntime:
         self._change(start)
 
     def freeze(self, worker: int) -> None:
-        """Calls that reach a gate on `worker` do not end, come what may, and it answers no probe."""
+        """Calls that reach a gate on `worker` do not end before `hang_up`, and it answers no probe."""
         self._change(lambda: self._frozen.add(worker))
 
+    def hang_up(self, worker: int) -> None:
+        """The silence of a frozen worker has lasted too long: calls to it end with `WorkerLost`."""
+        self._change(lambda: self._hung_up.add(worker))
+
     def thaw(self, worker: int) -> None:
-        """Undoes `freeze`."""
-        self._change(lambda: self._frozen.discard(worker))
+        """Undoes `freeze` and `hang_up`; a worker that was hung up on must be reconnected."""
+
+        def thaw() -> None:
+            self._frozen.discard(worker)
+            if worker in self._hung_up:
+                self._hung_up.discard(worker)
+                self._incarnations[worker] += 1
+
+        self._change(thaw)
+
+    @property
+    def worker_addresses(self) -> Mapping[int, str]:
+        """Where each worker pretends to be, by index."""
+        return dict(self._addresses)
+
+    def worker_device(self, worker: int) -> str:
+        """The name of a worker."""
+        return f"/job:worker/replica:0/task:{worker}"
+
+    def add_worker(self, worker: int, address: str) -> None:
+        """One more worker, which answers at once."""
+
+        def add() -> None:
+            if address in self._addresses.values():
+                raise ValueError(f"There is a worker at {address} already.")
+            self._addresses[worker] = address
+            self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
+
+        self._change(add)
+
+    def move_worker(self, worker: int, address: str) -> None:
+        """The worker is another one from now on, dead or not before, and must be reconnected."""
+        self._addresses[worker] = address
+        self.restart(worker)
+
+    def remove_worker(self, worker: int) -> None:
+        """There is no such worker any more."""
+        self._change(lambda: self._addresses.pop(worker))
 
     def lose_parameter_server(self, name: str = "/job:ps/replica:0/task:0") -> None:
         """Calls on every worker raise `ParameterServerLost`, naming it."""
@@ -120,7 +161,18 @@ class FakeRuntime:
     def is_reachable(self, worker: int) -> bool:
         """Whether `worker` is neither dead nor frozen, and not another incarnation than the one connected to."""
         with self.changed:
-            return worker not in self._frozen and not self._is_lost(worker, self._connected[worker])
+            return worker not in self._frozen and not self._is_lost(worker, self._connected.get(worker, -1))
+
+    def seems_reachable(self, worker: int) -> bool:
+        """The same: the fake hears everything at once."""
+        return self.is_reachable(worker)
+
+    def seem_parameter_servers_reachable(self) -> bool:
+        """Whether none was lost."""
+        return self._lost_parameter_server is None
+
+    def disconnect(self, worker: int) -> None:
+        """Nothing waits for a lost worker here."""
 
     def reconnect(self, worker: int) -> bool:
         """Connects to the present incarnation of `worker`, if it is neither dead nor frozen."""
@@ -147,7 +199,7 @@ class FakeRuntime:
         """Blocks the call that `worker` makes now until `is_open()`, or raises what ended it; see `Gate`."""
         with self.changed:
             while worker in self._frozen or not is_open():
-                if worker not in self._frozen:
+                if worker not in self._frozen or worker in self._hung_up:
                     self._raise_fault(worker)
                 self.changed.wait()
 
@@ -157,7 +209,7 @@ class FakeRuntime:
             self.changed.notify_all()
 
     def _is_lost(self, worker: int, incarnation: int) -> bool:
-        return worker in self._dead or incarnation != self._incarnations[worker]
+        return worker in self._dead or worker in self._hung_up or incarnation != self._incarnations[worker]
 
     def _raise_fault(self, worker: int) -> None:
         cancellation, incarnation = self._calls[worker]
@@ -165,9 +217,9 @@ class FakeRuntime:
         if lost_server is not None:
             raise lost_server
         if self._is_lost(worker, incarnation):
-            raise WorkerLost(self.worker_devices[worker], f"{self.worker_devices[worker]} was lost.")
+            raise WorkerLost(self.worker_device(worker), f"{self.worker_device(worker)} was lost.")
         if cancellation.is_cancelled:
-            raise ClosureCancelledError(f"The call on {self.worker_devices[worker]} was cancelled.")
+            raise ClosureCancelledError(f"The call on {self.worker_device(worker)} was cancelled.")
 
 
 class Gate:

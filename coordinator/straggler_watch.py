@@ -1,0 +1,52 @@
+"""Sees to it that closures which take too long are tried on another worker as well.
+
+Promise: it does nothing at all before a closure with a time limit was scheduled. The thread ends with `stop`.
+"""
+
+import math
+import threading
+
+from coordinator.closure_queue import ClosureQueue
+
+# A closure is found to have overrun at most this part of its limit too late.
+_TICKS_PER_TIMEOUT = 4
+_SHORTEST_TICK = 0.005
+
+
+class StragglerWatch:
+    """Looks for overrun closures in the queue, as often as the shortest time limit asks for.
+
+    Args:
+      queue: has the closures that run.
+    """
+
+    def __init__(self, queue: ClosureQueue) -> None:
+        self._queue = queue
+        self._stop = threading.Event()
+        self._is_needed = threading.Event()
+        self._shortest = math.inf
+        self._thread = threading.Thread(target=self._run, name="coordinator-stragglers", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def heed(self, timeout: float) -> None:
+        """A closure with this time limit, in seconds, was scheduled."""
+        self._shortest = min(self._shortest, timeout)
+        self._is_needed.set()
+
+    def stop(self) -> None:
+        """Asks the thread to end."""
+        self._stop.set()
+        self._is_needed.set()
+
+    def wait_stopped(self, timeout: float) -> bool:
+        """Waits at most `timeout` seconds for the thread to end; whether it did."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        self._is_needed.wait()
+        while not self._stop.wait(max(_SHORTEST_TICK, self._shortest / _TICKS_PER_TIMEOUT)):
+            self._queue.try_overrun_elsewhere()
