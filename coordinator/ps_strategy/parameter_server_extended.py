@@ -16,6 +16,7 @@ import tensorflow as tf
 from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource
 from coordinator.ps_strategy.per_worker_table import table_creator_scopes
 from coordinator.ps_strategy.per_worker_variable import create_per_worker_variable
+from coordinator.ps_strategy.variable_store import VariableStore
 
 _logger = logging.getLogger("coordinator")
 
@@ -29,6 +30,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
       strategy: the strategy that this belongs to.
       parameter_server_devices: the devices of the parameter servers, by index.
       handles: told about each table and per-worker variable that is made in the scope.
+      variables: told about each other variable that is made in the scope.
       read_on_all: reads a per-worker resource on every worker.
     """
 
@@ -37,11 +39,13 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         strategy: tf.distribute.Strategy,
         parameter_server_devices: Sequence[str],
         handles: PerWorkerHandles,
+        variables: VariableStore,
         read_on_all: Callable[[PerWorkerResource], list[Any]],
     ) -> None:
         super().__init__(strategy)
         self._parameter_server_devices = tuple(f"{device}/device:CPU:0" for device in parameter_server_devices)
         self._handles = handles
+        self._variables = variables
         self._read_on_all = read_on_all
         # Taking the next number is atomic, so that threads that make variables at once still go round robin.
         self._variable_numbers = itertools.count()
@@ -65,13 +69,15 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.pop("per_worker_variable", False):
             return create_per_worker_variable(lambda: next_creator(**kwargs), self._handles, self._read_on_all)
-        colocate_with = kwargs.pop("colocate_with", None)
+        with tf.device(None), tf.device(self._device_of_next(kwargs.pop("colocate_with", None))):
+            variable = next_creator(**kwargs)
+        self._variables.add(variable, kwargs.get("initial_value"))
+        return variable
+
+    def _device_of_next(self, colocate_with: Any) -> str:
         if colocate_with is not None:
-            with tf.device(None), tf.device(colocate_with.device):
-                return next_creator(**kwargs)
-        device = self._parameter_server_devices[next(self._variable_numbers) % len(self._parameter_server_devices)]
-        with tf.device(device):
-            return next_creator(**kwargs)
+            return str(colocate_with.device)
+        return self._parameter_server_devices[next(self._variable_numbers) % len(self._parameter_server_devices)]
 
     def _resource_creator_scope(self) -> Sequence[Any]:
         return table_creator_scopes(self._handles)

@@ -7,16 +7,24 @@ Two variables of the environment are set here (`prepare_process`) because Tensor
 no other switch.
 """
 
+import gc
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.function.trace_type import default_types
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import cancellation, context, execute, executor
-from tensorflow.python.eager.polymorphic_function import atomic_function, function_type_utils
-from tensorflow.python.framework import ops
+from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function, function_type_utils
+from tensorflow.python.framework import func_graph, ops
+from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.trackable import resource as trackable_resource
+
+# TensorFlow counts them in 32 bits.
+_MOST_SECONDS = 2**31 - 1
 
 
 def prepare_process() -> None:
@@ -46,14 +54,19 @@ def set_server_def(server_def: Any) -> None:
     context.ensure_initialized()
 
 
-def update_server_def(server_def: Any) -> None:
+def update_server_def(server_def: Any, client_timeout: float) -> None:
     """Connects to the tasks that were added or restarted, and lets go of those that are no longer named.
+
+    Args:
+      server_def: the `tf.train.ServerDef` that names the tasks.
+      client_timeout: a task that is connected to now frees what we make there when it has not heard of us for so many
+        seconds. TensorFlow says nothing to such tasks by itself; see `client_lease`.
 
     Raises:
       tf.errors.OpError: a named task does not answer.
     """
     # Private: nothing public changes the membership without making every variable unreadable.
-    context.context().update_server_def(server_def)
+    context.context().update_server_def(server_def, keep_alive_secs=min(math.ceil(client_timeout), _MOST_SECONDS))
 
 
 def bind_executor() -> Any:
@@ -180,3 +193,113 @@ def owner_of_handle(tensor: Any) -> Any | None:
     # Private: a function's captures are handles, and nothing public leads from one to its object.
     owner = getattr(tensor, "_parent_trackable", None)
     return owner() if owner is not None else None
+
+
+def present_handle(tensor: Any) -> Any:
+    """The handle that the variable of a handle has now; any other tensor itself."""
+    owner = owner_of_handle(tensor)
+    return variable_handle(owner) if isinstance(owner, tf.Variable) else tensor
+
+
+def new_handle(variable: Any) -> tf.Tensor:
+    """The handle of a new resource, without a value, on the server and of the kind of a variable's present one."""
+    # Private: a resource is made, without a value, only by the class of the variables.
+    with tf.device(variable.device):
+        handle = resource_variable_ops._variable_handle_from_shape_and_dtype(
+            variable.shape, variable.dtype, shared_name=None, name=variable.name, graph_mode=False
+        )
+    handle._handle_data = variable.handle._handle_data
+    return handle
+
+
+def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]]) -> None:
+    """Gives variables other handles, and every function that captured one of the former ones too.
+
+    No function may be running that uses them.
+
+    Args:
+      renewed: variables, each with its new handle.
+    """
+    # Private: that a variable's resource changes is foreseen only while a SavedModel is loaded.
+    replacements: dict[int, tuple[Any, tf.Tensor]] = {}
+    for variable, handle in renewed:
+        former = variable.handle
+        handle._parent_trackable = weakref.ref(variable)
+        handle._name, handle._unique_id = getattr(former, "_name", None), variable._unique_id
+        variable._handle = handle
+        # Holds the former one too, so that no other tensor gets its identity meanwhile.
+        replacements[id(former)] = former, handle
+    graphs, functions = _graphs_and_functions()
+    for graph in graphs:
+        _replace_captures(graph.function_captures, replacements)
+    for function in functions:
+        captures = captures_of(function)
+        if any(id(capture) in replacements for capture in captures):
+            function.set_external_captures(
+                [replacements[id(capture)][1] if id(capture) in replacements else capture for capture in captures]
+            )
+
+
+def _graphs_and_functions() -> tuple[list[Any], list[Any]]:
+    """Every graph of a function and every concrete function that there is."""
+    # TensorFlow keeps no list of them, and they may be anywhere: in a Keras model, a SavedModel, a closure.
+    found: tuple[list[Any], list[Any]] = [], []
+    kinds: dict[type, list[Any] | None] = {}
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if kind not in kinds:
+            is_graph, is_function = (
+                issubclass(kind, base) for base in (func_graph.FuncGraph, concrete_function.ConcreteFunction)
+            )
+            kinds[kind] = found[0] if is_graph else found[1] if is_function else None
+        things = kinds[kind]
+        if things is not None:
+            things.append(thing)
+    return found
+
+
+def _replace_captures(captures: Any, replacements: Mapping[int, tuple[Any, tf.Tensor]]) -> None:
+    """Replaces what a graph captured, in its order: it is the order of the function's inputs."""
+    captured = dict(captures.by_val_external)
+    if not any(id(external) in replacements for external in captured.values()):
+        return
+    for key, external in captured.items():
+        _, internal, kind = captures.pop(key)
+        former, present = replacements.get(id(external), (None, external))
+        captures.add_or_replace(id(present) if key == id(former) else key, present, internal, kind)
+    # What is remembered of them is renewed only when it is asked for, and would keep the former resources alive.
+    captures.capture_types  # noqa: B018
+
+
+def captures_of(concrete: Any) -> list[Any]:
+    """What a concrete function captured: the same list for as long as that does not change."""
+    # Private: `captured_inputs` makes a new list each time, which costs more than the calls of small functions may.
+    return concrete._captured_inputs
+
+
+def attach_initial_value(variable: Any, initial_value: Any) -> None:
+    """Keeps with a variable how its initial value is got.
+
+    Kept anywhere else, it would keep the variable alive: a function that makes the initial value of a Keras variable
+    refers to that variable.
+    """
+    # Private: `tf.Variable.initial_value` refuses eager variables.
+    variable._coordinator_initial_value = initial_value
+
+
+def attached_initial_value(variable: Any) -> Any:
+    """What `attach_initial_value` kept, or None."""
+    # Private: as above.
+    return getattr(variable, "_coordinator_initial_value", None)
+
+
+def forget_last_saved_step(manager: Any) -> None:
+    """Lets a `tf.train.CheckpointManager` with a `checkpoint_interval` save at whichever step comes next."""
+    # Private: it remembers the step of its last attempt, which may lie ahead once a checkpoint was restored.
+    manager._last_checkpoint_step = None
+
+
+def context_id() -> int:
+    """The number by which every server knows what this client makes there; it is one for the process's whole life."""
+    # Private: nothing public tells it.
+    return int(pywrap_tfe.TFE_GetContextId(context.context()._context_handle)) % 2**64

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError
+from coordinator.future import Future
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource, WorkerContext
 
@@ -22,7 +23,8 @@ class TracedFunction:
     def __init__(self, concrete: Any, handles: PerWorkerHandles) -> None:
         self._concrete = concrete
         self._handles = handles
-        self._captures = [self._resource_or_tensor(tensor) for tensor in concrete.captured_inputs]
+        # What it captured, and what is passed for it; the first changes when parameter servers were recovered.
+        self._bound = self._bind()
         # A table of a SavedModel makes its copies itself, so it must not go before the function, as its model may.
         self._owners = [tensorflow_internals.owner_of_handle(tensor) for tensor in concrete.captured_inputs]
 
@@ -35,6 +37,19 @@ class TracedFunction:
     def structured_outputs(self) -> Any:
         """What the function returns, as symbolic values."""
         return self._concrete.structured_outputs
+
+    @property
+    def result_spec(self) -> Any:
+        """What the function returns, as `tf.TypeSpec`s: what a function that takes its result is traced with."""
+
+        def spec(value: Any) -> Any:
+            return value if value is None or isinstance(value, tf.TypeSpec) else tf.type_spec_from_value(value)
+
+        return tf.nest.map_structure(spec, self.structured_outputs)
+
+    def was_traced_with(self, handles: PerWorkerHandles) -> bool:
+        """Whether it was traced for the strategy that these handles are of."""
+        return self._handles is handles
 
     @property
     def uses_client_dataset(self) -> bool:
@@ -52,7 +67,7 @@ class TracedFunction:
         args, kwargs = tf.nest.map_structure(lambda leaf: _own_copy(leaf, context), (tuple(args), dict(kwargs or {})))
         inputs = tensorflow_internals.flat_inputs(self._concrete, args, kwargs)
         inputs = [_own_copy(self._resource_or_tensor(tensor), context) for tensor in inputs]
-        inputs += [_own_copy(capture, context) for capture in self._captures]
+        inputs += [_own_copy(capture, context) for capture in self._captures()]
         try:
             with tf.device(context.device):
                 return tensorflow_internals.call(self._concrete, inputs, context.cancellation)
@@ -62,6 +77,19 @@ class TracedFunction:
             if context.cancellation.is_cancelled:
                 raise ClosureCancelledError("The call was cancelled.") from error
             raise
+
+    def _captures(self) -> list[Any]:
+        """What is passed for its captures: per-worker resources, and the present handles of variables."""
+        captured, passed = self._bound
+        if captured is not tensorflow_internals.captures_of(self._concrete):
+            self._bound = captured, passed = self._bind()
+        return passed
+
+    def _bind(self) -> tuple[list[Any], list[Any]]:
+        captured = tensorflow_internals.captures_of(self._concrete)
+        # What was captured may be a former handle, if its variable was renewed while the function was traced.
+        present = map(tensorflow_internals.present_handle, self._concrete.captured_inputs)
+        return captured, [self._resource_or_tensor(tensor) for tensor in present]
 
     def _resource_or_tensor(self, tensor: Any) -> Any:
         return self._handles.resource_for(tensor) or tensor
@@ -74,16 +102,23 @@ class ScheduledCall:
       function: the function.
       args: its positional arguments, per-worker resources among them.
       kwargs: its keyword arguments.
+      takes_futures: whether futures are among them, which are done by the time that it runs.
     """
 
-    def __init__(self, function: TracedFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, function: TracedFunction, args: Sequence[Any], kwargs: Mapping[str, Any], *, takes_futures: bool = False
+    ) -> None:
+        self._takes_futures = takes_futures
         self._function = function
         self._args = args
         self._kwargs = kwargs
 
     def run_on(self, context: WorkerContext) -> Any:
         """Runs it and brings its result to the client, so that it outlives the worker."""
-        outputs = self._function.call_on(context, self._args, self._kwargs)
+        args, kwargs = self._args, self._kwargs
+        if self._takes_futures:
+            args, kwargs = tf.nest.map_structure(_result_of_future, (tuple(args), dict(kwargs)))
+        outputs = self._function.call_on(context, args, kwargs)
         return tf.nest.map_structure(_on_client, outputs)
 
 
@@ -98,6 +133,10 @@ class ResourceBuild:
         resource = self._resource()
         if resource is not None:
             resource.value_on(context)
+
+
+def _result_of_future(leaf: Any) -> Any:
+    return leaf.result(timeout=0) if isinstance(leaf, Future) else leaf
 
 
 def _own_copy(value: Any, context: WorkerContext) -> Any:

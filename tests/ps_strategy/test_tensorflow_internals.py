@@ -267,6 +267,8 @@ MEMBERSHIP = """
     client = f"localhost:{portpicker.pick_unused_port()}"
     tensorflow_internals.set_server_def(client_server_def("grpc", client))
     assert tensorflow_internals.current_server_def().job_name == "chief"
+    context_id = tensorflow_internals.context_id()
+    assert 0 <= context_id < 2**64
     assert (tf.constant(1) + 1).device == "/job:chief/replica:0/task:0/device:CPU:0"
 
     servers, addresses = {}, {}
@@ -276,7 +278,7 @@ MEMBERSHIP = """
 
     def connect(*tasks):
         named = server_def("grpc", client, {task: addresses[task] for task in tasks})
-        tensorflow_internals.update_server_def(named)
+        tensorflow_internals.update_server_def(named, 600.0)
 
     def add_on(task, value):
         with tf.device(task.device + "/device:CPU:0"):
@@ -307,6 +309,12 @@ MEMBERSHIP = """
         pass
     else:
         raise AssertionError("a named task that does not answer is an error")
+    from coordinator.ps_strategy.server_context import Answer, ServerContext
+
+    assert tensorflow_internals.context_id() == context_id
+    assert ServerContext(client, context_id).renew(10.0) is Answer.HELD, "the client's own server has it too"
+    assert ServerContext(addresses[tasks[0]], context_id).renew(10.0) is Answer.HELD
+    assert ServerContext(addresses[tasks[0]], context_id ^ 1).renew(10.0) is Answer.UNKNOWN
     print("members came and went", flush=True)
     os._exit(0)  # TensorFlow cannot stop a server that it started.
 """

@@ -1,0 +1,127 @@
+"""A manager's `save` while parameter servers are lost and recovered."""
+
+import threading
+
+import pytest
+import tensorflow as tf
+
+from coordinator.errors import ParameterServerLost
+from coordinator.ps_strategy.guarded_save import GuardedSave
+from coordinator.ps_strategy.saved_progress import SavedProgress
+
+LOST = ParameterServerLost("/job:ps/task:0", "It does not answer.")
+UNAVAILABLE = tf.errors.UnavailableError(None, None, "Connection refused")
+
+
+class Recovery:
+    """Servers that are lost when the test says so, and back when somebody waits for them."""
+
+    def __init__(self) -> None:
+        self.lost = False
+        self.is_hopeless = False
+        self.waits = 0
+        self._lock = threading.Lock()
+
+    def hold_off(self):
+        return self._lock
+
+    def missing(self):
+        return LOST if self.lost else None
+
+    def wait_recovered(self, timeout):
+        assert not self._lock.locked(), "a recovery could not begin"
+        self.waits += 1
+        self.lost = self.is_hopeless
+        return not self.lost
+
+
+@pytest.fixture
+def recovery() -> Recovery:
+    return Recovery()
+
+
+@pytest.fixture
+def progress() -> SavedProgress:
+    return SavedProgress(lambda: 7)
+
+
+@pytest.fixture
+def manager(tmp_path) -> tf.train.CheckpointManager:
+    return tf.train.CheckpointManager(tf.train.Checkpoint(step=tf.Variable(1)), str(tmp_path), max_to_keep=2)
+
+
+def failing(save, recovery, *errors):
+    """`save`, which raises these errors first."""
+    errors = iter(errors)
+
+    def fail_or_save(*args, **kwargs):
+        for error in errors:
+            recovery.lost = error is UNAVAILABLE
+            raise error
+        return save(*args, **kwargs)
+
+    return fail_or_save
+
+
+def test_it_saves_and_notes_how_far_training_was(manager, progress, recovery):
+    GuardedSave(manager, progress, recovery)
+    path = manager.save(checkpoint_number=5)
+    assert path == manager.latest_checkpoint
+    assert path.endswith("ckpt-5")
+    assert progress.roll_back(path) == (7, 7)
+    assert recovery.waits == 0
+
+
+def test_a_save_that_a_lost_server_broke_is_made_again(manager, progress, recovery):
+    manager.save = failing(manager.save, recovery, UNAVAILABLE, UNAVAILABLE)
+    GuardedSave(manager, progress, recovery)
+    assert manager.save() == manager.latest_checkpoint
+    assert recovery.waits == 2
+
+
+def test_nothing_is_saved_while_variables_are_missing(manager, progress, recovery):
+    GuardedSave(manager, progress, recovery)
+    recovery.lost = True
+    assert manager.save() == manager.latest_checkpoint
+    assert recovery.waits == 1
+
+
+def test_a_server_that_does_not_come_back_is_named(manager, progress, recovery):
+    manager.save = failing(manager.save, recovery, UNAVAILABLE)
+    GuardedSave(manager, progress, recovery)
+    recovery.is_hopeless = True
+    with pytest.raises(ParameterServerLost) as caught:
+        manager.save()
+    assert caught.value.__cause__ is UNAVAILABLE
+    assert manager.latest_checkpoint is None
+
+
+def test_other_errors_are_raised_as_they_are(manager, progress, recovery):
+    full = tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+    manager.save = failing(manager.save, recovery, full)
+    GuardedSave(manager, progress, recovery)
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        manager.save()
+    assert recovery.waits == 0
+
+
+def test_a_save_that_was_not_due_is_no_checkpoint(progress, recovery, tmp_path):
+    step = tf.Variable(1)
+    manager = tf.train.CheckpointManager(
+        tf.train.Checkpoint(step=step), str(tmp_path), max_to_keep=1, step_counter=step, checkpoint_interval=10
+    )
+    GuardedSave(manager, progress, recovery)
+    assert manager.save()
+    assert manager.save() is None
+
+
+def test_releasing_gives_the_manager_its_own_save_back(manager, progress, recovery):
+    own = manager.save
+    guarded = GuardedSave(manager, progress, recovery)
+    assert manager.save is guarded
+    guarded.release()
+    assert manager.save == own
+    guarded = GuardedSave(manager, progress, recovery)
+    manager.save = own
+    guarded.release()
+    assert manager.save == own

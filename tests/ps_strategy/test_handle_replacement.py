@@ -1,0 +1,126 @@
+"""Private uses of TensorFlow by which variables get other handles still mean what the library takes them for.
+
+The variables are on this process, where handles are what they are on a server.
+"""
+
+import gc
+
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy import tensorflow_internals
+
+
+def replace(*variables: tf.Variable) -> None:
+    tensorflow_internals.replace_handles(
+        [(variable, tensorflow_internals.new_handle(variable)) for variable in variables]
+    )
+
+
+@pytest.mark.parametrize("value", [1.0, [[1, 2]], ["text"], True], ids=repr)
+def test_a_new_handle_is_of_the_same_kind_and_has_no_value(value):
+    variable = tf.Variable(value)
+    former = tensorflow_internals.variable_handle(variable)
+    new = tensorflow_internals.new_handle(variable)
+    assert tensorflow_internals.variable_handle(variable) is former
+    assert new.device == former.device
+    assert new._handle_data == former._handle_data
+    assert not tf.raw_ops.VarIsInitializedOp(resource=new)
+
+
+def test_a_variable_stays_itself_when_its_handle_is_replaced():
+    variable = tf.Variable(1.0, name="named")
+    former, reference = tensorflow_internals.variable_handle(variable), variable.ref()
+    replace(variable)
+    handle = tensorflow_internals.variable_handle(variable)
+    assert handle is not former
+    assert not variable.is_initialized()
+    assert variable.assign(2.0).numpy() == 2.0
+    assert (variable.name, variable.ref()) == ("named:0", reference)
+    assert tensorflow_internals.owner_of_handle(handle) is variable
+    assert tensorflow_internals.present_handle(former) is handle
+    assert tensorflow_internals.present_handle(handle) is handle
+    constant = tf.constant(1)
+    assert tensorflow_internals.present_handle(constant) is constant
+
+
+def test_every_holder_of_the_former_handle_lets_it_go():
+    variable, other = tf.Variable(1.0), tf.Variable(10.0)
+
+    @tf.function
+    def inner(x):
+        return tf.cond(x > 0, lambda: variable + other, lambda: variable - other)
+
+    @tf.function
+    def outer(x):
+        return tf.while_loop(lambda i, _: i < 2, lambda i, total: (i + 1, total + inner(x)), [0, 0.0])[1]
+
+    assert outer(tf.constant(1.0)) == 22.0
+    former = tensorflow_internals.variable_handle(variable)
+    replace(variable)
+    variable.assign(5.0)
+    assert outer(tf.constant(1.0)) == 30.0
+    gc.collect()
+    holders = [holder for holder in gc.get_referrers(former) if not hasattr(holder, "f_code")]
+    assert holders == []
+
+
+def test_captures_keep_their_order():
+    variables = [tf.Variable(float(value)) for value in range(4)]
+    large = tf.range(1000.0)
+    concrete = tf.function(lambda: variables[2] - variables[0] * variables[3] + large[7]).get_concrete_function()
+    value = concrete().numpy()
+    internal = [id(tensor) for tensor in concrete.graph.internal_captures]
+    replace(variables[0], variables[3])
+    variables[0].assign(0.0)
+    variables[3].assign(3.0)
+    assert concrete().numpy() == value
+    assert [id(tensor) for tensor in concrete.graph.internal_captures] == internal
+    pairs = zip(concrete.captured_inputs, concrete.graph.external_captures, strict=True)
+    assert all(one is another for one, another in pairs)
+
+
+def test_the_list_of_captures_is_another_when_they_are_replaced():
+    captured, other = tf.Variable(1.0), tf.Variable(1.0)
+    concrete = tf.function(lambda: captured + 1.0).get_concrete_function()
+    before = tensorflow_internals.captures_of(concrete)
+    replace(other)
+    assert tensorflow_internals.captures_of(concrete) is before
+    replace(captured)
+    assert tensorflow_internals.captures_of(concrete) is not before
+
+
+def test_gradients_go_through_replaced_handles():
+    variable = tf.Variable(3.0)
+
+    @tf.function
+    def square():
+        return variable**2
+
+    def gradient():
+        with tf.GradientTape() as tape:
+            value = square()
+        return float(tape.gradient(value, variable))
+
+    assert gradient() == 6.0
+    replace(variable)
+    variable.assign(5.0)
+    assert gradient() == 10.0
+
+
+def test_an_initial_value_is_kept_with_its_variable():
+    variable = tf.Variable(1.0)
+    assert tensorflow_internals.attached_initial_value(variable) is None
+    tensorflow_internals.attach_initial_value(variable, [1])
+    assert tensorflow_internals.attached_initial_value(variable) == [1]
+
+
+def test_a_manager_forgets_the_step_of_its_last_save(tmp_path):
+    step = tf.Variable(1)
+    manager = tf.train.CheckpointManager(
+        tf.train.Checkpoint(step=step), str(tmp_path), max_to_keep=1, step_counter=step, checkpoint_interval=10
+    )
+    assert manager.save()
+    assert manager.save() is None
+    tensorflow_internals.forget_last_saved_step(manager)
+    assert manager.save()

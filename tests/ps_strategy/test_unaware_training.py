@@ -1,0 +1,57 @@
+"""Parameter servers that are lost while a plain loop trains: it sees nothing but the time.
+
+which servers are lost                          what the loop sees    what it is told
+one parameter server                            nothing               that one, and how many steps were lost
+both                                            nothing               both
+one, and a worker                               nothing               that one
+one, while a checkpoint is saved                nothing               that one
+one, and another time while it is recovered     nothing               those
+one freezes and thaws while a worker dies       nothing               nothing: its variables are still there
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.program_runner import ProgramRunner
+from tests.ps_strategy.failure_programs import unaware_training
+from tests.ps_strategy.failure_programs.unaware_training import CASES
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+LOST = {
+    "one": {"/job:ps/task:0"},
+    "both": {"/job:ps/task:0", "/job:ps/task:1"},
+    "one and a worker": {"/job:ps/task:1"},
+    "one during a save": {"/job:ps/task:0"},
+    "one again during its recovery": {"/job:ps/task:0"},
+}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory) -> dict:
+    run_program = ProgramRunner(tmp_path_factory.mktemp("programs"))
+    program = run_program(Path(unaware_training.__file__).read_text(), timeout=580)
+    return json.loads(program.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_loop_goes_on_and_is_told_what_was_lost(seen, case):
+    assert LOST[case] <= set(seen[case]["servers"]), seen[case]
+    assert all(seen[case]["checkpoints"])
+    assert all(0 <= steps <= 3 * unaware_training.STEPS for steps in seen[case]["steps lost"]), seen[case]
+
+
+def test_the_loop_saw_no_error_and_traced_once(seen):
+    assert seen["errors"] == []
+    assert seen["traces"] == 1
+
+
+def test_a_frozen_server_keeps_its_variables_whatever_happens_meanwhile(seen):
+    assert seen["frozen"] == {"told": 0}
+
+
+def test_the_model_is_one_version(seen):
+    # Keras counts its iterations by reading and assigning, so racing workers may lose some, but never add one.
+    assert 0 < seen["iterations"] <= seen["steps"]

@@ -1,0 +1,29 @@
+"""What a recovery tells about itself."""
+
+import dataclasses
+
+import pytest
+
+from coordinator.rolled_back import RolledBack
+
+ROLLED_BACK = RolledBack(
+    parameter_servers=("/job:ps/task:0", "/job:ps/task:1"),
+    checkpoint="folder/ckpt-3",
+    step_before=120,
+    step_after=100,
+    seconds=2.25,
+)
+
+
+def test_it_says_what_was_lost_and_where_training_goes_on() -> None:
+    assert ROLLED_BACK.steps_lost == 20
+    assert str(ROLLED_BACK) == (
+        "/job:ps/task:0, /job:ps/task:1 recovered from checkpoint folder/ckpt-3, 20 steps back, at step 100 (2.2 s)"
+    )
+
+
+@pytest.mark.parametrize("unknown", ["step_before", "step_after"])
+def test_steps_that_nothing_tells_are_left_out(unknown: str) -> None:
+    rolled_back = dataclasses.replace(ROLLED_BACK, checkpoint=None, **{unknown: None})
+    assert rolled_back.steps_lost is None
+    assert str(rolled_back) == "/job:ps/task:0, /job:ps/task:1 recovered from the initial values (2.2 s)"
