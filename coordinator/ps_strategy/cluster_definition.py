@@ -161,12 +161,22 @@ def _check_own_task(job: str | None, index: int | None) -> None:
     )
 
 
+def check_address(task: Task, address: str, others: Mapping[Task, str]) -> None:
+    """Refuses an address for a task that is none, or that another of these tasks has.
+
+    Raises:
+      ClusterSpecError: it is refused.
+    """
+    host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+        raise ClusterSpecError(f"The address of {task} is {address!r}; it must be 'host:port'.")
+    for other, taken in others.items():
+        if taken == address and other != task:
+            raise ClusterSpecError(f"{other} and {task} have the same address {address}. Give each its own.")
+
+
 def _check_addresses(addresses: Mapping[Task, str]) -> None:
-    seen: dict[str, Task] = {}
+    seen: dict[Task, str] = {}
     for task, address in addresses.items():
-        host, colon, port = address.rpartition(":")
-        if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
-            raise ClusterSpecError(f"The address of {task} is {address!r}; it must be 'host:port'.")
-        if address in seen:
-            raise ClusterSpecError(f"{seen[address]} and {task} have the same address {address}. Give each its own.")
-        seen[address] = task
+        check_address(task, address, seen)
+        seen[task] = address

@@ -7,60 +7,25 @@ import pytest
 import tensorflow as tf
 
 from coordinator.options import Options
-from coordinator.ps_strategy import tensorflow_internals, tensorflow_runtime
-from coordinator.ps_strategy.cluster_definition import ClusterDefinition, Task
+from coordinator.ps_strategy import membership, tensorflow_internals, tensorflow_runtime
+from coordinator.ps_strategy.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.tensorflow_runtime import TensorFlowRuntime
 from coordinator.runtime import FailureKind
-from coordinator.task_probe import TaskStatus
+from tests.ps_strategy.fake_admission import FakeAdmission
+from tests.ps_strategy.fake_servers import ADDRESSES, FIRST, PS, SECOND, UNAVAILABLE, FakeServers
+from tests.ps_strategy.fake_witnesses import FakeWitnesses
 
-PS, FIRST, SECOND = Task("ps", 0), Task("worker", 0), Task("worker", 1)
-ADDRESSES = {PS: "ps:1", FIRST: "first:1", SECOND: "second:1"}
 ALL = set(ADDRESSES)
-
-UNAVAILABLE = tf.errors.UnavailableError(None, None, "Connection refused")
 STALE = tf.errors.InvalidArgumentError(None, None, "Unable to find a context_id")
 
 
-class Servers:
-    """Servers that answer with an incarnation, or do not; and what TensorFlow was told of them.
-
-    Attributes:
-      incarnations: of the servers that answer.
-      named: the tasks that each change of the membership named.
-      before_naming: called with the named tasks before such a change is made.
-    """
-
-    def __init__(self) -> None:
-        self.incarnations = dict.fromkeys(ADDRESSES, 1)
-        self.named: list[set[Task]] = []
-        self.before_naming = lambda tasks: None
-
-    def kill(self, task: Task) -> None:
-        del self.incarnations[task]
-
-    def restart(self, task: Task) -> None:
-        self.incarnations[task] = self.incarnations.get(task, 1) + 1
-
-    def update_server_def(self, definition) -> None:
-        tasks = {Task(job.name, index) for job in definition.cluster.job for index in job.tasks if job.name != "chief"}
-        self.before_naming(tasks)
-        self.named.append(tasks)
-        if not tasks <= set(self.incarnations):
-            raise UNAVAILABLE
-
-    def probe(self, address: str) -> SimpleNamespace:
-        [task] = (task for task in ADDRESSES if ADDRESSES[task] == address)
-
-        def status(timeout: float) -> TaskStatus | None:
-            return TaskStatus(self.incarnations[task], ("CPU:0",)) if task in self.incarnations else None
-
-        return SimpleNamespace(status=status, close=lambda: None)
-
-
 @pytest.fixture
-def servers(monkeypatch) -> Servers:
-    servers = Servers()
-    monkeypatch.setattr(tensorflow_runtime, "TaskProbe", servers.probe)
+def servers(monkeypatch) -> FakeServers:
+    servers = FakeServers()
+    monkeypatch.setattr(membership, "TaskProbe", servers.probe)
+    monkeypatch.setattr(membership, "Heartbeat", lambda interval, timeout: servers)
+    monkeypatch.setattr(membership, "ServerAdmission", FakeAdmission)
+    monkeypatch.setattr(membership, "Witnesses", FakeWitnesses)
     monkeypatch.setattr(tensorflow_runtime, "_join_as_client", lambda definition: "client:1")
     monkeypatch.setattr(tensorflow_internals, "update_server_def", servers.update_server_def)
     monkeypatch.setattr(tensorflow_internals, "bind_executor", lambda: SimpleNamespace(clear_error=lambda: None))
@@ -228,6 +193,75 @@ def test_no_worker_is_connected_to_while_a_parameter_server_is_lost(servers, con
     assert not runtime.is_parameter_server_reachable(0)
 
 
+def test_parameter_servers_are_connected_to_again_when_they_answer(servers, connect):
+    runtime, work = connect(), Work()
+    runtime.run(0, work, None)
+    servers.kill(PS)
+    servers.kill(SECOND)
+    assert runtime.lost_parameter_servers() == ("/job:ps/task:0",)
+    named = len(servers.named)
+    assert not runtime.reconnect_parameter_servers()
+    servers.restart(PS)
+    assert runtime.reconnect_parameter_servers()
+    assert servers.named[named:] == [{PS, FIRST}], "nobody is named who does not answer"
+    assert runtime.lost_parameter_servers() == ()
+    runtime.run(0, work, None)
+    assert len(set(work.connections)) == 1, "workers keep what was made on them"
+
+
+def test_a_parameter_server_that_dies_while_it_is_named_stays_lost(servers, connect):
+    runtime = connect()
+    servers.restart(PS)
+    servers.before_naming = lambda tasks: servers.incarnations.pop(PS, None)
+    assert not runtime.reconnect_parameter_servers()
+    servers.before_naming = lambda tasks: None
+    servers.incarnations[PS] = 2
+    assert runtime.lost_parameter_servers(), "the connection to it failed"
+    assert runtime.reconnect_parameter_servers()
+
+
+def test_nothing_is_named_while_a_parameter_server_does_not_answer(servers, connect):
+    """TensorFlow would take it for a new one, and drop its variables, although it may only be slow."""
+    runtime = connect()
+    servers.fall_silent(PS)
+    servers.kill(FIRST)
+    named = len(servers.named)
+    runtime.disconnect(0)
+    assert len(servers.named) == named
+    servers.silent.clear()
+    assert runtime.lost_parameter_server() is None, "it was frozen, and still has its variables"
+    servers.restart(FIRST)
+    assert runtime.reconnect(0)
+    assert servers.named[named:] == [{PS, SECOND}, ALL], "what the first run of the worker had is let go of first"
+
+
+def test_a_parameter_server_that_lost_its_variables_in_a_change_is_lost(servers, connect, monkeypatch):
+    runtime = connect()
+    servers.restart(FIRST)
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeWitnesses, "forgetful", True)
+        runtime.disconnect(0)
+    assert runtime.lost_parameter_servers() == ("/job:ps/task:0",), "although it answers, and was not restarted"
+    assert not runtime.seem_parameter_servers_reachable()
+    assert runtime.reconnect_parameter_servers()
+    assert runtime.lost_parameter_server() is None
+
+
+def test_a_worker_that_was_hung_up_on_is_let_go_of_and_connected_to_anew(servers, connect):
+    runtime, work = connect(), Work()
+    runtime.run(0, work, None)
+    servers.fall_silent(FIRST)
+    assert not runtime.is_reachable(0)
+    assert not runtime.seems_reachable(0)
+    runtime.disconnect(0)
+    servers.silent.clear()
+    assert not runtime.is_reachable(0), "it thawed, but has missed what was registered meanwhile"
+    assert runtime.reconnect(0)
+    assert servers.named[1:] == [{PS, SECOND}, ALL]
+    runtime.run(0, work, None)
+    assert work.connections[0] != work.connections[1]
+
+
 def test_a_parameter_server_restarted_while_connecting_is_taken_as_it_is(servers, connect):
     restarts = iter([PS])
     servers.before_naming = lambda tasks: [servers.restart(task) for task in restarts]
@@ -281,5 +315,6 @@ def test_nobody_is_connected_to_after_closing(servers, connect):
     runtime.close()
     assert servers.named[-1] == set()
     assert not runtime.reconnect(1)
+    assert not runtime.reconnect_parameter_servers()
     assert servers.named[-1] == set()
     assert not runtime.is_parameter_server_reachable(0)

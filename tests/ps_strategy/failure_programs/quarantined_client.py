@@ -24,21 +24,21 @@ def deadly(is_deadly: tf.Tensor) -> tf.Tensor:
 
 
 def main(spec: str) -> None:
-    strategy = connect(spec, max_worker_losses=2)
+    strategy = connect(spec, max_attempts=2)
     count = tf.function(lambda: tf.constant(1))
     assert strategy.schedule(deadly, args=(tf.constant(False),)).result(TIMEOUT) == 0
 
     future = strategy.schedule(deadly, args=(tf.constant(True),))
     error = future.exception(TIMEOUT)
-    assert isinstance(error, coordinator.ClosureQuarantinedError), repr(error)
+    assert isinstance(error, coordinator.ClosureQuarantined), repr(error)
     assert str(error).count("worker lost") == 2, error
-    assert "Options.max_worker_losses" in str(error)
+    assert "Options.max_attempts" in str(error)
     # The raw error tells a lost worker from a lost parameter server.
     raw = error.__cause__
     assert isinstance(raw, tf.errors.UnavailableError | tf.errors.AbortedError), repr(raw)
     assert "/job:worker" in str(raw), raw
     assert "/job:ps" not in str(raw), raw
-    with pytest.raises(coordinator.ClosureQuarantinedError):
+    with pytest.raises(coordinator.ClosureQuarantined):
         strategy.join(TIMEOUT)
 
     # The worker that is left never met it, and does the rest.

@@ -1,0 +1,98 @@
+"""A cluster resolver whose answer may change while training runs: workers join, leave and move.
+
+Promise: what it says is read anew each time; a description that is no cluster raises, and changes nothing.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.errors import ClusterSpecError
+
+
+class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
+    """Says which servers there are, by a function or a file that is asked again and again.
+
+        resolver = coordinator.PolledClusterResolver("cluster.json", interval=5.0)
+        strategy = coordinator.ParameterServerStrategy(resolver)
+
+    A strategy made with it adds the workers that appear, removes those that disappear, and takes one that disappeared
+    while it was lost and one that appears for the same worker at another address. Parameter servers hold the variables
+    and cannot change.
+
+    Args:
+      source: a function that returns a cluster, or the path of a JSON file with one, each in the form that TF_CONFIG
+        has under "cluster": `{"worker": ["host:port", ...], "ps": ["host:port", ...]}`.
+      interval: how often it is asked, in seconds.
+      rpc_layer: the protocol of the servers.
+
+    Raises:
+      TypeError: `source` is neither.
+      ValueError: `interval` is not positive.
+    """
+
+    def __init__(
+        self,
+        source: Callable[[], Mapping[str, Sequence[str]]] | str | os.PathLike[str],
+        interval: float = 5.0,
+        rpc_layer: str = "grpc",
+    ) -> None:
+        if not callable(source) and not isinstance(source, str | os.PathLike):
+            raise TypeError(f"PolledClusterResolver takes a function or the path of a JSON file, got {source!r}.")
+        if not interval > 0:
+            raise ValueError(f"interval must be a positive number of seconds, got {interval!r}.")
+        self._read = source if callable(source) else lambda: _cluster_in(pathlib.Path(source))
+        self.rpc_layer = rpc_layer
+        self._parameter_servers: list[str] | None = None
+        self.task_type = "chief"
+        self.task_id = 0
+        self.interval = interval
+
+    def cluster_spec(self) -> tf.train.ClusterSpec:
+        """The cluster as it is described now."""
+        cluster = self._read()
+        if not isinstance(cluster, Mapping):
+            raise ClusterSpecError(f"A cluster is a dict of addresses by job, got {cluster!r}.")
+        return tf.train.ClusterSpec({job: list(addresses) for job, addresses in cluster.items()})
+
+    def worker_addresses(self) -> list[str]:
+        """Where there are to be workers now.
+
+        Raises:
+          ClusterSpecError: the description names no worker, or other parameter servers than before.
+        """
+        spec = self.cluster_spec().as_dict()
+        if not spec.get("worker"):
+            raise ClusterSpecError("The description names no 'worker' any more; at least one must stay.")
+        if self._parameter_servers is None:
+            self._parameter_servers = spec.get("ps")
+        elif spec.get("ps") != self._parameter_servers:
+            raise ClusterSpecError(
+                f"The description names the parameter servers {spec.get('ps')} instead of {self._parameter_servers}, "
+                "but they hold the variables and cannot change."
+            )
+        return list(spec["worker"])
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The client is its own master."""
+        return ""
+
+    def num_accelerators(self, *_: Any, **__: Any) -> dict[str, int]:
+        """None: closures run on the CPUs of the workers."""
+        return {}
+
+    @property
+    def environment(self) -> str:
+        """No particular one."""
+        return ""
+
+
+def _cluster_in(path: pathlib.Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ClusterSpecError(f"The cluster cannot be read from {path}: {error}") from error

@@ -1,0 +1,21 @@
+"""Workers that come, go and move among real servers, while a client trains.
+
+what changes                                    what the caller sees
+a worker is added                               it has its own iterator, table and variable, and takes work
+a worker is removed                             what it ran is finished, nothing fails
+a worker dies, another one takes its place      work for that worker goes on at the new address
+two die, one returns                            it works, whatever becomes of the other
+a file that lists the workers changes           workers come and go as it says; nonsense in it changes nothing
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.ps_strategy.failure_programs import changing_workers
+
+pytestmark = pytest.mark.cluster
+
+
+def test_workers_come_go_and_move_while_the_client_trains(run_program):  # row 87
+    run_program(Path(changing_workers.__file__).read_text(), timeout=280)
