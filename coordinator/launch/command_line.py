@@ -42,6 +42,7 @@ def _request(given: argparse.Namespace) -> RunRequest:
         arguments=tuple(given.arguments),
         workers=given.workers,
         ps=given.ps,
+        restarts=given.restarts,
         evaluator=given.evaluator,
         evaluator_timeout=given.evaluator_timeout,
         start_timeout=given.start_timeout,
@@ -67,6 +68,13 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     running = commands.add_parser("run", help=text, description=text, usage=usage, allow_abbrev=False)
     running.add_argument("--workers", type=int, default=1, metavar="N", help="worker servers (default 1)")
     running.add_argument("--ps", type=int, default=1, metavar="N", help="parameter servers (default 1)")
+    running.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start the program again, up to N times, when it is killed or fails; the servers go on (default 0)",
+    )
     running.add_argument("--evaluator", action="store_true", help="run the program once more, as evaluator")
     running.add_argument(
         "--evaluator-timeout",

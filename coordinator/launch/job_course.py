@@ -1,6 +1,8 @@
 """What `coordinator run` does next: events in, actions out.
 
     STARTING --servers ready--> RUNNING --chief ends with 0--> AWAITING_EVALUATOR
+        |                        ^ |                                 |
+        |                        +-+ chief fails, restarts left      |
         |                          |                                 |
         |              signal, or chief fails             signal, or time is up
         |                          |                                 |
@@ -9,7 +11,8 @@
         +--signal, or a server fails--> ENDED <--no program is left--+
 
 It starts, signals and waits for nothing itself, so every course of a run can be told in a test as a list of events. It
-promises to end: each state that waits for a program to end has a deadline, after which the program is killed.
+promises to end: each state that waits for a program to end has a deadline, after which the program is killed; and a
+chief that fails is started again a limited number of times, never after somebody interrupted it.
 """
 
 import enum
@@ -26,11 +29,13 @@ from coordinator.launch.job_events import (
     ServersFailed,
     ServersReady,
     SignalReceived,
+    StartAgain,
     StartPrograms,
     Suspend,
     TimePassed,
 )
 
+_INTERRUPTED = 128 + signal.SIGINT
 _NOTICE_AFTER = 10.0
 _SIGNAL_GRACE = 15.0
 _TERMINATE_GRACE = 5.0
@@ -52,6 +57,7 @@ class JobCourse:
     Args:
       roles: the roles that the program has in it.
       evaluator_timeout: how long the evaluator may go on after the chief has ended well, in seconds.
+      restarts: how often a chief that fails is started again. The evaluator goes on meanwhile.
 
     Attributes:
       state: how far the run is.
@@ -59,12 +65,14 @@ class JobCourse:
       deadline: the time at which `TimePassed` is due, or None.
     """
 
-    def __init__(self, roles: frozenset[Role], evaluator_timeout: float):
+    def __init__(self, roles: frozenset[Role], evaluator_timeout: float, restarts: int = 0):
         self.state = State.STARTING
         self.exit_code = 0
         self.deadline: float | None = None
         self._roles = roles
         self._running: set[Role] = set()
+        self._restarts = restarts
+        self._restarted = 0
         self._evaluator_timeout = evaluator_timeout
         self._evaluator_code = 0
         self._evaluator_deadline = 0.0
@@ -122,6 +130,8 @@ class JobCourse:
             return self._one_less(role, code)
         if role is Role.EVALUATOR:
             return self._evaluator_ended(code)
+        if code not in (0, _INTERRUPTED) and self._restarted < self._restarts:
+            return self._start_again(code)
         if code != 0 and self._running:
             self._stop(code, now + _TERMINATE_GRACE)
             return [Say(f"the chief ended with code {code}: ending the evaluator."), SendSignal(signal.SIGTERM)]
@@ -132,6 +142,12 @@ class JobCourse:
             return []
         self._end(code or self._evaluator_code)
         return []
+
+    def _start_again(self, code: int) -> list[Action]:
+        self._restarted += 1
+        self._running.add(Role.CHIEF)
+        notice = f"the chief {_ending(code)}: starting it again, restart {self._restarted} of {self._restarts}."
+        return [Say(notice), StartAgain(Role.CHIEF)]
 
     def _one_less(self, role: Role, code: int) -> list[Action]:
         if role is Role.EVALUATOR and self.exit_code == 0:
@@ -176,3 +192,11 @@ class JobCourse:
 def exit_code_of(code: int) -> int:
     """Returns the exit code that a shell would report for a process code, where minus a signal means killed by it."""
     return 128 - code if code < 0 else code
+
+
+def _ending(code: int) -> str:
+    """How a program with this exit code, as a shell reports it, ended."""
+    try:
+        return f"was ended by {signal.Signals(code - 128).name}"
+    except ValueError:
+        return f"ended with code {code}"

@@ -61,6 +61,13 @@ class StartPrograms:
 
 
 @dataclasses.dataclass(frozen=True)
+class StartAgain:
+    """Start the program once more in a role in which it has ended."""
+
+    role: Role
+
+
+@dataclasses.dataclass(frozen=True)
 class SendSignal:
     """Send a signal to every program that runs."""
 
@@ -79,4 +86,4 @@ class Say:
     text: str
 
 
-Action = StartPrograms | SendSignal | Suspend | Say
+Action = StartPrograms | StartAgain | SendSignal | Suspend | Say

@@ -59,7 +59,7 @@ class LocalJob:
         configs = [self._task(job, index) for job in ("worker", "ps") for index in range(len(self._cluster[job]))]
         self._servers = LocalServers(configs, log_folder, environment)
         self._programs: dict[Role, ProgramProcess] = {}
-        self._course = JobCourse(frozenset(self._roles), request.evaluator_timeout)
+        self._course = JobCourse(frozenset(self._roles), request.evaluator_timeout, request.restarts)
         self._events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._is_closing = threading.Event()
@@ -94,6 +94,9 @@ class LocalJob:
                 self._console.say(text)
             case events.StartPrograms():
                 self._start_programs()
+            case events.StartAgain(role):
+                self._programs[role].close()
+                self._programs[role] = self._start_program(role)
             case events.SendSignal(number):
                 self._send(number)
             case events.Suspend():

@@ -20,8 +20,8 @@ def run(request: RunRequest, environment: Mapping[str, str]) -> int:
       environment: the environment that all processes inherit.
 
     Returns:
-      The exit code: the chief's, or the evaluator's if that is 0; 128 + n when signal n ended the chief or this
-      command; 1 when a server did not come up.
+      The exit code: the chief's, of its last start, or the evaluator's if that is 0; 128 + n when signal n ended the
+      chief or this command; 1 when a server did not come up.
 
     Raises:
       LaunchError: the log folder or a process could not be made.

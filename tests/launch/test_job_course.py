@@ -14,6 +14,7 @@ from coordinator.launch.job_events import (
     ServersFailed,
     ServersReady,
     SignalReceived,
+    StartAgain,
     StartPrograms,
     Suspend,
     TimePassed,
@@ -22,6 +23,7 @@ from coordinator.launch.job_events import (
 CTRL_C = SignalReceived(signal.SIGINT)
 TERMINATE = SendSignal(signal.SIGTERM)
 KILL = SendSignal(signal.SIGKILL)
+AGAIN = StartAgain(Role.CHIEF)
 
 
 def chief(code: int) -> ProgramEnded:
@@ -32,12 +34,12 @@ def evaluator(code: int) -> ProgramEnded:
     return ProgramEnded(Role.EVALUATOR, code)
 
 
-def alone() -> JobCourse:
-    return JobCourse(frozenset({Role.CHIEF}), evaluator_timeout=300)
+def alone(restarts: int = 0) -> JobCourse:
+    return JobCourse(frozenset({Role.CHIEF}), evaluator_timeout=300, restarts=restarts)
 
 
-def with_evaluator(evaluator_timeout: float = 300) -> JobCourse:
-    return JobCourse(frozenset(Role), evaluator_timeout)
+def with_evaluator(evaluator_timeout: float = 300, restarts: int = 0) -> JobCourse:
+    return JobCourse(frozenset(Role), evaluator_timeout, restarts)
 
 
 def advance(course: JobCourse, *events: Event, now: float = 0.0) -> list[Action]:
@@ -185,6 +187,70 @@ def test_a_suspended_terminal_suspends_the_programs() -> None:
     course = alone()
     assert advance(course, ServersReady(), SignalReceived(signal.SIGTSTP)) == [Suspend()]
     assert course.state is State.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("code", "words_for_it"), [(-9, "was ended by SIGKILL"), (3, "ended with code 3"), (255, "ended with code 255")]
+)
+def test_a_chief_that_fails_is_started_again_and_that_is_said(code: int, words_for_it: str) -> None:
+    course = alone(restarts=2)
+    advance(course, ServersReady())
+    expected = f"the chief {words_for_it}: starting it again, restart 1 of 2."
+    assert course.advance(chief(code), 0.0) == [Say(expected), AGAIN]
+    assert course.state is State.RUNNING
+    assert course.deadline is None
+
+
+def test_a_chief_that_goes_on_failing_ends_the_run_with_its_last_code() -> None:
+    course = alone(restarts=2)
+    assert advance(course, ServersReady(), chief(-9)) == [AGAIN]
+    assert advance(course, chief(3)) == [AGAIN]
+    assert advance(course, chief(4)) == []
+    assert (course.state, course.exit_code) == (State.ENDED, 4)
+
+
+def test_a_chief_that_ends_well_after_a_restart_ends_the_run_well() -> None:
+    course = alone(restarts=2)
+    assert advance(course, ServersReady(), chief(-9), chief(0)) == []
+    assert (course.state, course.exit_code) == (State.ENDED, 0)
+
+
+@pytest.mark.parametrize("code", [0, 130, -2])
+def test_a_chief_that_ends_well_or_is_interrupted_is_not_started_again(code: int) -> None:
+    course = alone(restarts=2)
+    assert advance(course, ServersReady(), chief(code)) == []
+    assert (course.state, course.exit_code) == (State.ENDED, exit_code_of(code))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_after_a_signal_to_the_command_nothing_is_started_again(number: signal.Signals) -> None:
+    course = alone(restarts=2)
+    assert advance(course, ServersReady(), SignalReceived(number), chief(1)) == []
+    assert (course.state, course.exit_code) == (State.ENDED, 128 + number)
+
+
+def test_the_evaluator_goes_on_while_the_chief_is_started_again() -> None:
+    course = with_evaluator(restarts=1)
+    assert advance(course, ServersReady(), chief(-9)) == [AGAIN]
+    assert advance(course, chief(0)) == []
+    assert course.state is State.AWAITING_EVALUATOR
+    assert advance(course, evaluator(0)) == []
+    assert (course.state, course.exit_code) == (State.ENDED, 0)
+
+
+def test_an_evaluator_that_fails_is_not_started_again() -> None:
+    course = with_evaluator(restarts=1)
+    assert advance(course, ServersReady(), evaluator(3)) == []
+    assert advance(course, chief(5)) == [AGAIN]
+    assert advance(course, chief(0)) == []
+    assert (course.state, course.exit_code) == (State.ENDED, 3)
+
+
+def test_an_evaluator_is_ended_when_no_restart_is_left() -> None:
+    course = with_evaluator(restarts=1)
+    assert advance(course, ServersReady(), chief(5), chief(6)) == [TERMINATE]
+    assert advance(course, evaluator(-15)) == []
+    assert (course.state, course.exit_code) == (State.ENDED, 6)
 
 
 def test_a_signal_as_a_code_is_what_a_shell_reports() -> None:

@@ -1,0 +1,102 @@
+"""`coordinator run --restarts`: the program is started again on the servers that it had."""
+
+import json
+import os
+import re
+import signal
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launch.command_process import CommandProcess
+from tests.launch.fake_tensorflow import write_fake_tensorflow
+
+# The chief ends as its next argument says: by a signal (negative) or with a code; the evaluator waits to be told to.
+PROGRAM = """
+    import json, os, pathlib, signal, sys
+    if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "evaluator":
+        print("evaluator", os.getpid(), "waits")
+        while True:
+            signal.pause()
+    starts = pathlib.Path(sys.argv[1])
+    with starts.open("a") as file:
+        file.write(os.environ["TF_CONFIG"] + "\\n")
+    number = len(starts.read_text().splitlines())
+    code = int(sys.argv[1 + number])
+    print("start", number, os.getpid(), flush=True)
+    if code == 99:
+        signal.pause()
+    os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
+"""
+WAITS = 99
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(PROGRAM))
+    return path
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    fake = write_fake_tensorflow(tmp_path / "fake")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([fake, os.environ["PYTHONPATH"]]), "TMPDIR": str(temporary)}
+
+
+def test_a_program_that_fails_is_started_again_in_its_role_on_the_same_servers(
+    program: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    command = CommandProcess("run", "--restarts", 3, program, starts, -9, 7, 0, environment=environment)
+    with command:
+        assert command.wait_ended() == 0
+        assert not command.left()
+    assert "coordinator: the chief was ended by SIGKILL: starting it again, restart 1 of 3." in command.output
+    assert "coordinator: the chief ended with code 7: starting it again, restart 2 of 3." in command.output
+    configs = starts.read_text().splitlines()
+    assert len(configs) == 3
+    assert len(set(configs)) == 1
+    assert json.loads(configs[0])["task"] == {"type": "chief", "index": 0}
+
+
+def test_the_last_code_counts_when_no_restart_is_left(
+    program: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    with CommandProcess("run", "--restarts", 1, program, tmp_path / "starts", 3, 4, environment=environment) as command:
+        assert command.wait_ended() == 4
+        assert command.output.count("starting it again") == 1
+
+
+def test_servers_and_evaluator_go_on_while_the_program_is_started_again(
+    program: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    options = ["--evaluator", "--evaluator-timeout", "0.5", "--restarts", 1]
+    arguments = [program, tmp_path / "starts", WAITS, WAITS]
+    with CommandProcess("run", *options, *arguments, environment=environment) as command:
+        evaluator = int(command.wait_output(r"evaluator (\d+) waits")[1])
+        first = int(command.wait_output(r"start 1 (\d+)")[1])
+        before = {process.pid for process in command.record()}
+        os.kill(first, signal.SIGKILL)
+        second = int(command.wait_output(r"start 2 (\d+)")[1])
+        assert {second, evaluator} <= {process.pid for process in command.record()}
+        assert all(psutil.pid_exists(pid) for pid in before - {first})
+        command.type("\x03")
+        assert command.wait_ended() == 130
+        assert not command.left()
+
+
+def test_an_interrupted_program_is_not_started_again(
+    program: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    with CommandProcess(
+        "run", "--restarts", 3, program, tmp_path / "starts", WAITS, environment=environment
+    ) as command:
+        command.wait_output("start 1")
+        command.type("\x03")
+        assert command.wait_ended() == 130
+    assert not re.search("start 2|starting it again", command.output)
