@@ -18,7 +18,7 @@ __all__ = [
     "ClosureCancelledError",
     "ClosureError",
     "ClosureInputError",
-    "ClosureQuarantinedError",
+    "ClosureQuarantined",
     "Cluster",
     "ClusterSpecError",
     "CoordinatorError",
@@ -29,9 +29,12 @@ __all__ = [
     "Options",
     "ParameterServerLost",
     "ParameterServerStrategy",
+    "PolledClusterResolver",
+    "RolledBack",
     "SidecarEvaluator",
     "StrategyClosedError",
     "TaskLost",
+    "VersionMismatchError",
     "Worker",
     "WorkerLost",
     "__version__",
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
         ClosureCancelledError,
         ClosureError,
         ClosureInputError,
-        ClosureQuarantinedError,
+        ClosureQuarantined,
         ClusterSpecError,
         CoordinatorError,
         EvaluationError,
@@ -56,13 +59,16 @@ if TYPE_CHECKING:
         ParameterServerLost,
         StrategyClosedError,
         TaskLost,
+        VersionMismatchError,
         WorkerLost,
     )
     from coordinator.evaluation.sidecar_evaluator import SidecarEvaluator
     from coordinator.future import Future
     from coordinator.options import Options
     from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
+    from coordinator.ps_strategy.polled_cluster_resolver import PolledClusterResolver
     from coordinator.ps_strategy.worker_index import get_current_worker_index
+    from coordinator.rolled_back import RolledBack
     from coordinator.worker import Worker
 else:
     # Hidden from type checkers, which would otherwise accept every misspelt name as an attribute.
@@ -70,7 +76,7 @@ else:
         "ClosureCancelledError": "coordinator.errors",
         "ClosureError": "coordinator.errors",
         "ClosureInputError": "coordinator.errors",
-        "ClosureQuarantinedError": "coordinator.errors",
+        "ClosureQuarantined": "coordinator.errors",
         "Cluster": "coordinator.cluster",
         "ClusterSpecError": "coordinator.errors",
         "CoordinatorError": "coordinator.errors",
@@ -81,9 +87,12 @@ else:
         "Options": "coordinator.options",
         "ParameterServerLost": "coordinator.errors",
         "ParameterServerStrategy": "coordinator.ps_strategy.parameter_server_strategy",
+        "PolledClusterResolver": "coordinator.ps_strategy.polled_cluster_resolver",
+        "RolledBack": "coordinator.rolled_back",
         "SidecarEvaluator": "coordinator.evaluation.sidecar_evaluator",
         "StrategyClosedError": "coordinator.errors",
         "TaskLost": "coordinator.errors",
+        "VersionMismatchError": "coordinator.errors",
         "Worker": "coordinator.worker",
         "WorkerLost": "coordinator.errors",
         "get_current_worker_index": "coordinator.ps_strategy.worker_index",

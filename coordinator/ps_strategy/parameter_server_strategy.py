@@ -7,6 +7,7 @@ strategy = ParameterServerStrategy(resolver)      one client, this process
 """
 
 import concurrent.futures
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,12 +21,17 @@ from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.dataset_distribution import DatasetDistribution, DatasetFunction
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended
+from coordinator.ps_strategy.parameter_server_recovery import ParameterServerRecovery
 from coordinator.ps_strategy.per_worker_dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource
 from coordinator.ps_strategy.per_worker_variable import VariableRead
+from coordinator.ps_strategy.polled_cluster_resolver import PolledClusterResolver
+from coordinator.ps_strategy.schedule_arguments import ScheduleArguments
 from coordinator.ps_strategy.tensorflow_runtime import ParameterServer, TensorFlowRuntime
 from coordinator.ps_strategy.traced_function import ResourceBuild, ScheduledCall, TracedFunction
+from coordinator.ps_strategy.variable_store import VariableStore
 from coordinator.ps_strategy.worker_index import WorkerIndex
+from coordinator.rolled_back import RolledBack
 
 
 class ParameterServerStrategy(tf.distribute.Strategy):
@@ -37,6 +43,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that names the `worker` and `ps` addresses.
+        With a `PolledClusterResolver`, or a function or the path of a file for one, workers come and go as it says.
       variable_partitioner: None. Sharded variables are not supported yet.
       options: limits and times, see `Options`.
 
@@ -55,19 +62,28 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             raise ValueError("variable_partitioner must be None: sharded variables are not supported yet.")
         if options is not None and not isinstance(options, Options):
             raise TypeError(f"options must be a coordinator.Options, got {options!r}.")
+        if callable(cluster_resolver) or isinstance(cluster_resolver, str | os.PathLike):
+            cluster_resolver = PolledClusterResolver(cluster_resolver)
         definition = ClusterDefinition.from_resolver(cluster_resolver)
         runtime = TensorFlowRuntime(definition, options or Options())
         self._cluster_resolver = cluster_resolver
         self._handles = PerWorkerHandles()
+        variables = VariableStore()
         super().__init__(
-            ParameterServerExtended(self, runtime.parameter_server_devices, self._handles, self._read_on_all)
+            ParameterServerExtended(self, runtime.parameter_server_devices, self._handles, variables, self._read_on_all)
         )
         self.worker_index = WorkerIndex(self._handles)
         self.parameter_servers = tuple(
             ParameterServer(index, device, runtime) for index, device in enumerate(runtime.parameter_server_devices)
         )
-        self._cluster = Cluster(runtime, options or Options())
+        self._cluster = cluster = Cluster(runtime, options or Options())
+        # It must not keep the strategy alive: the cluster's threads refer to it.
+        self._recovery = ParameterServerRecovery(
+            runtime, variables, lambda: cluster.statistics().finished, cluster.recovery.wait_recovered
+        )
         self._datasets = DatasetDistribution(len(self._cluster.workers), self._trace_dataset, self._prepare)
+        if isinstance(cluster_resolver, PolledClusterResolver):
+            self._cluster.follow(cluster_resolver.worker_addresses, cluster_resolver.interval)
         # Closes when the strategy is forgotten, and at the end of the program.
         self._closing = weakref.finalize(self, self._cluster.close)
 
@@ -81,7 +97,15 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """The resolver that the strategy was made with."""
         return self._cluster_resolver
 
-    def schedule(self, fn: Any, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None) -> Future:
+    def schedule(
+        self,
+        fn: Any,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        worker: int | None = None,
+        timeout: float | None = None,
+    ) -> Future:
         """Queues one call of `fn` for whichever worker is free, and returns at once unless the queue is full.
 
         The function is traced here, the first time that it meets such arguments, in a replica context: optimizers and
@@ -89,25 +113,38 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
         Args:
           fn: a `tf.function` or concrete function.
-          args: its positional arguments: tensors, NumPy arrays, Python values, per-worker iterators and datasets.
+          args: its positional arguments: tensors, NumPy arrays, Python values, per-worker iterators and datasets, and
+            futures of this strategy: the function runs when they have their results, which take their place. If one of
+            them fails or is cancelled, so does this function, with `ClosureInputError`.
           kwargs: its keyword arguments.
+          worker: the index of the only worker that may run it. If that one is lost the function waits for its return,
+            at most `Options.affinity_timeout`, and then fails with `WorkerLost`.
+          timeout: in seconds; if a worker takes longer, another one runs it as well, and the first result counts.
+            None stands for `Options.closure_timeout`.
 
         Returns:
           A `Future` of what the function returns, in its structure, as NumPy values.
 
         Raises:
           TypeError: `fn` is no such function.
-          ValueError: a future is among the arguments.
+          ValueError: a future of something else is among the arguments, there is no such worker, or `timeout` is not
+            positive.
           TimeoutError: the queue stayed full for `Options.schedule_timeout`.
           StrategyClosedError: the strategy is closed.
           Exception: what an earlier scheduled function raised, once; see `join`.
         """
-        args = () if args is None else args
-        kwargs = {} if kwargs is None else kwargs
-        _check_arguments(args, kwargs)
-        function = self._trace(fn, args, kwargs)
-        args, kwargs = tensorflow_internals.with_defaults(fn, args, kwargs)
-        return self._cluster.schedule(ScheduledCall(function, args, kwargs), function.name)
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
+        given = ScheduleArguments.of(args, kwargs, self._handles)
+        function = self._trace(fn, *given.to_trace())
+        work = ScheduledCall(
+            function,
+            *tensorflow_internals.with_defaults(fn, given.args, given.kwargs),
+            takes_futures=bool(given.futures),
+        )
+        return self._cluster.schedule(
+            work, function.name, worker=worker, timeout=timeout, after=given.futures, origin=function
+        )
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until every scheduled function has finished.
@@ -129,6 +166,33 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def done(self) -> bool:
         """Whether no scheduled function is pending. Raises what `join` would."""
         return self._cluster.done()
+
+    def restore_from(
+        self, source: Any, step: Any = None, on_rollback: Callable[[RolledBack], object] | None = None
+    ) -> None:
+        """Says where the variables come back from when a parameter server is lost; to be called once they are made.
+
+        When its process is back at its address, all variables of all parameter servers are restored from the latest
+        checkpoint, in the same Python objects; a variable that the checkpoint does not hold gets its initial value
+        again. So everything is as a restarted client would find it, but nothing is traced anew, and the loop that
+        schedules goes on.
+
+        Args:
+          source: a `tf.train.CheckpointManager`, whose newest checkpoint that can be read is restored, the initial
+            values before there is one; or a function without arguments that restores one and returns its path. Until
+            `restore_from` is called with another, `save` of the manager is one that waits for lost parameter servers
+            and saves again, rather than raise what they made it raise.
+          step: what is counted when it is told how far back a recovery went: an integer variable that is in the
+            checkpoint, such as `optimizer.iterations`, or a function that returns an int. Without it, these are
+            functions that have finished.
+          on_rollback: called with a `RolledBack`, on a thread of the library's, after each recovery that restored a
+            checkpoint; the log has a warning anyway.
+
+        Raises:
+          TypeError: `source`, `step` or `on_rollback` is something else.
+        """
+        self._recovery.restore_from(source, step, on_rollback)
+        self._cluster.recovery.recover_with(self._recovery.try_once)
 
     def local_results(self, structure: Any) -> Any:
         """The same structure with each future replaced by its result, waited for; None where it raised."""
@@ -257,18 +321,6 @@ class _InScopeAlready:
 
     def __exit__(self, *_: object) -> None:
         pass
-
-
-def _check_arguments(args: Any, kwargs: Any) -> None:
-    if not isinstance(args, list | tuple):
-        raise TypeError(f"args must be a list or tuple of the function's arguments, got {type(args).__name__}.")
-    if not isinstance(kwargs, Mapping):
-        raise TypeError(f"kwargs must be a dict of the function's keyword arguments, got {type(kwargs).__name__}.")
-    if any(isinstance(leaf, Future) for leaf in tf.nest.flatten((args, kwargs))):
-        raise ValueError(
-            "A Future was given as an argument. Wait for it and pass its value: "
-            "strategy.schedule(fn, args=(future.result(),))."
-        )
 
 
 def _result(future: Future) -> Any:

@@ -132,17 +132,19 @@ def test_an_error_frees_whoever_waits_for_room(strategy, endless, failing, count
     assert strategy.schedule(count).result(TIMEOUT) == 1
 
 
-def test_a_future_that_waits_can_be_cancelled_and_one_that_runs_cannot(strategy, count, counter):
+def test_a_future_can_be_cancelled_while_it_waits_and_while_it_runs(strategy, count, counter):
     gate = Gate(strategy)
     running = gate.occupy(len(strategy.cluster.workers))
     waiting = [strategy.schedule(count) for _ in range(3)]
     assert waiting[1].cancel()
-    assert not running[0].cancel()
+    assert running[0].cancel()
     gate.open()
     strategy.join(TIMEOUT)
-    assert waiting[1].cancelled()
-    with pytest.raises(concurrent.futures.CancelledError):
-        waiting[1].result()
+    assert not waiting[0].cancel()
+    for cancelled in (waiting[1], running[0]):
+        assert cancelled.cancelled()
+        with pytest.raises(concurrent.futures.CancelledError):
+            cancelled.result()
     assert strategy.local_results(waiting)[1] is None
     assert counter.numpy() == 2
 
