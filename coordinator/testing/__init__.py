@@ -2,9 +2,9 @@
 
 import importlib
 
-_MODULES = {"LocalCluster": "local_cluster", "FakeRuntime": "fake_runtime"}
+_MODULES = {"Chaos": "chaos", "LocalCluster": "local_cluster", "FakeRuntime": "fake_runtime"}
 
-__all__ = ["FakeRuntime", "LocalCluster"]
+__all__ = ["Chaos", "FakeRuntime", "LocalCluster"]
 
 
 def __getattr__(name: str) -> object:
