@@ -49,6 +49,7 @@ setup(
             "pytest>=8.4",
             "pytest-timeout>=2.3",
             "ruff>=0.12",
+            "tf_keras>=2.21,<2.22",
         ],
         "examples": [
             "numpy>=2,<3",

@@ -4,6 +4,7 @@ Tests run in the order of what they need: first those without a cluster, then th
 that start clusters of their own.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,7 +77,8 @@ def strategy(shared_cluster: "LocalCluster") -> "Iterator[ParameterServerStrateg
     """The strategy on the shared cluster: a process can connect to one cluster only, so all its tests use this one."""
     from coordinator import ParameterServerStrategy
 
-    with ParameterServerStrategy(shared_cluster.resolver) as strategy:
+    # Closed, not joined: what a failed test left running may never end by itself.
+    with contextlib.closing(ParameterServerStrategy(shared_cluster.resolver)) as strategy:
         yield strategy
 
 
@@ -88,4 +90,9 @@ def settled_strategy(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     strategy = request.getfixturevalue("strategy")
     yield
-    strategy.join(timeout=SETTLING_TIMEOUT)
+    try:
+        strategy.join(timeout=SETTLING_TIMEOUT)
+    except TimeoutError as error:
+        # What this test left must not make the next ones fail.
+        strategy.cluster._queue.fail_all(error, if_idle=True)
+        strategy.join(timeout=SETTLING_TIMEOUT)

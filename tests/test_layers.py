@@ -1,9 +1,9 @@
 """Imports point one way. Each failure names the file and line of the import that broke the rule.
 
 coordinator (the public names)
- |-- ps_strategy --------> core (no TensorFlow)
+ |-- ps_strategy --------> core, heartbeat (no TensorFlow)
  |-- evaluation ---------> core
- |-- testing --> launch -> core
+ |-- testing --> launch -> core, heartbeat
 """
 
 from collections.abc import Iterable
@@ -15,18 +15,32 @@ from tests.import_graph import Import, ImportGraph
 # The layers that each layer may import. `coordinator` is the package's own `__init__.py` and `__main__.py`.
 MAY_IMPORT = {
     "core": set(),
-    "ps_strategy": {"core"},
+    "heartbeat": set(),
+    "ps_strategy": {"core", "heartbeat"},
     "evaluation": {"core"},
-    "launch": {"core"},
+    "launch": {"core", "heartbeat"},
     "testing": {"core", "launch"},
     "coordinator": {"core", "ps_strategy", "evaluation", "launch", "testing"},
 }
 
 # Within the core, each of these may import only those before it, and files that are not named here.
-CORE_ORDER = ("errors", "options", "future", "closure", "closure_queue", "worker", "cluster")
+CORE_ORDER = (
+    "errors",
+    "options",
+    "future",
+    "closure",
+    "waiting_lines",
+    "queue_state",
+    "closure_outcomes",
+    "closure_queue",
+    "recovery",
+    "worker",
+    "cluster",
+)
 
-# What must be installed for the core, and the only module of it that may import that.
-CORE_DISTRIBUTIONS = {"coordinator.task_probe": {"grpcio", "protobuf"}}
+# What must be installed for the heartbeat, and the only module of it that may import that.
+PROBE = "coordinator.heartbeat.task_probe"
+PROBE_DISTRIBUTIONS = {"grpcio", "protobuf"}
 
 # `tensorflow.core` is not among them: its messages are a format, which outlives the code that reads it.
 PRIVATE_TENSORFLOW = (
@@ -88,15 +102,15 @@ def test_the_core_is_built_in_one_order(graph: ImportGraph) -> None:
     )
 
 
-def test_the_core_needs_nothing_installed_but_grpc_for_its_probe(graph: ImportGraph) -> None:
+def test_the_core_and_the_heartbeat_need_nothing_installed_but_grpc_for_the_probe(graph: ImportGraph) -> None:
     refuse(
         (
             found
             for found in graph.outer
-            if graph.layer_of(found.importer) == "core"
-            and found.distribution not in CORE_DISTRIBUTIONS.get(found.importer, set())
+            if graph.layer_of(found.importer) in {"core", "heartbeat"}
+            and not (found.importer == PROBE and found.distribution in PROBE_DISTRIBUTIONS)
         ),
-        "The core imports no TensorFlow, no NumPy and nothing else that is installed, not even inside a function.",
+        "They import no TensorFlow, no NumPy and nothing else that is installed, not even inside a function.",
     )
 
 

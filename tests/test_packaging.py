@@ -65,7 +65,7 @@ def test_examples_import_only_what_their_extra_brings(requirements: dict[str, se
 
 
 def test_tests_import_only_what_their_extras_bring(requirements: dict[str, set[str]]) -> None:
-    available = set().union(*requirements.values()) | {"coordinator", "examples"}
+    available = set().union(*requirements.values()) | {"benchmarks", "coordinator", "examples"}
     assert distributions("tests") <= available
 
 
