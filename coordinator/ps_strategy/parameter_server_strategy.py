@@ -43,7 +43,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that names the `worker` and `ps` addresses.
-        With a `PolledClusterResolver`, or a function or the path of a file for one, workers come and go as it says.
+        With a `PolledClusterResolver`, or a function or a `pathlib.Path` for one, workers come and go as it says.
       variable_partitioner: None. Sharded variables are not supported yet.
       options: limits and times, see `Options`.
 
@@ -62,7 +62,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             raise ValueError("variable_partitioner must be None: sharded variables are not supported yet.")
         if options is not None and not isinstance(options, Options):
             raise TypeError(f"options must be a coordinator.Options, got {options!r}.")
-        if callable(cluster_resolver) or isinstance(cluster_resolver, str | os.PathLike):
+        if callable(cluster_resolver) or isinstance(cluster_resolver, os.PathLike):
             cluster_resolver = PolledClusterResolver(cluster_resolver)
         definition = ClusterDefinition.from_resolver(cluster_resolver)
         runtime = TensorFlowRuntime(definition, options or Options())

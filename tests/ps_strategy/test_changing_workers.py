@@ -14,7 +14,7 @@ import pytest
 
 from tests.ps_strategy.failure_programs import changing_workers
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 
 def test_workers_come_go_and_move_while_the_client_trains(run_program):  # row 87

@@ -43,6 +43,7 @@ CLIENT = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_ten_restarts_leave_no_more_on_a_server_than_one(run_program, tmp_path):
     used = []
@@ -109,6 +110,7 @@ SILENT = """
 """
 
 
+@pytest.mark.long
 def test_a_client_that_is_silent_but_lives_keeps_its_variables(run_program):
     assert "heard" in run_program(SILENT, timeout=240).stdout
 

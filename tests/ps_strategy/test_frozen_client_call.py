@@ -74,7 +74,6 @@ PROGRAM = """
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_what_the_client_does_while_a_worker_is_frozen_comes_back(run_program: ProgramRunner) -> None:
     program = run_program(PROGRAM, timeout=280.0)
     took = {name: float(seconds) for name, seconds in re.findall(r"^(.*): ([0-9.]+) s$", program.stdout, re.MULTILINE)}

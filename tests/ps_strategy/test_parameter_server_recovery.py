@@ -24,7 +24,7 @@ from tests.ps_strategy.failure_programs.parameter_server_recoveries import STEPS
 
 # Servers of a real cluster are started again a dozen times, on a machine that may have little to spare.
 PROGRAM_TIMEOUT = 380
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 RECOVERED = {
     "one": ["/job:ps/task:0"],

@@ -53,13 +53,6 @@ def test_arguments_that_are_no_sequence_are_refused(strategy):
         strategy.schedule(add, args=(1,), kwargs=[2])
 
 
-def test_a_future_is_refused_as_an_argument_wherever_it_hides(strategy):  # row 7
-    future = strategy.schedule(add, args=(tf.constant(1),))
-    for args, kwargs in [((future,), None), (({"a": [future]},), None), ((1,), {"y": future})]:
-        with pytest.raises(ValueError, match=r"future\.result\(\)"):
-            strategy.schedule(add, args=args, kwargs=kwargs)
-
-
 def test_defaults_fill_in_for_arguments_left_out(strategy):
     assert result(strategy, add, tf.constant(1)) == 111
     assert result(strategy, add, tf.constant(1), 2) == 103

@@ -98,7 +98,7 @@ def functions(strategy):
     return make, total
 
 
-def test_a_future_may_be_an_argument_and_so_may_what_is_made_of_it(strategy, functions):
+def test_a_future_may_be_an_argument_and_so_may_what_is_made_of_it(strategy, functions):  # row 7
     make, total = functions
     gate = Gate(strategy)
     [held] = gate.occupy()
@@ -117,7 +117,7 @@ def test_a_future_may_be_an_argument_and_so_may_what_is_made_of_it(strategy, fun
     assert total.experimental_get_tracing_count() == traces
 
 
-def test_a_future_of_something_else_is_refused(strategy, functions):
+def test_a_future_of_something_else_is_refused(strategy, functions):  # row 7
     make, _ = functions
     for foreign in (coordinator.Future("step", 1, lambda: False), concurrent.futures.Future()):
         with pytest.raises(ValueError, match="did not come from schedule of this strategy"):

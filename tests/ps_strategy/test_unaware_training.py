@@ -18,7 +18,7 @@ from tests.program_runner import ProgramRunner
 from tests.ps_strategy.failure_programs import unaware_training
 from tests.ps_strategy.failure_programs.unaware_training import CASES
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 
 LOST = {
     "one": {"/job:ps/task:0"},
