@@ -121,10 +121,11 @@ class Recovery:
             self._queue.fail_all(error, if_idle=True)
         else:
             _logger.warning("The parameter servers are back after %.1f s.", time.monotonic() - lost_at)
+        # In this order: a loss that is noticed between the two is noticed again, and none is left without a hold.
+        self._queue.release()
         with self._changed:
             self._begun.clear()
             self._changed.notify_all()
-        self._queue.release()
 
     def _recover_in_time(self, lost_at: float) -> BaseException | None:
         """Tries until it succeeds; what made it fail for good otherwise."""

@@ -6,6 +6,7 @@ that start clusters of their own.
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,3 +97,12 @@ def settled_strategy(request: pytest.FixtureRequest) -> Iterator[None]:
         # What this test left must not make the next ones fail.
         strategy.cluster._queue.fail_all(error, if_idle=True)
         strategy.join(timeout=SETTLING_TIMEOUT)
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Threads take turns as often as Python can make them."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -104,15 +103,6 @@ class Chaos:
             return worker
 
         return work
-
-
-@pytest.fixture
-def hasty_threads() -> Iterator[None]:
-    """Threads take turns as often as Python can make them."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize("seed", range(4))
