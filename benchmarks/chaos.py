@@ -123,7 +123,6 @@ def soak(minutes: float, seed: int, workers: int, ps: int, jobs: Sequence[str]) 
         training = Training(strategy, pathlib.Path(folder))
         with Chaos(cluster, seed=seed, jobs=jobs) as chaos:
             training.run(60 * minutes)
-        strategy.join(DEADLINE)
         statistics = strategy.cluster.statistics()
         restored, counts = training.restored, training.counts()
         least = [count + len(training.finished_at) - restored.finished for count in restored.counts]
@@ -139,17 +138,12 @@ def soak(minutes: float, seed: int, workers: int, ps: int, jobs: Sequence[str]) 
             "least": least,
             "most": most,
             "longest pause of an unaffected worker (s)": round(
-                longest_pause(training.finished_at, chaos.faults, chaos.started_at, strategy_workers(strategy)), 3
+                longest_pause(training.finished_at, chaos.faults, chaos.started_at, range(workers)), 3
             ),
             "threads": threading.active_count(),
             "holds": training.failed == 0
             and all(low <= count <= high for low, count, high in zip(least, counts, most, strict=True)),
         }
-
-
-def strategy_workers(strategy: coordinator.ParameterServerStrategy) -> list[int]:
-    """The workers' indices."""
-    return [worker.index for worker in strategy.cluster.workers]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

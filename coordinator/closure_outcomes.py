@@ -55,19 +55,15 @@ class ClosureOutcomes:
         """An attempt ended with an error that is not to be tried again; whether it is the closure's outcome."""
         rivals = self._claim(attempt.closure, ClosureState.FAILED)
         if rivals is not None:
-            spread = self._raise_later(attempt.closure, error, reach)
-            attempt.closure.future.tell_error(error)
+            self._tell_failed(attempt.closure, error, reach)
             self._cancel(rival for rival in rivals if rival is not attempt)
-            spread()
         self._end_attempt(attempt)
         return rivals is not None
 
     def fail_waiting(self, closure: Closure, error: BaseException, reach: Reach) -> None:
         """Ends a closure that waits and can never run. Does nothing if it waits no more."""
         if self._claim(closure, ClosureState.FAILED, if_waiting=True) is not None:
-            spread = self._raise_later(closure, error, reach)
-            closure.future.tell_error(error)
-            spread()
+            self._tell_failed(closure, error, reach)
             self._settle([closure])
 
     def fail_all(self, error: BaseException, *, if_idle: bool) -> None:
@@ -183,6 +179,12 @@ class ClosureOutcomes:
     def _cancel(self, attempts: Iterable[Attempt]) -> None:
         for attempt in attempts:
             attempt.cancellation.cancel()
+
+    def _tell_failed(self, closure: Closure, error: BaseException, reach: Reach) -> None:
+        # The error is pending before its future tells of it, and the others learn of it afterwards.
+        spread = self._raise_later(closure, error, reach)
+        closure.future.tell_error(error)
+        spread()
 
     def _raise_later(self, closure: Closure, error: BaseException, reach: Reach) -> Callable[[], None]:
         """Makes an error of `closure` pending as far as it reaches; returns what withdraws and cancels the rest."""

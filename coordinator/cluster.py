@@ -90,8 +90,8 @@ class Cluster:
           ValueError: there is no such worker, or a future is of another strategy.
         """
         self._refuse_worker_thread("schedule")
-        if worker is not None and worker not in self._workers:
-            raise ValueError(f"There is no worker {worker!r}; there are {sorted(self._workers)}.")
+        if worker is not None:
+            self._refuse_unknown(worker)
         needed = list(dict.fromkeys(after))
         closure = self._new_closure(
             work,
@@ -166,8 +166,7 @@ class Cluster:
         """
         self._refuse_worker_thread("remove_worker")
         with self._membership_lock:
-            if index not in self._workers:
-                raise ValueError(f"There is no worker {index!r} to remove; there are {sorted(self._workers)}.")
+            self._refuse_unknown(index, " to remove")
             worker = self._workers[index]
             self._workers = {other: kept for other, kept in self._workers.items() if other != index}
             self._leaving.add(index)
@@ -196,8 +195,7 @@ class Cluster:
           ValueError: there is no such worker, that is no address, or another task has it.
         """
         with self._membership_lock:
-            if index not in self._workers:
-                raise ValueError(f"There is no worker {index!r} to move; there are {sorted(self._workers)}.")
+            self._refuse_unknown(index, " to move")
             self._runtime.move_worker(index, address)
 
     def follow(self, addresses: Callable[[], Collection[str]], interval: float) -> None:
@@ -281,6 +279,10 @@ class Cluster:
         for index in change.removed:
             _logger.warning("Worker %d leaves.", index)
             self.remove_worker(index)
+
+    def _refuse_unknown(self, index: int, purpose: str = "") -> None:
+        if index not in self._workers:
+            raise ValueError(f"There is no worker {index!r}{purpose}; there are {sorted(self._workers)}.")
 
     def _refuse_worker_thread(self, verb: str) -> None:
         is_closing = threading.current_thread() is self._closing_thread

@@ -6,8 +6,9 @@ and another that is new are taken for the same one at another address. The threa
 
 import dataclasses
 import logging
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+
+from coordinator.background_thread import BackgroundThread
 
 _logger = logging.getLogger("coordinator")
 
@@ -42,7 +43,7 @@ def change_between(present: Mapping[int, str], lost: Collection[int], wanted: Co
     return MembershipChange(moved, [index for index in gone if index not in moved], added[len(moved) :])
 
 
-class MembershipWatch:
+class MembershipWatch(BackgroundThread):
     """Asks for the workers' addresses every so often, and has the difference carried out.
 
     Args:
@@ -54,24 +55,10 @@ class MembershipWatch:
     def __init__(
         self, addresses: Callable[[], Collection[str]], interval: float, apply: Callable[[Collection[str]], None]
     ) -> None:
+        super().__init__("coordinator-membership")
         self._addresses = addresses
         self._interval = interval
         self._apply = apply
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="coordinator-membership", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Asks the thread to end."""
-        self._stop.set()
-
-    def wait_stopped(self, timeout: float) -> bool:
-        """Waits at most `timeout` seconds for the thread to end; whether it did."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
         last_complaint = ""

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from coordinator.background_thread import BackgroundThread
 from coordinator.closure_queue import ClosureQueue
 from coordinator.errors import ParameterServerLost
 from coordinator.options import Options
@@ -22,7 +23,7 @@ from coordinator.runtime import Runtime
 _logger = logging.getLogger("coordinator")
 
 
-class Recovery:
+class Recovery(BackgroundThread):
     """Watches the parameter servers, and sees to their recovery.
 
     Args:
@@ -32,30 +33,20 @@ class Recovery:
     """
 
     def __init__(self, runtime: Runtime, queue: ClosureQueue, options: Options) -> None:
+        super().__init__("coordinator-recovery")
         self._runtime = runtime
         self._queue = queue
         self._options = options
         self._recover: Callable[[], bool] | None = None
-        self._stop = threading.Event()
         self._begun = threading.Event()
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="coordinator-recovery", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
 
     def stop(self) -> None:
         """Asks the thread to end."""
-        self._stop.set()
+        super().stop()
         self._begun.set()
         with self._changed:
             self._changed.notify_all()
-
-    def wait_stopped(self, timeout: float) -> bool:
-        """Waits at most `timeout` seconds for the thread to end; whether it did."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
 
     def recover_with(self, recover: Callable[[], bool]) -> None:
         """From now on a lost parameter server is recovered.

@@ -6,6 +6,7 @@ Promise: it does nothing at all before a closure with a time limit was scheduled
 import math
 import threading
 
+from coordinator.background_thread import BackgroundThread
 from coordinator.closure_queue import ClosureQueue
 
 # A closure is found to have overrun at most this part of its limit too late.
@@ -13,7 +14,7 @@ _TICKS_PER_TIMEOUT = 4
 _SHORTEST_TICK = 0.005
 
 
-class StragglerWatch:
+class StragglerWatch(BackgroundThread):
     """Looks for overrun closures in the queue, as often as the shortest time limit asks for.
 
     Args:
@@ -21,15 +22,10 @@ class StragglerWatch:
     """
 
     def __init__(self, queue: ClosureQueue) -> None:
+        super().__init__("coordinator-stragglers")
         self._queue = queue
-        self._stop = threading.Event()
         self._is_needed = threading.Event()
         self._shortest = math.inf
-        self._thread = threading.Thread(target=self._run, name="coordinator-stragglers", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
 
     def heed(self, timeout: float) -> None:
         """A closure with this time limit, in seconds, was scheduled."""
@@ -38,13 +34,8 @@ class StragglerWatch:
 
     def stop(self) -> None:
         """Asks the thread to end."""
-        self._stop.set()
+        super().stop()
         self._is_needed.set()
-
-    def wait_stopped(self, timeout: float) -> bool:
-        """Waits at most `timeout` seconds for the thread to end; whether it did."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
         self._is_needed.wait()

@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 
+from coordinator.background_thread import BackgroundThread
 from coordinator.closure import Attempt
 from coordinator.closure_queue import ClosureQueue
 from coordinator.errors import InvalidTransitionError, WorkerLost
@@ -44,7 +45,7 @@ _ALLOWED = {
 }
 
 
-class Worker:
+class Worker(BackgroundThread):
     """A task that runs closures one at a time, and the client's thread for it.
 
     Args:
@@ -60,6 +61,7 @@ class Worker:
     """
 
     def __init__(self, index: int, runtime: Runtime, queue: ClosureQueue, recovery: Recovery, options: Options) -> None:
+        super().__init__(f"coordinator-worker-{index}")
         self.index = index
         self.device = runtime.worker_device(index)
         self._runtime = runtime
@@ -68,11 +70,9 @@ class Worker:
         self._options = options
         self._state = WorkerState.LIVE
         self._state_lock = threading.Lock()
-        self._stop = threading.Event()
         self._finished = self._failed = self._retried = self._losses = self._reconnections = 0
         self._reconnecting_seconds = 0.0
         self._lost_at = 0.0
-        self._thread = threading.Thread(target=self._run, name=f"coordinator-worker-{index}", daemon=True)
 
     @property
     def state(self) -> WorkerState:
@@ -88,19 +88,10 @@ class Worker:
         """Whether the worker may be given closures and answers a probe now. Takes at most `Options.probe_timeout`."""
         return self._state is WorkerState.LIVE and self._runtime.is_reachable(self.index)
 
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
     def stop(self) -> None:
         """Asks the thread to end; the queue must be stopped too."""
         self._change(WorkerState.STOPPED)
-        self._stop.set()
-
-    def wait_stopped(self, timeout: float) -> bool:
-        """Waits at most `timeout` seconds for the thread to end; whether it did."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        super().stop()
 
     def is_current_thread(self) -> bool:
         """Whether the caller runs on this worker's thread, as callbacks of futures do."""

@@ -14,6 +14,9 @@ from coordinator.runtime import Failure, FailureKind
 # let go of a context that has been renewed since. Another attempt may go well.
 _TRANSIENT = (tf.errors.UnavailableError, tf.errors.AbortedError)
 
+# What the client's own calls raise when a server cannot be reached for the moment, although it may answer by now.
+UNREACHED = (*_TRANSIENT, tf.errors.DeadlineExceededError)
+
 
 def failure_of(error: BaseException, parameter_server: ParameterServerLost | None, is_worker_lost: bool) -> Failure:
     """Sorts an error.

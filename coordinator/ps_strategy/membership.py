@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -37,6 +37,8 @@ from coordinator.ps_strategy.server_admission import ServerAdmission
 from coordinator.ps_strategy.witness import Witnesses
 
 _logger = logging.getLogger("coordinator")
+
+Value = TypeVar("Value")
 
 
 class Membership:
@@ -159,7 +161,7 @@ class Membership:
         with self._lock:
             is_known = task in self._connected or task in self._named
             if is_known and (self._connected.get(task) == lost or not self.is_connected(task)):
-                self._connected = {other: kept for other, kept in self._connected.items() if other != task}
+                self._connected = _without(self._connected, task)
                 self._name(self._connected)
 
     def reconnect(self, task: Task) -> bool:
@@ -275,9 +277,9 @@ class Membership:
     def _leave(self, task: Task) -> None:
         """Forgets a worker, and ends the calls to it."""
         address, probe = self._addresses[task], self._probes[task]
-        self._connected = {other: kept for other, kept in self._connected.items() if other != task}
-        self._addresses = {other: kept for other, kept in self._addresses.items() if other != task}
-        self._probes = {other: kept for other, kept in self._probes.items() if other != task}
+        self._connected = _without(self._connected, task)
+        self._addresses = _without(self._addresses, task)
+        self._probes = _without(self._probes, task)
         self._name(self._connected)
         # A call that the server does not end would go on for ever, since nobody watches it any more.
         OpenConnections().shut_down(address)
@@ -286,7 +288,7 @@ class Membership:
 
     def _renew(self, lost: Collection[Task]) -> bool:
         """Makes new connections to servers that were lost; whether it could be tried."""
-        kept = {task: connection for task, connection in self._connected.items() if task not in lost}
+        kept = _without(self._connected, *lost)
         stale_workers = [task for task in lost if task.job == "worker" and task in self._named]
         self._connected = kept
         if stale_workers and not self._name(kept):
@@ -303,8 +305,9 @@ class Membership:
             return False
         numbers = [kept.number for kept in parameter_servers.values()]
         named = dict(parameter_servers)
-        for task, status in self._answering(tasks).items():
-            named.setdefault(task, self._connection_to(task, status))
+        # The parameter servers have just answered.
+        for task, status in self._answering(set(tasks) - set(named)).items():
+            named[task] = self._connection_to(task, status)
         self._connected = {
             task: connection for task, connection in self._connected.items() if named.get(task) == connection
         }
@@ -339,3 +342,7 @@ class Membership:
         if connection is not None and connection.incarnation == status.incarnation:
             return connection
         return Connection(status.incarnation, next(self._numbers), time.monotonic())
+
+
+def _without(mapping: Mapping[Task, Value], *tasks: Task) -> dict[Task, Value]:
+    return {task: value for task, value in mapping.items() if task not in tasks}

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from coordinator.errors import ParameterServerLost
 from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.failure_table import UNREACHED
 from coordinator.ps_strategy.guarded_save import GuardedSave
 from coordinator.ps_strategy.restore_source import RestoreSource
 from coordinator.ps_strategy.saved_progress import SavedProgress
@@ -26,9 +27,6 @@ from coordinator.ps_strategy.variable_store import VariableStore
 from coordinator.rolled_back import RolledBack
 
 _logger = logging.getLogger("coordinator")
-
-# Raised when a server could not be reached for the moment, although it answers by now.
-_TRANSIENT = (tf.errors.AbortedError, tf.errors.DeadlineExceededError, tf.errors.UnavailableError)
 
 Step = Any  # An integer variable, of TensorFlow or Keras, or a function that returns an int.
 
@@ -141,21 +139,18 @@ class ParameterServerRecovery:
     def _attempt(self, source: RestoreSource) -> RolledBack | None:
         self._lost.update(self._runtime.lost_parameter_servers())
         self._began = self._began or time.monotonic()
-        # An executor keeps the errors that it saw, so each attempt has its own.
-        executor = tensorflow_internals.bind_executor()
         try:
-            if not self._runtime.reconnect_parameter_servers():
-                return None
-            self._is_half_restored = True
-            checkpoint = source.restore(lambda: self._renew(source.may_read_variables))
-            self._variables.initialize_rest()
-            step = self._read_step()
+            with tensorflow_internals.own_executor():
+                if not self._runtime.reconnect_parameter_servers():
+                    return None
+                self._is_half_restored = True
+                checkpoint = source.restore(lambda: self._renew(source.may_read_variables))
+                self._variables.initialize_rest()
+                step = self._read_step()
         except Exception as error:
-            if isinstance(error, _TRANSIENT) or self._runtime.lost_parameter_server() is not None:
+            if isinstance(error, UNREACHED) or self._runtime.lost_parameter_server() is not None:
                 return None
             raise
-        finally:
-            executor.clear_error()
         if self._runtime.lost_parameter_server() is not None:
             # Nothing had to be restored on it, so nobody noticed that it was lost once more.
             return None

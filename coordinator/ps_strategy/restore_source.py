@@ -12,16 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.failure_table import UNREACHED
 
 _logger = logging.getLogger("coordinator")
 
 # Raised when a server went away, which says nothing about the checkpoint.
-_NOT_OF_THE_CHECKPOINT = (
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.UnavailableError,
-)
+_NOT_OF_THE_CHECKPOINT = (*UNREACHED, tf.errors.CancelledError)
 
 
 class RestoreSource:

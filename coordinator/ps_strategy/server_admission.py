@@ -95,17 +95,15 @@ class ServerAdmission:
         return f"<ServerAdmission: {len(self._admitted)} admitted, {len(self._refused)} refused>"
 
     def _greet(self, task: Task, address: str, incarnation: int) -> bool:
-        # Kept until the end: the thread has it for as long.
-        executor = tensorflow_internals.bind_executor()
         try:
-            check_version(task.device, address, is_error=self._is_mismatch_error)
-            leave_note(task.device, address, self._client, self._answer_timeout)
+            with tensorflow_internals.own_executor():
+                check_version(task.device, address, is_error=self._is_mismatch_error)
+                leave_note(task.device, address, self._client, self._answer_timeout)
         except VersionMismatchError as error:
             _logger.error("%s It takes no part.", error)
             self._refused[incarnation] = error
             return False
         except tf.errors.OpError as error:
             _logger.info("%s could not be greeted: %s", task, error.message)
-            executor.clear_error()
             return False
         return True

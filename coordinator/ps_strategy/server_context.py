@@ -21,6 +21,8 @@ _CONTEXT_ID, _CONTEXT_VIEW_ID = b"\x09", b"\x11"
 # A server refuses to close a context of which it knows a later view than the one that is named.
 _LATEST_VIEW = 2**62
 
+# Without the keep-alive of a `TaskProbe`: a host that acknowledges nothing would count as one on which nobody is, and
+# what a client has there would be freed.
 _CHANNEL_OPTIONS = (
     # A server that was started again must be reached soon: gRPC's own default waits up to two minutes between attempts.
     ("grpc.initial_reconnect_backoff_ms", 100),

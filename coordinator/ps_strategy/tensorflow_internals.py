@@ -7,11 +7,12 @@ Two variables of the environment are set here (`prepare_process`) because Tensor
 no other switch.
 """
 
+import contextlib
 import gc
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -81,6 +82,20 @@ def bind_executor() -> Any:
     bound = executor.new_executor(enable_async=False)
     context.context().executor = bound
     return bound
+
+
+@contextlib.contextmanager
+def own_executor() -> Iterator[None]:
+    """A scope in which the calling thread has an executor of its own, so that an error stays in it and goes with it.
+
+    For threads that have none of their own already.
+    """
+    # Held until the end: the thread has it for as long.
+    bound = bind_executor()
+    try:
+        yield
+    finally:
+        bound.clear_error()
 
 
 class CancellationManager:

@@ -13,9 +13,8 @@ from typing import TypeVar
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.failure_table import UNREACHED
 
-# What a call raises while the connection is being made again, although the server is well.
-_REFUSED = (tf.errors.AbortedError, tf.errors.DeadlineExceededError, tf.errors.UnavailableError)
 _TRIES = 10
 _PAUSE = 0.3
 
@@ -47,7 +46,7 @@ class Witness:
         for _ in range(_TRIES):
             try:
                 return bool(_apart(self._variable.numpy))
-            except _REFUSED:
+            except UNREACHED:
                 pause.wait(_PAUSE)
             except tf.errors.OpError:
                 return False
@@ -93,13 +92,8 @@ def _apart(call: Callable[[], Result]) -> Result:
     """Calls on a thread of its own: an error stays with the executor of the thread that saw it."""
 
     def run() -> Result:
-        # Kept until the end: the thread has it for as long.
-        executor = tensorflow_internals.bind_executor()
-        try:
+        with tensorflow_internals.own_executor():
             return call()
-        except tf.errors.OpError:
-            executor.clear_error()
-            raise
 
     with concurrent.futures.ThreadPoolExecutor(1, "coordinator-witness") as thread:
         return thread.submit(run).result()

@@ -9,13 +9,12 @@ from coordinator.heartbeat.pulse import Pulse, PulseState
 from coordinator.heartbeat.task_probe import TaskStatus
 from coordinator.options import Options
 from coordinator.ps_strategy import membership, tensorflow_internals
-from coordinator.ps_strategy.cluster_definition import ClusterDefinition, Task
+from coordinator.ps_strategy.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership import Membership
 from tests.ps_strategy.fake_admission import FakeAdmission
+from tests.ps_strategy.fake_servers import ADDRESSES, FIRST, PS, SECOND
 from tests.ps_strategy.fake_witnesses import FakeWitnesses
 
-PS, FIRST, SECOND = Task("ps", 0), Task("worker", 0), Task("worker", 1)
-ADDRESSES = {PS: "ps:1", FIRST: "first:1", SECOND: "second:1"}
 NO_HEARTBEAT = SimpleNamespace(
     start=lambda: None,
     close=lambda: None,
