@@ -34,6 +34,7 @@ setup(
         "grpcio>=1.70,<2",
         "h5py>=3.11,<4",
         "keras>=3.15,<4",
+        "numpy>=2,<3",
         "portpicker>=1.6,<2",
         "protobuf>=6.31,<8",
         # TensorFlow imports it when a summary is written, and does not bring it along.
@@ -43,7 +44,6 @@ setup(
     extras_require={
         "test": [
             "mypy>=1.15",
-            "numpy>=2,<3",
             "pre-commit>=4",
             "psutil>=6",
             "pytest>=8.4",
@@ -52,7 +52,6 @@ setup(
             "tf_keras>=2.21,<2.22",
         ],
         "examples": [
-            "numpy>=2,<3",
             "scikit-learn>=1.5",
             "tqdm>=4.66",
         ],

@@ -41,10 +41,11 @@ __all__ = [
     "evaluation",
     "get_current_worker_index",
     "testing",
+    "updates",
 ]
 
 if TYPE_CHECKING:
-    from coordinator import evaluation, testing
+    from coordinator import evaluation, testing, updates
     from coordinator.cluster import Cluster
     from coordinator.errors import (
         ClosureCancelledError,
@@ -97,7 +98,7 @@ else:
         "WorkerLost": "coordinator.errors",
         "get_current_worker_index": "coordinator.ps_strategy.worker_index",
     }
-    _SUBPACKAGES = ("evaluation", "testing")
+    _SUBPACKAGES = ("evaluation", "testing", "updates")
 
     def __getattr__(name):
         from importlib import import_module

@@ -51,6 +51,7 @@ class Cluster:
         self._membership: MembershipWatch | None = None
         # Held while workers are added, moved and struck off, and never together with the queue's.
         self._membership_lock = threading.Lock()
+        self._on_rest: list[Callable[[int], object]] = []
         # The indices of those that are being removed.
         self._leaving: set[int] = set()
         self._workers = {index: self._new_worker(index) for index in runtime.worker_addresses}
@@ -209,6 +210,14 @@ class Cluster:
         self._membership = MembershipWatch(addresses, interval, self._bring_in_line)
         self._membership.start()
 
+    def when_worker_rests(self, callback: Callable[[int], object]) -> None:
+        """Has `callback` called with a worker's index when that worker has no closure any more after it had one.
+
+        That is when nothing waits for it, when its closure failed, and when it was lost. It is called on the thread of
+        that worker, which takes no other closure meanwhile.
+        """
+        self._on_rest.append(callback)
+
     def statistics(self) -> ClusterStatistics:
         """A snapshot of the counts, each worker's too."""
         workers = tuple(worker.statistics() for worker in self.workers)
@@ -242,7 +251,14 @@ class Cluster:
         return f"<Cluster: {self.statistics()}>"
 
     def _new_worker(self, index: int) -> Worker:
-        return Worker(index, self._runtime, self._queue, self.recovery, self._options)
+        return Worker(index, self._runtime, self._queue, self.recovery, self._options, self._tell_of_rest)
+
+    def _tell_of_rest(self, worker: int) -> None:
+        for callback in tuple(self._on_rest):
+            try:
+                callback(worker)
+            except Exception:
+                _logger.exception("What is told that worker %d has no work any more raised.", worker)
 
     def _new_closure(self, work: Any, name: str, origin: Any = None, **settings: Any) -> Closure:
         number = next(self._numbers)

@@ -16,6 +16,7 @@ import enum
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from coordinator.background_thread import BackgroundThread
 from coordinator.closure import Attempt
@@ -54,13 +55,23 @@ class Worker(BackgroundThread):
       queue: has them.
       recovery: told when a closure fails because a parameter server was lost.
       options: limits and times.
+      on_rest: called with the index, on the worker's thread, when the worker has no closure any more after it had one:
+        nothing waits for it, its closure failed, or it was lost.
 
     Attributes:
       index: its task index.
       device: its name, such as `/job:worker/replica:0/task:0`.
     """
 
-    def __init__(self, index: int, runtime: Runtime, queue: ClosureQueue, recovery: Recovery, options: Options) -> None:
+    def __init__(
+        self,
+        index: int,
+        runtime: Runtime,
+        queue: ClosureQueue,
+        recovery: Recovery,
+        options: Options,
+        on_rest: Callable[[int], None] = lambda _: None,
+    ) -> None:
         super().__init__(f"coordinator-worker-{index}")
         self.index = index
         self.device = runtime.worker_device(index)
@@ -68,6 +79,8 @@ class Worker(BackgroundThread):
         self._queue = queue
         self._recovery = recovery
         self._options = options
+        self._on_rest = on_rest
+        self._is_at_work = False
         self._state = WorkerState.LIVE
         self._state_lock = threading.Lock()
         self._finished = self._failed = self._retried = self._losses = self._reconnections = 0
@@ -124,8 +137,16 @@ class Worker(BackgroundThread):
                 self._carry_out(attempt)
             elif not self._stop.is_set() and not self._is_there():
                 self._lose("it did not answer while it was idle")
+            else:
+                self._rest()
             # Keeps nothing of the closure alive (its arguments may hold iterators) while waiting for the next one.
             del attempt
+
+    def _rest(self) -> None:
+        """Tells, once, that the worker has no closure any more."""
+        if self._is_at_work:
+            self._is_at_work = False
+            self._on_rest(self.index)
 
     def _is_there(self) -> bool:
         return self._runtime.seems_reachable(self.index) or self._runtime.is_reachable(self.index)
@@ -136,6 +157,7 @@ class Worker(BackgroundThread):
             self._hand_back(attempt)
             self._lose("it did not answer a probe")
             return
+        self._is_at_work = True
         try:
             result = self._runtime.run(self.index, attempt.work, attempt.cancellation)
         except BaseException as error:  # noqa: BLE001 - the runtime sorts it
@@ -159,6 +181,8 @@ class Worker(BackgroundThread):
                 self._failed += self._queue.fail(attempt, final_error(failure, attempt, self.device), reach)
         if failure.kind is FailureKind.WORKER_LOST:
             self._lose(str(error))
+        else:
+            self._rest()
 
     def _hand_back(self, attempt: Attempt) -> None:
         self._retried += self._queue.hand_back(attempt)
@@ -174,6 +198,7 @@ class Worker(BackgroundThread):
             return
         _logger.warning("%s %s; its work goes to other workers until it returns. (%s)", self.device, what, reason)
         self._runtime.disconnect(self.index)
+        self._rest()
         while not self._stop.is_set() and not self._reconnect():
             now = time.monotonic()
             self._give_up_waiting_closures(now - lost_at)

@@ -1,6 +1,7 @@
 """Imports point one way. Each failure names the file and line of the import that broke the rule.
 
 coordinator (the public names)
+ |-- updates ------------> ps_strategy
  |-- ps_strategy --------> core, heartbeat (no TensorFlow)
  |-- evaluation ---------> core
  |-- testing --> launch -> core, heartbeat
@@ -17,10 +18,11 @@ MAY_IMPORT = {
     "core": set(),
     "heartbeat": set(),
     "ps_strategy": {"core", "heartbeat"},
+    "updates": {"ps_strategy"},
     "evaluation": {"core"},
     "launch": {"core", "heartbeat"},
     "testing": {"core", "launch"},
-    "coordinator": {"core", "ps_strategy", "evaluation", "launch", "testing"},
+    "coordinator": {"core", "ps_strategy", "updates", "evaluation", "launch", "testing"},
 }
 
 # Within the core, each of these may import only those before it, and files that are not named here.
@@ -119,7 +121,7 @@ def test_private_tensorflow_has_one_door(graph: ImportGraph) -> None:
         (
             found
             for found in graph.outer
-            if found.is_within(*PRIVATE_TENSORFLOW) and found.importer != DOOR_TO_PRIVATE_TENSORFLOW
+            if found.is_within(*PRIVATE_TENSORFLOW) and not found.importer.startswith(DOOR_TO_PRIVATE_TENSORFLOW)
         ),
         f"Only {DOOR_TO_PRIVATE_TENSORFLOW} may touch the private parts of TensorFlow and Keras.",
     )
@@ -127,4 +129,4 @@ def test_private_tensorflow_has_one_door(graph: ImportGraph) -> None:
 
 def test_public_names_come_from_every_layer_below(graph: ImportGraph) -> None:
     """Guards the rules above against holding because nothing was found."""
-    assert {"core", "ps_strategy", "evaluation", "testing"} <= set(graph.layer_edges("coordinator"))
+    assert {"core", "ps_strategy", "updates", "evaluation", "testing"} <= set(graph.layer_edges("coordinator"))

@@ -30,7 +30,7 @@ from coordinator.ps_strategy.schedule_arguments import ScheduleArguments
 from coordinator.ps_strategy.tensorflow_runtime import ParameterServer, TensorFlowRuntime
 from coordinator.ps_strategy.traced_function import ResourceBuild, ScheduledCall, TracedFunction
 from coordinator.ps_strategy.variable_store import VariableStore
-from coordinator.ps_strategy.worker_index import WorkerIndex
+from coordinator.ps_strategy.worker_index import WorkerNumber
 from coordinator.rolled_back import RolledBack
 
 
@@ -72,7 +72,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         super().__init__(
             ParameterServerExtended(self, runtime.parameter_server_devices, self._handles, variables, self._read_on_all)
         )
-        self.worker_index = WorkerIndex(self._handles)
+        self.worker_index = WorkerNumber("worker index", self._handles, lambda context: context.index)
+        # Grows with each connection that a worker has, so that what an abandoned call does can be told from the rest.
+        self.connection_number = WorkerNumber("connection number", self._handles, lambda context: context.incarnation)
+        # What stands for each function; None while they stand for themselves.
+        self._traced_anew: weakref.WeakKeyDictionary[Any, Any] | None = None
         self.parameter_servers = tuple(
             ParameterServer(index, device, runtime) for index, device in enumerate(runtime.parameter_server_devices)
         )
@@ -194,6 +198,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self._recovery.restore_from(source, step, on_rollback)
         self._cluster.recovery.recover_with(self._recovery.try_once)
 
+    def trace_anew(self) -> None:
+        """Has each `tf.function` traced once more when it is scheduled next."""
+        self._traced_anew = weakref.WeakKeyDictionary()
+
     def local_results(self, structure: Any) -> Any:
         """The same structure with each future replaced by its result, waited for; None where it raised."""
         return tf.nest.map_structure(lambda leaf: _result(leaf) if isinstance(leaf, Future) else leaf, structure)
@@ -280,6 +288,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def _trace(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TracedFunction:
         concrete = fn
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            fn = self._untraced(fn)
             with self.scope(), self.extended.scheduled_tracing(), tf.distribute.ReplicaContext(self, 0):
                 concrete = fn.get_concrete_function(*args, **kwargs)
         elif not isinstance(fn, tf.types.experimental.ConcreteFunction):
@@ -288,6 +297,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 "@tf.function, or wrap it: strategy.schedule(tf.function(fn), ...)."
             )
         return TracedFunction(concrete, self._handles)
+
+    def _untraced(self, fn: Any) -> Any:
+        """The function, or what stands for it since functions are traced anew."""
+        if self._traced_anew is None:
+            return fn
+        if fn not in self._traced_anew:
+            self._traced_anew[fn] = tensorflow_internals.fresh(fn)
+        return self._traced_anew[fn]
 
     def _trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
         with self.scope():

@@ -1,9 +1,11 @@
 """Which worker a function runs on, as a tensor that is bound when it runs."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource
+from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource, WorkerContext
 
 
 def get_current_worker_index() -> tf.Tensor:
@@ -25,25 +27,26 @@ def get_current_worker_index() -> tf.Tensor:
     return index()
 
 
-class WorkerIndex:
-    """A variable on each worker that holds the worker's index. Calling it reads the one where the function runs.
+class WorkerNumber:
+    """A variable on each worker that holds a number of the worker's. Calling it reads the one where the function runs.
 
     A variable rather than a constant, since TensorFlow copies small constants into the function that captures them.
+
+    Args:
+      name: for people.
+      handles: told that the variable stands for one on each worker.
+      of: gives the number; called anew whenever what was on the worker is gone.
     """
 
-    def __init__(self, handles: PerWorkerHandles) -> None:
+    def __init__(self, name: str, handles: PerWorkerHandles, of: Callable[[WorkerContext], int]) -> None:
         with tf.device("/device:CPU:0"):
-            self._variable = tf.Variable(-1, dtype=tf.int64, trainable=False, name="worker_index")
-        copies = PerWorkerResource(
-            "worker index", lambda context: tf.Variable(context.index, dtype=tf.int64, trainable=False)
-        )
+            self._variable = tf.Variable(-1, dtype=tf.int64, trainable=False, name=name.replace(" ", "_"))
+        copies = PerWorkerResource(name, lambda context: tf.Variable(of(context), dtype=tf.int64, trainable=False))
         handles.add(
             self._variable,
-            PerWorkerResource(
-                "worker index", lambda context: tensorflow_internals.variable_handle(copies.value_on(context))
-            ),
+            PerWorkerResource(name, lambda context: tensorflow_internals.variable_handle(copies.value_on(context))),
         )
 
     def __call__(self) -> tf.Tensor:
-        """The index of the worker that runs the function that is being traced, an int64 scalar."""
+        """The number of the worker that runs the function that is being traced, an int64 scalar."""
         return self._variable.read_value()

@@ -1,0 +1,82 @@
+"""The one door to TensorFlow's private API.
+
+Nothing else in the library imports from `tensorflow.python`. Each use in here says in a line why no public name serves;
+`tests/ps_strategy/test_tensorflow_internals.py` fails loudly when one of them changes its meaning.
+
+Two variables of the environment are set here (`prepare_process`) because TensorFlow's C++ reads them there and offers
+no other switch.
+"""
+
+from coordinator.ps_strategy.tensorflow_internals.calls import (
+    CancellationManager,
+    call,
+    captures_of,
+    flat_inputs,
+    fresh,
+    with_defaults,
+)
+from coordinator.ps_strategy.tensorflow_internals.handles import (
+    attach_initial_value,
+    attached_initial_value,
+    new_handle,
+    owner_of_handle,
+    present_handle,
+    replace_handles,
+    variable_handle,
+)
+from coordinator.ps_strategy.tensorflow_internals.process import (
+    bind_executor,
+    context_id,
+    current_server_def,
+    own_executor,
+    prepare_process,
+    set_server_def,
+    update_server_def,
+)
+from coordinator.ps_strategy.tensorflow_internals.reads import (
+    Reader,
+    graph_around,
+    is_within,
+    read_variable,
+    reads_as_ever,
+    reads_replaced,
+)
+from coordinator.ps_strategy.tensorflow_internals.resources import (
+    forget_last_saved_step,
+    is_restored_resource,
+    resource_creator_scope,
+    restored_functions,
+)
+
+__all__ = [
+    "CancellationManager",
+    "Reader",
+    "attach_initial_value",
+    "attached_initial_value",
+    "bind_executor",
+    "call",
+    "captures_of",
+    "context_id",
+    "current_server_def",
+    "flat_inputs",
+    "forget_last_saved_step",
+    "fresh",
+    "graph_around",
+    "is_restored_resource",
+    "is_within",
+    "new_handle",
+    "own_executor",
+    "owner_of_handle",
+    "prepare_process",
+    "present_handle",
+    "read_variable",
+    "reads_as_ever",
+    "reads_replaced",
+    "replace_handles",
+    "resource_creator_scope",
+    "restored_functions",
+    "set_server_def",
+    "update_server_def",
+    "variable_handle",
+    "with_defaults",
+]

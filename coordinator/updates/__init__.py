@@ -1,0 +1,48 @@
+"""Update rules: what a pushed gradient does to the model on the parameter servers.
+
+    with strategy.scope():
+        rule = coordinator.updates.Asynchronous(optimizer, model.trainable_variables)
+
+    with rule.pull() as version:
+        ...
+    accepted = rule.push(gradients, version)
+
+Each name below is imported when it is first used; `decisions` needs no TensorFlow.
+"""
+
+from typing import TYPE_CHECKING
+
+__all__ = [
+    "Asynchronous",
+    "RuleStatistics",
+    "Staleness",
+    "UpdateRule",
+    "decisions",
+]
+
+if TYPE_CHECKING:
+    from coordinator.updates import decisions
+    from coordinator.updates.asynchronous import Asynchronous
+    from coordinator.updates.rule_statistics import RuleStatistics, Staleness
+    from coordinator.updates.update_rule import UpdateRule
+else:
+    # Hidden from type checkers, which would otherwise accept every misspelt name as an attribute.
+    _MODULE_OF_NAME = {
+        "Asynchronous": "asynchronous",
+        "RuleStatistics": "rule_statistics",
+        "Staleness": "rule_statistics",
+        "UpdateRule": "update_rule",
+    }
+
+    def __getattr__(name):
+        from importlib import import_module
+
+        if name == "decisions":
+            return import_module(f"{__name__}.decisions")
+        if name not in _MODULE_OF_NAME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; its names are {', '.join(__all__)}.")
+        return getattr(import_module(f"{__name__}.{_MODULE_OF_NAME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(set(__all__) | set(globals()))

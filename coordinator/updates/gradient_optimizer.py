@@ -1,0 +1,147 @@
+"""How gradients change variables: a Keras 3 optimizer, or a function of the user's.
+
+Both are applied server by server, where the variables and their slots are: a gradient travels, a variable stays.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from coordinator.ps_strategy import keras_internals
+
+UpdateFunction = Callable[[tf.Variable, Any, Any], object]
+
+
+class GradientOptimizer(Protocol):
+    """Applies gradients to variables."""
+
+    @property
+    def scalars(self) -> Sequence[Any]:
+        """Scalar `tf.Variable`s that an update needs the values of; they are pulled with the model."""
+
+    def learning_rate(self, scalars: Sequence[Any]) -> Any:
+        """The learning rate of the next update, before it is scaled for staleness; a float scalar."""
+
+    def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """The gradients as they are to be sent, by whoever has all of them."""
+
+    def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
+        """Changes the variables of one server. Everything given is on that server."""
+
+    def count(self) -> None:
+        """Counts one update."""
+
+
+class KerasOptimizer:
+    """A Keras 3 optimizer, with its schedule, clipping, weight decay and moving averages.
+
+    What it counts (`iterations`) is counted once per update, atomically.
+
+    Args:
+      optimizer: a `keras.optimizers.Optimizer`; built here if it is not.
+      variables: all that it will ever be given.
+
+    Raises:
+      ValueError: it accumulates gradients itself, or scales losses dynamically.
+    """
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        if optimizer.gradient_accumulation_steps:
+            raise ValueError(
+                "An optimizer with gradient_accumulation_steps accumulates per parameter server, out of step. Use "
+                "coordinator.updates.Synchronous(grads_to_wait=...), which accumulates the gradients of all workers."
+            )
+        if hasattr(optimizer, "inner_optimizer"):
+            raise ValueError(
+                "A LossScaleOptimizer decides on all gradients at once whether to apply any. Give its inner optimizer "
+                "to the rule, and use mixed_bfloat16, or a fixed loss_scale_factor."
+            )
+        if not optimizer.built:
+            optimizer.build(list(variables))
+        self._optimizer = optimizer
+
+    @property
+    def scalars(self) -> Sequence[Any]:
+        """`iterations`, and the learning rate if it is a variable."""
+        return keras_internals.scalar_variables(self._optimizer)
+
+    def learning_rate(self, scalars: Sequence[Any]) -> Any:
+        """The value of the schedule, or of the variable."""
+        return keras_internals.learning_rate(self._optimizer, scalars)
+
+    def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Clipped by their global norm, if the optimizer does that."""
+        norm = self._optimizer.global_clipnorm
+        return gradients if norm is None else tf.clip_by_global_norm(list(gradients), norm)[0]
+
+    def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
+        """Applies all of the optimizer's rules to these variables."""
+        view = keras_internals.view_for_variables(self._optimizer, variables, scalars, rate)
+        view.apply(list(gradients), list(variables))
+
+    def count(self) -> None:
+        """Adds one to `iterations`."""
+        self.scalars[0].assign_add(1, read_value=False)
+
+    def __repr__(self) -> str:
+        return f"<KerasOptimizer {type(self._optimizer).__name__}>"
+
+
+class FunctionOptimizer:
+    """A function `(variable, gradient, learning_rate)` that changes a variable.
+
+    Args:
+      update: takes a `tf.Variable`, its gradient (a tensor, or `tf.IndexedSlices` without repeated indices), and a
+        float32 scalar.
+      learning_rate: a number, or a scalar variable.
+    """
+
+    def __init__(self, update: UpdateFunction, learning_rate: Any) -> None:
+        self._update = update
+        self._rate = learning_rate
+
+    @property
+    def scalars(self) -> Sequence[Any]:
+        """The learning rate, if it is a variable."""
+        return [self._rate] if isinstance(self._rate, tf.Variable) else []
+
+    def learning_rate(self, scalars: Sequence[Any]) -> Any:
+        """The number, or the value of the variable."""
+        return tf.cast(scalars[0] if scalars else self._rate, tf.float32)
+
+    def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """As they are."""
+        return gradients
+
+    def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
+        """Calls the function for each."""
+        for variable, gradient in zip(variables, gradients, strict=True):
+            self._update(variable, gradient, rate)
+
+    def count(self) -> None:
+        """Nothing is counted."""
+
+    def __repr__(self) -> str:
+        return f"<FunctionOptimizer {getattr(self._update, '__name__', self._update)!r}>"
+
+
+def gradient_optimizer(optimizer: Any, variables: Sequence[Any], learning_rate: Any) -> GradientOptimizer:
+    """What applies the gradients of a rule.
+
+    Raises:
+      TypeError: `optimizer` is neither a Keras 3 optimizer nor a function, or a function came without a learning rate.
+      ValueError: an option of the optimizer does not go with a rule; a Keras optimizer came with a learning rate.
+    """
+    if keras_internals.is_optimizer(optimizer):
+        if learning_rate is not None:
+            raise ValueError("learning_rate goes with an update function; a Keras optimizer has its own.")
+        return KerasOptimizer(optimizer, variables)
+    if not callable(optimizer) or hasattr(optimizer, "apply_gradients"):
+        raise TypeError(
+            f"optimizer must be a Keras 3 optimizer or a function (variable, gradient, learning_rate), got "
+            f"{optimizer!r}. For an optimizer of tf_keras, give a function that calls it."
+        )
+    if learning_rate is None:
+        raise TypeError("An update function needs learning_rate=, a number or a scalar tf.Variable.")
+    return FunctionOptimizer(optimizer, learning_rate)

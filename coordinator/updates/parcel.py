@@ -1,0 +1,77 @@
+"""Many tensors sent from one device to another as few."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+# A tensor that is larger than this, in bytes, travels alone: copying it would cost more than a message does.
+LARGEST_PACKED = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Parcel:
+    """What arrived.
+
+    Attributes:
+      tensors: those that were sent, on the device that they were sent to.
+      size: how much that was, in bytes: an int64 scalar where they were sent from.
+    """
+
+    tensors: list[Any]
+    size: tf.Tensor
+
+
+def send(tensors: Sequence[Any], source: str | None, target: str | None) -> Parcel:
+    """Brings tensors from one device to another, those of one dtype as one message if they are small.
+
+    Args:
+      tensors: any; all dimensions but the first must be known of those that are to be packed.
+      source: the device that they are on; None is the worker.
+      target: where they are needed; None is the worker.
+    """
+    arrived: dict[int, Any] = {}
+    groups: dict[tf.DType, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        if _may_be_packed(tensor):
+            groups.setdefault(tensor.dtype, []).append(number)
+        else:
+            arrived[number] = _moved(tensor, target)
+    for numbers in groups.values():
+        packed = [tensors[number] for number in numbers]
+        arrived.update(zip(numbers, _packed(packed, source, target), strict=True))
+    with tf.device(source):
+        sizes = [tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in tensors]
+        size = tf.add_n(sizes) if sizes else tf.constant(0, tf.int64)
+    return Parcel([arrived[number] for number in range(len(tensors))], size)
+
+
+def _may_be_packed(tensor: Any) -> bool:
+    if tensor.dtype in (tf.string, tf.resource, tf.variant) or tensor.shape.rank is None:
+        return False
+    elements = tensor.shape.num_elements()
+    if elements is None:
+        return bool(tensor.shape[1:].is_fully_defined())
+    return bool(elements * tensor.dtype.size <= LARGEST_PACKED)
+
+
+def _packed(tensors: list[Any], source: str | None, target: str | None) -> list[Any]:
+    if len(tensors) == 1:
+        return [_moved(tensors[0], target)]
+    with tf.device(source):
+        together = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+        counts: Any = [tensor.shape.num_elements() for tensor in tensors]
+        if None in counts:
+            counts = tf.stack([tf.size(tensor, tf.int64) for tensor in tensors])
+    with tf.device(target):
+        parts = tf.split(together, counts)
+        return [
+            tf.reshape(part, [-1 if size is None else size for size in tensor.shape])
+            for part, tensor in zip(parts, tensors, strict=True)
+        ]
+
+
+def _moved(tensor: Any, target: str | None) -> Any:
+    with tf.device(target):
+        return tf.identity(tensor)

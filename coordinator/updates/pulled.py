@@ -1,0 +1,39 @@
+"""What a step knows from its pull."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Pulled:
+    """What a step knows from its pull.
+
+    Attributes:
+      version: the model version that was pulled, an int64 scalar.
+      worker: the index of the worker, an int64 scalar.
+      scalars: the values of the optimizer's scalars.
+    """
+
+    version: Any
+    worker: Any
+    scalars: Sequence[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelCopies:
+    """A model as it was pulled.
+
+    Attributes:
+      values: tensors on the worker, by the positions of their variables.
+      scalars: the values of the optimizer's scalars.
+      version: of the model, an int64 scalar.
+      size: how much was brought, in bytes, an int64 scalar.
+      pulls: 1, or 0 where nothing had to be brought; may be an int64 scalar.
+    """
+
+    values: Mapping[int, Any]
+    scalars: Sequence[Any]
+    version: Any
+    size: Any
+    pulls: Any
