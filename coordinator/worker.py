@@ -141,6 +141,9 @@ class Worker(BackgroundThread):
                 self._rest()
             # Keeps nothing of the closure alive (its arguments may hold iterators) while waiting for the next one.
             del attempt
+        if not self._queue.is_stopped:
+            # It was removed; others may wait for it no more than for one that is idle.
+            self._rest()
 
     def _rest(self) -> None:
         """Tells, once, that the worker has no closure any more."""

@@ -1,0 +1,92 @@
+"""Who is told when a worker has no closure any more."""
+
+import logging
+import queue
+from collections.abc import Iterator
+
+import pytest
+
+from coordinator.cluster import Cluster
+from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from tests.deadline import LIMIT, wait_until
+from tests.fake_cluster import index_of, running_cluster
+
+
+@pytest.fixture
+def runtime() -> FakeRuntime:
+    return FakeRuntime(2)
+
+
+@pytest.fixture
+def cluster(runtime: FakeRuntime) -> Iterator[Cluster]:
+    with running_cluster(runtime) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def told(cluster: Cluster) -> "queue.Queue[int]":
+    told: queue.Queue[int] = queue.Queue()
+    cluster.when_worker_rests(told.put)
+    return told
+
+
+def test_a_worker_that_has_nothing_more_to_do_is_told_of_once(cluster: Cluster, told: "queue.Queue[int]") -> None:
+    cluster.schedule(index_of, "step", worker=1).result(LIMIT)
+    assert told.get(timeout=LIMIT) == 1
+    cluster.schedule(index_of, "step", worker=0).result(LIMIT)
+    # Had worker 1 been told of again meanwhile, that would come first.
+    assert told.get(timeout=LIMIT) == 0
+    assert told.empty()
+
+
+def test_a_worker_whose_closure_failed_is_told_of_before_it_takes_another(
+    cluster: Cluster, runtime: FakeRuntime, told: "queue.Queue[int]"
+) -> None:
+    gate = Gate(runtime)
+
+    def fail_later(worker: int) -> None:
+        gate(worker)
+        raise ZeroDivisionError
+
+    failed = cluster.schedule(fail_later, "step", worker=0)
+    gate.wait_arrived()
+    cluster.schedule_on(0, lambda worker: told.put(-1), "next")
+    gate.open()
+    assert isinstance(failed.exception(LIMIT), ZeroDivisionError)
+    assert [told.get(timeout=LIMIT) for _ in range(2)] == [0, -1]
+    with pytest.raises(ZeroDivisionError):
+        cluster.join(LIMIT)
+
+
+def test_a_worker_that_was_lost_at_work_is_told_of_while_it_is_away(
+    cluster: Cluster, runtime: FakeRuntime, told: "queue.Queue[int]"
+) -> None:
+    gate = Gate(runtime)
+    future = cluster.schedule(gate, "step", worker=0)
+    gate.wait_arrived()
+    runtime.kill(0)
+    assert told.get(timeout=LIMIT) == 0
+    assert not future.done()
+    runtime.restart(0)
+    gate.open()
+    assert future.result(LIMIT) == 0
+
+
+def test_a_worker_that_was_removed_is_told_of(cluster: Cluster, runtime: FakeRuntime, told: "queue.Queue[int]") -> None:
+    gate = Gate(runtime)
+    future = cluster.schedule(gate, "step", worker=1)
+    gate.wait_arrived()
+    future.add_done_callback(lambda _: cluster.workers[1].stop())
+    gate.open()
+    assert told.get(timeout=LIMIT) == 1
+
+
+def test_what_a_callback_raises_is_logged_and_harms_nobody(
+    cluster: Cluster, told: "queue.Queue[int]", caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.when_worker_rests(lambda worker: 1 / 0)
+    with caplog.at_level(logging.ERROR, "coordinator"):
+        cluster.schedule(index_of, "step", worker=0).result(LIMIT)
+        told.get(timeout=LIMIT)
+        wait_until(lambda: "ZeroDivisionError" in caplog.text)
+    assert cluster.schedule(index_of, "step", worker=0).result(LIMIT) == 0

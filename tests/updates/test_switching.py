@@ -1,0 +1,115 @@
+"""One rule follows another in the middle of training."""
+
+import pytest
+import tensorflow as tf
+
+import coordinator
+from coordinator.updates import Asynchronous
+
+
+def sgd(variable: tf.Variable, gradient: tf.Tensor, learning_rate: tf.Tensor) -> None:
+    variable.assign_sub(learning_rate * gradient)
+
+
+@pytest.fixture
+def variables(strategy: coordinator.ParameterServerStrategy) -> list[tf.Variable]:
+    with strategy.scope():
+        return [tf.Variable(0.0), tf.Variable(0.0)]
+
+
+def rule_of(strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable], rate: float) -> Asynchronous:
+    with strategy.scope():
+        return Asynchronous(sgd, variables, learning_rate=rate)
+
+
+def step_of(rule: coordinator.updates.UpdateRule) -> tf.types.experimental.PolymorphicFunction:
+    @tf.function
+    def step() -> tf.Tensor:
+        with rule.pull() as version:
+            gradients = [tf.constant(-1.0), tf.constant(-1.0)]
+        return rule.push(gradients, version)
+
+    return step
+
+
+def run(strategy: coordinator.ParameterServerStrategy, step: tf.types.experimental.GenericFunction, times: int) -> None:
+    for _ in range(times):
+        strategy.schedule(step)
+    strategy.join()
+
+
+def test_a_step_does_what_the_next_rule_does_and_version_and_counts_go_on(
+    strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable]
+) -> None:
+    first, second = rule_of(strategy, variables, 1.0), rule_of(strategy, variables, 10.0)
+    step = step_of(first)
+    run(strategy, step, 5)
+    first.switch_to(second)
+    run(strategy, step, 3)
+    assert [float(variable) for variable in variables] == [35.0, 35.0]
+    assert int(first.version) == int(second.version) == 8
+    assert first.statistics() == second.statistics()
+    assert first.statistics().updates == 8
+
+
+def test_what_was_scheduled_before_is_done_by_the_rule_of_then(
+    strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable]
+) -> None:
+    first, second = rule_of(strategy, variables, 1.0), rule_of(strategy, variables, 10.0)
+    step = step_of(first)
+    for _ in range(20):
+        strategy.schedule(step)
+    first.switch_to(second)
+    assert float(variables[0]) == 20.0
+
+
+def test_rules_follow_one_another_more_than_once(
+    strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable]
+) -> None:
+    first = rule_of(strategy, variables, 1.0)
+    step = step_of(first)
+    for rate in (10.0, 100.0):
+        run(strategy, step, 1)
+        first.switch_to(rule_of(strategy, variables, rate))
+    run(strategy, step, 1)
+    assert float(variables[0]) == 111.0
+    assert first.statistics().updates == 3
+
+
+def test_a_concrete_function_keeps_the_rule_that_it_was_traced_with(
+    strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable]
+) -> None:
+    first, second = rule_of(strategy, variables, 1.0), rule_of(strategy, variables, 10.0)
+    step = step_of(first)
+    with tf.distribute.ReplicaContext(strategy, 0):
+        concrete = step.get_concrete_function()
+    first.switch_to(second)
+    run(strategy, concrete, 1)
+    assert float(variables[0]) == 1.0
+
+
+def test_the_error_of_a_step_is_raised_and_nothing_is_switched(
+    strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable]
+) -> None:
+    first, second = rule_of(strategy, variables, 1.0), rule_of(strategy, variables, 10.0)
+    step = step_of(first)
+
+    @tf.function
+    def fail() -> None:
+        tf.debugging.Assert(False, ["no"])
+
+    strategy.schedule(fail)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        first.switch_to(second)
+    run(strategy, step, 1)
+    assert float(variables[0]) == 1.0
+
+
+def test_only_an_unused_rule_for_the_same_variables_may_follow(
+    strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable]
+) -> None:
+    first, second = rule_of(strategy, variables, 1.0), rule_of(strategy, variables[:1], 1.0)
+    with pytest.raises(ValueError, match="same variables"):
+        first.switch_to(second)
+    with pytest.raises(ValueError, match="not used before"):
+        first.switch_to(first)
