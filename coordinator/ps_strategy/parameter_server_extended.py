@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource
 from coordinator.ps_strategy.per_worker_table import table_creator_scopes
 from coordinator.ps_strategy.per_worker_variable import create_per_worker_variable
@@ -68,9 +69,12 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.pop("per_worker_variable", False):
+            # An optimizer wants its slots with their variable. Those that are per worker are together on each worker.
+            kwargs.pop("colocate_with", None)
             return create_per_worker_variable(lambda: next_creator(**kwargs), self._handles, self._read_on_all)
         with tf.device(None), tf.device(self._device_of_next(kwargs.pop("colocate_with", None))):
             variable = next_creator(**kwargs)
+        tensorflow_internals.make_additions_atomic(variable)
         self._variables.add(variable, kwargs.get("initial_value"))
         return variable
 
@@ -94,7 +98,8 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
     def _update(
         self, var: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], group: bool
     ) -> Any:
-        with tf.device(var.device):
+        # A per-worker variable names the client's device, and is updated where the function runs.
+        with tf.device(None if self._handles.resource_for(var.handle) else var.device):
             result = fn(var, *args, **kwargs)
         return result if group else tf.nest.map_structure(self._local_results, result)
 

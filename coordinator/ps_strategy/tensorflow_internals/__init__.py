@@ -7,6 +7,7 @@ Two variables of the environment are set here (`prepare_process`) because Tensor
 no other switch.
 """
 
+from coordinator.ps_strategy.tensorflow_internals.additions import make_additions_atomic
 from coordinator.ps_strategy.tensorflow_internals.calls import (
     CancellationManager,
     call,
@@ -64,6 +65,7 @@ __all__ = [
     "graph_around",
     "is_restored_resource",
     "is_within",
+    "make_additions_atomic",
     "new_handle",
     "own_executor",
     "owner_of_handle",
