@@ -4,7 +4,7 @@ Each use below says in a line why no public name serves; `tests/ps_strategy/test
 Keras changes one of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +14,40 @@ import tensorflow as tf
 def is_optimizer(value: Any) -> bool:
     """Whether this is an optimizer of Keras 3."""
     return isinstance(value, keras.optimizers.Optimizer)
+
+
+def build(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes the variables of an optimizer, those that belong to a model's variable on its server."""
+    optimizer.build(_Colocating(variables))
+
+
+class _Colocating(list[Any]):
+    """Variables; what is made while one of them is being looked at goes to its server.
+
+    Keras has no other hook: most optimizers ask for their slots to be beside the variable, Adafactor does not.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        for variable in super().__iter__():
+            with tf.distribute.get_strategy().extended.colocate_vars_with(_inner(variable)):
+                yield variable
+
+
+def has_strayed_slots(optimizer: Any) -> bool:
+    """Whether a built optimizer keeps what it remembers of a variable on another device than the variable."""
+    # Private: an optimizer's slots are lists in the order of the variables that it was built with.
+    variables = optimizer._trainable_variables
+    kept = [value for name, value in vars(optimizer).items() if name not in ("_variables", "_trainable_variables")]
+    return any(
+        isinstance(slot, keras.Variable) and slot.value.device != _inner(variable).device
+        for slots in kept
+        if isinstance(slots, list) and len(slots) == len(variables)
+        for slot, variable in zip(slots, variables, strict=True)
+    )
+
+
+def _inner(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def scalar_variables(optimizer: Any) -> list[tf.Variable]:
@@ -34,6 +68,12 @@ def learning_rate(optimizer: Any, scalars: Sequence[Any]) -> Any:
     return tf.cast(rate() if callable(rate) else rate, tf.float32)
 
 
+def exempt_from_weight_decay(optimizer: Any, variables: Sequence[Any]) -> list[int]:
+    """The positions of those of its variables that an optimizer does not let decay."""
+    # Private: what `exclude_from_weight_decay` was told is in no config.
+    return [number for number, variable in enumerate(variables) if not optimizer._use_weight_decay(variable)]
+
+
 def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequence[Any], rate: Any) -> Any:
     """The same optimizer as it is to update some of its variables, on their server and for one gradient.
 
@@ -41,7 +81,7 @@ def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequen
 
     Args:
       optimizer: a built Keras 3 optimizer.
-      variables: those of its variables that will be updated.
+      variables: those of its variables that will be updated, all on one server.
       scalars: the values of `scalar_variables`.
       rate: the learning rate, a float scalar.
     """
@@ -54,18 +94,29 @@ def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequen
         _learning_rate=rate,
         _iterations=_Iterations(scalars[0]),
         global_clipnorm=None,
-        _trainable_variables=[*variables],
     )
     if optimizer.use_ema:
-        averages = optimizer._model_variables_moving_average
-        view.__dict__["_model_variables_moving_average"] = [
-            averages[optimizer._get_variable_index(variable)] for variable in variables
-        ]
+        # Those that got no gradient go into their averages as well.
+        device = _inner(variables[0]).device
+        near = [number for number, each in enumerate(optimizer._trainable_variables) if _inner(each).device == device]
+        for name in ("_trainable_variables", "_model_variables_moving_average"):
+            view.__dict__[name] = [getattr(optimizer, name)[number] for number in near]
+    if isinstance(optimizer, keras.optimizers.Nadam):
+        # Private: the product of all its momenta is one variable, which each server would multiply once more.
+        view.__dict__["_u_product"] = _StandIn(_product_of_momenta(optimizer.beta_1, scalars[0]))
     return view
 
 
-class _Iterations:
-    """Stands for an optimizer's count of updates, with a value that does not change."""
+def _product_of_momenta(beta: float, updates: Any) -> Any:
+    """What Nadam's momenta of so many updates multiply to, a float32 scalar (Dozat 2016, section 3)."""
+    # In float32, all later ones are beta itself.
+    factors = 1.0 - 0.5 * 0.96 ** tf.range(1.0, 513.0)
+    factors = tf.where(tf.range(512, dtype=updates.dtype) < updates, factors, 1.0)
+    return tf.reduce_prod(factors) * beta ** tf.cast(updates, tf.float32)
+
+
+class _StandIn:
+    """Stands for a variable of an optimizer, with a value that is for one update only."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -77,8 +128,19 @@ class _Iterations:
     def __add__(self, other: Any) -> Any:
         return self._value + other
 
+    def __mul__(self, other: Any) -> Any:
+        return self._value * other
+
     def __mod__(self, other: Any) -> Any:
         return self._value % other
+
+    def assign(self, value: Any) -> None:
+        """Has this value for the rest of the update."""
+        self._value = value
+
+
+class _Iterations(_StandIn):
+    """Stands for an optimizer's count of updates."""
 
     def assign_add(self, value: Any) -> None:
         """Counts nothing: the update is counted once, by whoever makes it."""

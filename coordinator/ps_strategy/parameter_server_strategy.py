@@ -7,6 +7,7 @@ strategy = ParameterServerStrategy(resolver)      one client, this process
 """
 
 import concurrent.futures
+import itertools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from coordinator.options import Options
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.dataset_distribution import DatasetDistribution, DatasetFunction
+from coordinator.ps_strategy.fresh_functions import FreshFunctions
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended
 from coordinator.ps_strategy.parameter_server_recovery import ParameterServerRecovery
 from coordinator.ps_strategy.per_worker_dataset import PerWorkerDataset
@@ -75,8 +77,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self.worker_index = WorkerNumber("worker index", self._handles, lambda context: context.index)
         # Grows with each connection that a worker has, so that what an abandoned call does can be told from the rest.
         self.connection_number = WorkerNumber("connection number", self._handles, lambda context: context.incarnation)
-        # What stands for each function; None while they stand for themselves.
-        self._traced_anew: weakref.WeakKeyDictionary[Any, Any] | None = None
+        # For names on the servers that are to be the strategy's own.
+        self.numbers = itertools.count()
+        self._functions = FreshFunctions()
         self.parameter_servers = tuple(
             ParameterServer(index, device, runtime) for index, device in enumerate(runtime.parameter_server_devices)
         )
@@ -200,7 +203,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     def trace_anew(self) -> None:
         """Has each `tf.function` traced once more when it is scheduled next."""
-        self._traced_anew = weakref.WeakKeyDictionary()
+        self._functions.begin_anew()
 
     def local_results(self, structure: Any) -> Any:
         """The same structure with each future replaced by its result, waited for; None where it raised."""
@@ -288,23 +291,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def _trace(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TracedFunction:
         concrete = fn
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            fn = self._untraced(fn)
             with self.scope(), self.extended.scheduled_tracing(), tf.distribute.ReplicaContext(self, 0):
-                concrete = fn.get_concrete_function(*args, **kwargs)
+                concrete = self._functions.of(fn).get_concrete_function(*args, **kwargs)
         elif not isinstance(fn, tf.types.experimental.ConcreteFunction):
             raise TypeError(
                 f"schedule takes a tf.function or a concrete function, got {fn!r}. Decorate the function with "
                 "@tf.function, or wrap it: strategy.schedule(tf.function(fn), ...)."
             )
         return TracedFunction(concrete, self._handles)
-
-    def _untraced(self, fn: Any) -> Any:
-        """The function, or what stands for it since functions are traced anew."""
-        if self._traced_anew is None:
-            return fn
-        if fn not in self._traced_anew:
-            self._traced_anew[fn] = tensorflow_internals.fresh(fn)
-        return self._traced_anew[fn]
 
     def _trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
         with self.scope():

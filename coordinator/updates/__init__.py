@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING
 
 __all__ = [
     "Asynchronous",
+    "BoundedDelay",
+    "ModelAverage",
     "RuleStatistics",
+    "StaleSynchronous",
     "Staleness",
+    "Synchronous",
     "UpdateRule",
     "decisions",
 ]
@@ -23,14 +27,22 @@ __all__ = [
 if TYPE_CHECKING:
     from coordinator.updates import decisions
     from coordinator.updates.asynchronous import Asynchronous
+    from coordinator.updates.bounded_delay import BoundedDelay
+    from coordinator.updates.model_average import ModelAverage
     from coordinator.updates.rule_statistics import RuleStatistics, Staleness
+    from coordinator.updates.stale_synchronous import StaleSynchronous
+    from coordinator.updates.synchronous import Synchronous
     from coordinator.updates.update_rule import UpdateRule
 else:
     # Hidden from type checkers, which would otherwise accept every misspelt name as an attribute.
     _MODULE_OF_NAME = {
         "Asynchronous": "asynchronous",
+        "BoundedDelay": "bounded_delay",
+        "ModelAverage": "model_average",
         "RuleStatistics": "rule_statistics",
+        "StaleSynchronous": "stale_synchronous",
         "Staleness": "rule_statistics",
+        "Synchronous": "synchronous",
         "UpdateRule": "update_rule",
     }
 

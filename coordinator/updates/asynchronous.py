@@ -66,7 +66,7 @@ class Asynchronous(UpdateRule):
                 with built() as applied:
                     self._apply(home, scalars, rate if scale is None else rate * scale)
                 with ledger.lock.hold(applied):
-                    ledger.version.assign_add(1, read_value=False)
+                    counted = ledger.version.assign_add(1, read_value=False)
                     ledger.note_staleness(staleness)
                     ledger.note_step(worker)
             if scale is not None:
@@ -75,8 +75,10 @@ class Asynchronous(UpdateRule):
                 *scalars, rate = there.extras
                 with self._exclusively(there.device, there.tensors):
                     self._apply(there, scalars, rate)
-            parts.optimizer.count()
-            ledger.count(updates=1, pushes=1, bytes_pushed=tf.add_n([home.size, *(there.size for there in sent)]))
+            # A worker that dies before has not made this update.
+            with tf.control_dependencies([counted]):
+                parts.optimizer.count()
+                ledger.count(updates=1, pushes=1, bytes_pushed=tf.add_n([home.size, *(there.size for there in sent)]))
         with tf.control_dependencies(operations):
             return tf.constant(True)
 

@@ -23,7 +23,7 @@ def learning_rate_scale(staleness: Any) -> Any:
 
 def is_accepted(version_at_push: Any, version_at_pull: Any, waiting: Any, grads_to_wait: int) -> Any:
     """Whether a synchronous rule takes a gradient: it is of the present version, which still waits for gradients."""
-    return version_at_push == version_at_pull and waiting < grads_to_wait
+    return (version_at_push == version_at_pull) & (waiting < grads_to_wait)
 
 
 def is_complete(waiting: Any, grads_to_wait: int) -> Any:
@@ -33,11 +33,11 @@ def is_complete(waiting: Any, grads_to_wait: int) -> Any:
 
 def is_pull_due(steps_since_pull: Any, get_model_frequency: int) -> Any:
     """Whether a worker that keeps a local model is to pull the shared one before its next step."""
-    return steps_since_pull <= 0 or steps_since_pull >= get_model_frequency
+    return (steps_since_pull <= 0) | (steps_since_pull >= get_model_frequency)
 
 
 def may_lead(clock: Any, slowest_clock: Any, max_lead: int) -> Any:
-    """Whether a worker may begin one more step, so that it will not have finished over `max_lead` more than the slowest.
+    """Whether a worker may begin a step, so that it never has finished over `max_lead` more than the slowest.
 
     One that is as slow as the slowest always may: nobody else would bring it nearer. (SSP, Ho et al. 2013.)
     """
@@ -63,4 +63,4 @@ def may_start(pushes_before: Any, oldest_version: Any, grads_to_wait: int, max_d
 
 def is_average_due(seconds_since: Any, period: float, steps: Any, warmup_steps: int) -> Any:
     """Whether a worker's model is to be averaged with the others' beside its next step."""
-    return steps >= warmup_steps and seconds_since >= period
+    return (steps >= warmup_steps) & (seconds_since >= period)

@@ -43,7 +43,8 @@ class KerasOptimizer:
       variables: all that it will ever be given.
 
     Raises:
-      ValueError: it accumulates gradients itself, or scales losses dynamically.
+      ValueError: it accumulates gradients itself, scales losses dynamically, is several in one, or has variables
+        elsewhere than it needs them.
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -57,8 +58,18 @@ class KerasOptimizer:
                 "A LossScaleOptimizer decides on all gradients at once whether to apply any. Give its inner optimizer "
                 "to the rule, and use mixed_bfloat16, or a fixed loss_scale_factor."
             )
+        if hasattr(optimizer, "optimizers"):
+            raise ValueError(
+                "A MultiOptimizer applies the gradients of all variables together, and counts in each of its parts. "
+                "Make one rule for each of its optimizers, with the variables that are meant for it."
+            )
         if not optimizer.built:
-            optimizer.build(list(variables))
+            keras_internals.build(optimizer, variables)
+        if keras_internals.has_strayed_slots(optimizer):
+            raise ValueError(
+                "The optimizer keeps what it remembers of a variable on another server than the variable, so an update "
+                "would wait for the network. Give the rule one that is not built yet; it builds it as it should be."
+            )
         self._optimizer = optimizer
 
     @property
@@ -72,8 +83,13 @@ class KerasOptimizer:
 
     def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
         """Clipped by their global norm, if the optimizer does that."""
-        norm = self._optimizer.global_clipnorm
-        return gradients if norm is None else tf.clip_by_global_norm(list(gradients), norm)[0]
+        greatest = self._optimizer.global_clipnorm
+        if greatest is None:
+            return gradients
+        # The optimizer divides them by their scale before it would clip them; here that is still to come.
+        greatest *= self._optimizer.loss_scale_factor or 1.0
+        norm = tf.linalg.global_norm([tf.cast(gradient, tf.float32) for gradient in gradients])
+        return tf.clip_by_global_norm(list(gradients), greatest, norm)[0]
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
         """Applies all of the optimizer's rules to these variables."""
@@ -136,6 +152,9 @@ def gradient_optimizer(optimizer: Any, variables: Sequence[Any], learning_rate: 
     if keras_internals.is_optimizer(optimizer):
         if learning_rate is not None:
             raise ValueError("learning_rate goes with an update function; a Keras optimizer has its own.")
+        scalars = keras_internals.scalar_variables(optimizer)
+        if any(tf.DeviceSpec.from_string(variable.device).job != "ps" for variable in scalars):
+            raise ValueError("The optimizer's variables are on no parameter server. Make it inside strategy.scope().")
         return KerasOptimizer(optimizer, variables)
     if not callable(optimizer) or hasattr(optimizer, "apply_gradients"):
         raise TypeError(

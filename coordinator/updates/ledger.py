@@ -6,7 +6,6 @@ restart nobody is.
 """
 
 import dataclasses
-import itertools
 from typing import Any
 
 import tensorflow as tf
@@ -24,8 +23,6 @@ FIRST_SEEN, LAST_SEEN, WAITED = range(3)
 NOT_UNDER_WAY = -1
 # The slowest clock where no worker has steps to do.
 NOBODY = 2**62
-
-_numbers = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +75,7 @@ class Ledger(tf.Module):
         self.present = present
         self.home: str = self.version.device
         # The same names are used by a client that is started again; a lock has nothing to remember.
-        self.number = next(_numbers)
+        self.number = next(tf.distribute.get_strategy().numbers)
         self.lock = Exclusive(f"coordinator/updates/{self.number}/ledger", self.home)
 
     def count(self, **happened: Any) -> None:

@@ -16,7 +16,7 @@ class Parcel:
 
     Attributes:
       tensors: those that were sent, on the device that they were sent to.
-      size: how much that was, in bytes: an int64 scalar where they were sent from.
+      size: how much that was, in bytes: an int64 scalar.
     """
 
     tensors: list[Any]
@@ -41,10 +41,21 @@ def send(tensors: Sequence[Any], source: str | None, target: str | None) -> Parc
     for numbers in groups.values():
         packed = [tensors[number] for number in numbers]
         arrived.update(zip(numbers, _packed(packed, source, target), strict=True))
-    with tf.device(source):
-        sizes = [tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in tensors]
-        size = tf.add_n(sizes) if sizes else tf.constant(0, tf.int64)
+    size = _size(tensors, source)
     return Parcel([arrived[number] for number in range(len(tensors))], size)
+
+
+def _size(tensors: Sequence[Any], source: str | None) -> tf.Tensor:
+    """In bytes. What shapes tell is no message of its own."""
+    known = [tensor for tensor in tensors if tensor.shape.is_fully_defined()]
+    sizes = [tf.constant(sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in known), tf.int64)]
+    with tf.device(source):
+        others = [
+            tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in tensors if not tensor.shape.is_fully_defined()
+        ]
+        if others:
+            sizes.append(tf.add_n(others))
+    return tf.add_n(sizes)
 
 
 def _may_be_packed(tensor: Any) -> bool:

@@ -13,11 +13,13 @@ class Pulled:
       version: the model version that was pulled, an int64 scalar.
       worker: the index of the worker, an int64 scalar.
       scalars: the values of the optimizer's scalars.
+      kept: what the rule's own pull keeps for its push; None if the pull was in another function.
     """
 
     version: Any
     worker: Any
     scalars: Sequence[Any]
+    kept: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,7 @@ class ModelCopies:
       version: of the model, an int64 scalar.
       size: how much was brought, in bytes, an int64 scalar.
       pulls: 1, or 0 where nothing had to be brought; may be an int64 scalar.
+      kept: whatever the rule wants to find at the push.
     """
 
     values: Mapping[int, Any]
@@ -37,3 +40,4 @@ class ModelCopies:
     version: Any
     size: Any
     pulls: Any
+    kept: Any = None

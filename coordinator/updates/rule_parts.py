@@ -1,14 +1,12 @@
 """What a rule works with."""
 
 import dataclasses
-import weakref
 from typing import Any
 
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.updates.exclusive import Exclusive
 from coordinator.updates.gradient_optimizer import GradientOptimizer
 from coordinator.updates.model import Model
-from coordinator.updates.pulled import Pulled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +18,7 @@ class Parts:
       model: the variables.
       optimizer: changes them.
       locks: one for each server, by device: held while that server's variables are changed, if `use_locking`.
-      pulled: what was pulled last in each graph that is being built.
+      key: what was pulled in a graph that is being built is found there under this name.
       successors: the rules that followed this one.
     """
 
@@ -28,6 +26,6 @@ class Parts:
     model: Model
     optimizer: GradientOptimizer
     locks: dict[str, Exclusive]
-    pulled: weakref.WeakKeyDictionary[Any, Pulled] = dataclasses.field(default_factory=weakref.WeakKeyDictionary)
+    key: str
     # The type is not known here: it has one of these.
     successors: list[Any] = dataclasses.field(default_factory=list)

@@ -10,11 +10,12 @@ from coordinator.ps_strategy import tensorflow_internals
 
 
 class Snapshot:
-    """One local copy per variable, for the graph that it was made in and the graphs inside that one.
+    """One local copy per variable, for the graph that it was made in and the branches and loops inside that one.
 
     While it is in force, reading a variable gives its copy, which is the same each time although the variable may have
     changed, and gradients go to the variable as ever. Looking up rows of a variable that has no copy yet reads those
-    rows alone, where the variable is; reading all of it makes the copy.
+    rows alone, where the variable is; reading all of it makes the copy. A `tf.function` that is called meanwhile reads
+    the variables themselves, as it may be called from elsewhere too.
 
     Args:
       variables: `tf.Variable`s.

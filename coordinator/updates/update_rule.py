@@ -70,6 +70,7 @@ class UpdateRule(tf.Module):
                 part.device: Exclusive(f"coordinator/updates/{self.ledger.number}/{number}", part.device)
                 for number, part in enumerate(model.parts)
             },
+            key=f"coordinator/updates/{self.ledger.number}",
         )
         self._use_locking = use_locking
 
@@ -198,7 +199,8 @@ class UpdateRule(tf.Module):
     # What they share.
 
     def _present(self) -> "UpdateRule":
-        return self._parts.successors[-1] if self._parts.successors else self
+        successors = self._parts.successors
+        return successors[-1]._present() if successors else self
 
     @contextlib.contextmanager
     def _pull_scope(self) -> Iterator[Any]:
@@ -208,7 +210,9 @@ class UpdateRule(tf.Module):
         worker = parts.strategy.worker_index()
         copies = self._model_copies(self._begin())
         snapshot = Snapshot(parts.model.variables, copies.values)
-        parts.pulled[tf.compat.v1.get_default_graph()] = Pulled(copies.version, worker, copies.scalars)
+        # Kept with the graph, whose tensors it holds, so that both go together.
+        graph = tf.compat.v1.get_default_graph()
+        graph.add_to_collection(parts.key, Pulled(copies.version, worker, copies.scalars, copies.kept))
         with snapshot.in_force():
             yield copies.version
         later = [tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in snapshot.read_later]
@@ -235,8 +239,9 @@ class UpdateRule(tf.Module):
         parts = self._parts
         graph = tf.compat.v1.get_default_graph()
         while graph is not None:
-            if graph in parts.pulled:
-                return parts.pulled[graph]
+            if found := graph.get_collection_ref(parts.key):
+                pulled: Pulled = found[-1]
+                return pulled
             graph = tensorflow_internals.graph_around(graph)
         scalars, _ = pull(parts.optimizer.scalars, [])
         return Pulled(tf.constant(0, tf.int64), parts.strategy.worker_index(), scalars)

@@ -1,9 +1,11 @@
 """Variables of which every worker has its own: `tf.Variable(..., per_worker_variable=True)`."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import coordinator
 from tests.ps_strategy.every_worker import on_every_worker
 
 WORKERS = 3
@@ -172,3 +174,25 @@ def test_evaluation_over_shards_is_exact_although_two_of_three_workers_are_kille
         shared_cluster.wait_ready("worker", index)
     on_every_worker(strategy, evaluate, tf.constant(0, tf.int64))
     assert count.read_all() == [8.0] * WORKERS
+
+
+def test_a_keras_optimizer_that_is_made_per_worker_has_slots_of_its_own_on_each(strategy):
+    def per_worker(next_creator, **kwargs):
+        return next_creator(**kwargs, per_worker_variable=True)
+
+    with strategy.scope(), tf.variable_creator_scope(per_worker):
+        weight = tf.Variable(0.0)
+        optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
+        optimizer.build([weight])
+
+    @tf.function
+    def step():
+        optimizer.apply([tf.cast(coordinator.get_current_worker_index(), tf.float32)], [weight])
+
+    for _ in range(2):
+        on_every_worker(strategy, step)
+    [momentum] = [variable for variable in optimizer.variables if "momentum" in variable.path]
+    assert momentum.value.read_all() == [0.0, -1.5, -3.0]
+    assert weight.read_all() == [0.0, -2.5, -5.0]
+    assert optimizer.iterations.value.read_all() == [2] * WORKERS
+    assert weight.numpy() == 0.0

@@ -322,3 +322,19 @@ MEMBERSHIP = """
 
 def test_tasks_come_and_go_while_variables_and_traces_stay(run_program):
     assert "members came and went" in run_program(MEMBERSHIP).stdout
+
+
+def test_a_fresh_function_is_the_same_function_not_traced_yet():
+    traces = []
+
+    @tf.function(reduce_retracing=True, jit_compile=False)
+    def double(x):
+        traces.append(x)
+        return 2 * x
+
+    assert double(tf.constant(1)) == 2
+    again = tensorflow_internals.fresh(double)
+    assert again is not double
+    assert (again(tf.constant(1)), double(tf.constant(1))) == (2, 2)
+    assert len(traces) == 2
+    assert again.python_function is double.python_function

@@ -71,3 +71,33 @@ def test_it_is_not_known_outside_of_scheduled_functions(strategy):
         coordinator.get_current_worker_index()
     with pytest.raises(RuntimeError, match="known only inside a function that is scheduled"):
         tf.function(coordinator.get_current_worker_index)()
+
+
+def test_each_connection_of_a_worker_has_a_number_and_every_function_sees_it(strategy):
+    @tf.function
+    def inner():
+        return strategy.connection_number()
+
+    @tf.function
+    def step():
+        in_loop = tf.constant(0, tf.int64)
+        for _ in tf.range(2):
+            in_loop += inner()
+        number = strategy.connection_number()
+        assert (number.dtype, number.shape) == (tf.int64, ())
+        return number, in_loop
+
+    numbers = on_every_worker(strategy, step)
+    assert numbers == on_every_worker(strategy, step)
+    assert all(in_loop == 2 * number for number, in_loop in numbers)
+
+
+def test_a_worker_that_comes_back_keeps_its_index_and_has_a_greater_connection_number(strategy, shared_cluster):
+    step = tf.function(lambda: (coordinator.get_current_worker_index(), strategy.connection_number()))
+    before = on_every_worker(strategy, step)
+    shared_cluster.kill("worker", 1)
+    shared_cluster.restart("worker", 1)
+    after = on_every_worker(strategy, step)
+    assert [index for index, _ in after] == list(range(WORKERS))
+    assert after[1][1] > before[1][1]
+    assert (after[0], after[2]) == (before[0], before[2])

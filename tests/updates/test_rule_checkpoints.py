@@ -69,7 +69,7 @@ def test_a_restored_rule_goes_on_counting(strategy: coordinator.ParameterServerS
 
 
 LOSS = """
-import sys, tempfile, threading
+import tempfile
 import tensorflow as tf
 import coordinator
 from coordinator.testing import LocalCluster
@@ -84,9 +84,7 @@ with LocalCluster(workers=2, ps=2) as cluster, coordinator.ParameterServerStrate
 
     @tf.function
     def step():
-        with rule.pull() as version:
-            gradients = [tf.constant(-1.0), tf.constant(-1.0)]
-        return rule.push(gradients, version)
+        return rule.run(lambda: (tf.constant(0.0), [tf.constant(-1.0), tf.constant(-1.0)]))
 
     def train(steps):
         for _ in range(steps):
@@ -111,6 +109,13 @@ with LocalCluster(workers=2, ps=2) as cluster, coordinator.ParameterServerStrate
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("rule", ["Asynchronous(lambda v, g, lr: v.assign_sub(lr * g), variables, learning_rate=1.0)"])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "Asynchronous(lambda v, g, lr: v.assign_sub(lr * g), variables, learning_rate=1.0)",
+        "Synchronous(lambda v, g, lr: v.assign_sub(lr * g), variables, 1, learning_rate=1.0)",
+    ],
+)
 def test_a_lost_parameter_server_leaves_rule_and_model_of_one_version(run_program: ProgramRunner, rule: str) -> None:
     run_program(LOSS.format(rule=rule), timeout=300)

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import coordinator
-from coordinator.updates import Asynchronous
+from coordinator.updates import Asynchronous, Synchronous
 
 
 def sgd(variable: tf.Variable, gradient: tf.Tensor, learning_rate: tf.Tensor) -> None:
@@ -50,6 +50,27 @@ def test_a_step_does_what_the_next_rule_does_and_version_and_counts_go_on(
     assert int(first.version) == int(second.version) == 8
     assert first.statistics() == second.statistics()
     assert first.statistics().updates == 8
+
+
+def test_synchronous_training_goes_on_asynchronously_and_what_waited_is_not_lost(
+    strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable]
+) -> None:
+    with strategy.scope():
+        first = Synchronous(sgd, variables, 2, learning_rate=1.0)
+    second = rule_of(strategy, variables, 10.0)
+
+    @tf.function
+    def step() -> tf.Tensor:
+        return first.run(lambda: (tf.constant(0.0), [tf.constant(-1.0), tf.constant(-1.0)]))
+
+    run(strategy, step, 5)
+    assert (float(variables[0]), first.statistics().updates) == (2.0, 2)
+    first.switch_to(second)
+    # The fifth gradient waited for another.
+    assert (float(variables[0]), first.statistics().updates) == (3.0, 3)
+    run(strategy, step, 2)
+    assert [float(variable) for variable in variables] == [23.0, 23.0]
+    assert first.statistics().updates == 5
 
 
 def test_what_was_scheduled_before_is_done_by_the_rule_of_then(

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 from tensorflow.python.eager import record
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.ops import control_flow_v2_func_graphs, resource_variable_ops
 
 
 class Reader(Protocol):
@@ -65,9 +65,11 @@ def _replaced_reads(variable: Any, reader: Reader) -> dict[str, Callable[..., An
 
     def recorded(copy: Any) -> Any:
         resource_variable_ops.variable_accessed(variable)
-        value = tf.identity(copy)
-        # The tape takes it for a read of the variable, so that gradients are those of the variable.
-        record.record_operation("ReadVariableOp", [value], [variable.handle], lambda gradient: [gradient])
+        # In the copy's own graph: a loop or branch takes its gradients to what it has captured, and no further.
+        with copy.graph.as_default(), tf.control_dependencies(None):
+            value = tf.identity(copy)
+            # The tape takes it for a read of the variable, so that gradients are those of the variable.
+            record.record_operation("ReadVariableOp", [value], [variable.handle], lambda gradient: [gradient])
         return value
 
     def read(no_copy: bool = False) -> Any:
@@ -98,13 +100,17 @@ def read_variable(variable: Any) -> tf.Tensor:
 
 
 def graph_around(graph: Any) -> Any | None:
-    """The graph that a function's or a branch's graph is built in; None for one that is in no other."""
-    # Private: nothing public leads there.
-    return getattr(graph, "outer_graph", None)
+    """The graph that a branch or the body of a loop is part of; None for any other, a function of its own included.
+
+    What a function takes from the graph around it keeps it from being called anywhere else.
+    """
+    # Private: nothing public leads there, nor tells a branch from a function.
+    is_part = isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph)
+    return graph.outer_graph if is_part else None
 
 
 def is_within(graph: Any) -> bool:
-    """Whether what is built now is built in this graph, or in a function or branch inside of it."""
+    """Whether what is built now is built in this graph, or in a branch or loop inside of it."""
     current = tf.compat.v1.get_default_graph()
     while current is not None and current is not graph:
         current = graph_around(current)

@@ -1,0 +1,141 @@
+"""What the update rules cost and bring: speed, accuracy, staleness and idle time, on real servers on this machine.
+
+    python -m benchmarks.staleness [--only rules|idle|modulation] [--quick] [--repeats 3] [--json FILE]
+
+    rules        all rules side by side, with one slow worker
+    idle         idle time under bounded delay, with stragglers at random (ps-lite, OSDI'14)
+    modulation   very stale gradients, with and without a learning rate divided by staleness (arXiv 1511.05950)
+
+Stragglers pause between pull and push and leave the processor to others. All trainings share one cluster; each has a
+network, a rule and counts of its own, and the rules take turns.
+"""
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+import coordinator
+from benchmarks.staleness_comparison import Comparison
+from benchmarks.staleness_idle_curve import IdleCurve
+from benchmarks.staleness_modulation import Modulation
+from benchmarks.staleness_rules import PS, WORKERS
+from benchmarks.staleness_training import Bench
+from coordinator.testing import LocalCluster
+
+Part = Comparison | IdleCurve | Modulation
+PARTS = ("rules", "idle", "modulation")
+
+
+def chosen_parts(only: Sequence[str] | None, repeats: int, *, is_quick: bool) -> dict[str, Part]:
+    """What is to be measured, by name.
+
+    Args:
+      only: names of `PARTS`; all of them if there is none.
+      repeats: how often each rule is measured, and with how many seeds.
+      is_quick: once, and less of all.
+    """
+    parts: dict[str, Part]
+    if is_quick:
+        parts = {
+            "rules": Comparison(repeats=1, steps=60, seconds=1.5),
+            "idle": IdleCurve(delays=(0, 2, 16), repeats=1, steps=100),
+            "modulation": Modulation(seeds=(0,), gradients=960),
+        }
+    else:
+        parts = {
+            "rules": Comparison(repeats=repeats),
+            "idle": IdleCurve(repeats=repeats),
+            "modulation": Modulation(seeds=tuple(range(repeats))),
+        }
+    return {name: part for name, part in parts.items() if not only or name in only}
+
+
+def measure(parts: dict[str, Part], show: Callable[[str, Any], object] = lambda *_: None) -> dict[str, Any]:
+    """Measures all parts on one cluster, and returns what each found.
+
+    Args:
+      parts: by name.
+      show: called with a part's name and what it found, as soon as that is known.
+
+    Raises:
+      LaunchError: a server did not start.
+    """
+    total = sum(part.trainings for part in parts.values())
+    with (
+        tqdm(total=total, file=sys.stderr, unit="training") as progress,
+        LocalCluster(WORKERS, PS) as cluster,
+        coordinator.ParameterServerStrategy(cluster.resolver) as strategy,
+    ):
+        bench = Bench(strategy)
+
+        def note(name: str) -> None:
+            progress.set_description(name)
+            progress.update()
+
+        found = {}
+        for name, part in parts.items():
+            found[name] = part.measure(bench, note)
+            with progress.external_write_mode():
+                show(name, found[name])
+        return found
+
+
+def report(parts: dict[str, Part], found: dict[str, Any]) -> dict[str, Any]:
+    """All figures, and what they were measured on, in the types of JSON."""
+    return {
+        "cpus": os.cpu_count(),
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {
+            "coordinator": coordinator.__version__,
+            **{name: importlib.metadata.version(name) for name in ("tensorflow", "keras")},
+        },
+        **{
+            part: {
+                "shown": parts[part].describe(),
+                "found": {
+                    str(name): [dataclasses.asdict(each) for each in figures] for name, figures in found[part].items()
+                },
+            }
+            for part in found
+        },
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures and prints the tables."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.staleness", description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", action="append", choices=PARTS, help="may be given several times")
+    parser.add_argument("--quick", action="store_true", help="each once, and less of all: about two minutes")
+    parser.add_argument("--repeats", type=_positive_count, default=3, help="of each training")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="takes all figures")
+    chosen = parser.parse_args(arguments)
+    parts = chosen_parts(chosen.only, chosen.repeats, is_quick=chosen.quick)
+    print(f"{os.cpu_count()} cpus, load {os.getloadavg()[0]:.1f}, {WORKERS} workers, {PS} parameter servers")
+
+    def show(name: str, found: Any) -> None:
+        print(f"\n{parts[name].describe()}\n\n{parts[name].table(found)}", flush=True)
+
+    found = measure(parts, show)
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(report(parts, found), indent=2), encoding="utf-8")
+
+
+def _positive_count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {count}")
+    return count
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""scikit-learn's handwritten digits, and a small network that learns them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+import coordinator
+
+BATCH_SIZE = 32
+_HIDDEN_UNITS = 64
+
+
+class Digits:
+    """1,797 images of 8 x 8 pixels with 16 grey levels: three quarters to train, one quarter held out."""
+
+    def __init__(self) -> None:
+        images, labels = load_digits(return_X_y=True)
+        self._images, self._held_out_images, self._labels, self._held_out_labels = train_test_split(
+            images.astype("float32") / 16, labels, test_size=0.25, random_state=0, stratify=labels
+        )
+
+    def minibatches(self, strategy: coordinator.ParameterServerStrategy) -> Iterator[Any]:
+        """Endless minibatches `(images [32, 64] float32, labels [32] int64)` on each worker, in an order of its own."""
+
+        def dataset_fn(_: tf.distribute.InputContext) -> tf.data.Dataset:
+            dataset = tf.data.Dataset.from_tensor_slices((self._images, self._labels)).cache()
+            # All workers see all images, so that one who is slow keeps nobody from learning his share.
+            return dataset.shuffle(len(self._images)).repeat().batch(BATCH_SIZE, drop_remainder=True).prefetch(2)
+
+        return iter(strategy.experimental_distribute_datasets_from_function(dataset_fn))
+
+    def accuracy(self, model: keras.Model) -> float:
+        """The share of the held-out images that a model recognises."""
+        return float(np.mean(self._guesses(model, self._held_out_images).argmax(axis=1) == self._held_out_labels))
+
+    def loss(self, model: keras.Model) -> float | None:
+        """The mean loss of the images that are trained on; None if it is not finite."""
+        loss = float(cross_entropy(self._labels, self._guesses(model, self._images)))
+        return loss if np.isfinite(loss) else None
+
+    def _guesses(self, model: keras.Model, images: Any) -> Any:
+        return model(images).numpy()
+
+
+def new_model(seed: int) -> keras.Model:
+    """A network of one hidden layer, the same for the same seed."""
+    keras.utils.set_random_seed(seed)
+    dense = keras.layers.Dense
+    return keras.Sequential([keras.Input((64,)), dense(_HIDDEN_UNITS, "relu"), dense(10)])
+
+
+def cross_entropy(labels: Any, logits: Any) -> Any:
+    """The mean loss of some images, a scalar."""
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))

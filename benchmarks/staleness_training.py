@@ -1,0 +1,140 @@
+"""One training under one rule: a fresh network, steps that pause between pull and push, and what was seen of them."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import coordinator
+from benchmarks.staleness_digits import Digits, cross_entropy, new_model
+from benchmarks.staleness_pauses import Pauses, paused
+from benchmarks.staleness_rules import WORKERS, RuleChoice
+from coordinator.updates import RuleStatistics, UpdateRule
+
+DEADLINE = 300.0
+# Steps that are scheduled or run, for each worker: enough that none waits for the client.
+AHEAD = 2
+
+
+class Bench:
+    """What all trainings share: the cluster's strategy, and the minibatches of its workers.
+
+    Args:
+      strategy: of `WORKERS` workers.
+    """
+
+    def __init__(self, strategy: coordinator.ParameterServerStrategy) -> None:
+        self.strategy = strategy
+        self.digits = Digits()
+        self.minibatches = self.digits.minibatches(strategy)
+
+
+class Training:
+    """A network that is trained under a rule. When it is made, every worker has run one step, which is not measured.
+
+    Args:
+      bench: where it runs.
+      choice: the rule.
+      pauses: how long steps pause between pull and push.
+      learning_rate: of plain SGD.
+      seed: for the network's first weights.
+      pushes: how many gradients a step pushes, all computed on the model that it pulled at its beginning. More than
+        one makes gradients as stale as many workers would.
+    """
+
+    def __init__(
+        self, bench: Bench, choice: RuleChoice, pauses: Pauses, *, learning_rate: float, seed: int, pushes: int = 1
+    ) -> None:
+        self._bench = bench
+        self._choice = choice
+        with bench.strategy.scope():
+            self.model = new_model(seed)
+            self.rule: Any = choice.make(keras.optimizers.SGD(learning_rate), self.model.trainable_variables)
+        self._step = _one_push(self.model, self.rule, pauses) if pushes == 1 else _pushes(self.model, self.rule, pushes)
+        self.seconds = 0.0
+        self.steps = 0
+        self._warm_up()
+
+    def train(self, may_go_on: Callable[[], bool]) -> None:
+        """Schedules steps while it may, never far ahead of the workers, and waits for the last."""
+        room = threading.Semaphore(AHEAD * WORKERS)
+        began, seconds_before = time.monotonic(), self.seconds
+        while may_go_on():
+            room.acquire()
+            number = tf.constant(self.steps, tf.int64)
+            future = self._bench.strategy.schedule(self._step, args=(self._bench.minibatches, number))
+            future.add_done_callback(lambda _: room.release())
+            self.steps += 1
+            self.seconds = seconds_before + time.monotonic() - began
+        self._bench.strategy.join(DEADLINE)
+        self.seconds = seconds_before + time.monotonic() - began
+
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[keras.Model]:
+        """A scope in which nothing trains, and the model is what the rule makes of all steps so far."""
+        if self._choice.is_averaged:
+            self.rule.abort()
+        yield self.model
+        if self._choice.is_averaged:
+            self.rule.resume()
+
+    def accuracy(self) -> float:
+        """The accuracy on the held-out images, from 0 to 1."""
+        with self.settled() as model:
+            return self._bench.digits.accuracy(model)
+
+    def loss(self) -> float | None:
+        """The mean loss of the images that it trains on; None if it is not finite."""
+        with self.settled() as model:
+            return self._bench.digits.loss(model)
+
+    def statistics(self) -> RuleStatistics:
+        """What the rule has seen since every worker was warm."""
+        return self.rule.statistics()
+
+    def _warm_up(self) -> None:
+        for worker in range(WORKERS):
+            number = tf.constant(worker, tf.int64)
+            self._bench.strategy.schedule(self._step, args=(self._bench.minibatches, number), worker=worker)
+        self._bench.strategy.join(DEADLINE)
+        ledger = self.rule.ledger
+        for seen in (ledger.counts, ledger.histogram, ledger.seconds):
+            seen.assign(tf.zeros_like(seen))
+
+
+def _one_push(model: keras.Model, rule: UpdateRule, pauses: Pauses) -> Any:
+    """A step as the rules want it: again with a newer model if its gradients are rejected."""
+
+    @tf.function
+    def step(minibatches: Any, number: Any) -> Any:
+        images, labels = next(minibatches)
+
+        def body(images: Any, labels: Any) -> tuple[Any, list[Any]]:
+            with tf.GradientTape() as tape:
+                loss = cross_entropy(labels, model(images, training=True))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            seconds = pauses.seconds(coordinator.get_current_worker_index(), number)
+            return loss, paused(gradients, loss, seconds)
+
+        return rule.run(body, images, labels)
+
+    return step
+
+
+def _pushes(model: keras.Model, rule: UpdateRule, pushes: int) -> Any:
+    """A step that pulls once and pushes the gradients of many minibatches; none is repeated if it is rejected."""
+
+    @tf.function
+    def step(minibatches: Any, _: Any) -> None:
+        with rule.pull() as version:
+            for _number in tf.range(pushes):
+                images, labels = next(minibatches)
+                with tf.GradientTape() as tape:
+                    loss = cross_entropy(labels, model(images, training=True))
+                rule.push(tape.gradient(loss, model.trainable_variables), version)
+
+    return step

@@ -1,0 +1,205 @@
+"""Pushed gradients that wait on one server until it is decided which of them make an update.
+
+A gradient is a row: its columns are the gradients of single variables, and what else was sent with them. Rows are kept,
+not sums, so that a row of a worker that died before it had sent the rest to the other servers can be left out of the
+update on all of them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.updates.exclusive import Exclusive
+
+# What a push is known by, everywhere: worker, connection of that worker, microseconds on that worker's clock.
+PUSH_ID_SIZE = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenRows:
+    """The rows of an update.
+
+    Attributes:
+      lists: a TensorList of all rows, for each column.
+      places: which of all rows they are, in the order of their pushes' ids; int64.
+      is_chosen: the same for each of all rows; bool.
+    """
+
+    lists: Sequence[Any]
+    places: Any
+    is_chosen: Any
+
+    @property
+    def count(self) -> Any:
+        """How many they are, an int64 scalar."""
+        return tf.size(self.places, tf.int64)
+
+    def stacked(self, column: int, dtype: tf.DType, shape: tf.TensorShape) -> Any:
+        """A column of which all rows have the same shape, as one tensor with one more dimension in front."""
+        rows = tf.raw_ops.TensorListGather(
+            input_handle=self.lists[column],
+            indices=tf.cast(self.places, tf.int32),
+            element_shape=tf.constant(-1),
+            element_dtype=dtype,
+        )
+        return tf.ensure_shape(rows, tf.TensorShape([None]).concatenate(shape))
+
+    def joined(self, column: int, dtype: tf.DType, shape: Sequence[int | None]) -> Any:
+        """A column whose rows differ in their first dimension, one after another.
+
+        Args:
+          column: its number.
+          dtype: its dtype.
+          shape: of a row, without the first dimension.
+        """
+        together, lengths = tf.raw_ops.TensorListConcatV2(
+            input_handle=self.lists[column],
+            element_shape=tf.constant([-1, *(-1 if size is None else size for size in shape)]),
+            leading_dims=tf.constant([], tf.int64),
+            element_dtype=dtype,
+        )
+        return tf.boolean_mask(tf.ensure_shape(together, [None, *shape]), tf.repeat(self.is_chosen, lengths))
+
+
+class GradientStore:
+    """The rows on one server. To be made in the strategy's scope. Nothing of it is in checkpoints.
+
+    What is done under the lock needs nothing from another machine, and once begun it is finished, also if the worker
+    that began it dies.
+
+    Args:
+      lock: of that server.
+      beside: a variable on that server.
+      dtypes: of the columns.
+      most: how many rows are in an update at most.
+      may_reject: whether a push that came from a worker that is well may never be part of an update.
+    """
+
+    # The ids of the pushes are a list as well, the last one. A variable whose shape is known in part only would do for
+    # them, if TensorFlow's workers did not die of its handle.
+
+    def __init__(
+        self, lock: Exclusive, beside: tf.Variable, dtypes: Sequence[tf.DType], most: int, *, may_reject: bool
+    ) -> None:
+        self._lock = lock
+        self._may_reject = may_reject
+        self._most = most
+        self._dtypes = (*dtypes, tf.int64)
+        with tf.distribute.get_strategy().extended.colocate_vars_with(beside):
+            self._lists = tf.Variable(self._empty, dtype=tf.variant, shape=[len(self._dtypes)], trainable=False)
+
+    @property
+    def device(self) -> str:
+        """The server's CPU."""
+        return self._lock.device
+
+    def add(self, push: Any, row: Mapping[int, Any]) -> Any:
+        """Adds a row.
+
+        Args:
+          push: its id, int64 [3]; on the server, as all else.
+          row: tensors, by column; columns that are left out have to be left out of all rows.
+
+        Returns:
+          An operation after which it is there.
+        """
+        with self._lock.hold([push, *row.values()]):
+            lists = self._with_row(self._lists.read_value(), {**row, len(self._dtypes) - 1: push})
+            return self._lists.assign(lists, read_value=False)
+
+    def use_once(self, committed: Any, columns: Sequence[int], use: Callable[[ChosenRows], None]) -> Any:
+        """Uses the rows of an update and drops them, unless that was done already.
+
+        Args:
+          committed: the ids of the pushes in this update and the next ones, in their order; int64 [n, 3], n > 0.
+          columns: those that rows have.
+          use: called under the lock with the rows.
+
+        Returns:
+          A tensor that is there afterwards.
+        """
+        with tf.device(self.device):
+            committed = tf.identity(committed)
+        with self._lock.hold([committed]):
+            # Rows go when they are used. Whoever comes late, perhaps some updates later, finds the first one gone.
+            pushes = push_ids(tf.unstack(self._lists.read_value(), num=len(self._dtypes))[-1])
+            is_there = tf.reduce_any(tf.reduce_all(pushes == committed[0], 1))
+            return tf.cond(is_there, lambda: self._use(committed, columns, use), lambda: tf.constant(False))
+
+    def _use(self, committed: Any, columns: Sequence[int], use: Callable[[ChosenRows], None]) -> Any:
+        lists = tf.unstack(self._lists.read_value(), num=len(self._dtypes))
+        pushes = push_ids(lists[-1])
+        is_same = tf.reduce_all(committed[:, None] == pushes, -1)
+        chosen = is_same[: self._most]
+        is_chosen = tf.reduce_any(chosen, 0)
+        use(ChosenRows(lists, tf.argmax(tf.cast(chosen, tf.int32), 1), is_chosen))
+        is_kept = ~is_chosen & (tf.reduce_any(is_same, 0) | ~_outlived(pushes, may_reject=self._may_reject))
+        kept = tf.cast(tf.where(is_kept)[:, 0], tf.int32)
+        self._lists.assign(self._only(lists, kept, [*columns, len(lists) - 1]), read_value=False)
+        return tf.constant(True)
+
+    def _only(self, lists: Sequence[Any], kept: Any, columns: Sequence[int]) -> Any:
+        """The lists with some of their rows only."""
+
+        def with_next(number: Any, found: Any) -> tuple[Any, Any]:
+            row = {
+                column: tf.raw_ops.TensorListGetItem(
+                    input_handle=lists[column],
+                    index=kept[number],
+                    element_shape=tf.constant(-1),
+                    element_dtype=self._dtypes[column],
+                )
+                for column in columns
+            }
+            return number + 1, self._with_row(found, row)
+
+        return tf.while_loop(lambda number, _: number < tf.size(kept), with_next, (0, self._empty()))[1]
+
+    def _with_row(self, lists: Any, row: Mapping[int, Any]) -> Any:
+        return tf.stack(
+            [
+                tf.raw_ops.TensorListPushBack(input_handle=rows, tensor=row[column]) if column in row else rows
+                for column, rows in enumerate(tf.unstack(lists, num=len(self._dtypes)))
+            ]
+        )
+
+    def _empty(self) -> Any:
+        return tf.stack(
+            [
+                tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=dtype)
+                for dtype in self._dtypes
+            ]
+        )
+
+    def __repr__(self) -> str:
+        return f"<GradientStore: {len(self._dtypes)} columns on {self.device}>"
+
+
+def push_ids(rows: Any) -> Any:
+    """A TensorList of push ids as a tensor, int64 [n, 3]."""
+    ids = tf.raw_ops.TensorListStack(
+        input_handle=rows, element_shape=tf.constant([PUSH_ID_SIZE]), element_dtype=tf.int64, num_elements=-1
+    )
+    return tf.ensure_shape(ids, [None, PUSH_ID_SIZE])
+
+
+def push_list(ids: Any) -> Any:
+    """The TensorList of some push ids."""
+    return tf.raw_ops.TensorListFromTensor(tensor=ids, element_shape=tf.constant([PUSH_ID_SIZE]))
+
+
+def _outlived(pushes: Any, *, may_reject: bool) -> Any:
+    """Which pushes will never be part of an update, unless they are accepted already.
+
+    A call of a former connection is not accepted any more once its worker has pushed on a newer one. Where pushes may
+    be rejected, one that is still not accepted when its worker pushes again never will be. Where not, it may have been
+    accepted since the caller learnt which ones were.
+    """
+    worker, connection, _ = tf.unstack(pushes, axis=1)
+    is_outlived = connection > connection[:, None]
+    if may_reject:
+        place = tf.range(tf.size(worker))
+        is_outlived |= (connection == connection[:, None]) & (place > place[:, None])
+    return tf.reduce_any((worker == worker[:, None]) & is_outlived, 1)

@@ -1,0 +1,127 @@
+"""Each private use of Keras still is, and means, what the library takes it for."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy import keras_internals
+
+UPDATES = 600
+
+
+def built(optimizer, *values):
+    variables = [keras.Variable(value) for value in values or ([1.0, 2.0], [3.0])]
+    keras_internals.build(optimizer, variables)
+    return optimizer, variables
+
+
+def test_an_optimizer_is_told_from_everything_else():
+    assert keras_internals.is_optimizer(keras.optimizers.Adam())
+    for value in (keras.optimizers.Adam, "adam", None, lambda *_: None, keras.losses.MeanSquaredError()):
+        assert not keras_internals.is_optimizer(value)
+
+
+def test_the_scalars_are_the_count_and_the_learning_rate_if_it_is_a_variable():
+    with_number = keras.optimizers.SGD(0.5)
+    count, rate = keras_internals.scalar_variables(with_number)
+    assert count is with_number.iterations.value
+    with_number.learning_rate = 0.25
+    assert rate.numpy() == 0.25
+    schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
+    with_schedule = keras.optimizers.SGD(schedule)
+    assert keras_internals.scalar_variables(with_schedule) == [with_schedule.iterations.value]
+
+
+def test_the_learning_rate_is_that_of_the_given_scalars():
+    count = tf.constant(3, tf.int64)
+    rate_of = keras_internals.learning_rate
+    assert rate_of(keras.optimizers.SGD(0.5), [count, tf.constant(0.125)]) == 0.125
+    schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
+    assert rate_of(keras.optimizers.SGD(schedule), [count]) == 0.125
+    assert rate_of(keras.optimizers.SGD(lambda: 0.125), [count]) == 0.125
+    assert rate_of(keras.optimizers.SGD(0.5), [count, tf.constant(0.125, tf.float64)]).dtype == tf.float32
+
+
+def test_a_view_updates_with_what_it_is_given_and_counts_nothing():
+    optimizer, [first, second] = built(keras.optimizers.SGD(100.0, momentum=0.5))
+    view = keras_internals.view_for_variables(optimizer, [second], [tf.constant(7), None], tf.constant(0.5))
+    view.apply([tf.constant([2.0])], [second])
+    np.testing.assert_array_equal(first, [1.0, 2.0])
+    np.testing.assert_array_equal(second, [2.0])
+    np.testing.assert_array_equal(optimizer.momentums[1], [-1.0])
+    assert (int(optimizer.iterations), float(optimizer.learning_rate)) == (0, 100.0)
+    assert isinstance(view, keras.optimizers.SGD)
+
+
+def test_the_counts_of_a_view_are_those_it_is_given():
+    results = []
+    for count in (0, 4):
+        optimizer, [first, _] = built(keras.optimizers.Adam(0.5))
+        view = keras_internals.view_for_variables(optimizer, [first], [tf.constant(count), None], tf.constant(0.5))
+        view.apply([tf.constant([2.0, 2.0])], [first])
+        results.append(first.numpy())
+        optimizer, [first, _] = built(keras.optimizers.Adam(0.5))
+        optimizer.iterations.assign(count)
+        optimizer.apply([tf.constant([2.0, 2.0]), tf.constant([0.0])])
+        np.testing.assert_allclose(results[-1], first, rtol=1e-6)
+    assert not np.allclose(*results)
+
+
+def test_a_view_leaves_clipping_by_the_global_norm_to_whoever_has_all_gradients():
+    optimizer, [first, _] = built(keras.optimizers.SGD(1.0, global_clipnorm=1e-3))
+    view = keras_internals.view_for_variables(optimizer, [first], [tf.constant(0), None], tf.constant(1.0))
+    view.apply([tf.constant([1.0, 1.0])], [first])
+    np.testing.assert_array_equal(first, [0.0, 1.0])
+    assert optimizer.global_clipnorm == 1e-3
+
+
+def test_the_product_of_nadams_momenta_is_the_one_that_keras_multiplies():
+    optimizer, [first, _] = built(keras.optimizers.Nadam(0.1, beta_1=0.999))
+    for count in range(UPDATES):
+        if count in (0, 1, 2, 10, UPDATES - 1):
+            view = keras_internals.view_for_variables(optimizer, [first], [tf.constant(count), None], 0.1)
+            np.testing.assert_allclose(tf.convert_to_tensor(view._u_product), optimizer._u_product, rtol=1e-4)
+        # What Keras does at the beginning of an update.
+        momentum = 0.999 * (1 - 0.5 * 0.96 ** (count + 1))
+        optimizer._u_product.assign(optimizer._u_product * momentum)
+    before = float(optimizer._u_product)
+    view.apply([tf.ones([2])], [first])
+    assert float(optimizer._u_product) == before
+
+
+def test_keras_multiplies_nadams_momenta_at_each_update():
+    optimizer, variables = built(keras.optimizers.Nadam(0.1, beta_1=0.5))
+    optimizer.apply([tf.ones([2]), tf.ones([1])], variables)
+    assert float(optimizer._u_product) == pytest.approx(0.5 * (1 - 0.5 * 0.96))
+
+
+def test_moving_averages_of_a_view_are_those_of_its_server():
+    optimizer, variables = built(keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5))
+    view = keras_internals.view_for_variables(optimizer, variables[1:], [tf.constant(1), None], tf.constant(1.0))
+    # Here both are on one device.
+    view.apply([tf.constant([1.0])], variables[1:])
+    averages = optimizer._model_variables_moving_average
+    np.testing.assert_allclose(averages[0], [0.5, 1.0])
+    np.testing.assert_allclose(averages[1], [1.0])
+
+
+@pytest.mark.parametrize("name", ["Adam", "Adafactor", "Muon", "Ftrl"])
+def test_what_an_optimizer_remembers_of_a_variable_is_made_on_its_server(strategy, name):
+    with strategy.scope():
+        variables = [keras.Variable(tf.ones([4, 4])) for _ in range(5)]
+        optimizer = getattr(keras.optimizers, name)(0.1)
+        keras_internals.build(optimizer, variables)
+    assert not keras_internals.has_strayed_slots(optimizer)
+    assert optimizer.built
+    device = {id(variable): variable.value.device for variable in variables}
+    assert len(set(device.values())) == 2
+    assert optimizer._trainable_variables == variables
+
+
+def test_slots_that_went_astray_are_noticed(strategy):
+    with strategy.scope():
+        variables = [keras.Variable(tf.ones([4, 4])) for _ in range(5)]
+        optimizer = keras.optimizers.Adafactor(0.1)
+        optimizer.build(variables)
+    assert keras_internals.has_strayed_slots(optimizer)

@@ -1,0 +1,31 @@
+"""Steps that go down by one, so that a test can count them in what they read and leave."""
+
+import tensorflow as tf
+
+from tests.ps_strategy.every_worker import TIMEOUT
+
+
+def descend(variable, gradient, rate):
+    """An update function: gradient descent."""
+    if isinstance(gradient, tf.IndexedSlices):
+        variable.scatter_sub(tf.IndexedSlices(gradient.values * rate, gradient.indices))
+    else:
+        variable.assign_sub(gradient * rate)
+
+
+def descending_step(rule, weights):
+    """A step that takes 1 from each weight; gives the version that it pulled, and the last weight that it found."""
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            found = weights[-1].read_value()
+        rule.push([tf.ones_like(weight) for weight in weights], version)
+        return version, found
+
+    return step
+
+
+def run(strategy, step, worker=None, *args):
+    """What a step gives on a worker, or on any."""
+    return strategy.schedule(step, args=args, worker=worker).result(TIMEOUT)

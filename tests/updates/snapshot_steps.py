@@ -1,0 +1,32 @@
+"""Rules and steps for the tests of what a step reads."""
+
+import tensorflow as tf
+
+from coordinator.updates import Asynchronous
+
+TIMEOUT = 120.0
+
+
+def descend(variable, gradient, rate):
+    variable.assign_sub(tf.cast(rate, variable.dtype) * gradient)
+
+
+def new_rule(variables, embeddings=()):
+    return Asynchronous(descend, variables, embeddings=embeddings, learning_rate=0.5)
+
+
+def result(strategy, step, *args):
+    return strategy.schedule(step, args=args).result(TIMEOUT)
+
+
+def traced(strategy, step, *args):
+    return strategy._trace(step, args, {})._concrete
+
+
+def reads_of(concrete, variable):
+    """The operations of a traced function that read a variable, by type."""
+    captures = concrete.captured_inputs
+    placeholders = concrete.graph.inputs[len(concrete.graph.inputs) - len(captures) :]
+    [handle] = [mine for mine, theirs in zip(placeholders, captures, strict=True) if theirs is variable.handle]
+    types = [operation.type for operation in handle.consumers()]
+    return [found for found in types if found in ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")]

@@ -1,0 +1,171 @@
+"""The asynchronous rule on a real cluster: everything counts, locks lock, and staleness has its price."""
+
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.updates import Asynchronous, decisions
+
+TIMEOUT = 240.0
+# A loss of an update is to be seen within so many seconds.
+DEADLINE = 240.0
+PUSHES = 60
+
+
+def descend(variable, gradient, rate):
+    variable.assign_sub(rate * gradient)
+
+
+def add_one_slowly(variable, gradient, rate):
+    """Reads, works for a while, and writes one more than it has read."""
+    before = variable.read_value()
+    matrix = tf.fill([200, 200], before * 1e-3)
+    for _ in range(8):
+        matrix = tf.tanh(matrix @ matrix)
+    with tf.control_dependencies([matrix]):
+        variable.assign(before + 1.0)
+
+
+def ones_for(rule, variables, behind=0):
+    """A step that pushes ones, `behind` updates staler than it is."""
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            gradients = [tf.ones_like(variable) for variable in variables]
+        return rule.push(gradients, version - behind)
+
+    return step
+
+
+def run(strategy, step, times=1):
+    futures = [strategy.schedule(step) for _ in range(times)]
+    assert [bool(future.result(TIMEOUT)) for future in futures] == [True] * times
+
+
+def test_every_push_of_racing_workers_is_applied_and_counted_once(strategy):
+    with strategy.scope():
+        variables = [keras.Variable(tf.zeros([3])) for _ in range(4)]
+        optimizer = keras.optimizers.SGD(1.0)
+        rule = Asynchronous(optimizer, variables)
+    run(strategy, ones_for(rule, variables), PUSHES)
+    for variable in variables:
+        np.testing.assert_array_equal(variable.numpy(), [-PUSHES] * 3)
+    assert rule.version.numpy() == PUSHES
+    assert int(optimizer.iterations.numpy()) == PUSHES
+    statistics = rule.statistics()
+    assert (statistics.updates, statistics.pushes, statistics.pulls, statistics.rejected) == (PUSHES, PUSHES, PUSHES, 0)
+    assert statistics.staleness.count == PUSHES
+    assert sum(statistics.clocks.values()) == PUSHES
+
+
+def test_with_locking_updates_that_read_and_write_lose_nothing(strategy):
+    with strategy.scope():
+        variable = tf.Variable(0.0)
+        rule = Asynchronous(add_one_slowly, [variable], use_locking=True, learning_rate=1.0)
+    run(strategy, ones_for(rule, [variable]), PUSHES)
+    assert variable.numpy() == PUSHES == rule.version.numpy()
+
+
+def test_without_locking_updates_that_read_and_write_lose_some(strategy):
+    with strategy.scope():
+        variable = tf.Variable(0.0)
+        rule = Asynchronous(add_one_slowly, [variable], use_locking=False, learning_rate=1.0)
+    step, deadline = ones_for(rule, [variable]), time.monotonic() + DEADLINE
+    pushes = 0
+    while variable.numpy() == pushes:
+        assert time.monotonic() < deadline, f"None of {pushes} unlocked updates was lost."
+        run(strategy, step, PUSHES)
+        pushes += PUSHES
+    assert 0 < variable.numpy() < pushes
+    # The version is counted under a lock of its own.
+    assert rule.version.numpy() == rule.statistics().updates == pushes
+
+
+def scale_by_cases(staleness):
+    if staleness > 2:
+        return 0.5
+    return 1.0
+
+
+OPTIMIZERS = {
+    "function": lambda: (descend, {"learning_rate": 0.6}),
+    "Keras, a number": lambda: (keras.optimizers.SGD(0.6), {}),
+    "Keras, a schedule": lambda: (
+        keras.optimizers.SGD(keras.optimizers.schedules.PiecewiseConstantDecay([100], [0.6, 60.0])),
+        {},
+    ),
+}
+# Modulation, staleness, and what the learning rate is multiplied by.
+SCALES = [
+    (False, 3, 1.0),
+    (True, 0, 1.0),
+    (True, 1, 1.0),
+    (True, 3, 1 / 3),
+    (True, 8, 1 / 8),
+    (scale_by_cases, 2, 1.0),
+    (scale_by_cases, 3, 0.5),
+    (lambda staleness: 1 / (1 + tf.cast(staleness, tf.float32)), 3, 0.25),
+]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_stale_gradient_has_its_learning_rate_and_the_next_one_has_the_usual(strategy, name):
+    for modulation, staleness, scale in SCALES:
+        with strategy.scope():
+            variables = [keras.Variable(tf.zeros([2])) for _ in range(3)]
+            optimizer, options = OPTIMIZERS[name]()
+            inner = [variable.value for variable in variables]
+            rule = Asynchronous(optimizer, inner, lr_staleness_modulation=modulation, **options)
+        assert len({variable.device for variable in inner}) == 2
+        run(strategy, ones_for(rule, inner, behind=staleness))
+        for variable in inner:
+            np.testing.assert_allclose(variable.numpy(), [-0.6 * scale] * 2, rtol=1e-6)
+        run(strategy, ones_for(rule, inner))
+        for variable in inner:
+            np.testing.assert_allclose(variable.numpy(), [-0.6 * (scale + 1)] * 2, rtol=1e-6)
+        assert rule.statistics().staleness.histogram[staleness] >= 1
+        if not callable(optimizer):
+            np.testing.assert_allclose(optimizer.learning_rate, 0.6)
+
+
+def test_concurrent_gradients_are_scaled_each_by_its_own_staleness(strategy):
+    with strategy.scope():
+        variables = [tf.Variable(0.0) for _ in range(4)]
+        rule = Asynchronous(descend, variables, lr_staleness_modulation=True, learning_rate=1.0)
+    steps = [ones_for(rule, variables, behind) for behind in (0, 2, 7)]
+    futures = [strategy.schedule(steps[number % 3]) for number in range(PUSHES)]
+    assert all(future.result(TIMEOUT) for future in futures)
+    histogram = rule.statistics().staleness.histogram
+    expected = sum(count * decisions.learning_rate_scale(staleness) for staleness, count in enumerate(histogram))
+    assert sum(histogram) == PUSHES
+    assert expected < PUSHES
+    for variable in variables:
+        np.testing.assert_allclose(variable.numpy(), -expected, rtol=1e-5)
+
+
+def test_a_server_without_gradients_is_left_alone(strategy):
+    with strategy.scope():
+        variables = [tf.Variable(1.0) for _ in range(2)]
+        rule = Asynchronous(descend, variables, lr_staleness_modulation=True, learning_rate=0.5)
+
+    for number in range(2):
+
+        @tf.function
+        def step(number=number):
+            with rule.pull() as version:
+                gradients = [tf.constant(1.0) if number == each else None for each in range(2)]
+            return rule.push(gradients, version)
+
+        run(strategy, step)
+        assert [variable.numpy() for variable in variables] == [0.5, 1.0 if number == 0 else 0.5]
+    assert rule.version.numpy() == 2
+
+
+@pytest.mark.parametrize("modulation", [None, "no", 0.5])
+def test_a_modulation_is_yes_no_or_a_function(strategy, modulation):
+    with strategy.scope(), pytest.raises(TypeError, match="must be True, False or a function of the staleness"):
+        Asynchronous(descend, [tf.Variable(0.0)], lr_staleness_modulation=modulation, learning_rate=0.1)

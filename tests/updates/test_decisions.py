@@ -1,0 +1,118 @@
+"""The decisions give the same for plain numbers, for NumPy's, and for tensors inside a function."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.updates import decisions
+
+INFINITY = 2**62
+
+# Each decision, what it is given, and what it says.
+TABLE = [
+    ("staleness", (7, 4), 3),
+    ("staleness", (4, 4), 0),
+    ("learning_rate_scale", (0,), 1.0),
+    ("learning_rate_scale", (-1,), 1.0),
+    ("learning_rate_scale", (1,), 1.0),
+    ("learning_rate_scale", (4,), 0.25),
+    ("is_accepted", (5, 5, 0, 2), True),
+    ("is_accepted", (5, 5, 1, 2), True),
+    ("is_accepted", (5, 5, 2, 2), False),
+    ("is_accepted", (6, 5, 0, 2), False),
+    ("is_accepted", (5, 6, 0, 2), False),
+    ("is_complete", (1, 2), False),
+    ("is_complete", (2, 2), True),
+    ("is_complete", (3, 2), True),
+    ("is_pull_due", (0, 3), True),
+    ("is_pull_due", (1, 3), False),
+    ("is_pull_due", (2, 3), False),
+    ("is_pull_due", (3, 3), True),
+    ("is_pull_due", (1, 1), True),
+    ("may_lead", (5, 3, 3), True),
+    ("may_lead", (6, 3, 3), False),
+    ("may_lead", (3, 3, 0), True),
+    ("may_lead", (4, 3, 0), False),
+    ("may_lead", (9, INFINITY, 0), True),
+    ("rejoined_clock", (2, 5), 5),
+    ("rejoined_clock", (5, 2), 5),
+    ("rejoined_clock", (5, 5), 5),
+    ("may_start", (3, 3, 1, 0), True),
+    ("may_start", (4, 3, 1, 0), False),
+    ("may_start", (5, 3, 1, 2), True),
+    ("may_start", (6, 3, 1, 2), False),
+    ("may_start", (7, 3, 2, 0), True),
+    ("may_start", (8, 3, 2, 0), False),
+    ("is_average_due", (2.0, 2.0, 10, 10), True),
+    ("is_average_due", (1.5, 2.0, 10, 10), False),
+    ("is_average_due", (2.0, 2.0, 9, 10), False),
+    ("is_average_due", (0.0, 0.0, 0, 0), True),
+]
+# How many of its last arguments are settings of the rule, which stay Python numbers in a graph.
+SETTINGS = {
+    "is_accepted": 1,
+    "is_complete": 1,
+    "is_pull_due": 1,
+    "may_lead": 1,
+    "may_start": 2,
+}
+
+
+def given_to(name, values, convert):
+    settings = SETTINGS.get(name, 0)
+    numbers = values[: len(values) - settings]
+    return [*map(convert, numbers), *values[len(numbers) :]]
+
+
+def numpy_number(value):
+    return np.float64(value) if isinstance(value, float) else np.int64(value)
+
+
+def tensor(value):
+    return tf.constant(value, tf.float64 if isinstance(value, float) else tf.int64)
+
+
+def kind_of(said):
+    """What kind of a number it is: NumPy's and Python's are not told apart."""
+    return {"b": bool, "i": int, "f": float}[np.asarray(said).dtype.kind]
+
+
+@pytest.mark.parametrize(("name", "values", "expected"), TABLE)
+@pytest.mark.parametrize("convert", [lambda value: value, numpy_number], ids=["plain", "numpy"])
+def test_a_decision_on_numbers(name, values, expected, convert):
+    said = getattr(decisions, name)(*given_to(name, values, convert))
+    assert said == expected
+    assert kind_of(said) is type(expected)
+
+
+@pytest.mark.parametrize(("name", "values", "expected"), TABLE)
+def test_a_decision_inside_a_function(name, values, expected):
+    decide = tf.function(getattr(decisions, name))
+    said = decide(*given_to(name, values, tensor))
+    assert said == expected
+    assert kind_of(said) is type(expected)
+
+
+@pytest.mark.parametrize("name", ["staleness", "is_complete", "is_pull_due", "may_lead", "may_start"])
+def test_a_decision_made_of_operators_is_built_into_a_graph_as_it_is(name):
+    rows = [(values, expected) for found, values, expected in TABLE if found == name]
+
+    @tf.function(autograph=False)
+    def decide():
+        return [getattr(decisions, name)(*given_to(name, values, tensor)) for values, _ in rows]
+
+    assert [said.numpy() for said in decide()] == [expected for _, expected in rows]
+
+
+def test_a_rejoined_clock_keeps_its_type_in_a_graph():
+    rejoined = tf.function(decisions.rejoined_clock)(tf.constant(1, tf.int64), tf.constant(2, tf.int64))
+    assert rejoined.dtype == tf.int64
+
+
+def test_every_decision_is_in_the_table():
+    named = {name for name in vars(decisions) if callable(getattr(decisions, name)) and name != "Any"}
+    assert {name for name, *_ in TABLE} == named
+
+
+def test_a_decision_needs_no_library():
+    assert {name for name in vars(decisions) if not name.startswith("__")} == {"Any", *(name for name, *_ in TABLE)}

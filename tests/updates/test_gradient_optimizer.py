@@ -1,0 +1,264 @@
+"""Optimizers applied server by server change a model as they would in one process."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.updates import Asynchronous
+from coordinator.updates.gradient_optimizer import gradient_optimizer
+from tests.updates.locked_sections import waits_under_locks
+
+TIMEOUT = 120.0
+SHAPES = [(4, 3), (3,), (3, 2), (2,)]
+STEPS = 5
+
+
+def schedule():
+    return keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=2, decay_rate=0.5)
+
+
+optimizers = keras.optimizers
+OPTIMIZERS = {
+    "SGD": lambda: optimizers.SGD(0.1),
+    "SGD with momentum": lambda: optimizers.SGD(0.1, momentum=0.9),
+    "SGD, Nesterov's": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "SGD with a schedule": lambda: optimizers.SGD(schedule(), momentum=0.5),
+    "SGD with a function": lambda: optimizers.SGD(lambda: 0.05),
+    "Adagrad": lambda: optimizers.Adagrad(0.1),
+    "Adadelta": lambda: optimizers.Adadelta(1.0),
+    "Adam": lambda: optimizers.Adam(0.05),
+    "Adam with a schedule": lambda: optimizers.Adam(schedule()),
+    "Adam, AMSGrad": lambda: optimizers.Adam(0.05, amsgrad=True),
+    "AdamW": lambda: optimizers.AdamW(0.05, weight_decay=0.1),
+    "Adamax": lambda: optimizers.Adamax(0.05),
+    "RMSprop": lambda: optimizers.RMSprop(0.05, centered=True, momentum=0.5),
+    "Ftrl": lambda: optimizers.Ftrl(0.1, l1_regularization_strength=0.01),
+    "Nadam": lambda: optimizers.Nadam(0.05),
+    "Lion": lambda: optimizers.Lion(0.01),
+    "Adafactor": lambda: optimizers.Adafactor(0.05),
+    "Lamb": lambda: optimizers.Lamb(0.05),
+    "Muon": lambda: optimizers.Muon(0.05, weight_decay=0.1),
+    "ScheduleFreeAdamW": lambda: optimizers.ScheduleFreeAdamW(0.05, warmup_steps=3),
+    "clipnorm": lambda: optimizers.SGD(0.1, clipnorm=0.3),
+    "clipvalue": lambda: optimizers.SGD(0.1, clipvalue=0.1),
+    "global_clipnorm": lambda: optimizers.SGD(0.1, global_clipnorm=0.3),
+    "averages": lambda: optimizers.Adam(0.05, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
+    "loss_scale_factor": lambda: optimizers.SGD(0.1, loss_scale_factor=8.0),
+    "loss_scale_factor and global_clipnorm": lambda: optimizers.SGD(0.1, loss_scale_factor=8.0, global_clipnorm=0.3),
+}
+
+
+def initial_values(shapes=SHAPES):
+    random = np.random.default_rng(0)
+    return [random.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+def new_variables(dtype="float32", constraint=None):
+    variables = [keras.Variable(value, dtype=dtype) for value in initial_values()]
+    for variable in variables:
+        variable.constraint = constraint
+    return variables
+
+
+def batches():
+    random = np.random.default_rng(1)
+    return [tf.constant(random.normal(size=(8, 4)), tf.float32) for _ in range(STEPS)]
+
+
+def gradients_of(variables, x, optimizer):
+    """The gradients of a small network's loss."""
+    with tf.GradientTape() as tape:
+        kernel, bias, kernel2, bias2 = (tf.convert_to_tensor(variable) for variable in variables)
+        y = tf.tanh(tf.cast(x, kernel.dtype) @ kernel + bias) @ kernel2 + bias2
+        loss = optimizer.scale_loss(tf.reduce_mean(tf.square(y - 1.0)))
+    return tape.gradient(loss, [variable.value for variable in variables])
+
+
+def values_of(variables):
+    return [np.asarray(tf.cast(variable.value, tf.float32)) for variable in variables]
+
+
+def trained_here(make_optimizer, **options):
+    """What the same steps make of the variables in one process."""
+    variables, optimizer = new_variables(**options), make_optimizer()
+    optimizer.build(variables)
+    for x in batches():
+        optimizer.apply(gradients_of(variables, x, optimizer), variables)
+    return values_of(variables)
+
+
+def trained_there(strategy, make_optimizer, **options):
+    """What the steps of one worker make of variables on two servers."""
+    with strategy.scope():
+        variables, optimizer = new_variables(**options), make_optimizer()
+        rule = Asynchronous(optimizer, variables)
+
+    @tf.function
+    def step(x):
+        with rule.pull() as version:
+            gradients = gradients_of(variables, x, optimizer)
+        return rule.push(gradients, version)
+
+    for x in batches():
+        assert strategy.schedule(step, args=(x,)).result(TIMEOUT)
+    assert len({variable.value.device for variable in variables}) == 2
+    assert int(optimizer.iterations.numpy()) == STEPS
+    return values_of(variables)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_of_keras_changes_the_model_as_in_one_process(strategy, name):
+    here = trained_here(OPTIMIZERS[name])
+    there = trained_there(strategy, OPTIMIZERS[name])
+    for value, expected, before in zip(there, here, initial_values(), strict=True):
+        assert not np.allclose(expected, before)
+        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_nothing_under_a_lock_waits_for_another_machine(strategy, name):
+    with strategy.scope():
+        variables, optimizer = new_variables(constraint=keras.constraints.NonNeg()), OPTIMIZERS[name]()
+        rule = Asynchronous(optimizer, variables, lr_staleness_modulation=True)
+
+    @tf.function
+    def step(x):
+        with rule.pull() as version:
+            gradients = gradients_of(variables, x, optimizer)
+        return rule.push(gradients, version)
+
+    assert waits_under_locks(strategy._trace(step, [batches()[0]], {})._concrete) == []
+
+
+def pushed_once(strategy, variables, rule, *given):
+    """Pushes gradients that are given, None among them."""
+
+    @tf.function
+    def step():
+        return rule.push(list(given), rule.version.read_value())
+
+    assert strategy.schedule(step).result(TIMEOUT)
+
+
+def test_what_got_no_gradient_goes_into_its_moving_average_all_the_same(strategy):
+    def averaging():
+        return optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2)
+
+    here, optimizer = new_variables(), averaging()
+    optimizer.build(here)
+    gradients = [tf.ones(SHAPES[0]), tf.ones(SHAPES[1]), None, None]
+    with strategy.scope():
+        there = new_variables()
+        rule = Asynchronous(averaging(), there)
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="Gradients do not exist"):
+            optimizer.apply(gradients, here)
+        pushed_once(strategy, there, rule, *gradients)
+    for value, expected in zip(values_of(there), values_of(here), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+
+
+def test_a_constraint_holds_after_each_update(strategy):
+    constraint = keras.constraints.NonNeg()
+    here = trained_here(OPTIMIZERS["Adam"], constraint=constraint)
+    there = trained_there(strategy, OPTIMIZERS["Adam"], constraint=constraint)
+    for value, expected in zip(there, here, strict=True):
+        assert np.all(value >= 0)
+        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["SGD with momentum", "Adagrad", "global_clipnorm"])
+def test_variables_of_low_precision_train_as_in_one_process(strategy, name, dtype):
+    here = trained_here(OPTIMIZERS[name], dtype=dtype)
+    there = trained_there(strategy, OPTIMIZERS[name], dtype=dtype)
+    for value, expected, before in zip(there, here, initial_values(), strict=True):
+        assert not np.allclose(expected, before, atol=0.02)
+        np.testing.assert_allclose(value, expected, rtol=0.05, atol=0.02)
+
+
+def test_gradients_of_several_precisions_are_clipped_by_one_norm(strategy):
+    with strategy.scope():
+        variables = [keras.Variable(np.zeros(4), dtype=dtype) for dtype in ("float32", "float16", "bfloat16")]
+        rule = Asynchronous(optimizers.SGD(1.0, global_clipnorm=1.0), variables)
+    # Four and four and one of ones have the norm 3; in float16 the squares of the second would overflow.
+    gradients = [tf.constant([1.0, 1, 1, 1]), tf.ones(4, tf.float16), tf.constant([0, 0, 0, 1.0], tf.bfloat16)]
+    pushed_once(strategy, variables, rule, *(300 * gradient for gradient in gradients))
+    for value, gradient in zip(values_of(variables), gradients, strict=True):
+        np.testing.assert_allclose(value, -tf.cast(gradient, tf.float32) / 3, rtol=0.01)
+
+
+def refused(strategy, make_optimizer, **options):
+    with strategy.scope():
+        variables = new_variables()
+        return gradient_optimizer(make_optimizer(variables), variables, options.get("learning_rate"))
+
+
+def built_adafactor(variables):
+    optimizer = optimizers.Adafactor(0.1)
+    optimizer.build(variables)
+    return optimizer
+
+
+REFUSED = [
+    (lambda _: optimizers.SGD(0.1, gradient_accumulation_steps=2), "Synchronous\\(grads_to_wait"),
+    (lambda _: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)), "Give its inner optimizer"),
+    (lambda _: optimizers.MultiOptimizer(optimizers.SGD(0.1)), "Make one rule for each of its optimizers"),
+    (built_adafactor, "Give the rule one that is not built yet"),
+]
+
+
+@pytest.mark.parametrize(("make_optimizer", "message"), REFUSED)
+def test_an_optimizer_that_cannot_work_server_by_server_is_refused(strategy, make_optimizer, message):
+    with pytest.raises(ValueError, match=message):
+        refused(strategy, make_optimizer)
+
+
+def test_an_optimizer_made_outside_of_the_scope_is_refused(strategy):
+    optimizer = optimizers.SGD(0.1)
+    with pytest.raises(ValueError, match=r"Make it inside strategy.scope\(\)"):
+        refused(strategy, lambda _: optimizer)
+
+
+def test_a_learning_rate_goes_with_a_function_and_with_nothing_else(strategy):
+    with pytest.raises(ValueError, match="a Keras optimizer has its own"):
+        refused(strategy, lambda _: optimizers.SGD(0.1), learning_rate=0.1)
+    with pytest.raises(TypeError, match="needs learning_rate="):
+        refused(strategy, lambda _: lambda variable, gradient, rate: None)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", None, optimizers.SGD])
+def test_what_is_no_optimizer_is_refused(strategy, optimizer):
+    with pytest.raises(TypeError, match="must be a Keras 3 optimizer or a function"):
+        refused(strategy, lambda _: optimizer, learning_rate=0.1)
+
+
+def test_an_optimizer_of_keras_2_is_refused(strategy):
+    tf_keras = pytest.importorskip("tf_keras")
+    with pytest.raises(TypeError, match="For an optimizer of tf_keras, give a function that calls it"):
+        refused(strategy, lambda _: tf_keras.optimizers.SGD(0.1))
+
+
+def test_its_name_is_readable(strategy):
+    assert repr(refused(strategy, lambda _: optimizers.Adam())) == "<KerasOptimizer Adam>"
+    assert repr(refused(strategy, lambda _: descend, learning_rate=0.1)) == "<FunctionOptimizer 'descend'>"
+
+
+def descend(variable, gradient, rate):
+    variable.assign_sub(tf.cast(rate, gradient.dtype) * gradient)
+
+
+@pytest.mark.parametrize("as_variable", [False, True])
+def test_a_function_gets_each_variable_its_gradient_and_the_learning_rate(strategy, as_variable):
+    with strategy.scope():
+        variables = [tf.Variable(value, dtype=dtype) for value, dtype in ((1.0, tf.float32), (2.0, tf.bfloat16))]
+        rate = tf.Variable(0.5) if as_variable else 0.5
+        rule = Asynchronous(descend, variables, learning_rate=rate)
+    gradients = tf.constant(1.0), tf.constant(2.0, tf.bfloat16)
+    pushed_once(strategy, variables, rule, *gradients)
+    assert [float(variable.numpy()) for variable in variables] == [0.5, 1.0]
+    if as_variable:
+        rate.assign(0.25)
+        pushed_once(strategy, variables, rule, *gradients)
+        assert [float(variable.numpy()) for variable in variables] == [0.25, 0.5]

@@ -1,0 +1,163 @@
+"""The stale synchronous rule's lead: how many steps more than the slowest worker a worker may have finished."""
+
+import pytest
+import tensorflow as tf
+
+from coordinator.updates import StaleSynchronous
+from coordinator.updates.gate import pause
+from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import TIMEOUT
+from tests.updates.descent import descend, descending_step, run
+
+WORKERS = 3
+
+
+def make_rule(strategy, weights, frequency, max_lead=None):
+    with strategy.scope():
+        return StaleSynchronous(descend, weights, frequency, max_lead, learning_rate=1.0)
+
+
+@pytest.fixture
+def weights(strategy):
+    with strategy.scope():
+        return [tf.Variable([0.0, 0.0]), tf.Variable(0.0)]
+
+
+class Stops:
+    """A step that stands still, when it has pulled, until it may go on.
+
+    Args:
+      strategy: whose workers it runs on.
+      rule: whose step it is.
+      weights: the rule's variables.
+    """
+
+    def __init__(self, strategy, rule, weights):
+        self._strategy, self._rule, self._weights = strategy, rule, weights
+        with strategy.scope():
+            self._stands = [tf.Variable(False) for _ in range(WORKERS)]
+            self._may_go = [tf.Variable(False) for _ in range(WORKERS)]
+
+    def stop(self, worker):
+        """Schedules it, and returns its future once it stands."""
+        future = self._strategy.schedule(self._step, args=(tf.constant(worker),), worker=worker)
+        wait_until(self._stands[worker].numpy)
+        return future
+
+    def let_go(self, worker):
+        self._may_go[worker].assign(True)
+
+    @tf.function
+    def _step(self, worker):
+        with self._rule.pull() as version, tf.control_dependencies([version]):
+            looks = tf.switch_case(worker, [lambda number=number: self._stand(number) for number in range(WORKERS)])
+        # Pushed when it has stood.
+        one = 1.0 + 0.0 * tf.cast(looks, tf.float32)
+        self._rule.push([tf.ones_like(weight) * one for weight in self._weights], version)
+
+    def _stand(self, number):
+        self._stands[number].assign(True)
+        looks = 0
+        while not self._may_go[number]:
+            looks += 1 + pause(5e-3)
+        return looks
+
+
+def clocks(rule):
+    return rule.ledger.clocks.numpy()[:WORKERS].tolist()
+
+
+def waiting(rule):
+    return rule.ledger.present.is_waiting.numpy()[:WORKERS].tolist()
+
+
+@pytest.mark.parametrize(("max_lead", "reached"), [(0, 1), (1, 1), (3, 3)])
+def test_workers_wait_when_they_have_finished_so_many_steps_more_than_the_slowest(strategy, weights, max_lead, reached):
+    rule = make_rule(strategy, weights, 2, max_lead=max_lead)
+    step, stops = descending_step(rule, weights), Stops(strategy, rule, weights)
+    stops.stop(0)
+    others = [strategy.schedule(step, worker=worker) for worker in (1, 2) for _ in range(6)]
+    wait_until(lambda: clocks(rule) == [0, reached, reached] and waiting(rule) == [False, True, True])
+    assert sum(future.done() for future in others) <= 2 * reached
+    stops.let_go(0)
+    strategy.join(TIMEOUT)
+    # Worker 0 has nothing more to do, so nobody waits for it any longer.
+    assert clocks(rule) == [1, 6, 6]
+    idle = rule.statistics().idle_shares
+    assert idle[0] < min(idle[1], idle[2])
+
+
+def test_nobody_waits_without_a_limit(strategy, weights):
+    rule = make_rule(strategy, weights, 2)
+    step, stops = descending_step(rule, weights), Stops(strategy, rule, weights)
+    stops.stop(0)
+    for future in [strategy.schedule(step, worker=worker) for worker in (1, 2) for _ in range(6)]:
+        future.result(TIMEOUT)
+    assert clocks(rule) == [0, 6, 6]
+    stops.let_go(0)
+    strategy.join(TIMEOUT)
+    assert set(rule.statistics().idle_shares.values()) == {0.0}
+
+
+@pytest.mark.parametrize("max_lead", [1, 2])
+def test_the_lead_is_kept_at_every_step_beside_a_slow_worker(strategy, weights, max_lead):
+    rule = make_rule(strategy, weights, 3, max_lead=max_lead)
+    ledger = rule.ledger
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            is_slow = strategy.worker_index() == 0
+            with tf.control_dependencies([version]):
+                slept = pause(tf.where(is_slow, 0.05, 0.0))
+            with ledger.lock.hold([slept]):
+                there = ledger.clocks.read_value()[:WORKERS], ledger.present.is_active.read_value()[:WORKERS]
+        with tf.control_dependencies([slept]):
+            gradients = [tf.ones_like(weight) for weight in weights]
+        rule.push(gradients, version)
+        return there
+
+    # All begin at the clock of worker 0, and are there from then on.
+    stops = Stops(strategy, rule, weights)
+    stops.stop(0)
+    futures = [strategy.schedule(step, worker=worker) for _ in range(15) for worker in range(WORKERS)]
+    wait_until(lambda: waiting(rule) == [False, True, True])
+    stops.let_go(0)
+    traces = [future.result(TIMEOUT) for future in futures]
+    assert any(active.all() for _, active in traces)
+    for found, active in traces:
+        assert found[active].max() - found[active].min() <= max_lead, (found, active)
+    assert clocks(rule) == [16, 15, 15]
+
+
+def test_workers_that_have_no_steps_to_do_are_not_waited_for(strategy, weights):
+    rule = make_rule(strategy, weights, 2, max_lead=1)
+    step = descending_step(rule, weights)
+    for worker in [0] * 5 + [1] * 3 + [None] * 6 + [2] * 3:
+        run(strategy, step, worker)
+    assert weights[1].numpy() == -17
+
+
+def test_a_killed_worker_is_not_waited_for_and_comes_back_at_the_clock_of_the_slowest(
+    strategy, shared_cluster, weights
+):
+    rule = make_rule(strategy, weights, 2, max_lead=2)
+    step, stops = descending_step(rule, weights), Stops(strategy, rule, weights)
+    killed = stops.stop(0)
+    others = [strategy.schedule(step, worker=worker) for worker in (1, 2) for _ in range(6)]
+    wait_until(lambda: waiting(rule) == [False, True, True])
+    shared_cluster.kill("worker", 0)
+    for future in others:
+        future.result(TIMEOUT)
+    assert clocks(rule) == [0, 6, 6]
+
+    slowest = stops.stop(1)
+    stops.let_go(0)
+    shared_cluster.restart("worker", 0)
+    killed.result(TIMEOUT)
+    assert clocks(rule) == [7, 6, 6]
+    stops.let_go(1)
+    slowest.result(TIMEOUT)
+    # The step that was killed counts once: its first attempt has pushed nothing.
+    assert weights[1].numpy() == -14
+    assert rule.statistics().updates == 14

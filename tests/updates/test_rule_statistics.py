@@ -1,0 +1,143 @@
+"""What a rule has seen, as it would be counted by hand."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.updates import Asynchronous, RuleStatistics, Staleness
+from coordinator.updates.ledger import LARGEST_STALENESS, LAST_SEEN, WAITED
+from tests.ps_strategy.every_worker import on_every_worker
+
+TIMEOUT = 120.0
+
+
+def descend(variable, gradient, rate):
+    variable.assign_sub(rate * gradient)
+
+
+@pytest.mark.parametrize(
+    ("histogram", "mean", "median", "p99", "greatest"),
+    [
+        ((), 0, 0, 0, 0),
+        ((0,), 0, 0, 0, 0),
+        ((5,), 0, 0, 0, 0),
+        ((0, 4), 1, 1, 1, 1),
+        ((1, 1), 0.5, 0, 1, 1),
+        ((1, 2), 2 / 3, 1, 1, 1),
+        ((99, 0, 1), 0.02, 0, 0, 2),
+        ((98, 1, 1), 0.03, 0, 1, 2),
+        ((1, 0, 0, 1, 0, 1), 8 / 3, 3, 5, 5),
+    ],
+)
+def test_measures_of_a_histogram(histogram, mean, median, p99, greatest):
+    staleness = Staleness(histogram)
+    assert staleness.count == sum(histogram)
+    assert staleness.mean == pytest.approx(mean)
+    assert (staleness.median, staleness.p99, staleness.max) == (median, p99, greatest)
+
+
+@pytest.mark.parametrize("percent", [0.5, 1, 10, 29, 50, 57, 90, 99, 100])
+def test_percentiles_are_those_of_the_sorted_list(percent):
+    histogram = (7, 0, 30, 21, 42)
+    values = sorted(np.repeat(np.arange(5), histogram))
+    expected = next(value for place, value in enumerate(values, 1) if place * 100 >= percent * 100)
+    assert Staleness(histogram).percentile(percent) == expected
+
+
+@pytest.fixture
+def rule(strategy):
+    with strategy.scope():
+        return Asynchronous(descend, [tf.Variable(tf.zeros([3])), tf.Variable(tf.zeros([5]))], learning_rate=0.1)
+
+
+def step_of(rule, behind=0):
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            gradients = [tf.ones([3]), tf.ones([5])]
+        return rule.push(gradients, version - behind)
+
+    return step
+
+
+def test_a_rule_that_was_not_used_has_seen_nothing(rule):
+    assert rule.statistics() == RuleStatistics(0, 0, 0, 0, 0, 0, Staleness((0,)), {}, {})
+    assert "workers idle never" in str(rule.statistics())
+
+
+def test_pushes_pulls_bytes_clocks_and_staleness_are_counted(strategy, rule):
+    for behind in (0, 0, 2, 5):
+        strategy.schedule(step_of(rule, behind), worker=1).result(TIMEOUT)
+    strategy.schedule(step_of(rule), worker=0).result(TIMEOUT)
+    statistics = rule.statistics()
+    assert (statistics.updates, statistics.pushes, statistics.rejected, statistics.pulls) == (5, 5, 0, 5)
+    assert statistics.bytes_pulled == 5 * 4 * (3 + 5)
+    # To the home the learning rate, the version and the worker's index, to the other server a learning rate.
+    assert statistics.bytes_pushed == 5 * (4 * (3 + 5) + 4 + 8 + 8 + 4)
+    assert statistics.staleness.histogram == (3, 0, 1, 0, 0, 1)
+    assert statistics.clocks == {0: 1, 1: 4}
+    assert statistics.idle_shares == {0: 0.0, 1: 0.0}
+
+
+def test_staleness_beyond_the_greatest_is_counted_as_the_greatest(strategy, rule):
+    strategy.schedule(step_of(rule, 10 * LARGEST_STALENESS)).result(TIMEOUT)
+    assert rule.statistics().staleness.max == LARGEST_STALENESS
+
+
+def test_each_worker_has_a_clock(strategy, rule):
+    on_every_worker(strategy, step_of(rule))
+    on_every_worker(strategy, step_of(rule))
+    assert rule.statistics().clocks == {0: 2, 1: 2, 2: 2}
+
+
+def test_idle_shares_are_waits_by_time(strategy, rule):
+    on_every_worker(strategy, step_of(rule))
+    seconds = rule.ledger.seconds.numpy()
+    seconds[:3] = [[100, 110, 5], [100, 100, 0], [100, 104, 9]]
+    seconds[3:] = 0
+    rule.ledger.seconds.assign(seconds)
+    assert seconds[0, LAST_SEEN] == 110
+    assert seconds[0, WAITED] == 5
+    assert rule.statistics().idle_shares == {0: 0.5, 1: 0.0, 2: 1.0}
+
+
+def test_summaries_can_be_read_back(strategy, rule, tmp_path):
+    for behind in (0, 0, 3):
+        strategy.schedule(step_of(rule, behind), worker=2).result(TIMEOUT)
+    statistics = rule.statistics()
+    with tf.summary.create_file_writer(str(tmp_path)).as_default() as writer:
+        statistics.write_summaries(step=7, prefix="mine")
+        writer.close()
+    [path] = tmp_path.iterdir()
+    written = {}
+    for event in tf.compat.v1.train.summary_iterator(str(path)):
+        for value in event.summary.value:
+            assert event.step == 7
+            written[value.tag] = tf.make_ndarray(value.tensor)
+    expected = {
+        "updates": 3,
+        "pushes": 3,
+        "rejected": 0,
+        "pulls": 3,
+        "bytes_pulled": statistics.bytes_pulled,
+        "bytes_pushed": statistics.bytes_pushed,
+        "staleness/mean": 1.0,
+        "staleness/median": 0,
+        "staleness/p99": 3,
+        "staleness/max": 3,
+        "idle_share/worker_2": 0.0,
+    }
+    for name, value in expected.items():
+        assert written[f"mine/{name}"] == value
+    assert written["mine/staleness"][:, 2].sum() == 3
+    assert len(written) == len(expected) + 1
+
+
+def test_they_are_readable():
+    staleness = Staleness((2, 0, 2))
+    statistics = RuleStatistics(3, 4, 1, 5, 2_000_000, 1_500_000, staleness, {0: 4}, {0: 0.25, 1: 0.5})
+    assert str(staleness) == "staleness mean 1.00, median 0, p99 2, max 2"
+    assert str(statistics) == (
+        "3 updates, 1 of 4 gradients rejected, staleness mean 1.00, median 0, p99 2, max 2; 5 pulls; 2.0 MB pulled, "
+        "1.5 MB pushed; workers idle 25%, 50%"
+    )

@@ -1,0 +1,237 @@
+"""The stale synchronous rule: pulls that are counted, and local models between them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.updates import Asynchronous, StaleSynchronous
+from tests.updates.descent import descend, descending_step, run
+
+
+def make_rule(strategy, variables, **options):
+    with strategy.scope():
+        return StaleSynchronous(descend, variables, learning_rate=1.0, **options)
+
+
+@pytest.fixture
+def weights(strategy):
+    with strategy.scope():
+        return [tf.Variable([0.0, 0.0]), tf.Variable(0.0)]
+
+
+# Pulls, and what is there between them.
+
+
+@pytest.mark.parametrize(("frequency", "steps", "pulls"), [(4, 11, 3), (4, 12, 3), (4, 13, 4), (1, 5, 5), (100, 7, 1)])
+def test_a_worker_pulls_before_every_so_many_steps_and_that_is_what_is_counted(
+    strategy, weights, frequency, steps, pulls
+):
+    rule = make_rule(strategy, weights, get_model_frequency=frequency)
+    step = descending_step(rule, weights)
+    found = [run(strategy, step, 0) for _ in range(steps)]
+    assert [int(version) for version, _ in found] == [number - number % frequency for number in range(steps)]
+    # Its copy moves as the shared model does, since nobody else pushes.
+    assert [float(weight) for _, weight in found] == [-float(number) for number in range(steps)]
+    assert weights[1].numpy() == -steps
+    statistics = rule.statistics()
+    assert statistics.pulls == pulls
+    assert statistics.bytes_pulled == pulls * 3 * 4
+    assert statistics.pushes == statistics.updates == steps
+    staleness = [sum(number % frequency == late for number in range(steps)) for late in range(min(frequency, steps))]
+    assert statistics.staleness.histogram == tuple(staleness)
+
+
+def test_every_worker_counts_its_own_steps(strategy, weights):
+    rule = make_rule(strategy, weights, get_model_frequency=3)
+    step = descending_step(rule, weights)
+    for worker, steps in enumerate((4, 3, 1)):
+        for _ in range(steps):
+            run(strategy, step, worker)
+    assert rule.statistics().pulls == 2 + 1 + 1
+
+
+def test_the_pushes_of_others_are_seen_with_the_next_pull_and_not_before(strategy, weights):
+    rule = make_rule(strategy, weights, get_model_frequency=3)
+    step = descending_step(rule, weights)
+    found = [run(strategy, step, worker) for worker in (0, 1, 0, 1, 0, 1, 0, 1)]
+    of_first, of_second = ([tuple(map(float, result)) for result in found[worker::2]] for worker in (0, 1))
+    assert of_first == [(0, 0), (0, -1), (0, -2), (6, -6)]
+    assert of_second == [(1, -1), (1, -2), (1, -3), (7, -7)]
+    assert weights[1].numpy() == -8
+
+
+def test_several_steps_in_one_function_pull_as_often_as_in_several(strategy, weights):
+    rule = make_rule(strategy, weights, get_model_frequency=4)
+
+    @tf.function
+    def steps():
+        versions = tf.TensorArray(tf.int64, 6)
+        for number in tf.range(6):
+            with rule.pull() as version:
+                gradients = [weight.read_value() - 1.0 for weight in weights]
+            rule.push(gradients, version)
+            versions = versions.write(number, version)
+        return versions.stack()
+
+    assert run(strategy, steps, 0).tolist() == [0, 0, 0, 0, 4, 4]
+    assert run(strategy, steps, 0).tolist() == [4, 4, 8, 8, 8, 8]
+    assert rule.statistics().pulls == 3
+
+
+def test_variables_that_are_too_large_to_be_packed_are_kept_too(strategy):
+    with strategy.scope():
+        large = tf.Variable(tf.zeros([2**18 + 1]))
+    rule = make_rule(strategy, [large], get_model_frequency=2)
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            found = large[0] + large[-1]
+        rule.push([tf.ones_like(large)], version)
+        return found
+
+    assert [float(run(strategy, step, worker)) for worker in (0, 1, 0, 1)] == [0.0, -2.0, -2.0, -4.0]
+    assert rule.statistics().bytes_pulled == 2 * 4 * (2**18 + 1)
+
+
+def test_embeddings_are_looked_up_where_they_are_in_every_step(strategy, weights):
+    with strategy.scope():
+        table = tf.Variable(tf.zeros([6, 2]))
+    rule = make_rule(strategy, [table, weights[1]], get_model_frequency=100, embeddings=[table])
+
+    @tf.function
+    def step():
+        with rule.pull() as version, tf.GradientTape() as tape:
+            found = tf.gather(table, [4, 1])
+            loss = tf.reduce_sum(found) + weights[1]
+        gradients = tape.gradient(loss, [table, weights[1]])
+        assert isinstance(gradients[0], tf.IndexedSlices)
+        rule.push(gradients, version)
+        return found[0, 0], loss - tf.reduce_sum(found)
+
+    found = [tuple(map(float, run(strategy, step, worker))) for worker in (0, 1, 0, 1, 0)]
+    assert [row for row, _ in found] == [0.0, -1.0, -2.0, -3.0, -4.0]
+    assert [weight for _, weight in found] == [0.0, -1.0, -1.0, -2.0, -2.0]
+    assert table.numpy().tolist() == [[0, 0], [-5, -5], [0, 0], [0, 0], [-5, -5], [0, 0]]
+    # Of the table, two rows of two numbers in each step.
+    assert rule.statistics().bytes_pulled == 2 * 4 + 5 * 4 * 4
+
+
+# One worker is as good as one process: its copies and the shared model move together.
+
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.05),
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+    "function": lambda: descend,
+}
+RATE = 0.05
+FEATURES = np.random.default_rng(1).normal(size=[9, 8, 3]).astype(np.float32)
+LABELS = FEATURES @ np.array([1.0, -2.0, 0.5], np.float32) + 0.3
+
+
+def losses_in_one_process(optimizer):
+    kernel, bias = tf.Variable([0.1, 0.2, 0.3]), tf.Variable(0.0)
+    losses = []
+    for x, y in zip(FEATURES, LABELS, strict=True):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.linalg.matvec(x, kernel) + bias - y) ** 2)
+        gradients = tape.gradient(loss, [kernel, bias])
+        if optimizer is descend:
+            for variable, gradient in zip([kernel, bias], gradients, strict=True):
+                descend(variable, gradient, RATE)
+        else:
+            optimizer.apply(gradients, [kernel, bias])
+        losses.append(float(loss))
+    return losses, kernel.numpy()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("frequency", [None, 1, 4])
+def test_one_worker_trains_as_one_process_however_seldom_it_pulls(strategy, kind, frequency):
+    """No frequency stands for the asynchronous rule, with which it has to agree."""
+    with strategy.scope():
+        kernel, bias = keras.Variable([0.1, 0.2, 0.3]), keras.Variable(0.0)
+        optimizer = OPTIMIZERS[kind]()
+        options = {"learning_rate": RATE} if optimizer is descend else {}
+        rule = (
+            Asynchronous(optimizer, [kernel, bias], **options)
+            if frequency is None
+            else StaleSynchronous(optimizer, [kernel, bias], frequency, **options)
+        )
+
+    @tf.function
+    def step(x, y):
+        with rule.pull() as version:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((tf.linalg.matvec(x, kernel.value) + bias.value - y) ** 2)
+            gradients = tape.gradient(loss, [kernel.value, bias.value])
+        rule.push(gradients, version)
+        return loss
+
+    losses = [float(run(strategy, step, 0, x, y)) for x, y in zip(FEATURES, LABELS, strict=True)]
+    expected_losses, expected_kernel = losses_in_one_process(OPTIMIZERS[kind]())
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(kernel.numpy(), expected_kernel, rtol=1e-4, atol=1e-6)
+    if optimizer is not descend:
+        assert optimizer.iterations == len(FEATURES)
+
+
+# Workers that die, checkpoints, and other rules before it.
+
+
+def test_a_worker_that_was_restarted_pulls_first(strategy, shared_cluster, weights):
+    rule = make_rule(strategy, weights, get_model_frequency=100)
+    step = descending_step(rule, weights)
+    for worker in (0, 1, 1, 0):
+        run(strategy, step, worker)
+    shared_cluster.kill("worker", 1)
+    run(strategy, step, 0)
+    shared_cluster.restart("worker", 1)
+    assert tuple(map(float, run(strategy, step, 1))) == (5, -5)
+    assert tuple(map(float, run(strategy, step, 1))) == (5, -6)
+    assert tuple(map(float, run(strategy, step, 0))) == (0, -3)
+    assert rule.statistics().pulls == 3
+
+
+def test_what_workers_keep_is_in_no_checkpoint_and_clocks_and_version_are(strategy, weights, tmp_path):
+    rule = make_rule(strategy, weights, get_model_frequency=2, max_lead=3)
+    step = descending_step(rule, weights)
+    for _ in range(3):
+        run(strategy, step, 0)
+    path = tf.train.Checkpoint(rule=rule).save(str(tmp_path / "rule"))
+    keys = {name.partition("/.ATTRIBUTES")[0] for name, _ in tf.train.list_variables(path)}
+    kept = {f"rule/ledger/{name}" for name in ("version", "counts", "histogram", "clocks", "seconds")}
+    assert kept <= keys
+    assert keys <= kept | {"save_counter", "_CHECKPOINTABLE_OBJECT_GRAPH"}
+
+
+@pytest.mark.parametrize("max_lead", [None, 1])
+def test_it_goes_on_from_another_rule(strategy, weights, max_lead):
+    with strategy.scope():
+        rule = Asynchronous(descend, weights, learning_rate=1.0)
+    following = make_rule(strategy, weights, get_model_frequency=3, max_lead=max_lead)
+    step = descending_step(rule, weights)
+    found = [run(strategy, step, 0) for _ in range(2)]
+    rule.switch_to(following)
+    found += [run(strategy, step, 0) for _ in range(4)]
+    assert [tuple(map(float, result)) for result in found] == [(0, 0), (1, -1), (2, -2), (2, -3), (2, -4), (5, -5)]
+    statistics = rule.statistics()
+    assert (statistics.pulls, statistics.updates, statistics.clocks) == (4, 6, {0: 6})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"get_model_frequency": 0}, ValueError, "get_model_frequency must be at least 1, got 0"),
+        ({"get_model_frequency": 2.5}, TypeError, r"get_model_frequency must be an integer, got 2\.5"),
+        ({"get_model_frequency": True}, TypeError, "get_model_frequency must be an integer, got True"),
+        ({"get_model_frequency": 2, "max_lead": -1}, ValueError, "max_lead must be at least 0, got -1"),
+        ({"get_model_frequency": 2, "max_lead": 1.0}, TypeError, r"max_lead must be an integer, got 1\.0"),
+        ({"get_model_frequency": 2, "lr_staleness_modulation": 3}, TypeError, "lr_staleness_modulation must be"),
+    ],
+)
+def test_wrong_arguments_are_refused(strategy, weights, options, error, message):
+    with pytest.raises(error, match=message):
+        make_rule(strategy, weights, **options)

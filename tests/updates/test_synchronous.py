@@ -1,0 +1,212 @@
+"""The synchronous rule: updates are those of one process with averaged gradients, whoever comes too late or dies."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import coordinator
+from coordinator.updates import Asynchronous, Synchronous
+from tests.deadline import wait_until
+
+TIMEOUT = 240
+ROUNDS = 4
+
+
+def descend(variable, gradient, rate):
+    """Plain gradient descent, by rows if the gradient is sparse."""
+    if isinstance(gradient, tf.IndexedSlices):
+        variable.scatter_sub(tf.IndexedSlices(rate * gradient.values, gradient.indices))
+    else:
+        variable.assign_sub(rate * gradient, read_value=False)
+
+
+def test_a_dense_and_a_sparse_variable_become_what_the_averaged_gradients_make_of_them(strategy):
+    random = np.random.default_rng(0)
+    expected_dense, expected_rows = np.zeros(3, np.float32), np.zeros([5, 2], np.float32)
+    with strategy.scope():
+        dense, rows = tf.Variable(lambda: tf.zeros([3])), tf.Variable(lambda: tf.zeros([5, 2]))
+        rule = Synchronous(descend, [dense, rows], 3, embeddings=[rows], learning_rate=0.5)
+
+    @tf.function(reduce_retracing=True)
+    def step(gradient, values, indices):
+        with rule.pull() as version:
+            pass
+        return rule.push([gradient, tf.IndexedSlices(values, indices)], version)
+
+    for _ in range(ROUNDS):
+        futures = []
+        # Repeated indices in one gradient, and in several.
+        for indices in ([0, 3], [3, 3], [1, 3, 0]):
+            gradient, values = random.normal(size=3), random.normal(size=[len(indices), 2])
+            expected_dense -= 0.5 * gradient / 3
+            np.subtract.at(expected_rows, indices, 0.5 * values / 3)
+            arguments = tf.constant(gradient, tf.float32), tf.constant(values, tf.float32), tf.constant(indices)
+            futures.append(strategy.schedule(step, args=arguments))
+        assert all(future.result(TIMEOUT) for future in futures)
+    np.testing.assert_allclose(dense.numpy(), expected_dense, rtol=1e-5)
+    np.testing.assert_allclose(rows.numpy(), expected_rows, rtol=1e-5)
+    assert rule.version.numpy() == ROUNDS
+
+
+def test_a_model_with_adam_becomes_what_one_process_makes_of_the_averaged_gradients(strategy):
+    batches = [tf.random.stateless_normal([3, 8, 4], [number, 7]) for number in range(ROUNDS)]
+
+    def new_model():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)])
+        for number, variable in enumerate(model.trainable_variables):
+            variable.assign(tf.random.stateless_normal(variable.shape, [number, 3]))
+        return model
+
+    def gradients_of(model, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - tf.reduce_sum(x, 1, keepdims=True)) ** 2)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    with strategy.scope():
+        model = new_model()
+        optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))
+        rule = Synchronous(optimizer, model.trainable_variables, 3)
+
+    @tf.function
+    def step(x):
+        return rule.run(lambda x: gradients_of(model, x), x)
+
+    for batch in batches:
+        for future in [strategy.schedule(step, args=(x,)) for x in batch]:
+            future.result(TIMEOUT)
+
+    alone = new_model()
+    adam = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))
+    for batch in batches:
+        adam.apply(gradients_of(alone, tf.reshape(batch, [-1, 4]))[1], alone.trainable_variables)
+    for shared, own in zip(model.trainable_variables, alone.trainable_variables, strict=True):
+        np.testing.assert_allclose(shared.numpy(), own.numpy(), rtol=2e-4, atol=1e-5)
+    assert int(optimizer.iterations.numpy()) == ROUNDS == rule.version.numpy()
+
+
+@pytest.fixture
+def variables(strategy):
+    """One on each of the two servers."""
+    with strategy.scope():
+        return [tf.Variable(lambda: tf.zeros([3])), tf.Variable(lambda: tf.zeros([4, 2]))]
+
+
+def value_of(variables):
+    """What is in them, which is to be one number."""
+    found = {float(number) for variable in variables for number in variable.numpy().ravel()}
+    assert len(found) == 1, found
+    return found.pop()
+
+
+def test_a_gradient_of_an_older_version_is_rejected_and_changes_nothing(strategy, variables):
+    with strategy.scope():
+        rule = Synchronous(descend, variables, 1, learning_rate=1.0)
+
+    @tf.function
+    def push(version):
+        return rule.push([tf.ones([3]), tf.ones([4, 2])], version)
+
+    def is_accepted(version):
+        return bool(strategy.schedule(push, args=(tf.constant(version, tf.int64),)).result(TIMEOUT))
+
+    assert [is_accepted(version) for version in (0, 0, 1, 0, 2)] == [True, False, True, False, True]
+    statistics = rule.statistics()
+    assert (statistics.updates, statistics.pushes, statistics.rejected) == (3, 5, 2)
+    assert statistics.staleness.histogram == (3, 1, 1)
+    assert value_of(variables) == -3.0
+
+
+def new_step(rule, variables):
+    """A whole step whose gradient is one, and which tells how often the worker had to compute it."""
+
+    @tf.function
+    def step():
+        return rule.run(lambda: (tf.constant(1.0), [tf.ones(variable.shape) for variable in variables]))
+
+    return step
+
+
+def assert_consistent(rule, variables, grads_to_wait):
+    """The counts agree with each other and with the model, on all servers."""
+    statistics = rule.statistics()
+    waiting = int(rule._accumulator.committed.waiting())
+    assert statistics.updates * grads_to_wait + waiting == statistics.pushes - statistics.rejected
+    assert value_of(variables) == -float(statistics.updates)
+    assert statistics.updates == rule.version.numpy()
+
+
+def test_every_minibatch_is_in_an_update_once_though_gradients_are_rejected(strategy, variables):
+    with strategy.scope():
+        rule = Synchronous(descend, variables, 2, learning_rate=1.0)
+    step = new_step(rule, variables)
+    futures = [strategy.schedule(step) for _ in range(31)]
+    assert [future.result(TIMEOUT) for future in futures] == [1.0] * 31
+    strategy.join(TIMEOUT)
+    assert_consistent(rule, variables, 2)
+    statistics = rule.statistics()
+    assert statistics.updates == 15
+    assert statistics.pushes - statistics.rejected == 31 == sum(statistics.clocks.values())
+    assert rule.flush() == 1
+    assert value_of(variables) == -16.0
+
+
+@contextlib.contextmanager
+def brought_back(strategy, cluster, worker):
+    """A worker that is killed within, and is there again afterwards."""
+    try:
+        yield
+    finally:
+        cluster.restart("worker", worker)
+        wait_until(strategy.cluster.workers[worker].healthy)
+
+
+def test_a_worker_that_dies_in_mid_step_is_not_missed(strategy, shared_cluster, variables):
+    with strategy.scope():
+        rule = Synchronous(descend, variables, 2, learning_rate=1.0)
+    step = new_step(rule, variables)
+    strategy.schedule(step).result(TIMEOUT)
+    # Wherever in a step it is at that time.
+    for worker in (0, 1, 2):
+        version = int(rule.version.numpy())
+        with brought_back(strategy, shared_cluster, worker):
+            futures = [strategy.schedule(step) for _ in range(30)]
+            wait_until(lambda least=version + 2 + 3 * worker: rule.version.numpy() >= least)
+            shared_cluster.kill("worker", worker)
+            assert [future.result(TIMEOUT) for future in futures] == [1.0] * 30
+            strategy.join(TIMEOUT)
+            assert_consistent(rule, variables, 2)
+
+
+def test_training_goes_on_asynchronously_after_all_that_waits_is_applied(strategy, variables):
+    with strategy.scope():
+        rule = Synchronous(descend, variables, 3, learning_rate=1.0)
+        asynchronous = Asynchronous(descend, variables, learning_rate=1.0)
+    step = new_step(rule, variables)
+    for _ in range(4):
+        strategy.schedule(step)
+    rule.switch_to(asynchronous)
+    assert value_of(variables) == -2.0
+    for _ in range(3):
+        strategy.schedule(step)
+    strategy.join(TIMEOUT)
+    assert value_of(variables) == -5.0
+    assert rule.flush() == 0
+    assert rule.statistics().updates == 5
+
+
+def test_training_becomes_synchronous(strategy, variables):
+    with strategy.scope():
+        rule = Asynchronous(descend, variables, learning_rate=1.0)
+        synchronous = coordinator.updates.Synchronous(descend, variables, 2, learning_rate=1.0)
+    step = new_step(rule, variables)
+    for _ in range(3):
+        strategy.schedule(step)
+    rule.switch_to(synchronous)
+    for _ in range(4):
+        strategy.schedule(step)
+    strategy.join(TIMEOUT)
+    assert rule.statistics().updates == 5
+    assert value_of(variables) == -5.0

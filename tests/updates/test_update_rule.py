@@ -1,0 +1,215 @@
+"""What all rules have in common: pull, push and run, and what is refused."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.updates import Asynchronous, UpdateRule
+
+TIMEOUT = 120.0
+
+
+def descend(variable, gradient, rate):
+    variable.assign_sub(rate * gradient)
+
+
+@pytest.fixture
+def variables(strategy):
+    with strategy.scope():
+        return [tf.Variable(1.0), tf.Variable(2.0), tf.Variable(3.0)]
+
+
+@pytest.fixture
+def rule(strategy, variables):
+    with strategy.scope():
+        return Asynchronous(descend, variables, learning_rate=0.5)
+
+
+def result(strategy, step, *args):
+    return strategy.schedule(step, args=args).result(TIMEOUT)
+
+
+def test_a_pull_gives_the_version_and_a_push_says_that_it_was_taken(strategy, rule, variables):
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            gradients = [2.0 * variable for variable in variables]
+        accepted = rule.push(gradients, version)
+        assert (version.dtype, version.shape) == (tf.int64, ())
+        assert (accepted.dtype, accepted.shape) == (tf.bool, ())
+        return version, accepted
+
+    assert [result(strategy, step) for _ in range(3)] == [(0, True), (1, True), (2, True)]
+    assert rule.version.numpy() == 3
+    assert [variable.numpy() for variable in variables] == [0.0, 0.0, 0.0]
+
+
+def test_a_push_may_be_inside_its_pull(strategy, rule, variables):
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            rule.push([tf.constant(1.0)] * 3, version)
+            return variables[0] + 0.0
+
+    assert result(strategy, step) == 1.0
+    assert variables[0].numpy() == 0.5
+
+
+def test_a_version_may_be_a_number_and_a_pull_may_be_in_another_function(strategy, variables):
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.5)
+        rule = Asynchronous(optimizer, variables)
+
+    @tf.function
+    def push_alone():
+        return rule.push([tf.constant(1.0)] * 3, 0)
+
+    @tf.function
+    def push(gradients, version):
+        return rule.push(gradients, version)
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            gradients = [tf.constant(1.0)] * 3
+        return push(gradients, version)
+
+    assert result(strategy, push_alone)
+    assert result(strategy, step)
+    assert [variable.numpy() for variable in variables] == [0.0, 1.0, 2.0]
+    assert rule.statistics().staleness.histogram == (2,)
+
+
+def test_steps_in_a_loop_see_each_others_updates(strategy, rule, variables):
+    @tf.function
+    def steps():
+        total = tf.constant(0, tf.int64)
+        for _ in tf.range(10):
+            with rule.pull() as version:
+                with tf.GradientTape() as tape:
+                    loss = variables[0] ** 2 + variables[1] + variables[2]
+                gradients = tape.gradient(loss, variables)
+            rule.push([0.5 * gradients[0], gradients[1], gradients[2]], version)
+            total += version
+        return total
+
+    assert result(strategy, steps) == sum(range(10))
+    np.testing.assert_allclose([variable.numpy() for variable in variables], [0.5**10, -3.0, -2.0])
+    assert rule.statistics().staleness.histogram == (10,)
+
+
+def test_some_gradients_may_be_none(strategy, rule, variables):
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            with tf.GradientTape() as tape:
+                loss = variables[1] * 4.0
+            gradients = tape.gradient(loss, variables)
+        return rule.push(gradients, version)
+
+    assert result(strategy, step)
+    assert [variable.numpy() for variable in variables] == [1.0, 0.0, 3.0]
+
+
+def test_run_gives_the_result_of_the_step(strategy, rule, variables):
+    @tf.function
+    def step(x, y):
+        def body(x, y):
+            loss = x * variables[0] + y
+            return {"loss": loss}, [x, y, x + y]
+
+        return rule.run(body, x, y)
+
+    assert result(strategy, step, tf.constant(1.0), tf.constant(2.0)) == {"loss": 3.0}
+    assert [variable.numpy() for variable in variables] == [0.5, 1.0, 1.5]
+    assert rule.version.numpy() == 1
+
+
+class Doubting(Asynchronous):
+    """Takes a gradient at the third attempt, and tells no."""
+
+    @property
+    def may_reject(self):
+        return True
+
+    def _push(self, gradients, pulled):
+        super()._push(gradients, pulled)
+        return self.ledger.version.read_value() % 3 == 0
+
+
+def test_run_repeats_a_step_on_the_same_batch_until_it_is_taken(strategy, variables):
+    with strategy.scope():
+        rule = Doubting(descend, variables, learning_rate=0.5)
+
+    @tf.function
+    def step(x):
+        def body(x):
+            return (x, variables[0] + 0.0), [x, x, x]
+
+        return rule.run(body, x)
+
+    # The second attempt sees what the first has changed.
+    assert result(strategy, step, tf.constant(1.0)) == (1.0, 0.0)
+    assert variables[0].numpy() == -0.5
+    assert rule.statistics().pulls == 3
+
+
+def refused_in_a_step(strategy, build, error, message):
+    with pytest.raises(error, match=message):
+        strategy.schedule(tf.function(build))
+
+
+def test_a_push_needs_a_gradient_for_each_variable(strategy, rule):
+    refused_in_a_step(strategy, lambda: rule.push([tf.constant(1.0)], 0), ValueError, "push takes 3 gradients.*got 1")
+
+
+def test_a_push_needs_some_gradient(strategy, rule):
+    refused_in_a_step(strategy, lambda: rule.push([None] * 3, 0), ValueError, "All gradients are None")
+
+
+def test_outside_of_a_function_nothing_is_pulled_or_pushed(rule):
+    with pytest.raises(RuntimeError, match=r"rule.pull\(\) is used inside a tf.function"), rule.pull():
+        pass
+    with pytest.raises(RuntimeError, match=r"rule.push\(\) is used inside a tf.function"):
+        rule.push([tf.constant(1.0)] * 3, 0)
+
+
+def test_a_rule_is_made_in_the_scope(strategy, variables):
+    for scope in (tf.distribute.get_strategy().scope, tf.distribute.OneDeviceStrategy("/cpu:0").scope):
+        with scope(), pytest.raises(RuntimeError, match=r"made inside strategy.scope\(\)"):
+            Asynchronous(descend, variables, learning_rate=0.5)
+
+
+def test_variables_and_embeddings_are_checked(strategy, variables):
+    with strategy.scope():
+        for bad, embeddings, message in [
+            ([], [], "at least one variable"),
+            ([variables[0], variables[0]], [], "twice"),
+            (variables[:2], [variables[2]], "is not among the rule's variables"),
+        ]:
+            with pytest.raises(ValueError, match=message):
+                Asynchronous(descend, bad, embeddings=embeddings, learning_rate=0.5)
+
+
+def test_a_rule_says_what_it_is(rule):
+    assert isinstance(rule, UpdateRule)
+    assert repr(rule) == "<Asynchronous: <FunctionOptimizer 'descend'>, <Model: 3 variables on 2 servers>>"
+    assert repr(rule.ledger) == f"<Ledger {rule.ledger.number} on {rule.version.device}>"
+
+
+def test_two_rules_of_one_model_count_apart(strategy, rule, variables):
+    with strategy.scope():
+        other = Asynchronous(descend, variables, learning_rate=0.25)
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            pass
+        with other.pull() as other_version:
+            pass
+        return rule.push([tf.constant(1.0)] * 3, version), other.push([tf.constant(1.0)] * 3, other_version)
+
+    assert result(strategy, step) == (True, True)
+    assert (rule.version.numpy(), other.version.numpy()) == (1, 1)
+    assert [variable.numpy() for variable in variables] == [0.25, 1.25, 2.25]
