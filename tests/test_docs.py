@@ -19,7 +19,7 @@ def snippets(path: Path) -> list[str]:
 
 
 @pytest.mark.cluster
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(500)
 def test_all_snippets_run_in_one_program_between_its_beginning_and_its_end(
     run_program: ProgramRunner, tmp_path: Path

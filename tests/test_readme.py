@@ -13,7 +13,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 @pytest.mark.cluster
 def test_the_program_of_the_readme_runs_as_written(run_program: ProgramRunner, tmp_path: Path) -> None:
-    (source,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    source = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
     (tmp_path / "program.py").write_text(source, encoding="utf-8")
     printed = run_program(COORDINATOR, "run", "--workers", 2, "--ps", 1, tmp_path / "program.py", timeout=240).stdout
     steps, slope, loss = re.search(r"^(\d+) steps, slope (\S+), last loss (\S+)$", printed, re.MULTILINE).groups()

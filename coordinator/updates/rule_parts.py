@@ -19,7 +19,7 @@ class Parts:
       optimizer: changes them.
       locks: one for each server, by device: held while that server's variables are changed, if `use_locking`.
       key: what was pulled in a graph that is being built is found there under this name.
-      successors: the rules that followed this one.
+      successor: the rule that followed this one, if one has.
     """
 
     strategy: ParameterServerStrategy
@@ -28,4 +28,4 @@ class Parts:
     locks: dict[str, Exclusive]
     key: str
     # The type is not known here: it has one of these.
-    successors: list[Any] = dataclasses.field(default_factory=list)
+    successor: list[Any] = dataclasses.field(default_factory=list)

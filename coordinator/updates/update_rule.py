@@ -153,16 +153,16 @@ class UpdateRule(tf.Module):
           Exception: what `join` raises; then nothing is switched.
         """
         present = self._present()
-        if rule is present or rule._parts.successors or present._parts.strategy is not rule._parts.strategy:
+        if rule is present or rule._parts.successor or present._parts.strategy is not rule._parts.strategy:
             raise ValueError("switch_to takes a rule of the same strategy that was not used before.")
         mine, theirs = ([id(v) for v in each._parts.model.variables] for each in (present, rule))
-        if sorted(mine) != sorted(theirs):
-            raise ValueError("switch_to takes a rule that was made for the same variables.")
+        if mine != theirs:
+            raise ValueError("switch_to takes a rule that was made for the same variables, in the same order.")
         strategy = present._parts.strategy
         strategy.join()
         present._end()
         rule._go_on_from(present)
-        self._parts.successors.append(rule)
+        present._parts.successor.append(rule)
         strategy.trace_anew()
 
     # What a rule of its own kind overrides.
@@ -199,8 +199,7 @@ class UpdateRule(tf.Module):
     # What they share.
 
     def _present(self) -> "UpdateRule":
-        successors = self._parts.successors
-        return successors[-1]._present() if successors else self
+        return self._parts.successor[0]._present() if self._parts.successor else self
 
     @contextlib.contextmanager
     def _pull_scope(self) -> Iterator[Any]:

@@ -37,7 +37,7 @@ TINY = """
 
 
 @pytest.mark.cluster
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_every_rule_trains_and_keeps_its_bound(run_program):
     found = json.loads(run_program(TINY, timeout=880).stdout.splitlines()[-1])
@@ -66,7 +66,7 @@ def test_every_rule_trains_and_keeps_its_bound(run_program):
 
 
 @pytest.mark.cluster
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(700)
 def test_dividing_the_rate_by_staleness_rescues_training(run_program, tmp_path):
     path = tmp_path / "figures.json"

@@ -38,6 +38,7 @@ def test_the_digits_are_learned_to_95_percent_while_a_sidecar_evaluates(
     assert list((directory / "summaries").rglob("events.out.tfevents.*"))
 
 
+@pytest.mark.long
 def test_the_loop_that_joins_every_epoch_learns_the_weights(run_program: ProgramRunner) -> None:
     printed = printed_by(run_program, "loops/join_every_epoch.py")
     losses = [float(loss) for loss in re.findall(r"^epoch \d: loss (\S+)$", printed, re.MULTILINE)]
@@ -46,6 +47,7 @@ def test_the_loop_that_joins_every_epoch_learns_the_weights(run_program: Program
     assert weights_in(printed) == pytest.approx([2.0, -3.0, 0.5, 1.0], abs=0.1)
 
 
+@pytest.mark.long
 def test_the_fully_asynchronous_loop_learns_the_weights(run_program: ProgramRunner) -> None:
     printed = printed_by(run_program, "loops/fully_asynchronous.py")
     assert re.search(r"^\d+ steps, loss \S+$", printed, re.MULTILINE)

@@ -20,6 +20,7 @@ EXAMPLE = ROOT / "examples" / "restart" / "train.py"
 COMMAND = "run --workers 2 --ps 1 --restarts 3"
 
 
+@pytest.mark.long
 def test_a_killed_program_goes_on_from_its_latest_checkpoint_and_finishes(
     run_program: ProgramRunner, tmp_path: Path
 ) -> None:

@@ -18,7 +18,8 @@ def test_the_example_is_run_as_its_text_says() -> None:
     assert f"\ncoordinator {COMMAND} examples/update_rules/train.py\n" in EXAMPLE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("rule", ["asynchronous", pytest.param("model-average", marks=pytest.mark.long)])
+@pytest.mark.release
+@pytest.mark.parametrize("rule", ["asynchronous", "model-average"])
 def test_the_digits_are_learned_and_what_the_rule_saw_is_shown(
     run_program: ProgramRunner, tmp_path: Path, rule: str
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_client_that_is_silent_but_lives_keeps_its_variables(run_program):
     assert "heard" in run_program(SILENT, timeout=240).stdout
 
 
+@pytest.mark.long
 def test_a_client_that_lives_loses_nothing_to_another_one(run_program, shared_cluster, strategy, tmp_path):
     import tensorflow as tf
 

@@ -35,6 +35,7 @@ def test_a_program_ends_while_functions_run(end):
     assert "Traceback" not in end("end_while_functions_run")
 
 
+@pytest.mark.long
 def test_a_program_ends_while_a_worker_is_dead(end, shared_cluster, strategy):
     shared_cluster.kill("worker", 2)
     try:

@@ -10,6 +10,7 @@ import coordinator
 from tests.ps_strategy.failure_programs import connecting_client, trainer
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_strategy_connects_to_whoever_answers_and_awaits_the_rest(run_program):  # row 81
     run_program(Path(connecting_client.__file__).read_text(), timeout=280)
@@ -21,6 +22,7 @@ def test_a_second_strategy_is_refused_while_one_is_open(shared_cluster, strategy
     assert strategy.cluster.unhealthy() == ()
 
 
+@pytest.mark.long
 def test_a_client_that_was_killed_starts_again_on_the_same_servers(run_program, shared_cluster):  # row 87
     source, spec = Path(trainer.__file__).read_text(), json.dumps(shared_cluster.spec)
     killed = run_program(source, spec, "killed", exit_code=-signal.SIGKILL)

@@ -73,6 +73,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_what_the_client_does_while_a_worker_is_frozen_comes_back(run_program: ProgramRunner) -> None:
     program = run_program(PROGRAM, timeout=280.0)

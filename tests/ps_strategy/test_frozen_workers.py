@@ -16,7 +16,7 @@ from tests.program_runner import ProgramRunner
 from tests.ps_strategy.failure_programs import frozen_workers
 from tests.ps_strategy.failure_programs.frozen_workers import FREEZES
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

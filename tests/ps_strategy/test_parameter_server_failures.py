@@ -17,7 +17,7 @@ from tests.program_runner import ProgramRunner
 from tests.ps_strategy.failure_programs import parameter_server_losses
 from tests.ps_strategy.failure_programs.parameter_server_losses import CASES, STEPS
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 # On an idle machine it takes well under a second; a probe that is not answered takes five.
 SOON = 30.0

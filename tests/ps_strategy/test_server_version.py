@@ -93,6 +93,7 @@ CONNECTING = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_connecting_refuses_another_version_or_warns_of_each_server(run_program):
     ended = run_program(CONNECTING, timeout=200)

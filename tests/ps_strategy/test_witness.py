@@ -25,6 +25,7 @@ with LocalCluster(workers=1, ps=2) as cluster:
 """
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_restarted_server_has_nothing_of_what_was_made_there(run_program):
     run_program(PROGRAM, timeout=200)

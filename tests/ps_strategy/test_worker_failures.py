@@ -128,6 +128,7 @@ def test_a_function_whose_worker_is_killed_runs_again_elsewhere(shared_cluster, 
         assert (new.losses - old.losses, new.retried - old.retried) == (suffered, suffered), new.device
 
 
+@pytest.mark.long
 def test_of_two_workers_killed_together_each_returns_by_itself(shared_cluster, strategy, counter, count):  # row 76
     gate = Gate(strategy)
     held = gate.occupy(3)
@@ -186,6 +187,7 @@ def test_a_worker_that_returns_has_everything_again(shared_cluster, strategy):  
     assert first["word"] == b"a"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["dataset function", "ready dataset"])
 def test_a_worker_may_die_while_iterators_are_made(shared_cluster, strategy, counter, kind):  # rows 68, 69
     @tf.function
@@ -222,6 +224,7 @@ def test_a_worker_may_die_while_iterators_are_made(shared_cluster, strategy, cou
     wait_until(is_used_by_all)
 
 
+@pytest.mark.long
 def test_the_same_worker_may_die_twice_in_a_row(shared_cluster, strategy, counter, count):  # rows 77, 79
     before = worker_statistics(strategy, 0)
     ending = threading.Event()
@@ -265,6 +268,7 @@ def test_a_kill_and_a_users_error_at_once(shared_cluster, strategy, counter, cou
     assert counter.numpy() == 6
 
 
+@pytest.mark.long
 def test_thousands_of_functions_outlive_a_worker(shared_cluster, strategy, counter, count):
     total, before = 5_000, worker_statistics(strategy, 1)
     futures = [strategy.schedule(count) for _ in range(total)]

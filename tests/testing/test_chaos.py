@@ -32,6 +32,7 @@ def test_a_server_suffers_one_fault_at_a_time_and_one_worker_is_left_alone() -> 
         assert fault.ends == fault.begins if fault.kind == "restart" else 1.0 <= fault.ends - fault.begins <= 10.0
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_every_server_runs_again_when_the_chaos_is_stopped() -> None:
     with LocalCluster(workers=1, ps=1) as cluster:

@@ -109,7 +109,7 @@ with LocalCluster(workers=2, ps=2) as cluster, coordinator.ParameterServerStrate
 
 
 @pytest.mark.cluster
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.parametrize(
     "rule",
     [

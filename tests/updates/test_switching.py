@@ -84,17 +84,20 @@ def test_what_was_scheduled_before_is_done_by_the_rule_of_then(
     assert float(variables[0]) == 20.0
 
 
-def test_rules_follow_one_another_more_than_once(
-    strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable]
+@pytest.mark.parametrize("asked", [0, 1])
+def test_rules_follow_one_another_more_than_once_whichever_is_asked(
+    strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable], asked: int
 ) -> None:
-    first = rule_of(strategy, variables, 1.0)
-    step = step_of(first)
-    for rate in (10.0, 100.0):
+    rules = [rule_of(strategy, variables, rate) for rate in (1.0, 10.0, 100.0)]
+    steps = [step_of(rule) for rule in rules[:2]]
+    run(strategy, steps[0], 1)
+    rules[0].switch_to(rules[1])
+    run(strategy, steps[0], 1)
+    rules[asked].switch_to(rules[2])
+    for step in steps:
         run(strategy, step, 1)
-        first.switch_to(rule_of(strategy, variables, rate))
-    run(strategy, step, 1)
-    assert float(variables[0]) == 111.0
-    assert first.statistics().updates == 3
+    assert float(variables[0]) == 211.0
+    assert rules[0].statistics().updates == 4
 
 
 def test_a_concrete_function_keeps_the_rule_that_it_was_traced_with(
@@ -129,8 +132,9 @@ def test_the_error_of_a_step_is_raised_and_nothing_is_switched(
 def test_only_an_unused_rule_for_the_same_variables_may_follow(
     strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable]
 ) -> None:
-    first, second = rule_of(strategy, variables, 1.0), rule_of(strategy, variables[:1], 1.0)
-    with pytest.raises(ValueError, match="same variables"):
-        first.switch_to(second)
+    first = rule_of(strategy, variables, 1.0)
+    for others in (variables[:1], variables[::-1]):
+        with pytest.raises(ValueError, match="same variables, in the same order"):
+            first.switch_to(rule_of(strategy, others, 1.0))
     with pytest.raises(ValueError, match="not used before"):
         first.switch_to(first)

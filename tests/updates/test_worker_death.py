@@ -75,6 +75,6 @@ with LocalCluster(workers=3, ps=2) as cluster, coordinator.ParameterServerStrate
 
 
 @pytest.mark.cluster
-@pytest.mark.long
+@pytest.mark.release
 def test_workers_that_die_leave_whole_updates_and_nobody_waiting(run_program: ProgramRunner) -> None:
     run_program(PROGRAM, timeout=900)
