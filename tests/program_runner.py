@@ -23,6 +23,8 @@ COORDINATOR = "import sys; from coordinator.launch.command_line import main; sys
 # Names the run in the environment that all processes of a program inherit, whatever session or parent they have.
 _MARK = "COORDINATOR_TEST_RUN"
 _DUMP_TIMEOUT = 10.0
+# Servers notice the end of a program that was killed, and end after it.
+_ENDING_TIMEOUT = 5.0
 
 
 class ProgramRunner:
@@ -102,8 +104,9 @@ def _dump_and_kill(program: subprocess.Popen[str], mark: str) -> tuple[str, str]
 
 
 def _kill_all(mark: str) -> list[str]:
-    """Kills every process with the mark, and returns their command lines."""
-    found = [process for process in psutil.process_iter() if _is_marked(process, mark)]
+    """Kills every process with the mark that does not end by itself in a moment, and returns their command lines."""
+    marked = [process for process in psutil.process_iter() if _is_marked(process, mark)]
+    _, found = psutil.wait_procs(marked, timeout=_ENDING_TIMEOUT)
     commands = []
     for process in found:
         try:

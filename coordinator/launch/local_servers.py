@@ -1,4 +1,4 @@
-"""The servers of a cluster on this machine: one process and one log each.
+"""The servers of a cluster on this machine: one process and one log each, and the zygote that they are forked from.
 
 It promises that all of them start at the same time, and that `close` leaves no process behind, frozen ones included.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from coordinator.errors import ClusterSpecError
 from coordinator.launch.server_process import ServerProcess
 from coordinator.launch.task_config import TaskConfig
+from coordinator.launch.zygote_process import ZygoteProcess
 
 
 class LocalServers:
@@ -17,13 +18,14 @@ class LocalServers:
 
     Args:
       configs: the servers to be.
-      log_folder: an existing folder; the log of `/job:ps/task:0` goes to `ps-0.log` in it.
-      environment: the environment that the processes inherit.
+      log_folder: an existing folder, for logs such as `ps-0.log` of `/job:ps/task:0`, and `zygote.log`.
+      environment: the environment that the processes inherit, as it is now: also those that start later.
     """
 
     def __init__(self, configs: Sequence[TaskConfig], log_folder: pathlib.Path, environment: Mapping[str, str]):
         self._log_folder = log_folder
-        self._environment = environment
+        self._environment = dict(environment)
+        self._zygote = ZygoteProcess(log_folder / "zygote.log") if ZygoteProcess.is_supported() else None
         self._servers: dict[tuple[str, int], ServerProcess] = {}
         for config in configs:
             self.add(config)
@@ -31,7 +33,7 @@ class LocalServers:
     def add(self, config: TaskConfig) -> ServerProcess:
         """Adds one more server, not yet started."""
         log_path = self._log_folder / f"{config.job}-{config.index}.log"
-        server = ServerProcess(config, log_path, self._environment)
+        server = ServerProcess(config, log_path, self._environment, self._zygote)
         self._servers[config.job, config.index] = server
         return server
 
@@ -59,8 +61,12 @@ class LocalServers:
 
     def close(self) -> None:
         """Ends all servers, and returns when they are gone."""
+        if self._zygote is not None:
+            self._zygote.stop_loading()
         for server in self:
             server.kill()
+        if self._zygote is not None:
+            self._zygote.close()
 
     def __getitem__(self, task: tuple[str, int]) -> ServerProcess:
         if task not in self._servers:

@@ -4,7 +4,9 @@ It promises to refuse what cannot work before TensorFlow is loaded, to print one
 once, with code 0, on SIGTERM, on SIGINT and, if asked to, when its standard input is closed.
 """
 
+import contextlib
 import os
+import pathlib
 import signal
 import socket
 import sys
@@ -39,12 +41,11 @@ def serve(
     """
     config = served_task(environment, job=job, index=index)
     _check_port_is_free(config)
+    _name_process(config)
     with SignalReader((signal.SIGTERM, signal.SIGINT), lambda _: _end()):
         if exit_with_parent:
             threading.Thread(target=_end_with_standard_input, name="coordinator-parent", daemon=True).start()
-        # Read when TensorFlow is loaded: without it, calls to a dead peer wait for it instead of failing.
-        # A client in whose process this one was started may have set another value, for itself.
-        environment["GRPC_FAIL_FAST"] = "use_caller"
+        load_tensorflow(environment)
         server = _start_server(config)
         print(f"coordinator: {config.name} serves on {config.address}", flush=True)
         server.join()
@@ -73,6 +74,18 @@ def served_task(environment: MutableMapping[str, str], *, job: str | None, index
     return config.without("evaluator")
 
 
+def load_tensorflow(environment: MutableMapping[str, str]) -> None:
+    """Loads TensorFlow as a server needs it; what is loaded already stays as it is.
+
+    Args:
+      environment: the environment of this process.
+    """
+    # Read when TensorFlow is loaded: without it, calls to a dead peer wait for it instead of failing.
+    # A client in whose process this one was started may have set another value, for itself.
+    environment["GRPC_FAIL_FAST"] = "use_caller"
+    import tensorflow as tf  # noqa: F401 - for what it does
+
+
 def _check_port_is_free(config: TaskConfig) -> None:
     """Refuses a port that is taken. TensorFlow would share it with the other process, or die with a stack dump."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
@@ -85,6 +98,12 @@ def _check_port_is_free(config: TaskConfig) -> None:
                 f"{config.name} cannot serve on {config.address}: port {config.port}: {error.strerror}. "
                 "End the process that listens there, or give the task another port."
             ) from error
+
+
+def _name_process(config: TaskConfig) -> None:
+    """Lets lists of processes tell the servers apart, which all have one command line. It takes Linux."""
+    with contextlib.suppress(OSError):
+        pathlib.Path("/proc/self/comm").write_text(f"{config.job}-{config.index}")
 
 
 def _start_server(config: TaskConfig) -> "tf.distribute.Server":

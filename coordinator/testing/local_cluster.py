@@ -1,7 +1,8 @@
 """A real cluster on this machine: one process per server, which a test may kill, freeze and start again.
 
 It promises that every server answers when it is entered, and that closing it leaves no process, port or folder behind.
-The servers also end when this process does, however it ends.
+The servers also end when this process does, however it ends. One process more, from which the servers are forked, lives
+as long as the cluster.
 """
 
 import os

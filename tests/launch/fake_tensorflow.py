@@ -1,6 +1,7 @@
 """A package `tensorflow` with just what `coordinator serve` uses, so that a server starts in a moment.
 
-It answers probes as the real one does. A task named in `FAKE_BROKEN` fails to start, as a real one may.
+It answers probes as the real one does, and prints some of its environment. A task named in `FAKE_BROKEN` fails to
+start, as a real one may.
 """
 
 from pathlib import Path
@@ -17,6 +18,7 @@ class Server(grpc.GenericRpcHandler):
         assert protocol == "grpc" and "evaluator" not in cluster and os.environ["GRPC_FAIL_FAST"] == "use_caller"
         if f"{job_name}-{task_index}" in os.environ.get("FAKE_BROKEN", "").split():
             raise RuntimeError("the fake server was told to fail")
+        print({name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL")})
         name = f"/job:{job_name}/replica:0/task:{task_index}/device:CPU:0".encode()
         device = bytes([10, len(name)]) + name + bytes([0x31]) + os.urandom(8)
         self._reply = bytes([10, len(device)]) + device

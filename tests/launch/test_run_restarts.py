@@ -25,7 +25,7 @@ PROGRAM = """
         file.write(os.environ["TF_CONFIG"] + "\\n")
     number = len(starts.read_text().splitlines())
     code = int(sys.argv[1 + number])
-    print("start", number, os.getpid(), flush=True)
+    print(f"start {number} {os.getpid()}", flush=True)
     if code == 99:
         signal.pause()
     os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)

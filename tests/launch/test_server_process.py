@@ -13,6 +13,7 @@ from coordinator.launch.free_addresses import free_addresses
 from coordinator.launch.local_servers import LocalServers
 from coordinator.launch.server_process import ServerProcess
 from coordinator.launch.task_config import TaskConfig
+from coordinator.launch.zygote_process import ZygoteProcess
 from tests.launch.fake_tensorflow import write_fake_tensorflow
 from tests.program_runner import ProgramRunner
 
@@ -24,10 +25,21 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": write_fake_tensorflow(tmp_path / "fake")}
 
 
+@pytest.fixture(params=["forked", "fresh"])
+def zygote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ZygoteProcess | None]:
+    """None makes every server a fresh process, as where no process can be forked."""
+    if request.param == "fresh":
+        yield None
+        return
+    assert ZygoteProcess.is_supported()
+    with contextlib.closing(ZygoteProcess(tmp_path / "zygote.log")) as zygote:
+        yield zygote
+
+
 @pytest.fixture
-def server(tmp_path: Path, environment: dict[str, str]) -> Iterator[ServerProcess]:
+def server(tmp_path: Path, environment: dict[str, str], zygote: ZygoteProcess | None) -> Iterator[ServerProcess]:
     config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
-    server = ServerProcess(config, tmp_path / "worker-0.log", environment)
+    server = ServerProcess(config, tmp_path / "worker-0.log", environment, zygote)
     yield server
     server.kill()
 
@@ -134,7 +146,11 @@ def test_it_tells_what_it_is(server: ServerProcess) -> None:
     assert f"process {server.pid})" in repr(server)
 
 
-def test_several_start_together_and_none_is_left(tmp_path: Path, environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("may_fork", [True, False])
+def test_several_start_together_and_none_is_left(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, may_fork: bool
+) -> None:
+    monkeypatch.setattr(ZygoteProcess, "is_supported", lambda: may_fork)
     addresses = free_addresses(3)
     cluster = {"worker": addresses[:2], "ps": addresses[2:]}
     configs = [TaskConfig(cluster, job, index) for job, index in (("worker", 0), ("worker", 1), ("ps", 0))]
@@ -148,4 +164,5 @@ def test_several_start_together_and_none_is_left(tmp_path: Path, environment: di
         servers["ps", 1]
     servers.close()
     assert not any(server.is_alive() for server in servers)
-    assert {path.name for path in tmp_path.glob("*.log")} == {"worker-0.log", "worker-1.log", "ps-0.log"}
+    logs = {"worker-0.log", "worker-1.log", "ps-0.log", *(["zygote.log"] if may_fork else [])}
+    assert {path.name for path in tmp_path.glob("*.log")} == logs

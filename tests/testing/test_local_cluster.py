@@ -47,6 +47,14 @@ def test_every_server_of_a_real_cluster_answers_as_itself(cluster: LocalCluster)
             assert f"/job:{job}/replica:0/task:{index}/device:CPU:0" in status.devices
 
 
+def test_real_servers_are_forked_from_a_process_that_loaded_tensorflow(cluster: LocalCluster) -> None:
+    servers = [psutil.Process(pid) for pid in cluster.processes.values() if pid]
+    assert {server.name() for server in servers} == {"worker-0", "ps-0"}
+    assert len({server.ppid() for server in servers}) == 1
+    # A fresh process, which TensorFlow's threads would have called for, is called `coordinator serve`.
+    assert all("coordinator.launch.zygote" in server.cmdline() for server in servers)
+
+
 def test_a_killed_worker_comes_back_on_its_port_with_another_incarnation(cluster: LocalCluster) -> None:
     with TaskProbe(cluster.spec["worker"][0]) as probe:
         before = probe.status(timeout=10)
