@@ -10,9 +10,11 @@ workers may come and go meanwhile; `close` leaves no thread behind.
 """
 
 import dataclasses
+import inspect
 import itertools
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -51,7 +53,8 @@ class Cluster:
         self._membership: MembershipWatch | None = None
         # Held while workers are added, moved and struck off, and never together with the queue's.
         self._membership_lock = threading.Lock()
-        self._on_rest: list[Callable[[int], object]] = []
+        # Each gives a callback, or None when that is gone.
+        self._on_rest: list[Any] = []
         # The indices of those that are being removed.
         self._leaving: set[int] = set()
         self._workers = {index: self._new_worker(index) for index in runtime.worker_addresses}
@@ -214,9 +217,11 @@ class Cluster:
         """Has `callback` called with a worker's index when that worker has no closure any more after it had one.
 
         That is when nothing waits for it, when its closure failed, and when it was lost. It is called on the thread of
-        that worker, which takes no other closure meanwhile.
+        that worker, which takes no other closure meanwhile. A method is called for as long as its object lives, which
+        this does not keep alive.
         """
-        self._on_rest.append(callback)
+        is_method = inspect.ismethod(callback)
+        self._on_rest.append(weakref.WeakMethod(callback, self._on_rest.remove) if is_method else lambda: callback)
 
     def statistics(self) -> ClusterStatistics:
         """A snapshot of the counts, each worker's too."""
@@ -254,9 +259,10 @@ class Cluster:
         return Worker(index, self._runtime, self._queue, self.recovery, self._options, self._tell_of_rest)
 
     def _tell_of_rest(self, worker: int) -> None:
-        for callback in tuple(self._on_rest):
+        for reference in tuple(self._on_rest):
             try:
-                callback(worker)
+                if (callback := reference()) is not None:
+                    callback(worker)
             except Exception:
                 _logger.exception("What is told that worker %d has no work any more raised.", worker)
 

@@ -8,6 +8,7 @@ A worker that is frozen is lost like one that died: the runtime sees to it that 
 Promises:
 - A closure that was running when the worker was lost is handed back before anything else is done.
 - One that is lost while it is idle is noticed too, within `Options.heartbeat_interval`.
+- One that answers, but on which call after call fails without a fault of the function, is connected to anew.
 - A lost worker's thread alone waits for its return; no other worker waits for it, nor it for another.
 - The thread ends after `stop`, as soon as the call under way returns.
 """
@@ -29,6 +30,10 @@ from coordinator.runtime import FailureKind, Runtime
 from coordinator.statistics import WorkerStatistics
 
 _logger = logging.getLogger("coordinator")
+
+# A connection may be at fault for what looks like bad luck: a server that let go of an earlier one late has been seen
+# to take parts of the present one with it, so that nothing it computes reaches the client any more.
+_TRANSIENT_FAILURES_UNTIL_RENEWAL = 5
 
 
 class WorkerState(enum.Enum):
@@ -85,6 +90,7 @@ class Worker(BackgroundThread):
         self._state_lock = threading.Lock()
         self._finished = self._failed = self._retried = self._losses = self._reconnections = 0
         self._reconnecting_seconds = 0.0
+        self._transient_failures_in_a_row = 0
         self._lost_at = 0.0
 
     @property
@@ -166,6 +172,7 @@ class Worker(BackgroundThread):
         except BaseException as error:  # noqa: BLE001 - the runtime sorts it
             self._settle_failure(attempt, error)
         else:
+            self._transient_failures_in_a_row = 0
             self._finished += self._queue.finish(attempt, result)
 
     def _settle_failure(self, attempt: Attempt, error: BaseException) -> None:
@@ -182,8 +189,12 @@ class Worker(BackgroundThread):
             case Decision.FAIL:
                 reach = reach_of(failure.kind, self._options)
                 self._failed += self._queue.fail(attempt, final_error(failure, attempt, self.device), reach)
+        is_transient = failure.kind is FailureKind.TRANSIENT
+        self._transient_failures_in_a_row = self._transient_failures_in_a_row + 1 if is_transient else 0
         if failure.kind is FailureKind.WORKER_LOST:
             self._lose(str(error))
+        elif self._transient_failures_in_a_row == _TRANSIENT_FAILURES_UNTIL_RENEWAL:
+            self._lose(f"it answers, but {_TRANSIENT_FAILURES_UNTIL_RENEWAL} calls in a row failed: {error}")
         else:
             self._rest()
 
@@ -192,6 +203,7 @@ class Worker(BackgroundThread):
 
     def _lose(self, reason: str) -> None:
         self._losses += 1
+        self._transient_failures_in_a_row = 0
         self._wait_connected("was lost", reason)
 
     def _wait_connected(self, what: str, reason: str) -> None:

@@ -1,5 +1,6 @@
 """Who is told when a worker has no closure any more."""
 
+import gc
 import logging
 import queue
 from collections.abc import Iterator
@@ -79,6 +80,28 @@ def test_a_worker_that_was_removed_is_told_of(cluster: Cluster, runtime: FakeRun
     future.add_done_callback(lambda _: cluster.workers[1].stop())
     gate.open()
     assert told.get(timeout=LIMIT) == 1
+
+
+class Listener:
+    def __init__(self, told: "queue.Queue[int]") -> None:
+        self._told = told
+
+    def tell(self, worker: int) -> None:
+        self._told.put(-worker)
+
+
+def test_a_method_is_called_for_as_long_as_its_object_lives(cluster: Cluster, told: "queue.Queue[int]") -> None:
+    listener = Listener(told)
+    cluster.when_worker_rests(listener.tell)
+    cluster.schedule(index_of, "step", worker=1).result(LIMIT)
+    assert [told.get(timeout=LIMIT) for _ in range(2)] == [1, -1]
+    del listener
+    gc.collect()
+    cluster.schedule(index_of, "step", worker=1).result(LIMIT)
+    assert told.get(timeout=LIMIT) == 1
+    cluster.schedule(index_of, "step", worker=0).result(LIMIT)
+    # Nothing of the listener's came in between.
+    assert told.get(timeout=LIMIT) == 0
 
 
 def test_what_a_callback_raises_is_logged_and_harms_nobody(

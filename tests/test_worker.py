@@ -247,6 +247,17 @@ def test_a_transient_failure_that_stays_is_the_result() -> None:
         assert "attempt 4: transient" in caught.value.__notes__[0]
 
 
+@pytest.mark.parametrize(("failures", "renewals"), [(4, 0), (5, 1), (9, 1), (10, 2)])
+def test_a_worker_that_answers_but_fails_call_after_call_is_connected_to_anew(failures: int, renewals: int) -> None:
+    with running_cluster(FakeRuntime(workers=1), dataclasses.replace(OPTIONS, transient_retries=10)) as cluster:
+        before = cluster.schedule(refused(1), "step")
+        future = cluster.schedule(refused(failures), "step")
+        cluster.join(LIMIT)
+        assert (before.result(0), future.result(0)) == (0, 0)
+        worker = cluster.workers[0].statistics()
+    assert (worker.losses, worker.reconnections) == (renewals, renewals)
+
+
 def test_a_stop_does_not_wait_for_the_pause_before_a_retry() -> None:
     runtime = FakeRuntime(workers=1)
     gate = Gate(runtime)
