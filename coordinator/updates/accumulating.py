@@ -11,8 +11,8 @@ was begun on a server is finished there, what was not begun is done by the next 
 Until a push is accepted it is in no update; one that never is, is dropped.
 """
 
+import contextlib
 import dataclasses
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,8 +85,7 @@ class Accumulating(UpdateRule):
         super().__init__(optimizer, variables, embeddings=embeddings, learning_rate=learning_rate)
         self._grads_to_wait = grads_to_wait
         self._accumulator = self._new_accumulator(self._new_servers(), {})
-        finish_updates = weakref.WeakMethod(self._finish_updates)
-        self._parts.strategy.cluster.when_worker_rests(lambda _: finish() if (finish := finish_updates()) else None)
+        self._parts.strategy.cluster.when_worker_rests(self._finish_updates)
 
     def flush(self) -> int:
         """Makes an update of the gradients that wait, though they are too few; to be called after `strategy.join()`.
@@ -194,13 +193,11 @@ class Accumulating(UpdateRule):
             committed = accumulator.close(committed, tf.constant(least))
         return made
 
-    def _finish_updates(self) -> None:
-        """Makes the updates that are complete and that a worker may have left behind when it died."""
-        try:
+    def _finish_updates(self, _: int) -> None:
+        """Makes the updates that are complete and that a worker that rests may have left behind when it died."""
+        # If a server is away, what waits is gone when it returns.
+        with contextlib.suppress(*UNREACHED):
             self._make_updates(self._grads_to_wait)
-        except UNREACHED:
-            # A server is away. What waits is gone when it returns.
-            return
 
     def _end(self) -> None:
         self._make_updates(1)

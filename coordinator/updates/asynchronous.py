@@ -51,41 +51,30 @@ class Asynchronous(UpdateRule):
 
     def _push(self, gradients: dict[int, Any], pulled: Pulled) -> Any:
         parts, ledger = self._parts, self.ledger
-        home = self._send_to(ledger.home, gradients, [*self._known(pulled), pulled.version, pulled.worker])
-        *scalars, rate, version, worker = home.extras
-        others = [part.device for part in parts.model.parts if part.device != ledger.home]
-        sent = (
-            []
-            if self._scale is not None
-            else [self._send_to(device, gradients, self._known(pulled)) for device in others]
-        )
+        rate = parts.optimizer.learning_rate(pulled.scalars)
+        home = self._send_to(ledger.home, gradients, [*pulled.scalars, rate, pulled.version, pulled.worker])
+        *scalars_there, rate_there, version, worker = home.extras
+        sizes = [home.size]
         with built() as operations:
             with self._exclusively(ledger.home, home.tensors):
                 staleness = decisions.staleness(ledger.version.read_value(), version)
-                scale = self._scale_for(staleness)
+                if self._scale is not None:
+                    rate = rate_there = rate_there * tf.cast(self._scale(staleness), tf.float32)
                 with built() as applied:
-                    self._apply(home, scalars, rate if scale is None else rate * scale)
+                    self._apply(home, scalars_there, rate_there)
                 with ledger.lock.hold(applied):
                     counted = ledger.version.assign_add(1, read_value=False)
                     ledger.note_staleness(staleness)
                     ledger.note_step(worker)
-            if scale is not None:
-                sent = [self._send_to(device, gradients, self._known(pulled, scale)) for device in others]
-            for there in sent:
-                *scalars, rate = there.extras
-                with self._exclusively(there.device, there.tensors):
-                    self._apply(there, scalars, rate)
+            for device in (part.device for part in parts.model.parts if part.device != ledger.home):
+                sent = self._send_to(device, gradients, [*pulled.scalars, rate])
+                *scalars_there, rate_there = sent.extras
+                with self._exclusively(device, sent.tensors):
+                    self._apply(sent, scalars_there, rate_there)
+                sizes.append(sent.size)
             # A worker that dies before has not made this update.
             with tf.control_dependencies([counted]):
                 parts.optimizer.count()
-                ledger.count(updates=1, pushes=1, bytes_pushed=tf.add_n([home.size, *(there.size for there in sent)]))
+                ledger.count(updates=1, pushes=1, bytes_pushed=tf.add_n(sizes))
         with tf.control_dependencies(operations):
             return tf.constant(True)
-
-    def _known(self, pulled: Pulled, scale: Any = None) -> list[Any]:
-        """What an update needs to know on each server: the optimizer's scalars, and the learning rate."""
-        rate = self._parts.optimizer.learning_rate(pulled.scalars)
-        return [*pulled.scalars, rate if scale is None else rate * scale]
-
-    def _scale_for(self, staleness: Any) -> Any:
-        return None if self._scale is None else tf.cast(self._scale(staleness), tf.float32)

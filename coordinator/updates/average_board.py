@@ -8,6 +8,7 @@ It promises that an averaging costs the same however many workers there are, sin
 a worker that has left counts no more, whatever a forgotten call of its still brings.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.failure_table import UNREACHED
 from coordinator.updates.exclusive import Exclusive, built
-from coordinator.updates.ledger import MOST_WORKERS
+from coordinator.updates.ledger import MOST_WORKERS, zeros
 
 
 class AverageBoard:
@@ -44,11 +45,11 @@ class AverageBoard:
         with tf.distribute.get_strategy().extended.colocate_vars_with(self._variables[0]):
             # A list of rows. A variable of an unknown number of rows would end the server that is told of its shape.
             self._rows = tf.Variable(self._no_rows, dtype=tf.variant, shape=[], trainable=False, name="local_models")
-            self._total = _zeros([sum(self._sizes)], tf.float64, "total_of_models")
-            self._is_present = _zeros([MOST_WORKERS], tf.bool, "has_model")
+            self._total = zeros([sum(self._sizes)], tf.float64, "total_of_models")
+            self._is_present = zeros([MOST_WORKERS], tf.bool, "has_model")
             # The newest connection that a worker was seen with.
-            self._fence = _zeros([MOST_WORKERS], tf.int64, "fence")
-            self._generation = _zeros([], tf.int64, "generation")
+            self._fence = zeros([MOST_WORKERS], tf.int64, "fence")
+            self._generation = zeros([], tf.int64, "generation")
         signature = [tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool)]
         self._remove = tf.function(self._build_removal, input_signature=signature, autograph=False)
 
@@ -83,11 +84,9 @@ class AverageBoard:
           worker: its index.
           is_lost: its connection is no more; what still comes by it is not taken.
         """
-        try:
+        # If the server is away, what is on this board is gone when it returns.
+        with contextlib.suppress(*UNREACHED):
             self._remove(tf.constant(worker, tf.int64), tf.constant(is_lost))
-        except UNREACHED:
-            # The server is away. What is on this board is gone when it returns.
-            return
 
     # A call that is cancelled may stop anywhere below, and its worker rests then. So removing it makes good the total,
     # and until then a row counts no sooner than it is there.
@@ -161,7 +160,3 @@ def _size(variable: Any) -> int:
             "be averaged. Make it with one, or give it as one of the embeddings."
         )
     return int(size)
-
-
-def _zeros(shape: list[int], dtype: tf.DType, name: str) -> tf.Variable:
-    return tf.Variable(lambda: tf.zeros(shape, dtype), trainable=False, name=name)

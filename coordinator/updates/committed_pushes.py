@@ -81,8 +81,7 @@ class CommittedPushes:
             counted = tf.cast(accepted, tf.int64)
             # Those that wait are applied before it.
             ledger.note_staleness(decisions.staleness(version + waiting // self._grads_to_wait, pulled_version))
-            ledger.clocks.scatter_nd_add([[worker]], [counted])
-            ledger.note_seen(worker)
+            ledger.note_step(worker, counted)
             ledger.count(pushes=1, rejected=1 - counted, bytes_pushed=size)
             return accepted, self._complete(pushes, self._grads_to_wait)
 

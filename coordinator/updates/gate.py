@@ -1,6 +1,6 @@
 """Where a worker waits until its rule lets it begin a step."""
 
-import weakref
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -34,11 +34,10 @@ class Gate:
         self._strategy = strategy
         self._ledger = ledger
         self._may_begin = may_begin
-        this = weakref.ref(self)
-        strategy.cluster.when_worker_rests(lambda worker: gate.dismiss(worker) if (gate := this()) else None)
         self._dismiss = tf.function(
             self._build_dismissal, input_signature=[tf.TensorSpec([], tf.int64)], autograph=False
         )
+        strategy.cluster.when_worker_rests(self.dismiss)
 
     def wait_open(self) -> tuple[Any, Any]:
         """Waits until the worker that runs this may begin, and notes that it does.
@@ -63,11 +62,9 @@ class Gate:
 
     def dismiss(self, worker: int) -> None:
         """Notes that a worker is not under way, so that nobody waits for it; called on the client."""
-        try:
+        # If the home server is away, what it noted is gone when it returns, and so is this.
+        with contextlib.suppress(*UNREACHED):
             self._dismiss(tf.constant(worker, tf.int64))
-        except UNREACHED:
-            # The home server is away. What it noted is gone when it returns, and so is this.
-            return
 
     def _ask(self, worker: Any, connection: Any, waited: Any) -> tuple[Any, Any, Any]:
         """One question: whether the worker may begin, how many wait (it included), and the version."""

@@ -56,16 +56,16 @@ class Ledger(tf.Module):
 
     def __init__(self) -> None:
         super().__init__("ledger")
-        self.version = tf.Variable(lambda: tf.zeros([], tf.int64), trainable=False, name="version")
+        self.version = zeros([], tf.int64, "version")
         with tf.distribute.get_strategy().extended.colocate_vars_with(self.version):
-            self.counts = _zeros([len(COUNTS)], tf.int64, "counts")
-            self.histogram = _zeros([LARGEST_STALENESS + 1], tf.int64, "staleness")
-            self.clocks = _zeros([MOST_WORKERS], tf.int64, "clocks")
-            self.seconds = _zeros([MOST_WORKERS, 3], tf.float64, "seconds")
+            self.counts = zeros([len(COUNTS)], tf.int64, "counts")
+            self.histogram = zeros([LARGEST_STALENESS + 1], tf.int64, "staleness")
+            self.clocks = zeros([MOST_WORKERS], tf.int64, "clocks")
+            self.seconds = zeros([MOST_WORKERS, 3], tf.float64, "seconds")
             present = _Present(
-                fence=_zeros([MOST_WORKERS], tf.int64, "fence"),
-                is_active=_zeros([MOST_WORKERS], tf.bool, "is_active"),
-                is_waiting=_zeros([MOST_WORKERS], tf.bool, "is_waiting"),
+                fence=zeros([MOST_WORKERS], tf.int64, "fence"),
+                is_active=zeros([MOST_WORKERS], tf.bool, "is_active"),
+                is_waiting=zeros([MOST_WORKERS], tf.bool, "is_waiting"),
                 pulled_version=tf.Variable(
                     lambda: tf.fill([MOST_WORKERS], tf.constant(NOT_UNDER_WAY, tf.int64)),
                     trainable=False,
@@ -106,14 +106,15 @@ class Ledger(tf.Module):
         row = tf.stack([tf.where(first > 0, first, now), now, before + tf.cast(waited, tf.float64)])
         self.seconds.scatter_nd_update([[worker]], [row])
 
-    def note_step(self, worker: Any) -> None:
-        """Notes that a worker has finished a step; to be called under the lock."""
-        self.clocks.scatter_nd_add([[worker]], [tf.constant(1, tf.int64)])
+    def note_step(self, worker: Any, steps: Any = 1) -> None:
+        """Notes that a worker has finished a step, or so many; to be called under the lock."""
+        self.clocks.scatter_nd_add([[worker]], [tf.cast(steps, tf.int64)])
         self.note_seen(worker)
 
     def __repr__(self) -> str:
         return f"<Ledger {self.number} on {self.home}>"
 
 
-def _zeros(shape: list[int], dtype: tf.DType, name: str) -> tf.Variable:
+def zeros(shape: list[int], dtype: tf.DType, name: str) -> tf.Variable:
+    """A variable of zeros that can be made again after its server was lost."""
     return tf.Variable(lambda: tf.zeros(shape, dtype), trainable=False, name=name)

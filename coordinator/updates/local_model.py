@@ -6,8 +6,9 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy import keras_internals
+from coordinator.ps_strategy.keras_internals import variable_of
 from coordinator.updates.gradient_optimizer import GradientOptimizer, KerasOptimizer, gradient_optimizer
-from coordinator.updates.model import Model, variable_of
+from coordinator.updates.model import Model
 
 
 class LocalModel:

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.ps_strategy.keras_internals import variable_of
 from coordinator.updates.parcel import LARGEST_PACKED, send
 
 
@@ -52,7 +53,7 @@ class Model:
         if unknown:
             raise ValueError(f"The embedding {unknown[0].name!r} is not among the rule's variables.")
         self.embeddings = frozenset(positions[id(variable_of(variable))] for variable in embeddings)
-        self.parts = self._parts_of(range(len(self.variables)))
+        self.parts = tuple(ServerPart(device, tuple(numbers)) for device, numbers in _by_device(self.variables).items())
 
     @property
     def dense(self) -> tuple[int, ...]:
@@ -66,12 +67,6 @@ class Model:
     def numbers_on(self, device: str) -> tuple[int, ...]:
         """The positions of the variables on one server."""
         return next((part.numbers for part in self.parts if part.device == device), ())
-
-    def _parts_of(self, numbers: Any) -> tuple[ServerPart, ...]:
-        by_device: dict[str, list[int]] = {}
-        for number in numbers:
-            by_device.setdefault(self.variables[number].device, []).append(number)
-        return tuple(ServerPart(device, tuple(found)) for device, found in by_device.items())
 
     def __repr__(self) -> str:
         return f"<Model: {len(self.variables)} variables on {len(self.parts)} servers>"
@@ -87,12 +82,9 @@ def pull(variables: Sequence[Any], after: Sequence[Any]) -> tuple[list[Any], Any
     Returns:
       The values, and how many bytes they have, an int64 scalar.
     """
-    by_device: dict[str, list[int]] = {}
-    for number, variable in enumerate(variables):
-        by_device.setdefault(variable.device, []).append(number)
     values: dict[int, Any] = {}
     sizes = [tf.constant(0, tf.int64)]
-    for device, numbers in by_device.items():
+    for device, numbers in _by_device(variables).items():
         with tf.device(device), tf.control_dependencies(list(after)):
             read = [variables[number].read_value() for number in numbers]
         parcel = send(read, device, None)
@@ -130,10 +122,12 @@ def without_repeats(gradient: Any) -> Any:
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
-def variable_of(value: Any) -> Any:
-    """The TensorFlow variable of a `tf.Variable` or `keras.Variable`."""
-    inner = getattr(value, "value", None)
-    return inner if isinstance(inner, tf.Variable) else value
+def _by_device(variables: Sequence[Any]) -> dict[str, list[int]]:
+    """The positions of variables, by the device that they are on."""
+    found: dict[str, list[int]] = {}
+    for number, variable in enumerate(variables):
+        found.setdefault(variable.device, []).append(number)
+    return found
 
 
 def _size(variable: Any) -> float:

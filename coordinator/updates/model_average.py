@@ -6,7 +6,6 @@ servers      '-> its row, instead of its last; mean --'  the mean of the rows is
 """
 
 import dataclasses
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -113,7 +112,7 @@ class ModelAverage(Asynchronous):
         boards = tuple(self._new_boards())
         self._averaged = _Averaged(own, boards, Averaging(self.ledger.version))
         self._bring = tf.function(self._build_bringing, autograph=False)
-        _tell_of_rest(self._parts.strategy.cluster, boards)
+        self._parts.strategy.cluster.when_worker_rests(self._leave_out)
 
     def abort(self, timeout: float | None = None) -> None:
         """Stops averaging and makes the exact mean of all workers' models the model: the shared one, and everybody's.
@@ -276,6 +275,13 @@ class ModelAverage(Asynchronous):
         with tf.control_dependencies(operations):
             return tf.constant(True)
 
+    def _leave_out(self, index: int) -> None:
+        """Takes the model of a worker that rests from the boards."""
+        workers = self._parts.strategy.cluster.workers
+        is_live = any(worker.index == index and worker.state is WorkerState.LIVE for worker in workers)
+        for board in self._averaged.boards:
+            board.remove(index, is_lost=not is_live)
+
     def _build_bringing(self, generation: Any) -> Any:
         """Brings the worker's model, if it has one, as one of the given generation; returns whether it did."""
         present, _ = self._averaged.averaging.read()
@@ -283,20 +289,6 @@ class ModelAverage(Asynchronous):
         return tf.cond(
             own.is_of(present), lambda: self._exchange(own.read(), generation)[1], lambda: tf.constant(False)
         )
-
-
-def _tell_of_rest(cluster: Any, boards: Sequence[AverageBoard]) -> None:
-    """Has workers that rest taken from the boards, for as long as there are these boards."""
-    references = [weakref.ref(board) for board in boards]
-
-    def remove(index: int) -> None:
-        is_live = any(worker.index == index and worker.state is WorkerState.LIVE for worker in cluster.workers)
-        for reference in references:
-            board = reference()
-            if board is not None:
-                board.remove(index, is_lost=not is_live)
-
-    cluster.when_worker_rests(remove)
 
 
 def _check(name: str, value: Any, kinds: Any, expected: str) -> None:

@@ -117,7 +117,7 @@ def test_an_update_that_was_left_behind_is_finished_once(rule, variables, push, 
     if finisher == "a push":
         assert not push(0)
     else:
-        rule._finish_updates()
+        rule._finish_updates(0)
     assert rule.version.numpy() == 1
     assert values(variables) == -2.0
     assert rule.statistics().updates == 1
@@ -128,7 +128,7 @@ def test_who_comes_some_updates_late_changes_nothing(rule, variables, push):
     for server in rule._accumulator.servers:
         add(rule, server, ids(1)[0], 3.0)
     late = commit(rule, ids(1)[0])
-    rule._finish_updates()
+    rule._finish_updates(0)
     assert push(1)
     assert push(1)
     assert push(2)

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from coordinator.ps_strategy.keras_internals import variable_of
 from coordinator.updates import Asynchronous
-from coordinator.updates.model import Model, flat, rebuilt, variable_of, without_repeats
+from coordinator.updates.model import Model, flat, rebuilt, without_repeats
 from coordinator.updates.parcel import LARGEST_PACKED
 
 TIMEOUT = 120.0

@@ -133,6 +133,13 @@ def test_an_embedding_layer_of_keras_trains_under_a_pull(strategy):
     np.subtract.at(expected, [1, 3, 3], 0.5)
     np.testing.assert_allclose(table.numpy(), expected, rtol=1e-6)
 
+    @tf.function
+    def look_up(ids):
+        with rule.pull():
+            return layer(ids)
+
+    assert reads_of(traced(strategy, look_up, ids), table) == ["ResourceGather"]
+
 
 def test_a_large_variable_is_read_when_it_is_used_and_not_otherwise(strategy):
     with strategy.scope():
