@@ -24,6 +24,7 @@ from typing import Any
 from tqdm import tqdm
 
 import coordinator
+from benchmarks.positive_count import positive_count
 from benchmarks.recovery_fault import FAULTS, WORKERS, Fault, Trial, mend
 from benchmarks.recovery_outcome import Outcome, ratio, summary
 from benchmarks.table import aligned
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--only", action="append", choices=[fault.name for fault in FAULTS], help="may be given several times"
     )
-    parser.add_argument("--repeats", type=_positive_count, default=3, help="of each fault, on each side")
+    parser.add_argument("--repeats", type=positive_count, default=3, help="of each fault, on each side")
     parser.add_argument("--deadline", type=float, default=60.0, help="how long to wait for each thing, in seconds")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="takes all figures")
     chosen = parser.parse_args(arguments)
@@ -130,13 +131,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         chosen.json.write_text(json.dumps(report(faults, found, chosen.deadline), indent=2), encoding="utf-8")
     print(f"{os.cpu_count()} cpus, {WORKERS} workers, 1 parameter server, medians of {chosen.repeats}")
     print(table(faults, found, chosen.deadline))
-
-
-def _positive_count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {count}")
-    return count
 
 
 if __name__ == "__main__":

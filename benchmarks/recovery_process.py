@@ -5,24 +5,21 @@ left when it is closed.
 """
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from benchmarks.piped_process import PipedProcess
 from benchmarks.recovery_outcome import Event, Outcome, judge
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 # A client loads TensorFlow, connects and runs every function once; far more than that takes, in seconds.
 START_TIMEOUT = 240.0
 _POLL_INTERVAL = 0.2
-_TAIL_LINES = 15
 
 
-class ClientProcess:
+class ClientProcess(PipedProcess):
     """A running `benchmarks.recovery_client`.
 
     Args:
@@ -33,36 +30,19 @@ class ClientProcess:
     """
 
     def __init__(self, side: str, spec: Mapping[str, Sequence[str]], folder: pathlib.Path) -> None:
-        self._side = side
         self._mark = folder / "mark"
-        self._log = folder / "client.log"
         self._events: list[Event] = []
+        # The process may tell something as soon as it is begun.
         self._changed = threading.Condition()
         settings = {"spec": spec, "folder": str(folder / "checkpoints"), "mark": str(self._mark)}
         self.started_at = time.time()
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.recovery_client", side, json.dumps(settings)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                cwd=ROOT,
-                env=_environment(),
-            )
-        self._reader = threading.Thread(target=self._read, name=f"{side}-events", daemon=True)
-        self._reader.start()
+        super().__init__(side, "benchmarks.recovery_client", side, json.dumps(settings), log=folder / "client.log")
 
     @property
     def events(self) -> tuple[Event, ...]:
         """All that it told so far."""
         with self._changed:
             return tuple(self._events)
-
-    def send(self, command: str) -> None:
-        """Sends one command; see `benchmarks.recovery_client`."""
-        assert self._process.stdin is not None
-        print(command, file=self._process.stdin, flush=True)
 
     def wait_warm(self, workers: int) -> None:
         """Has it run steps until each of so many workers has finished one, and goes on running them.
@@ -94,23 +74,8 @@ class ClientProcess:
                     return outcome
                 self._changed.wait(_POLL_INTERVAL)
 
-    def close(self) -> None:
-        """Kills the process, and returns when it is gone. Closing twice is fine."""
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
-
-    def __enter__(self) -> "ClientProcess":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
-        return f"ClientProcess({self._side}, process {self._process.pid}, {len(self._events)} events)"
+        return f"{super().__repr__()}, {len(self._events)} events"
 
     def _wait(self, is_true: Callable[[Sequence[Event]], object]) -> None:
         deadline = time.monotonic() + START_TIMEOUT
@@ -118,28 +83,17 @@ class ClientProcess:
             while not is_true(self._events):
                 failed = next((event for event in self._events if event.is_error), None)
                 if failed is not None or time.monotonic() >= deadline:
-                    raise RuntimeError(f"{self!r} did not get ready: {failed}. It printed:\n{self._tail()}")
+                    raise RuntimeError(f"{self!r} did not get ready: {failed}. It printed:\n{self.tail()}")
                 # What is waited for may be a file.
                 self._changed.wait(_POLL_INTERVAL / 10)
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._note(Event(**json.loads(line)))
-        code = self._process.wait()
+    def _take(self, told: dict[str, Any]) -> None:
+        self._note(Event(**told))
+
+    def _take_end(self, code: int) -> None:
         self._note(Event("ended", time.time(), error=f"an end of the client with code {code}"))
 
     def _note(self, event: Event) -> None:
         with self._changed:
             self._events.append(event)
             self._changed.notify_all()
-
-    def _tail(self) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
-
-
-def _environment() -> dict[str, str]:
-    """That of this process, with nothing in it that would favour a side."""
-    unset = ("TF_CONFIG", "GRPC_FAIL_FAST", "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE")
-    inherited = {name: value for name, value in os.environ.items() if name not in unset}
-    return {"TF_CPP_MIN_LOG_LEVEL": "2", **inherited, "CUDA_VISIBLE_DEVICES": ""}

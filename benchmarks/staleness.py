@@ -24,6 +24,7 @@ from typing import Any
 from tqdm import tqdm
 
 import coordinator
+from benchmarks.positive_count import positive_count
 from benchmarks.staleness_comparison import Comparison
 from benchmarks.staleness_idle_curve import IdleCurve
 from benchmarks.staleness_modulation import Modulation
@@ -116,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.staleness", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", action="append", choices=PARTS, help="may be given several times")
     parser.add_argument("--quick", action="store_true", help="each once, and less of all: about two minutes")
-    parser.add_argument("--repeats", type=_positive_count, default=3, help="of each training")
+    parser.add_argument("--repeats", type=positive_count, default=3, help="of each training")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="takes all figures")
     chosen = parser.parse_args(arguments)
     parts = chosen_parts(chosen.only, chosen.repeats, is_quick=chosen.quick)
@@ -128,13 +129,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = measure(parts, show)
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(report(parts, found), indent=2), encoding="utf-8")
-
-
-def _positive_count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {count}")
-    return count
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 
 from tests.program_runner import ProgramRunner
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.release, pytest.mark.timeout(600)]
 
 SOAK = """
 import sys

@@ -16,7 +16,7 @@ PROGRAM = """
 
 
 @pytest.mark.cluster
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(500)
 def test_a_killed_worker_stops_neither_side(run_program, tmp_path):
     path = tmp_path / "figures.json"

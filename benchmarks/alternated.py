@@ -1,0 +1,34 @@
+"""Contestants that take turns, so that whatever else the machine does meanwhile meets all of them alike."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks.rounds import Rounds
+
+# Runs one round and returns the answer of a `ContestantProcess`.
+Runner = Callable[[], dict[str, Any]]
+
+
+def alternated(contestants: Mapping[str, Runner], repeats: int, tell: Callable[[str], object]) -> dict[str, Rounds]:
+    """Has each contestant run a round that is not counted, then each in turn so many that are.
+
+    The order is turned round with each repeat, so that nobody is always the first. Who fails is not asked again.
+
+    Args:
+      contestants: by name.
+      repeats: how many rounds of each are counted.
+      tell: called with a contestant's name before each of its rounds.
+
+    Returns:
+      The rounds of each, by name.
+    """
+    found = {name: Rounds() for name in contestants}
+    for repeat in range(repeats + 1):
+        for name in contestants if repeat % 2 == 0 else reversed(contestants):
+            tell(name)
+            if found[name].error is not None:
+                continue
+            answer = contestants[name]()
+            if repeat > 0 or "error" in answer:
+                found[name].note(answer)
+    return found

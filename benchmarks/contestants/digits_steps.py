@@ -1,0 +1,80 @@
+"""Training steps of a small convolutional network of Keras 3 on scikit-learn's handwritten digits, with Adam."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+from benchmarks.contestants.pace import Pace
+from benchmarks.contestants.side import Side
+
+BATCH_SIZE = 32
+_SIDE = 8
+_GREY_LEVELS = 16
+_SEED = 0
+
+
+class DigitsSteps:
+    """A `Course` of one work, whatever its name: a step of a minibatch of 32 images.
+
+    Args:
+      side: runs them.
+    """
+
+    def __init__(self, side: Side) -> None:
+        with side.scope():
+            model = new_model()
+            optimizer = keras.optimizers.Adam(1e-3)
+            optimizer.build(model.trainable_variables)
+        body = side.replicated(_gradient_step(model, optimizer))
+
+        @tf.function
+        def step(batches: Any) -> None:
+            body(*next(batches))
+
+        iterator = side.iterator(lambda _: minibatches())
+        self._pace = Pace(lambda count: side.run(step, (iterator,), count))
+
+    def run(self, _: str, seconds: float) -> dict[str, float]:
+        """See `Course`: `rate`, in examples per second."""
+        return {"rate": BATCH_SIZE * self._pace.rate(seconds)}
+
+
+def new_model() -> keras.Model:
+    """Two convolutions and two dense layers: some 20,000 weights in eight variables."""
+    layers = keras.layers
+
+    def start(number: int) -> keras.initializers.Initializer:
+        # The same weights for all contestants, and no seed for the rest of the process.
+        return keras.initializers.GlorotUniform(seed=_SEED + number)
+
+    return keras.Sequential(
+        [
+            keras.Input((_SIDE, _SIDE, 1)),
+            layers.Conv2D(16, 3, padding="same", activation="relu", kernel_initializer=start(0)),
+            layers.Conv2D(32, 3, padding="same", activation="relu", kernel_initializer=start(1)),
+            layers.MaxPooling2D(2),
+            layers.Flatten(),
+            layers.Dense(32, "relu", kernel_initializer=start(2)),
+            layers.Dense(10, kernel_initializer=start(3)),
+        ]
+    )
+
+
+def minibatches() -> tf.data.Dataset:
+    """Endless shuffled minibatches `(images [32, 8, 8, 1] float32, labels [32] int64)`."""
+    images, labels = load_digits(return_X_y=True)
+    images = images.reshape(-1, _SIDE, _SIDE, 1).astype("float32") / _GREY_LEVELS
+    dataset = tf.data.Dataset.from_tensor_slices((images, labels)).cache().shuffle(len(images))
+    return dataset.repeat().batch(BATCH_SIZE, drop_remainder=True).prefetch(2)
+
+
+def _gradient_step(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Any:
+    def step(images: tf.Tensor, labels: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            logits = model(images, training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    return step

@@ -1,0 +1,47 @@
+"""This library, with its options as they are."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import coordinator
+from benchmarks.contestants.side import DatasetFunction
+
+
+class Library:
+    """See `Side`.
+
+    Args:
+      resolver: names the servers.
+    """
+
+    may_have_rules = True
+
+    def __init__(self, resolver: Any) -> None:
+        self._strategy = coordinator.ParameterServerStrategy(resolver)
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """See `Side`."""
+        return self._strategy.scope()
+
+    def replicated(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """See `Side`: a scheduled function is in a replica context as it is."""
+        return body
+
+    def iterator(self, dataset_fn: DatasetFunction) -> Any:
+        """See `Side`."""
+        return iter(self._strategy.experimental_distribute_datasets_from_function(dataset_fn))
+
+    def run(self, function: Any, args: Sequence[Any], count: int) -> None:
+        """See `Side`."""
+        for _ in range(count):
+            self._strategy.schedule(function, args=args)
+        self._strategy.join()
+
+    def call(self, function: Any, args: Sequence[Any] = ()) -> Any:
+        """See `Side`."""
+        return self._strategy.schedule(function, args=args).result()
+
+    def schedule(self, function: Any) -> Callable[[], Any]:
+        """See `Side`."""
+        return self._strategy.schedule(function).result

@@ -1,0 +1,60 @@
+"""A recommender in plain TensorFlow: rows of embedding tables, beside counts, into a network of three layers.
+
+Its shape is that of DLRM (Naumov et al., arXiv 1906.00091) without the products of embeddings.
+"""
+
+import itertools
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.contestants.criteo_like import CATEGORIES, COUNTS, ROWS
+
+DEPTH = 16
+TABLES = 2
+WIDTHS = (COUNTS + CATEGORIES * DEPTH, 64, 32, 1)
+LEARNING_RATE = 0.01
+
+
+class RecommenderModel:
+    """Variables that are made where the caller's scope says, in an order that puts one table on each of two servers.
+
+    Attributes:
+      tables: the embedding, in equal parts, each [130,000, 16].
+      dense: the kernel and the bias of each layer.
+    """
+
+    def __init__(self) -> None:
+        def normal(*shape: int, number: int) -> tf.Tensor:
+            return tf.random.stateless_normal(shape, [1, number], stddev=shape[0] ** -0.5)
+
+        self.tables = [tf.Variable(normal(ROWS // TABLES, DEPTH, number=number)) for number in range(TABLES)]
+        self.dense = []
+        for number, (inputs, outputs) in enumerate(itertools.pairwise(WIDTHS)):
+            self.dense.append(tf.Variable(normal(inputs, outputs, number=TABLES + number)))
+            self.dense.append(tf.Variable(tf.zeros([outputs])))
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """All of them."""
+        return [*self.tables, *self.dense]
+
+    def gradients(self, counts: tf.Tensor, rows: tf.Tensor, labels: tf.Tensor) -> list[Any]:
+        """The gradients of the mean cross entropy of a batch: `tf.IndexedSlices` for the tables, then dense ones."""
+        with tf.GradientTape() as tape:
+            embedded = tf.nn.embedding_lookup(self.tables, rows)
+            hidden = tf.concat([counts, tf.reshape(embedded, [-1, CATEGORIES * DEPTH])], axis=1)
+            for layer in range(len(WIDTHS) - 1):
+                kernel, bias = self.dense[2 * layer : 2 * layer + 2]
+                hidden = tf.matmul(hidden, kernel) + bias
+                hidden = tf.nn.relu(hidden) if layer < len(WIDTHS) - 2 else hidden
+            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, hidden))
+        return tape.gradient(loss, self.variables)
+
+
+def descend(variable: tf.Variable, gradient: Any, learning_rate: Any = LEARNING_RATE) -> None:
+    """A step of plain SGD; of a table, on the rows alone that have a gradient."""
+    if isinstance(gradient, tf.IndexedSlices):
+        variable.scatter_sub(tf.IndexedSlices(learning_rate * gradient.values, gradient.indices))
+    else:
+        variable.assign_sub(learning_rate * gradient)

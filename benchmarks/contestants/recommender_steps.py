@@ -1,0 +1,59 @@
+"""Training steps of the recommender, many of them queued at once."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.contestants.criteo_like import criteo_like
+from benchmarks.contestants.pace import Pace
+from benchmarks.contestants.recommender_model import LEARNING_RATE, RecommenderModel, descend
+from benchmarks.contestants.side import Side
+from coordinator import updates
+
+
+class RecommenderSteps:
+    """A `Course` of training steps: `plain 32` is a step with its own SGD, `rule 32` one that pulls and pushes.
+
+    Args:
+      side: runs them.
+    """
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+        self._paces: dict[str, Pace] = {}
+        with side.scope():
+            self._model = RecommenderModel()
+            self._rule = None
+            if side.may_have_rules:
+                self._rule = updates.Asynchronous(
+                    descend, self._model.variables, embeddings=self._model.tables, learning_rate=LEARNING_RATE
+                )
+
+    def run(self, work: str, seconds: float) -> dict[str, float]:
+        """See `Course`: `rate`, in examples per second."""
+        kind, batch = work.split()
+        batch_size = int(batch)
+        if work not in self._paces:
+            step = tf.function(_plain_step(self._model) if kind == "plain" else _rule_step(self._model, self._rule))
+            iterator = self._side.iterator(lambda _: criteo_like(batch_size))
+            self._paces[work] = Pace(lambda count: self._side.run(step, (iterator,), count))
+        return {"rate": batch_size * self._paces[work].rate(seconds)}
+
+
+def _plain_step(model: RecommenderModel) -> Any:
+    def step(batches: Any) -> None:
+        gradients = model.gradients(*next(batches))
+        for variable, gradient in zip(model.variables, gradients, strict=True):
+            descend(variable, gradient)
+
+    return step
+
+
+def _rule_step(model: RecommenderModel, rule: Any) -> Any:
+    def step(batches: Any) -> None:
+        batch = next(batches)
+        with rule.pull() as version:
+            gradients = model.gradients(*batch)
+        rule.push(gradients, version)
+
+    return step

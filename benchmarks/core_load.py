@@ -1,0 +1,123 @@
+"""A load on the core alone, in a process of its own, so that its memory and its threads are nobody else's.
+
+    python -m benchmarks.core_load busy 256 20000     workers, closures: closures of 1 ms are scheduled and joined
+    python -m benchmarks.core_load loop 256 20000     the same calls by threads without a queue
+    python -m benchmarks.core_load queued 1000000     closures wait in the queue behind one that does not end
+
+It prints a JSON object: for the first two `wall`, `cpu` (seconds of a closure) and `switches` (how often a thread
+waited, for a closure); for the third `bytes` (of memory, for a closure), `schedule_p50` and `schedule_p99` (seconds).
+"""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import pathlib
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from benchmarks.percentile import percentile
+from coordinator.cluster import Cluster
+from coordinator.options import Options
+from coordinator.testing.fake_runtime import FakeRuntime, Gate
+
+CLOSURE_SECONDS = 0.001
+
+
+def busy(workers: int, closures: int) -> dict[str, float]:
+    """Schedules closures of 1 ms at once, and joins."""
+    with _cluster(FakeRuntime(workers)) as cluster:
+        # The threads are started, and have looked at the queue.
+        _spread(cluster, workers)
+
+        def run() -> None:
+            for _ in range(closures):
+                cluster.schedule(_work, "work")
+            cluster.join()
+
+        return _costs(run, closures)
+
+
+def loop(workers: int, closures: int) -> dict[str, float]:
+    """Makes the same calls on as many threads, with nothing to hand them out but a count."""
+    left = threading.Semaphore(closures)
+
+    def run_on(worker: int) -> None:
+        while left.acquire(blocking=False):
+            _work(worker)
+
+    with concurrent.futures.ThreadPoolExecutor(workers) as threads:
+        list(threads.map(_work, range(workers)))
+        return _costs(lambda: list(threads.map(run_on, range(workers))), closures)
+
+
+def queued(closures: int) -> dict[str, float]:
+    """Queues closures that nobody can run."""
+    runtime = FakeRuntime(1)
+    gate = Gate(runtime)
+    with _cluster(runtime, Options(max_queued_closures=closures + 1)) as cluster:
+        cluster.schedule(gate, "gate")
+        gate.wait_arrived()
+        seconds = [0.0] * closures
+        before = _resident_bytes()
+        for number in range(closures):
+            began = time.perf_counter()
+            cluster.schedule(_work, "work")
+            seconds[number] = time.perf_counter() - began
+        # The list has its places already; the numbers in it are objects of their own.
+        weight = _resident_bytes() - before - closures * sys.getsizeof(0.0)
+    return {
+        "bytes": weight / closures,
+        "schedule_p50": percentile(seconds, 50),
+        "schedule_p99": percentile(seconds, 99),
+    }
+
+
+LOADS: dict[str, Callable[..., dict[str, float]]] = {"busy": busy, "loop": loop, "queued": queued}
+
+
+def main() -> None:
+    """Runs one load and prints what it cost."""
+    print(json.dumps(LOADS[sys.argv[1]](*map(int, sys.argv[2:]))))
+
+
+def _work(_: int) -> None:
+    time.sleep(CLOSURE_SECONDS)
+
+
+@contextlib.contextmanager
+def _cluster(runtime: FakeRuntime, options: Options | None = None) -> Iterator[Cluster]:
+    with contextlib.closing(Cluster(runtime, options or Options())) as cluster:
+        yield cluster
+
+
+def _spread(cluster: Cluster, workers: int) -> None:
+    for worker in range(workers):
+        cluster.schedule(_work, "work", worker=worker)
+    cluster.join()
+
+
+def _costs(run: Callable[[], object], closures: int) -> dict[str, float]:
+    waits, cpu, wall = _waits(), time.process_time(), time.perf_counter()
+    run()
+    return {
+        "wall": (time.perf_counter() - wall) / closures,
+        "cpu": (time.process_time() - cpu) / closures,
+        "switches": (_waits() - waits) / closures,
+    }
+
+
+def _waits() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
+def _resident_bytes() -> int:
+    pages = int(pathlib.Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    main()

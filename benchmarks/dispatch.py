@@ -1,0 +1,53 @@
+"""Small functions per second: this library, TensorFlow's own coordinator, and a loop without any.
+
+    python -m benchmarks.dispatch [--repeats 5] [--quick] [--json FILE]
+
+Many closures of one function are scheduled at once and joined; the rate is their number over the time from the first
+`schedule` to the return of `join`. The bare loop is one Python thread per worker that calls the function on its device.
+Each contestant has a process and a cluster of its own, and they take turns; the figures are medians.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks.contest import Contest, Found, plain
+from benchmarks.measured_on import machine_line
+from benchmarks.rate_table import rate_table
+from benchmarks.speed_arguments import SpeedArguments
+
+WORKS = {"empty": "nothing", "scalar": "returns a scalar", "assign_add": "one assign_add"}
+SIDES = ("ours", "peer", "bare")
+RATIOS = (("ours", "peer"), ("ours", "bare"))
+WORKERS = (1, 2, 4)
+SECONDS, QUICK_SECONDS = 1.0, 0.3
+
+
+def contest(workers: int) -> Contest:
+    """All works on all sides, with so many workers and one parameter server."""
+    rows = {title: {side: (side, work) for side in SIDES} for work, title in WORKS.items()}
+    return Contest("dispatch", rows, workers, ps=1)
+
+
+def table(found: Mapping[int, Found]) -> str:
+    """A row for each work and number of workers; rates are closures per second."""
+    rows = {
+        f"{title}, {workers} worker{'s' * (workers > 1)}": columns
+        for workers, by_title in found.items()
+        for title, columns in by_title.items()
+    }
+    return rate_table("closures/s", SIDES, RATIOS, rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures and prints the table."""
+    assert __doc__ is not None
+    chosen = SpeedArguments("dispatch", __doc__.partition("\n")[0], arguments)
+    print(f"{machine_line()}, 1 parameter server, medians of {chosen.repeats}", flush=True)
+    sizes = WORKERS[:1] if chosen.is_quick else WORKERS
+    seconds = QUICK_SECONDS if chosen.is_quick else SECONDS
+    found = {workers: contest(workers).measure(chosen.repeats, seconds) for workers in sizes}
+    chosen.write({workers: plain(by_title) for workers, by_title in found.items()})
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What the core itself costs: with many workers, and with a million closures in its queue. No TensorFlow, no servers.
+
+    python -m benchmarks.scale [--repeats 5] [--quick] [--json FILE]
+
+The first table has workers of the fake runtime run closures that take 1 ms and no processor. As many workers as there
+are ask for more closures in a second than two cores can hand out, so what counts is the processor time of a closure,
+and how often threads were woken for it; beside it stands a loop of the same threads without a queue. The second table
+is of closures that wait in the queue.
+"""
+
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks.measured_on import machine_line
+from benchmarks.piped_process import ROOT
+from benchmarks.speed_arguments import SpeedArguments
+from benchmarks.table import aligned
+
+WORKERS = (4, 64, 256, 1024)
+CLOSURES, QUICK_CLOSURES = 3_000, 2_000
+QUEUED, QUICK_QUEUED = 1_000_000, 20_000
+_US = 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """What was found: for each repeat the figures of `benchmarks.core_load`.
+
+    Attributes:
+      busy: by number of workers.
+      loop: the same without a queue.
+      queued: of closures that wait.
+    """
+
+    busy: Mapping[int, list[dict[str, float]]]
+    loop: Mapping[int, list[dict[str, float]]]
+    queued: list[dict[str, float]]
+
+
+def measure(workers: Sequence[int], closures: int, queued: int, repeats: int) -> Scale:
+    """Measures each, repeat by repeat, each time in a fresh process.
+
+    Raises:
+      subprocess.CalledProcessError: a process failed.
+    """
+    found = Scale({count: [] for count in workers}, {count: [] for count in workers}, [])
+    with tqdm(total=repeats * (2 * len(workers) + 1), file=sys.stderr, unit="round") as progress:
+
+        def run(load: str, *settings: int) -> dict[str, float]:
+            progress.set_description(f"{load} {settings}")
+            figures = _run(load, *settings)
+            progress.update()
+            return figures
+
+        for _ in range(repeats):
+            for count in workers:
+                # So many closures that each worker has some.
+                total = max(closures, 2 * count)
+                found.busy[count].append(run("busy", count, total))
+                found.loop[count].append(run("loop", count, total))
+            found.queued.append(run("queued", queued))
+    return found
+
+
+def workers_table(found: Scale) -> str:
+    """A row for each number of workers; times in microseconds of one closure."""
+    base = _median(found.busy[min(found.busy)], "cpu")
+    rows = []
+    for count, rounds in found.busy.items():
+        cpu = _median(rounds, "cpu")
+        rows.append(
+            (
+                f"{count:,}",
+                f"{1 / _median(rounds, 'wall'):,.0f}",
+                f"{count / 0.001:,.0f}",
+                f"{cpu * _US:.1f}",
+                f"{_median(found.loop[count], 'cpu') * _US:.1f}",
+                f"{cpu / base:.2f}",
+                f"{_median(rounds, 'switches'):.2f}",
+                f"{_median(found.loop[count], 'switches'):.2f}",
+            )
+        )
+    head = ("workers", "closures/s", "if free", "cpu us", "loop's", f"/ {min(found.busy)} workers", "waits", "loop's")
+    return aligned(head, rows)
+
+
+def queue_table(found: Scale, queued: int) -> str:
+    """What a waiting closure weighs, and how long a `schedule` takes."""
+    row = (
+        f"{queued:,}",
+        f"{_median(found.queued, 'bytes'):,.0f}",
+        f"{_median(found.queued, 'schedule_p50') * _US:.1f}",
+        f"{_median(found.queued, 'schedule_p99') * _US:.1f}",
+    )
+    return aligned(("closures in the queue", "bytes each", "schedule us: p50", "p99"), [row])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures and prints the tables."""
+    assert __doc__ is not None
+    chosen = SpeedArguments("scale", __doc__.partition("\n")[0], arguments)
+    print(f"{machine_line()}, medians of {chosen.repeats}", flush=True)
+    workers = WORKERS[:2] if chosen.is_quick else WORKERS
+    closures, queued = (QUICK_CLOSURES, QUICK_QUEUED) if chosen.is_quick else (CLOSURES, QUEUED)
+    found = measure(workers, closures, queued, chosen.repeats)
+    chosen.write(dataclasses.asdict(found))
+    print(f"\n{workers_table(found)}\n\n{queue_table(found, queued)}")
+
+
+def _run(load: str, *settings: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.core_load", load, *map(str, settings)]
+    finished = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    figures: dict[str, Any] = json.loads(finished.stdout)
+    return figures
+
+
+def _median(rounds: Sequence[Mapping[str, float]], figure: str) -> float:
+    return statistics.median(each[figure] for each in rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Contestants take turns, and one that fails keeps nobody else from going on."""
+
+from benchmarks.alternated import alternated
+from benchmarks.rounds import Rounds, ratio
+
+
+class Contestant:
+    """Answers with the number of its round, or fails in one."""
+
+    def __init__(self, fails_in=None):
+        self.rounds = 0
+        self._fails_in = fails_in
+
+    def __call__(self):
+        self.rounds += 1
+        if self.rounds == self._fails_in:
+            return {"error": "InternalError: it broke"}
+        return {"figures": {"rate": float(self.rounds)}}
+
+
+def test_contestants_take_turns_and_the_first_round_is_not_counted():
+    turns = []
+    found = alternated({"ours": Contestant(), "peer": Contestant()}, 3, turns.append)
+    assert turns == ["ours", "peer", "peer", "ours", "ours", "peer", "peer", "ours"]
+    assert [figures["rate"] for figures in found["ours"].figures] == [2.0, 3.0, 4.0]
+    assert found["peer"].median("rate") == 3.0
+
+
+def test_who_fails_is_not_asked_again_and_the_others_go_on():
+    broken, unable, whole = Contestant(fails_in=3), Contestant(fails_in=1), Contestant()
+    found = alternated({"broken": broken, "unable": unable, "whole": whole}, 4, lambda _: None)
+    assert (broken.rounds, unable.rounds, whole.rounds) == (3, 1, 5)
+    assert found["broken"].error == found["unable"].error == "InternalError: it broke"
+    assert found["whole"].error is None
+
+
+def test_what_cannot_be_told_in_figures_is_told_in_words():
+    good = Rounds([{"rate": 1.0}, {"rate": 4.0}, {"rate": 2.0}])
+    bad = Rounds([{"rate": 1.0}], "InternalError: it broke")
+    assert good.text("rate", ".1f", 1e3) == "2000.0"
+    assert bad.text("rate", ".1f") == "InternalError"
+    assert Rounds().text("rate", ".1f") == "not run"
+    assert ratio(good, bad, "rate") == ratio(bad, good, "rate") == ratio(good, Rounds(), "rate") == "-"
+
+
+def test_a_ratio_is_of_rounds_that_were_made_together():
+    idle, busy = ([{"rate": rate} for rate in rates] for rates in ((8.0, 1.0, 6.0), (4.0, 0.5, 4.0)))
+    assert ratio(Rounds(idle), Rounds(busy), "rate") == "2.00"

@@ -1,0 +1,77 @@
+"""A contestant tells its rounds, one that fails tells its error, and one that hangs is ended."""
+
+import pytest
+
+from benchmarks.contestants.contestant_process import ContestantProcess
+from benchmarks.contestants.digits_steps import minibatches, new_model
+from benchmarks.contestants.pace import Pace
+from benchmarks.contestants.program import COURSES, SIDES, answer
+
+
+class Course:
+    """Runs whatever work it is given, but for one."""
+
+    def run(self, work, seconds):
+        if work == "broken":
+            raise ValueError("no such work\nand more")
+        return {"rate": seconds}
+
+
+def test_an_error_is_an_answer_too():
+    assert answer(Course(), {"work": "whole", "seconds": 2.0}) == {"figures": {"rate": 2.0}}
+    assert answer(Course(), {"work": "broken", "seconds": 2.0}) == {"error": "ValueError: no such work"}
+
+
+def test_a_round_has_as_many_calls_as_the_last_one_was_fast():
+    counts = []
+    pace = Pace(counts.append)
+    for seconds in (0.001, 1e-4):
+        before = pace.rate(0.001)
+        pace.rate(seconds)
+        assert counts[-1] == min(max(round(before * seconds), 1), 100_000)
+    assert counts[:2] == [1, 50]
+
+
+def test_a_round_is_never_of_too_few_calls():
+    counts = []
+    pace = Pace(counts.append, least_rate=1e12)
+    pace.rate(1e-9)
+    assert counts[-1] == 1000
+
+
+@pytest.fixture
+def contestant(tmp_path):
+    with ContestantProcess("dispatch", "single", {}, tmp_path / "log") as process:
+        process.wait_connected()
+        yield process
+
+
+@pytest.mark.cluster
+def test_a_contestant_runs_its_course_until_it_is_gone(contestant):
+    for work in ("empty", "scalar", "assign_add"):
+        assert contestant.run(work, 0.01)["figures"]["rate"] > 0
+    assert "KeyError" in contestant.run("dance", 0.01)["error"]
+    contestant._process.kill()
+    assert [set(contestant.run("empty", 0.01)) for _ in range(2)] == [{"error"}] * 2
+    contestant.close()
+
+
+@pytest.mark.cluster
+def test_one_that_does_not_answer_in_time_is_ended(tmp_path):
+    with (
+        ContestantProcess("dispatch", "single", {}, tmp_path / "log", patience=0.01) as process,
+        pytest.raises(RuntimeError, match="hangs"),
+    ):
+        process.wait_connected()
+
+
+def test_every_course_and_side_has_a_name():
+    assert set(COURSES) == {"dispatch", "latency", "recommender", "dense"}
+    assert set(SIDES) == {"ours", "peer", "bare", "single"}
+
+
+def test_the_network_takes_the_digits():
+    images, labels = next(iter(minibatches()))
+    assert images.shape == (32, 8, 8, 1)
+    assert 0.0 <= float(images.numpy().min()) <= float(images.numpy().max()) == 1.0
+    assert new_model()(images).shape == (labels.shape[0], 10)
