@@ -67,6 +67,11 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
                 verb,
             )
 
+    def holds(self, variable: tf.Variable) -> bool:
+        """Whether workers can use a variable: it is on a parameter server, or each of them has one of its own."""
+        on_server = any(variable.device == device for device in self._parameter_server_devices)
+        return on_server or self._handles.resource_for(variable.handle) is not None
+
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.pop("per_worker_variable", False):
             # An optimizer wants its slots with their variable. Those that are per worker are together on each worker.
@@ -74,7 +79,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             return create_per_worker_variable(lambda: next_creator(**kwargs), self._handles, self._read_on_all)
         with tf.device(None), tf.device(self._device_of_next(kwargs.pop("colocate_with", None))):
             variable = next_creator(**kwargs)
-        tensorflow_internals.make_additions_atomic(variable)
+        tensorflow_internals.make_shared(variable)
         self._variables.add(variable, kwargs.get("initial_value"))
         return variable
 

@@ -7,6 +7,7 @@ strategy = ParameterServerStrategy(resolver)      one client, this process
 """
 
 import concurrent.futures
+import contextlib
 import itertools
 import os
 import weakref
@@ -18,10 +19,12 @@ import tensorflow as tf
 from coordinator.cluster import Cluster
 from coordinator.future import Future
 from coordinator.options import Options
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy import keras_internals, tensorflow_internals
 from coordinator.ps_strategy.cluster_definition import ClusterDefinition
+from coordinator.ps_strategy.compiled_functions import CompiledFunctions
 from coordinator.ps_strategy.dataset_distribution import DatasetDistribution, DatasetFunction
 from coordinator.ps_strategy.fresh_functions import FreshFunctions
+from coordinator.ps_strategy.keras_fit.fit_extension import extend_keras
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended
 from coordinator.ps_strategy.parameter_server_recovery import ParameterServerRecovery
 from coordinator.ps_strategy.per_worker_dataset import PerWorkerDataset
@@ -29,6 +32,7 @@ from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWor
 from coordinator.ps_strategy.per_worker_variable import VariableRead
 from coordinator.ps_strategy.polled_cluster_resolver import PolledClusterResolver
 from coordinator.ps_strategy.schedule_arguments import ScheduleArguments
+from coordinator.ps_strategy.scope_entered import ScopeEntered
 from coordinator.ps_strategy.tensorflow_runtime import ParameterServer, TensorFlowRuntime
 from coordinator.ps_strategy.traced_function import ResourceBuild, ScheduledCall, TracedFunction
 from coordinator.ps_strategy.variable_store import VariableStore
@@ -71,6 +75,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self._cluster_resolver = cluster_resolver
         self._handles = PerWorkerHandles()
         variables = VariableStore()
+        extend_keras(ParameterServerStrategy)
         super().__init__(
             ParameterServerExtended(self, runtime.parameter_server_devices, self._handles, variables, self._read_on_all)
         )
@@ -80,6 +85,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         # For names on the servers that are to be the strategy's own.
         self.numbers = itertools.count()
         self._functions = FreshFunctions()
+        self._compiled_functions = CompiledFunctions()
         self.parameter_servers = tuple(
             ParameterServer(index, device, runtime) for index, device in enumerate(runtime.parameter_server_devices)
         )
@@ -91,8 +97,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self._datasets = DatasetDistribution(len(self._cluster.workers), self._trace_dataset, self._prepare)
         if isinstance(cluster_resolver, PolledClusterResolver):
             self._cluster.follow(cluster_resolver.worker_addresses, cluster_resolver.interval)
+        ending = contextlib.ExitStack()
+        ending.enter_context(keras_internals.rows_read_alone())
+        ending.callback(self._cluster.close)
         # Closes when the strategy is forgotten, and at the end of the program.
-        self._closing = weakref.finalize(self, self._cluster.close)
+        self._closing = weakref.finalize(self, ending.close)
 
     @property
     def cluster(self) -> Cluster:
@@ -134,8 +143,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
         Raises:
           TypeError: `fn` is no such function.
-          ValueError: a future of something else is among the arguments, there is no such worker, or `timeout` is not
-            positive.
+          ValueError: a future of something else is among the arguments, there is no such worker, `timeout` is not
+            positive, or XLA is to compile what it cannot (`jit_compile=True`).
           TimeoutError: the queue stayed full for `Options.schedule_timeout`.
           StrategyClosedError: the strategy is closed.
           Exception: what an earlier scheduled function raised, once; see `join`.
@@ -246,7 +255,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     def scope(self) -> Any:
         """A scope in which variables go to the parameter servers, and lookup tables to every worker."""
-        return _InScopeAlready(self) if self._replica_context() is not None else tf.distribute.Strategy.scope(self)
+        return ScopeEntered(self) if self._replica_context() is not None else tf.distribute.Strategy.scope(self)
 
     def run(
         self, fn: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, options: Any = None
@@ -298,6 +307,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 f"schedule takes a tf.function or a concrete function, got {fn!r}. Decorate the function with "
                 "@tf.function, or wrap it: strategy.schedule(tf.function(fn), ...)."
             )
+        self._compiled_functions.check(concrete)
         return TracedFunction(concrete, self._handles)
 
     def _trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
@@ -319,19 +329,6 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """This strategy's replica context, if we are in one."""
         replica = tf.distribute.get_replica_context()
         return replica if replica is not None and replica.strategy is self else None
-
-
-class _InScopeAlready:
-    """The scope of a strategy inside a replica context, where it is in force anyway."""
-
-    def __init__(self, strategy: ParameterServerStrategy) -> None:
-        self._strategy = strategy
-
-    def __enter__(self) -> ParameterServerStrategy:
-        return self._strategy
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def _result(future: Future) -> Any:

@@ -7,7 +7,6 @@ Two variables of the environment are set here (`prepare_process`) because Tensor
 no other switch.
 """
 
-from coordinator.ps_strategy.tensorflow_internals.additions import make_additions_atomic
 from coordinator.ps_strategy.tensorflow_internals.calls import (
     CancellationManager,
     call,
@@ -16,6 +15,7 @@ from coordinator.ps_strategy.tensorflow_internals.calls import (
     fresh,
     with_defaults,
 )
+from coordinator.ps_strategy.tensorflow_internals.compilation import compiled_calls, is_compiled
 from coordinator.ps_strategy.tensorflow_internals.handles import (
     attach_initial_value,
     attached_initial_value,
@@ -48,6 +48,7 @@ from coordinator.ps_strategy.tensorflow_internals.resources import (
     resource_creator_scope,
     restored_functions,
 )
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
 
 __all__ = [
     "CancellationManager",
@@ -57,15 +58,17 @@ __all__ = [
     "bind_executor",
     "call",
     "captures_of",
+    "compiled_calls",
     "context_id",
     "current_server_def",
     "flat_inputs",
     "forget_last_saved_step",
     "fresh",
     "graph_around",
+    "is_compiled",
     "is_restored_resource",
     "is_within",
-    "make_additions_atomic",
+    "make_shared",
     "new_handle",
     "own_executor",
     "owner_of_handle",

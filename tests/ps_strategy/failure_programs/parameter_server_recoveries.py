@@ -55,6 +55,7 @@ class Program:
         self.traces: list[str] = []
         self.step = tf.function(self._step)
         self.evaluate = tf.function(self._evaluate)
+        self.read = tf.function(lambda: [tf.identity(count) for count in self.counts])
         self.recovery = ParameterServerRecovery(
             strategy._cluster._runtime,
             strategy.extended._variables,
@@ -97,6 +98,11 @@ class Program:
             # One after the other, so that no two workers update a counter of Keras at once.
             self.strategy.schedule(self.step, args=(self.x,)).result(TIMEOUT)
 
+    def reach_servers(self) -> None:
+        """Returns when every worker has reached all servers: a step that cannot is made twice, in part."""
+        for worker in self.strategy.cluster.workers:
+            self.strategy.schedule(self.read, worker=worker.index).result(TIMEOUT)
+
     def saved_values(self) -> list[Any]:
         """What the checkpoint holds, as it is now."""
         former = self.former_optimizer.variables
@@ -111,7 +117,7 @@ class Program:
 
     def outputs(self) -> list[Any]:
         """What functions give that are called on the client."""
-        return [self.evaluate(self.x).numpy(), self.model.predict_on_batch(self.x), self.former_model(self.x).numpy()]
+        return [self.evaluate(self.x).numpy(), self.model(self.x).numpy(), self.former_model(self.x).numpy()]
 
     def lose(self, *servers: int) -> None:
         for index in servers:
@@ -152,6 +158,7 @@ def lose_and_recover(program: Program, servers: Sequence[int], meanwhile: Callab
         "outputs are those of the checkpoint": all(map(np.array_equal, outputs, program.outputs())),
         "rest": [int(count.numpy()) for count in program.counts] + [float(program.metric.result())],
     }
+    program.reach_servers()
     program.train()
     step, words = program.module.step, program.module.words
     return {

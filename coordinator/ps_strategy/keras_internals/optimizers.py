@@ -1,8 +1,4 @@
-"""The one door to what Keras 3 keeps to itself.
-
-Each use below says in a line why no public name serves; `tests/ps_strategy/test_keras_internals.py` fails loudly when
-Keras changes one of them.
-"""
+"""Keras 3's optimizers: where their variables are made, what they read, and how they update some variables only."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,6 +10,11 @@ import tensorflow as tf
 def is_optimizer(value: Any) -> bool:
     """Whether this is an optimizer of Keras 3."""
     return isinstance(value, keras.optimizers.Optimizer)
+
+
+def variable_of(variable: Any) -> Any:
+    """The TensorFlow variable of a `tf.Variable` or `keras.Variable`."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def build(optimizer: Any, variables: Sequence[Any]) -> None:
@@ -29,7 +30,7 @@ class _Colocating(list[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for variable in super().__iter__():
-            with tf.distribute.get_strategy().extended.colocate_vars_with(_inner(variable)):
+            with tf.distribute.get_strategy().extended.colocate_vars_with(variable_of(variable)):
                 yield variable
 
 
@@ -39,15 +40,11 @@ def has_strayed_slots(optimizer: Any) -> bool:
     variables = optimizer._trainable_variables
     kept = [value for name, value in vars(optimizer).items() if name not in ("_variables", "_trainable_variables")]
     return any(
-        isinstance(slot, keras.Variable) and slot.value.device != _inner(variable).device
+        isinstance(slot, keras.Variable) and slot.value.device != variable_of(variable).device
         for slots in kept
         if isinstance(slots, list) and len(slots) == len(variables)
         for slot, variable in zip(slots, variables, strict=True)
     )
-
-
-def _inner(variable: Any) -> Any:
-    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def scalar_variables(optimizer: Any) -> list[tf.Variable]:
@@ -97,8 +94,10 @@ def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequen
     )
     if optimizer.use_ema:
         # Those that got no gradient go into their averages as well.
-        device = _inner(variables[0]).device
-        near = [number for number, each in enumerate(optimizer._trainable_variables) if _inner(each).device == device]
+        device = variable_of(variables[0]).device
+        near = [
+            number for number, each in enumerate(optimizer._trainable_variables) if variable_of(each).device == device
+        ]
         for name in ("_trainable_variables", "_model_variables_moving_average"):
             view.__dict__[name] = [getattr(optimizer, name)[number] for number in near]
     if isinstance(optimizer, keras.optimizers.Nadam):

@@ -1,0 +1,231 @@
+"""`fit` trains models of every make, tells what really happened, and passes on what fails."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import coordinator
+from coordinator.testing import LocalCluster
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(240, 8)).astype("float32")
+Y = (X.sum(axis=1) > 0).astype("int32")
+
+
+def classifier() -> keras.Sequential:
+    return keras.Sequential([keras.layers.Dense(16, "relu"), keras.layers.Dense(2)])
+
+
+def compiled(strategy: coordinator.ParameterServerStrategy, model: keras.Model, **arguments: Any) -> keras.Model:
+    with strategy.scope():
+        model.compile(
+            keras.optimizers.Adam(0.01),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            **arguments,
+        )
+    return model
+
+
+# row 65: ten epochs give ten losses
+# row 180: ten epochs of ten steps are counted as a hundred
+def test_ten_epochs_of_ten_steps_are_a_hundred_updates(strategy: coordinator.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        model = compiled(strategy, keras.Sequential([keras.layers.BatchNormalization(), *classifier().layers]))
+    history = model.fit(X, Y, batch_size=24, epochs=10, verbose=0).history
+    assert int(model.optimizer.iterations) == 100
+    assert len(history["loss"]) == 10
+    assert history["loss"][-1] < 0.5 * history["loss"][0]
+    result = model.evaluate(X, Y, verbose=0, return_dict=True)
+    predicted = model.predict(X, verbose=0).argmax(axis=1)
+    assert result["accuracy"] == pytest.approx(np.mean(predicted == Y))
+    assert result["accuracy"] > 0.9
+
+
+def test_models_are_functions_sequences_or_classes(strategy: coordinator.ParameterServerStrategy) -> None:
+    class Wide(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.deep = classifier()
+            self.wide = keras.layers.Dense(2)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            self.add_loss(0.001 * tf.reduce_mean(self.wide(x) ** 2))
+            return self.deep(x) + self.wide(x)
+
+    def functional() -> keras.Model:
+        inputs = {"a": keras.Input((5,), name="a"), "b": keras.Input((3,), name="b")}
+        hidden = keras.layers.Concatenate()([inputs["a"], inputs["b"]])
+        return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dropout(0.1)(hidden)))
+
+    for make, x in ((Wide, X), (functional, {"a": X[:, :5], "b": X[:, 5:]}), (classifier, X)):
+        with strategy.scope():
+            model = compiled(strategy, make())
+        losses = model.fit(x, Y, batch_size=24, epochs=4, verbose=0).history["loss"]
+        assert losses[-1] < losses[0], model
+        assert int(model.optimizer.iterations) == 40
+
+
+def test_what_is_told_of_an_epoch_is_of_all_its_steps(strategy: coordinator.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        model = classifier()
+        model.compile(
+            keras.optimizers.SGD(0.01),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            weighted_metrics=[keras.metrics.MeanMetricWrapper(lambda y, _: y, name="mean_of_y")],
+        )
+    # The last batch is smaller.
+    history = model.fit(X, Y, batch_size=25, epochs=2, verbose=0).history
+    assert history["mean_of_y"] == pytest.approx([Y.mean()] * 2)
+
+
+def test_a_step_of_ones_own_is_taken_and_its_logs_are_told(strategy: coordinator.ParameterServerStrategy) -> None:
+    class Own(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"my_loss": loss, "count": tf.shape(x)[0]}
+
+    with strategy.scope():
+        model = compiled(strategy, Own(classifier().layers))
+    history = model.fit(X, Y, batch_size=24, epochs=3, verbose=0).history
+    assert set(history) == {"my_loss", "count"}
+    assert history["count"] == [24, 24, 24]
+    assert int(model.optimizer.iterations) == 30
+
+
+def test_single_batches_are_trained_on_and_evaluated(strategy: coordinator.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        model = compiled(strategy, classifier())
+    first = model.train_on_batch(X[:10], Y[:10], return_dict=True)
+    for _ in range(20):
+        model.train_on_batch(X[:10], Y[:10])
+    assert model.test_on_batch(X[:10], Y[:10], return_dict=True)["loss"] < first["loss"]
+    np.testing.assert_allclose(model.predict_on_batch(X[:10]), model.predict(X[:10], verbose=0), rtol=1e-5)
+    assert int(model.optimizer.iterations) == 21
+
+
+def test_an_error_of_a_step_is_raised_by_fit_and_the_next_fit_works(
+    strategy: coordinator.ParameterServerStrategy,
+) -> None:
+    class Picky(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            with tf.control_dependencies([tf.debugging.assert_less(x, 100.0, message="too large")]):
+                return tf.identity(x)
+
+    with strategy.scope():
+        model = compiled(strategy, keras.Sequential([Picky(), *classifier().layers]))
+    bad = X.copy()
+    bad[100] = 1000.0
+    for call in (
+        lambda: model.fit(bad, Y, batch_size=24, epochs=2, verbose=0),
+        lambda: model.evaluate(bad, Y, batch_size=24, verbose=0),
+        lambda: model.predict(bad, batch_size=24, verbose=0),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
+            call()
+        strategy.join()
+    before = int(model.optimizer.iterations)
+    model.fit(X, Y, batch_size=24, verbose=0)
+    assert int(model.optimizer.iterations) == before + 10
+
+
+@pytest.mark.parametrize("place", ["pipeline", "model"])
+# row 172: preprocessing in the pipeline or in the model
+def test_fit_takes_preprocessing_wherever_it_is(strategy: coordinator.ParameterServerStrategy, place: str) -> None:
+    words = np.array(["no", "maybe", "yes", "never"])[RNG.integers(4, size=240)]
+    labels = np.isin(words, ["yes", "maybe"]).astype("int32")
+    with strategy.scope():
+        look_up = keras.layers.StringLookup(vocabulary=["no", "maybe", "yes"])
+        layers = [keras.layers.Embedding(4, 3), keras.layers.Flatten(), keras.layers.Dense(2)]
+        text = keras.Input((1,), dtype="string" if place == "model" else "int64")
+        model = compiled(strategy, keras.Sequential([text, *([look_up] if place == "model" else []), *layers]))
+
+    def dataset_fn(_: tf.distribute.InputContext) -> tf.data.Dataset:
+        dataset = tf.data.Dataset.from_tensor_slices((words[:, None], labels)).repeat().batch(24)
+        return dataset.map(lambda x, y: (look_up(x), y)) if place == "pipeline" else dataset
+
+    model.fit(dataset_fn, steps_per_epoch=30, epochs=3, verbose=0)
+    assert int(model.optimizer.iterations) == 90
+    given = look_up(words[:, None]) if place == "pipeline" else words[:, None]
+    assert np.mean(model.predict(tf.constant(given), verbose=0).argmax(axis=1) == labels) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"run_eagerly": True}, "run_eagerly"), ({"jit_compile": True}, "jit_compile")],
+)
+# row 185: what cannot run is refused
+def test_what_workers_cannot_do_is_refused(
+    strategy: coordinator.ParameterServerStrategy, arguments: dict[str, Any], message: str
+) -> None:
+    with strategy.scope():
+        model = compiled(strategy, classifier(), **arguments)
+    for call in (lambda: model.fit(X, Y), lambda: model.evaluate(X, Y), lambda: model.predict(X)):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_a_model_that_was_not_made_in_the_scope_is_refused(strategy: coordinator.ParameterServerStrategy) -> None:
+    model = classifier()
+    model.build((None, 8))
+    model.compile("sgd", "mse")
+    with strategy.scope(), pytest.raises(ValueError, match=r"variables of model .* are not on parameter servers"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_a_model_without_a_strategy_is_trained_as_ever(strategy: coordinator.ParameterServerStrategy) -> None:
+    model = classifier()
+    model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    losses = model.fit(X, Y, batch_size=24, epochs=2, verbose=0).history["loss"]
+    assert losses[1] < losses[0]
+    assert model.evaluate(X, Y, verbose=0) < losses[0]
+    assert model.predict(X, verbose=0).shape == (240, 2)
+    assert strategy.done()
+
+
+def test_data_that_is_the_workers_own_is_whole(strategy: coordinator.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        model = compiled(strategy, classifier())
+
+    def dataset_fn(_: tf.distribute.InputContext) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices((X, Y)).batch(24)
+
+    for arguments in ({"y": Y}, {"class_weight": {0: 1.0, 1: 2.0}}, {"sample_weight": Y}):
+        with pytest.raises(ValueError, match=f"{next(iter(arguments))} cannot be given along with a dataset function"):
+            model.fit(dataset_fn, verbose=0, **arguments)
+    with pytest.raises(ValueError, match="no order in its outputs"):
+        model.predict(dataset_fn, verbose=0)
+
+
+# row 74: a worker that dies in the middle of an epoch
+def test_a_worker_that_dies_in_mid_epoch_costs_nothing_but_time(
+    strategy: coordinator.ParameterServerStrategy, shared_cluster: LocalCluster
+) -> None:
+    class Killer(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 20 and not killed:
+                killed.append(batch)
+                shared_cluster.kill("worker", 0)
+
+    killed: list[int] = []
+    with strategy.scope():
+        model = compiled(strategy, classifier())
+    try:
+        history = model.fit(
+            X, Y, batch_size=4, epochs=3, callbacks=[Killer()], validation_data=(X, Y), verbose=0
+        ).history
+    finally:
+        shared_cluster.restart("worker", 0)
+    assert killed
+    # The step under way runs again.
+    assert 180 <= int(model.optimizer.iterations) <= 180 + 4
+    assert {name: len(values) for name, values in history.items()} == dict.fromkeys(
+        ("loss", "accuracy", "val_loss", "val_accuracy"), 3
+    )
+    assert history["val_accuracy"][-1] > 0.8

@@ -1,0 +1,169 @@
+"""Keras' callbacks do on parameter servers what they do in one process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import coordinator
+
+# TensorFlow's variables and NumPy 2, which meet when Keras reads a learning rate.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+RNG = np.random.default_rng(2)
+X = RNG.normal(size=(120, 6)).astype("float32")
+Y = (X[:, 0] > 0).astype("int32")
+
+
+@pytest.fixture
+def model(strategy: coordinator.ParameterServerStrategy) -> keras.Model:
+    """A classifier, compiled with Adam."""
+    return _model(strategy)
+
+
+def _model(strategy: coordinator.ParameterServerStrategy) -> keras.Model:
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(2)])
+        model.compile(
+            keras.optimizers.Adam(0.02),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    return model
+
+
+def _fit(model: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int = 3) -> dict[str, list[float]]:
+    return model.fit(  # type: ignore[no-any-return]  # Keras has no types
+        X, Y, batch_size=12, epochs=epochs, validation_data=(X, Y), callbacks=list(callbacks), verbose=0
+    ).history
+
+
+# row 186: callbacks of batches
+def test_each_batch_and_epoch_is_told_once_in_order(model: keras.Model) -> None:
+    told: list[Any] = []
+
+    class Teller(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            told.append(("begin", batch))
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            assert set(logs) == {"loss", "accuracy"}
+            assert np.isfinite(logs["loss"])
+            told.append(("end", batch))
+
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            told.append(("test", batch))
+
+    epochs: list[Any] = []
+    ends = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append((epoch, *sorted(logs))))
+    _fit(model, Teller(), ends, epochs=2)
+    batches = [(when, batch) for batch in range(10) for when in ("begin", "end")]
+    tests = [("test", batch) for batch in range(10)]
+    assert told == 2 * (batches + tests)
+    assert epochs == [(epoch, "accuracy", "loss", "val_accuracy", "val_loss") for epoch in range(2)]
+
+
+def test_the_progress_bar_shows_the_epochs(model: keras.Model, capsys: pytest.CaptureFixture[str]) -> None:
+    model.fit(X, Y, batch_size=12, epochs=2, verbose=1)
+    printed = capsys.readouterr().out
+    assert "Epoch 2/2" in printed
+    assert printed.count("10/10") >= 2
+    assert "accuracy: " in printed
+
+
+def test_training_stops_when_it_gets_no_better_and_the_best_weights_are_restored(model: keras.Model) -> None:
+    stopping = keras.callbacks.EarlyStopping(monitor="val_loss", patience=1, mode="max", restore_best_weights=True)
+    history = _fit(model, stopping, epochs=10)
+    # It counts as better when the loss grows, which it does not.
+    assert len(history["loss"]) < 10
+    assert stopping.stopped_epoch > 0
+    assert model.evaluate(X, Y, verbose=0)[0] == pytest.approx(max(history["val_loss"]), rel=1e-5)
+
+
+def test_the_learning_rate_follows_callbacks(model: keras.Model) -> None:
+    rates: list[float] = []
+    plateau = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=100.0)
+    seen = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: rates.append(float(model.optimizer.learning_rate.value))
+    )
+    history = _fit(model, plateau, seen, epochs=4)
+    assert rates == pytest.approx([0.02, 0.01, 0.005, 0.0025])
+    assert len(history["learning_rate"]) == 4
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.3 / (1 + epoch))
+    _fit(model, schedule, epochs=2)
+    assert float(model.optimizer.learning_rate.value) == pytest.approx(0.15)
+
+
+def test_models_and_weights_are_written_and_load_without_a_strategy(model: keras.Model, tmp_path: Path) -> None:
+    history = _fit(
+        model,
+        keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras")),
+        keras.callbacks.ModelCheckpoint(
+            str(tmp_path / "best.weights.h5"), monitor="val_loss", save_best_only=True, save_weights_only=True
+        ),
+        keras.callbacks.ModelCheckpoint(str(tmp_path / "{batch}.weights.h5"), save_freq=4, save_weights_only=True),
+        keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
+    )
+    local = keras.models.load_model(tmp_path / "3.keras")
+    np.testing.assert_allclose(local.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
+    assert int(local.optimizer.iterations) == 30
+    local.load_weights(tmp_path / "best.weights.h5")
+    assert local.evaluate(X, Y, verbose=0)[0] == pytest.approx(min(history["val_loss"]), rel=1e-5)
+    assert (tmp_path / "4.weights.h5").exists()
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
+
+
+# row 187: TensorBoard
+def test_summaries_are_written(model: keras.Model, tmp_path: Path) -> None:
+    _fit(model, keras.callbacks.TensorBoard(str(tmp_path), update_freq=5, histogram_freq=1, write_graph=True))
+
+    def scalars(folder: str) -> dict[str, list[int]]:
+        events = EventAccumulator(str(tmp_path / folder), size_guidance={"tensors": 0})
+        events.Reload()
+        return {tag: [event.step for event in events.Tensors(tag)] for tag in events.Tags()["tensors"]}
+
+    train = scalars("train")
+    assert train["epoch_loss"] == [0, 1, 2]
+    assert len(train["batch_loss"]) == 6
+    assert scalars("validation")["epoch_accuracy"] == [0, 1, 2]
+
+
+def test_training_that_was_interrupted_goes_on_where_it_was(
+    model: keras.Model, strategy: coordinator.ParameterServerStrategy, tmp_path: Path
+) -> None:
+    class Interruption(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _fit(model, keras.callbacks.BackupAndRestore(str(tmp_path / "backup")), Interruption(), epochs=4)
+    strategy.join()
+    again = _model(strategy)
+    history = _fit(again, keras.callbacks.BackupAndRestore(str(tmp_path / "backup")), epochs=4)
+    assert len(history["loss"]) == 2
+    assert int(again.optimizer.iterations) == 40
+    assert not (tmp_path / "backup").exists()
+
+
+def test_training_stops_soon_where_the_loss_is_no_number(model: keras.Model) -> None:
+    bad = X.copy()
+    bad[:12] = np.nan
+    history = model.fit(
+        bad, Y, batch_size=12, epochs=5, shuffle=False, callbacks=[keras.callbacks.TerminateOnNaN()], verbose=0
+    ).history
+    # What a callback is told may be of some steps before.
+    assert len(history["loss"]) <= 2
+
+
+def test_callbacks_of_ones_own_see_plain_numbers(model: keras.Model) -> None:
+    seen: list[str] = []
+    as_json = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(json.dumps(logs)),
+    )
+    _fit(model, as_json, epochs=1)
+    assert len(seen) == 10

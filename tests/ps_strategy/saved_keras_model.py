@@ -1,0 +1,109 @@
+"""A model of Keras with much in it, saved in every way, and what must be found when it is loaded again."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+BATCH = (
+    np.array([["a", "b"], ["c", "a"], ["?", "c"]]),
+    np.array([[1.0], [5.0], [3.0]], np.float32),
+    np.array([[1.0], [0.0], [2.0]], np.float32),
+)
+
+
+def make_model() -> Any:
+    """Words and a number in, one number out; a lookup table, an embedding and moving statistics inside."""
+    words, numbers = keras.Input((2,), dtype="string", name="words"), keras.Input((1,), name="numbers")
+    found = keras.layers.StringLookup(vocabulary=["a", "b", "c"])(words)
+    features = keras.layers.Flatten()(keras.layers.Embedding(4, 2)(found))
+    normal = keras.layers.Normalization(mean=3.0, variance=4.0)(numbers)
+    hidden = keras.layers.BatchNormalization()(keras.layers.Concatenate()([features, normal]))
+    model = keras.Model({"words": words, "numbers": numbers}, keras.layers.Dense(1)(hidden))
+    model.compile(keras.optimizers.Adam(0.05), "mse")
+    return model
+
+
+def make_step(model: Any) -> Any:
+    """A function that trains it on a batch of words, numbers and labels."""
+
+    @tf.function
+    def step(words: Any, numbers: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            predicted = model({"words": words, "numbers": numbers}, training=True)
+            loss = tf.reduce_mean((predicted - labels) ** 2)
+        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    return step
+
+
+def inputs() -> dict[str, Any]:
+    """What it predicts from."""
+    return {"words": tf.constant(BATCH[0]), "numbers": tf.constant(BATCH[1])}
+
+
+def save(model: Any, folder: Path) -> None:
+    """Saves it in every way, and what it holds and predicts."""
+    model.save(folder / "model.keras")
+    model.save_weights(folder / "model.weights.h5")
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(folder / "checkpoint"))
+    model.export(str(folder / "exported"), verbose=False)
+    np.savez(folder / "values.npz", *_values(model))
+    np.save(folder / "output.npy", model(inputs()))
+
+
+def load_and_check(folder: Path, device: str) -> tuple[dict[str, Any], Any]:
+    """Loads everything; it must be as it was saved, with variables on devices whose names have `device` in them.
+
+    Returns:
+      The models, by how they were saved, and what was exported.
+    """
+    output = np.load(folder / "output.npy")
+    with np.load(folder / "values.npz") as saved:
+        values = list(saved.values())
+    models = {how: load(folder) for how, load in _LOADS.items()}
+    for how, model in models.items():
+        np.testing.assert_allclose(model(inputs()), output, rtol=1e-5, err_msg=how)
+        found = _values(model)
+        assert len(found) == len(values), how
+        for one, other in zip(found, values, strict=True):
+            np.testing.assert_array_equal(one, other, err_msg=how)
+        assert all(device in variable.value.device for variable in model.variables), how
+    served = tf.saved_model.load(str(folder / "exported"))
+    np.testing.assert_allclose(served.serve(inputs()), output, rtol=1e-5)
+    return models, served
+
+
+def _load_model(folder: Path) -> Any:
+    return keras.models.load_model(folder / "model.keras")
+
+
+def _load_weights(folder: Path) -> Any:
+    model = make_model()
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(folder / "model.weights.h5")
+    return model
+
+
+def _restore(folder: Path) -> Any:
+    model = make_model()
+    model.optimizer.build(model.trainable_variables)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    checkpoint.restore(tf.train.latest_checkpoint(folder)).assert_existing_objects_matched()
+    return model
+
+
+_LOADS: dict[str, Callable[[Path], Any]] = {
+    "save": _load_model,
+    "save_weights": _load_weights,
+    "Checkpoint": _restore,
+}
+
+
+def _values(model: Any) -> list[Any]:
+    """All variables of the model and of its optimizer, the count of steps among them."""
+    return [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]

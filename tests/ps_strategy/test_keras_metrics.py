@@ -1,0 +1,145 @@
+"""The metrics of Keras 3 hold, after workers have raced, what one process makes of the same batches."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+TIMEOUT = 240.0
+BATCHES = 45
+CLASSES = 4
+
+metrics = keras.metrics
+
+# By what their step gives them.
+OF_CLASSES = {
+    "SparseCategoricalAccuracy": metrics.SparseCategoricalAccuracy,
+    "SparseTopKCategoricalAccuracy": lambda: metrics.SparseTopKCategoricalAccuracy(k=2),
+    "SparseCategoricalCrossentropy": metrics.SparseCategoricalCrossentropy,
+    "MeanIoU": lambda: metrics.MeanIoU(CLASSES, sparse_y_pred=False),
+}
+OF_ONE_HOT = {
+    "CategoricalAccuracy": metrics.CategoricalAccuracy,
+    "TopKCategoricalAccuracy": lambda: metrics.TopKCategoricalAccuracy(k=2),
+    "CategoricalCrossentropy": metrics.CategoricalCrossentropy,
+    "AUC": lambda: metrics.AUC(num_thresholds=11),
+    "AUC, multi_label": lambda: metrics.AUC(num_thresholds=11, multi_label=True, num_labels=CLASSES),
+    "Precision": metrics.Precision,
+    "Recall": lambda: metrics.Recall(thresholds=[0.2, 0.6]),
+    "FalsePositives": metrics.FalsePositives,
+    "PrecisionAtRecall": lambda: metrics.PrecisionAtRecall(0.5, num_thresholds=11),
+    "SensitivityAtSpecificity": lambda: metrics.SensitivityAtSpecificity(0.5, num_thresholds=11),
+    "OneHotMeanIoU": lambda: metrics.OneHotMeanIoU(CLASSES),
+    "F1Score": lambda: metrics.F1Score(average="macro"),
+    "FBetaScore": lambda: metrics.FBetaScore(beta=2.0, threshold=0.4),
+    "CategoricalHinge": metrics.CategoricalHinge,
+    "KLDivergence": metrics.KLDivergence,
+    "BinaryAccuracy": metrics.BinaryAccuracy,
+    "BinaryIoU": metrics.BinaryIoU,
+    "R2Score": metrics.R2Score,
+    "CosineSimilarity": metrics.CosineSimilarity,
+    "MeanSquaredError": metrics.MeanSquaredError,
+    "RootMeanSquaredError": metrics.RootMeanSquaredError,
+    "MeanAbsoluteError": metrics.MeanAbsoluteError,
+    "MeanMetricWrapper": lambda: metrics.MeanMetricWrapper(lambda y, x: keras.ops.abs(y - x), "own"),
+    "PearsonCorrelation": lambda: metrics.PearsonCorrelation(axis=-1),
+    "ConcordanceCorrelation": lambda: metrics.ConcordanceCorrelation(axis=-1),
+}
+
+
+class LargestError(metrics.Metric):
+    """A user's own: counts with `assign_add`, keeps a vector with `assign`, and a maximum, which is no addition."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = self.add_variable((), "zeros", dtype="int64")
+        self.sums = self.add_variable((CLASSES,), "zeros")
+        self.left = self.add_variable((), keras.initializers.Constant(BATCHES))
+        self.largest = self.add_variable((), "zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        error = tf.abs(y_true - y_pred)
+        self.calls.assign_add(1)
+        self.sums.assign(self.sums + tf.reduce_sum(error, axis=0))
+        self.left.assign_sub(1.0)
+        self.largest.assign(tf.maximum(self.largest, tf.reduce_max(error)))
+
+    def result(self):
+        return {"sums": self.sums.value, "calls": self.calls.value, "left": self.left.value}
+
+
+WITHOUT_WEIGHTS = {"MeanIoU", "OneHotMeanIoU", "BinaryIoU", "R2Score", "PearsonCorrelation", "ConcordanceCorrelation"}
+OWN = {"own": LargestError}
+REDUCTIONS = {"Mean": metrics.Mean, "Sum": metrics.Sum}
+
+
+def batches():
+    random = np.random.default_rng(5)
+    for _ in range(BATCHES):
+        labels = random.integers(0, CLASSES, size=8)
+        scores = random.uniform(0.05, 1.0, size=(8, CLASSES)).astype(np.float32)
+        yield labels, scores / scores.sum(axis=1, keepdims=True), random.uniform(0.5, 2.0, size=8).astype(np.float32)
+
+
+def new_metrics():
+    return {name: make() for name, make in {**OF_CLASSES, **OF_ONE_HOT, **OWN, **REDUCTIONS}.items()}
+
+
+def update(found, labels, scores, weights):
+    one_hot = tf.one_hot(labels, CLASSES)
+    for name, metric in found.items():
+        given = (scores,) if name in REDUCTIONS else (labels if name in OF_CLASSES else one_hot, scores)
+        metric.update_state(*given, sample_weight=None if name in WITHOUT_WEIGHTS else weights)
+
+
+def step_of(found):
+    @tf.function
+    def step(labels, scores, weights):
+        update(found, labels, scores, weights)
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def there(strategy):
+    """The metrics after workers have raced through the batches."""
+    with strategy.scope():
+        found = new_metrics()
+    step = step_of(found)
+    for batch in batches():
+        strategy.schedule(step, args=batch)
+    strategy.join(TIMEOUT)
+    return found
+
+
+@pytest.fixture(scope="module")
+def here():
+    found = new_metrics()
+    step = step_of(found)
+    for batch in batches():
+        step(*batch)
+    return found
+
+
+def values(metric):
+    result = metric.result()
+    return list(result.values()) if isinstance(result, dict) else [result]
+
+
+def test_racing_workers_leave_every_metric_as_one_process_does(there, here):
+    for name, metric in there.items():
+        for value, expected in zip(values(metric), values(here[name]), strict=True):
+            np.testing.assert_allclose(value, expected, rtol=1e-4, err_msg=name)
+            assert np.all(np.isfinite(value)), name
+
+
+def test_what_is_no_addition_may_lose_what_another_worker_did_and_is_one_of_the_values(there, here):
+    largest = float(there["own"].largest)
+    assert 0.0 < largest <= float(here["own"].largest)
+
+
+def test_a_metric_that_is_reset_begins_again(there):
+    mean = there["Mean"]
+    assert float(mean.count) > 0
+    mean.reset_state()
+    assert (float(mean.total), float(mean.count)) == (0.0, 0.0)

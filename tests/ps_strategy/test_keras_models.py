@@ -1,0 +1,126 @@
+"""Models of Keras 3 in loops of one's own: they learn with racing workers, and as in one process with one at a time."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+STEPS = 30
+FEATURES = np.random.default_rng(1).normal(size=(32, 4)).astype(np.float32)
+LABELS = (FEATURES @ [[1.0], [-2.0], [0.5], [1.0]]).astype(np.float32)
+
+
+def dense(units, seed, **kwargs):
+    return keras.layers.Dense(units, kernel_initializer=keras.initializers.GlorotUniform(seed), **kwargs)
+
+
+def functional_model():
+    """With a model inside of it, and regularizers."""
+    inputs = keras.Input((4,))
+    nested = keras.Sequential([keras.Input((8,)), dense(8, 2, kernel_regularizer="l2")])
+    hidden = nested(dense(8, 1, activation="tanh", bias_regularizer="l1")(inputs))
+    return keras.Model(inputs, dense(1, 3)(hidden))
+
+
+def unbuilt_sequential_model():
+    return keras.Sequential([dense(8, 1, activation="tanh"), dense(1, 2)])
+
+
+class Subclassed(keras.Model):
+    """Makes its variables when it is called first, keeps one of its own, and adds a loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.output_layer = dense(8, 1, activation="tanh"), dense(1, 2)
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+        self.built = True
+
+    def call(self, x):
+        hidden = self.hidden(x * self.scale)
+        self.add_loss(0.01 * keras.ops.mean(hidden**2))
+        return self.output_layer(hidden)
+
+
+def subclassed_model():
+    model = Subclassed()
+    model(FEATURES)
+    return model
+
+
+def recurrent_model():
+    orthogonal = keras.initializers.Orthogonal(seed=3)
+    kernel = keras.initializers.GlorotUniform(2)
+    recurrent = keras.layers.LSTM(4, kernel_initializer=kernel, recurrent_initializer=orthogonal)
+    return keras.Sequential([keras.Input((4,)), keras.layers.Reshape((4, 1)), recurrent, dense(1, 1)])
+
+
+class Training:
+    """A model, an optimizer, and a step that trains the one with the other."""
+
+    def __init__(self, make_model):
+        self.model = model = make_model()
+        self.optimizer = optimizer = keras.optimizers.Adam(0.05)
+
+        @tf.function
+        def step(features, labels):
+            with tf.GradientTape() as tape:
+                error = keras.losses.mean_squared_error(labels, model(features, training=True))
+                loss = tf.reduce_mean(tf.cast(error, tf.float32)) + sum(model.losses)
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+            return loss
+
+        self.step = step
+
+    def values(self):
+        """Seeds of random numbers left out, which differ from layer to layer."""
+        return [variable.numpy() for variable in (*self.model.weights, *self.optimizer.variables)]
+
+
+def train_alike(strategy, make_model, tolerance=1e-4):
+    """Trains one model on the cluster, one step at a time, and one here; both must come to the same.
+
+    Then many steps at once must make the loss fall. Returns how the first model was trained.
+    """
+    with strategy.scope():
+        there = Training(make_model)
+    here = Training(make_model)
+    first_losses = []
+    for first in (0, 8, 16, 24):
+        batch = FEATURES[first : first + 8], LABELS[first : first + 8]
+        first_losses.append(strategy.schedule(there.step, args=batch).result())
+        np.testing.assert_allclose(first_losses[-1], here.step(*batch), rtol=tolerance)
+    for one, other in zip(there.values(), here.values(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance / 10)
+
+    losses = [strategy.schedule(there.step, args=(FEATURES, LABELS)) for _ in range(STEPS)]
+    strategy.join()
+    assert np.mean(strategy.local_results(losses)[-5:]) < np.mean(first_losses) / 2
+    assert int(there.optimizer.iterations) == 4 + STEPS
+    return there
+
+
+@pytest.mark.parametrize(
+    "make_model", [functional_model, unbuilt_sequential_model, subclassed_model, Subclassed, recurrent_model]
+)
+def test_a_model_learns_as_in_one_process_and_with_racing_workers(strategy, make_model):
+    training = train_alike(strategy, make_model)
+    variables = [*training.model.variables, *training.optimizer.variables]
+    assert {variable.value.device for variable in variables} == set(strategy.extended.parameter_devices)
+
+
+@pytest.fixture
+def mixed_precision():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    yield
+    keras.config.set_dtype_policy(before)
+
+
+def test_a_model_of_mixed_precision_computes_in_16_bits_and_keeps_32(strategy, mixed_precision):
+    training = train_alike(strategy, functional_model, tolerance=0.02)
+    output = strategy.schedule(tf.function(training.model), args=(FEATURES,)).result()
+    assert output.dtype == "bfloat16"
+    assert {variable.dtype for variable in training.model.variables} == {"float32"}
+    assert {slot.dtype for slot in training.optimizer.variables if slot.shape.rank} == {"float32"}

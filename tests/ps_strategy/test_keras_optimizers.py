@@ -1,0 +1,199 @@
+"""Every Keras 3 optimizer in a plain scheduled step: what it counts is exact, and one step at a time it is Keras' own.
+
+All optimizers are in one function, each with its own copy of a small model, so that they are traced and scheduled once.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+TIMEOUT = 240.0
+STEPS = 5
+RACING_STEPS = 30
+
+optimizers = keras.optimizers
+
+
+def schedule():
+    return optimizers.schedules.ExponentialDecay(0.1, decay_steps=4, decay_rate=0.9)
+
+
+def by_rank(of_vectors, of_matrices):
+    return optimizers.MultiOptimizer(lambda variable: of_matrices if len(variable.shape) > 1 else of_vectors)
+
+
+OPTIMIZERS = {
+    "SGD": lambda: optimizers.SGD(0.1),
+    "SGD with momentum": lambda: optimizers.SGD(0.05, momentum=0.9),
+    "SGD, Nesterov's": lambda: optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+    "Adagrad": lambda: optimizers.Adagrad(0.1),
+    "Adadelta": lambda: optimizers.Adadelta(5.0),
+    "Adam": lambda: optimizers.Adam(0.02),
+    "Adam, AMSGrad": lambda: optimizers.Adam(0.02, amsgrad=True),
+    "AdamW": lambda: optimizers.AdamW(0.02, weight_decay=0.01),
+    "Adamax": lambda: optimizers.Adamax(0.02),
+    "RMSprop": lambda: optimizers.RMSprop(0.01),
+    "RMSprop, centered, with momentum": lambda: optimizers.RMSprop(0.002, centered=True, momentum=0.5, epsilon=0.01),
+    "Ftrl": lambda: optimizers.Ftrl(0.1),
+    "Nadam": lambda: optimizers.Nadam(0.02),
+    "Lion": lambda: optimizers.Lion(0.01),
+    "Adafactor": lambda: optimizers.Adafactor(0.05),
+    "Lamb": lambda: optimizers.Lamb(0.02),
+    "Muon": lambda: optimizers.Muon(0.02),
+    "ScheduleFreeAdamW": lambda: optimizers.ScheduleFreeAdamW(0.02),
+    "LearningRateSchedule": lambda: optimizers.SGD(schedule()),
+    "weight_decay": lambda: optimizers.SGD(0.1, weight_decay=0.01),
+    "clipnorm": lambda: optimizers.SGD(0.1, clipnorm=0.5),
+    "clipvalue": lambda: optimizers.SGD(0.1, clipvalue=0.1),
+    "global_clipnorm": lambda: optimizers.SGD(0.1, global_clipnorm=0.5),
+    "use_ema": lambda: optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
+    "loss_scale_factor": lambda: optimizers.Adam(0.02, loss_scale_factor=8.0),
+    "gradient_accumulation_steps": lambda: optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    "MultiOptimizer": lambda: by_rank(optimizers.SGD(0.1), optimizers.Adam(0.02)),
+    "LossScaleOptimizer": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.02), 8.0, dynamic_growth_steps=3),
+}
+# With these, Keras itself cannot take `tf.IndexedSlices`, in one process either.
+DENSE_ONLY = {"RMSprop, centered, with momentum", "loss_scale_factor"}
+INITIAL = [np.random.default_rng(0).normal(size=(7, 2)).astype(np.float32), np.zeros(2, np.float32)]
+
+
+def batch(number):
+    random = np.random.default_rng(number)
+    return random.integers(0, 7, size=16), random.normal(size=(16, 2)).astype(np.float32) * 0.1
+
+
+class Training:
+    """A table of which single rows are looked up, a bias, and an optimizer for both."""
+
+    def __init__(self, name):
+        self.is_sparse = name not in DENSE_ONLY
+        self.weights = [keras.Variable(value) for value in INITIAL]
+        self.optimizer = OPTIMIZERS[name]()
+        self.optimizer.build(self.weights)
+
+    def loss(self, rows, labels):
+        table, bias = (weight.value for weight in self.weights)
+        return tf.reduce_mean((tf.tanh(tf.gather(table, rows)) + bias - labels) ** 2)
+
+    def step(self, rows, labels):
+        with tf.GradientTape() as tape:
+            loss = self.optimizer.scale_loss(self.loss(rows, labels))
+        gradients = tape.gradient(loss, [weight.value for weight in self.weights])
+        if not self.is_sparse:
+            gradients[0] = tf.convert_to_tensor(gradients[0])
+        self.optimizer.apply_gradients(zip(gradients, self.weights, strict=True))
+
+    def loss_on_all(self):
+        return float(np.mean([self.loss(*batch(number)) for number in range(4)]))
+
+    def values(self):
+        return [weight.numpy() for weight in self.weights]
+
+
+def trained_here():
+    """What one process makes of the weights with the same batches."""
+    found = {}
+    for name in OPTIMIZERS:
+        training = Training(name)
+        for number in range(STEPS):
+            training.step(*batch(number))
+        found[name] = training.values()
+    return found
+
+
+@pytest.fixture(scope="module")
+def trainings(strategy):
+    with strategy.scope():
+        return {name: Training(name) for name in OPTIMIZERS}
+
+
+@pytest.fixture(scope="module")
+def step(trainings):
+    @tf.function
+    def all_of_them(rows, labels):
+        for training in trainings.values():
+            training.step(rows, labels)
+
+    return all_of_them
+
+
+@pytest.fixture(scope="module")
+def one_after_another(strategy, trainings, step):
+    """What the workers make of the weights, one step at a time."""
+    for number in range(STEPS):
+        strategy.schedule(step, args=batch(number)).result(TIMEOUT)
+    return {name: training.values() for name, training in trainings.items()}
+
+
+@pytest.fixture(scope="module")
+def racing(strategy, trainings, step, one_after_another):
+    """The same trainings, after workers have raced."""
+    for number in range(RACING_STEPS):
+        strategy.schedule(step, args=batch(number))
+    strategy.join(TIMEOUT)
+    return trainings
+
+
+def test_one_step_at_a_time_is_what_one_process_does(one_after_another):
+    expected = trained_here()
+    for name, values in one_after_another.items():
+        for value, here, initial in zip(values, expected[name], INITIAL, strict=True):
+            np.testing.assert_allclose(value, here, rtol=1e-4, atol=1e-5, err_msg=name)
+            assert not np.allclose(value, initial), name
+
+
+def test_racing_workers_count_every_step_and_every_optimizer_learns(racing):
+    before = Training("SGD").loss_on_all()
+    for name, training in racing.items():
+        accumulated = training.optimizer.gradient_accumulation_steps or 1
+        assert int(training.optimizer.iterations) == (STEPS + RACING_STEPS) // accumulated, name
+        assert all(np.all(np.isfinite(value)) for value in training.values()), name
+        assert training.loss_on_all() < 0.9 * before, name
+
+
+def run_with_gradients_of_one(strategy, make_optimizer, is_finite):
+    """Weights that start at zero, and their optimizer, after a step for each in `is_finite`."""
+    with strategy.scope():
+        weights = [keras.Variable(np.zeros(2, np.float32)) for _ in range(4)]
+        optimizer = make_optimizer()
+        optimizer.build(weights)
+
+    @tf.function
+    def step(is_finite):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(weight.value) for weight in weights])
+            scaled = optimizer.scale_loss(loss) * tf.where(is_finite, 1.0, np.inf)
+        optimizer.apply(tape.gradient(scaled, [weight.value for weight in weights]), weights)
+
+    for each in is_finite:
+        strategy.schedule(step, args=(tf.constant(each),))
+    strategy.join(TIMEOUT)
+    return weights, optimizer
+
+
+def test_a_loss_scale_that_changes_while_workers_race_is_taken_out_of_every_gradient(strategy):
+    is_finite = [number % 6 != 5 for number in range(90)]
+    weights, optimizer = run_with_gradients_of_one(
+        strategy,
+        lambda: optimizers.LossScaleOptimizer(optimizers.SGD(1.0), 2.0**10, dynamic_growth_steps=2),
+        is_finite,
+    )
+    for weight in weights:
+        np.testing.assert_array_equal(weight.numpy(), [-sum(is_finite)] * 2)
+    assert int(optimizer.iterations) == sum(is_finite)
+    scale = float(optimizer.dynamic_scale)
+    assert scale not in (0.0, 2.0**10)
+    assert np.log2(scale) == round(np.log2(scale))
+
+
+def test_racing_workers_that_accumulate_gradients_apply_about_all_of_them(strategy):
+    steps = 3
+    weights, optimizer = run_with_gradients_of_one(
+        strategy, lambda: optimizers.SGD(1.0, gradient_accumulation_steps=steps), [True] * 60
+    )
+    assert int(optimizer.iterations) == 60 // steps
+    for weight, waiting in zip(weights, optimizer._accumulated_gradients, strict=True):
+        # How many gradients each update is made of depends on the race.
+        counted = waiting.numpy() - steps * weight.numpy()
+        assert np.all((counted > 30) & (counted < 90)), counted

@@ -1,0 +1,147 @@
+"""A function reads a scalar that workers share once, and again where what it does needs that."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy import tensorflow_internals
+
+TIMEOUT = 120.0
+
+
+def shared(value, **options):
+    variable = tf.Variable(value, **{"trainable": False, **options})
+    tensorflow_internals.make_shared(variable)
+    return variable
+
+
+def reads_of(concrete, variable):
+    """How many operations of a function, its branches and loops included, read a variable."""
+    return _reads_in(concrete.graph, variable.handle)
+
+
+def _reads_in(graph, handle):
+    inside = next((inside for outside, inside in graph.captures if outside is handle), None)
+    own = [] if inside is None else [each for each in inside.consumers() if each.type == "ReadVariableOp"]
+    parts = {
+        str(each.get_attr(name).name)
+        for each in graph.get_operations()
+        for name in ("then_branch", "else_branch", "body", "cond")
+        if each.type in ("If", "StatelessIf", "While", "StatelessWhile") and name in each.node_def.attr
+    }
+    return len(own) + sum(_reads_in(graph._get_function(part).graph, handle) for part in parts)
+
+
+def doubled(x):
+    return x + x
+
+
+def after(_, variable):
+    return [variable * 2.0, variable * 3.0]
+
+
+def waited(variable):
+    with tf.control_dependencies([tf.random.normal([])]):
+        return variable + 0.0
+
+
+def counted_in_a_loop(variable):
+    total = tf.constant(0.0)
+    for _ in tf.range(3):
+        total += variable
+        variable.assign_add(1.0)
+    return total
+
+
+def called(variable):
+    # Whatever a function of its own does to it.
+    tf.function(lambda: variable.assign_add(1.0))()
+
+
+def watched(variable):
+    before = variable + 0.0
+    with tf.GradientTape() as tape:
+        tape.watch(variable)
+        y = variable * variable
+    return before + tape.gradient(y, variable)
+
+
+CASES = {
+    "used twice": (lambda v: [v + 1.0, v * 2.0, tf.cast(v, tf.float64)], 1, [11.0, 20.0, 10.0]),
+    "assigned in between": (lambda v: [v + 1.0, *after(v.assign(3.0), v)], 2, [11.0, 6.0, 9.0]),
+    "added to": (lambda v: [*after(v.assign(v + 1.0), v), *after(v.assign(v + 1.0), v)], 3, [22.0, 33.0, 24.0, 36.0]),
+    "read on purpose": (lambda v: [v + 1.0, v.read_value(), v.read_value()], 3, [11.0, 10.0, 10.0]),
+    "after a wait": (lambda v: [v + 1.0, waited(v)], 2, [11.0, 10.0]),
+    "in a branch": (lambda v: [v + 1.0, tf.cond(v > 0.0, lambda: v * 2.0, lambda: v * 3.0)], 1, [11.0, 20.0]),
+    "first in a branch": (lambda v: [tf.cond(tf.timestamp() > 0.0, lambda: doubled(v + 1.0), lambda: v)], 2, [22.0]),
+    # What an assignment returns is one more read.
+    "after a branch": (lambda v: [tf.cond(v > 0.0, lambda: v.assign(v + 1.0), lambda: v + 0.0), v + 1.0], 3, [11, 12]),
+    "assigned in a branch": (
+        lambda v: [tf.cond(v > 0.0, lambda: [v.assign(2.0), v + 1.0][1], lambda: v + 0.0), v + 0.0],
+        3,
+        [3.0, 2.0],
+    ),
+    "in a loop": (lambda v: [v + 1.0, counted_in_a_loop(v), v + 0.0], 3, [11.0, 33.0, 13.0]),
+    "after a function": (lambda v: [v + 1.0, called(v), v + 0.0][::2], 2, [11.0, 11.0]),
+    "watched by a tape": (lambda v: [watched(v)], 3, [30.0]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_scalar_is_read_as_often_as_needed_and_what_it_gives_is_right(name):
+    use, reads, expected = CASES[name]
+    variable = shared(10.0)
+    function = tf.function(lambda: use(variable))
+    concrete = function.get_concrete_function()
+    assert [float(each) for each in function()] == expected
+    assert reads_of(concrete, variable) == reads
+
+
+@pytest.mark.parametrize("variable", [tf.Variable(2.0), tf.Variable([2.0, 3.0], trainable=False)])
+def test_what_is_trained_and_what_is_no_scalar_is_read_at_each_use(variable):
+    tensorflow_internals.make_shared(variable)
+    concrete = tf.function(lambda: [variable + 1.0, variable + 2.0]).get_concrete_function()
+    assert reads_of(concrete, variable) == 2
+
+
+def test_an_addition_in_a_branch_to_what_was_read_before_it_is_made_at_once():
+    variable = shared(10.0)
+
+    @tf.function
+    def step():
+        before = variable + 0.0
+        return tf.cond(before > 0.0, lambda: variable.assign(variable + 1.0), lambda: before)
+
+    concrete = step.get_concrete_function()
+    [branch] = [each for each in concrete.graph.get_operations() if each.type == "If"]
+    added = concrete.graph._get_function(branch.get_attr("then_branch").name).graph
+    assert "AssignAddVariableOp" in {each.type for each in added.get_operations()}
+    assert float(step()) == 11.0
+    assert float(variable) == 11.0
+
+
+def test_adam_reads_its_count_and_its_rate_once_for_all_variables_of_a_model(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(7))])
+        optimizer = keras.optimizers.Adam(0.5)
+        optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    assert len(model.trainable_variables) == 14
+    concrete = strategy._trace(step, [tf.ones([2, 4])], {})._concrete
+    assert [reads_of(concrete, each.value) for each in (optimizer.iterations, optimizer._learning_rate)] == [1, 1]
+    # Read once by each call, not once for good.
+    before = model.get_weights()
+    optimizer.learning_rate = 0.0
+    strategy.schedule(step, args=(tf.ones([2, 4]),)).result(TIMEOUT)
+    for value, same in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, same)
+    optimizer.learning_rate = 0.1
+    strategy.schedule(step, args=(tf.ones([2, 4]),)).result(TIMEOUT)
+    assert not np.allclose(model.get_weights()[0], before[0])
