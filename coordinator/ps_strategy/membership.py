@@ -65,6 +65,7 @@ class Membership:
         self._named: frozenset[Task] = frozenset()
         self._numbers = itertools.count()
         self._witnesses = Witnesses()
+        self._functions = tensorflow_internals.FunctionRegistration(options.heartbeat_timeout)
         # What was wrong when TensorFlow was told last, for whoever waits for it.
         self._complaint = ""
         self._closed = False
@@ -224,6 +225,7 @@ class Membership:
                 self._lock.release()
         else:
             _logger.warning("A server that stopped answering still holds up a change of the cluster; it is not let go.")
+        self._functions.close()
         self._heartbeat.close()
         self._admission.close()
         for probe in self._probes.values():
@@ -291,9 +293,7 @@ class Membership:
         kept = _without(self._connected, *lost)
         stale_workers = [task for task in lost if task.job == "worker" and task in self._named]
         self._connected = kept
-        if stale_workers and not self._name(kept):
-            return False
-        return self._name({*kept, *lost})
+        return (not stale_workers or self._name(kept)) and self._name({*kept, *lost})
 
     def _name(self, tasks: Iterable[Task]) -> bool:
         """Connects to those of the tasks that answer, and to no others; whether TensorFlow could be told.
@@ -314,7 +314,8 @@ class Membership:
         addresses = {task: self._addresses[task] for task in sorted(named)}
         try:
             definition = server_def(self._protocol, self._client_address, addresses)
-            tensorflow_internals.update_server_def(definition, self._options.client_timeout)
+            with self._functions.held_back():
+                tensorflow_internals.update_server_def(definition, self._options.client_timeout)
         except tf.errors.OpError as error:
             _logger.info("Connecting to %s failed and is tried again: %s", ", ".join(map(str, named)), error.message)
             self._complaint = (

@@ -16,6 +16,7 @@ from coordinator.ps_strategy.tensorflow_internals.calls import (
     with_defaults,
 )
 from coordinator.ps_strategy.tensorflow_internals.compilation import compiled_calls, is_compiled
+from coordinator.ps_strategy.tensorflow_internals.function_registration import FunctionRegistration
 from coordinator.ps_strategy.tensorflow_internals.handles import (
     attach_initial_value,
     attached_initial_value,
@@ -52,6 +53,7 @@ from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_sh
 
 __all__ = [
     "CancellationManager",
+    "FunctionRegistration",
     "Reader",
     "attach_initial_value",
     "attached_initial_value",

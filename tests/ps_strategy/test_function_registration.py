@@ -1,0 +1,137 @@
+"""Functions may be traced, on any thread, while TensorFlow is told that the cluster changes."""
+
+import concurrent.futures
+import threading
+
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy import tensorflow_internals
+from tests.deadline import wait_until
+
+TIMEOUT = 120.0
+
+
+@pytest.fixture
+def registration():
+    registration = tensorflow_internals.FunctionRegistration(longest_wait=TIMEOUT)
+    yield registration
+    registration.close()
+
+
+@pytest.fixture
+def tracing():
+    """Traces a function on a thread of its own; gives an event that tells when it was traced."""
+    threads = []
+
+    def trace(inside=lambda: None):
+        traced = threading.Event()
+
+        def run():
+            @tf.function
+            def function(x):
+                inside()
+                return x + 1
+
+            function.get_concrete_function(tf.constant(1))
+            traced.set()
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+        return traced
+
+    yield trace
+    for thread in threads:
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
+
+
+def test_a_function_is_registered_when_the_change_of_the_cluster_is_over(registration, tracing):
+    reached = threading.Event()
+    with registration.held_back():
+        traced = tracing(inside=reached.set)
+        assert reached.wait(TIMEOUT)
+        assert not traced.wait(0.2)
+    assert traced.wait(TIMEOUT)
+
+
+def test_a_change_of_the_cluster_waits_for_a_function_that_is_being_registered(registration, monkeypatch, tracing):
+    begun, may_end, changed = threading.Event(), threading.Event(), threading.Event()
+    register = registration._register
+
+    def register_slowly(function):
+        begun.set()
+        assert may_end.wait(TIMEOUT)
+        register(function)
+
+    monkeypatch.setattr(registration, "_register", register_slowly)
+    traced = tracing()
+    assert begun.wait(TIMEOUT)
+
+    def change():
+        with registration.held_back():
+            changed.set()
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    assert not changed.wait(0.2)
+    assert not traced.is_set()
+    may_end.set()
+    assert changed.wait(TIMEOUT)
+    assert traced.wait(TIMEOUT)
+    thread.join(TIMEOUT)
+
+
+def test_who_changes_the_cluster_may_trace_a_function_itself(registration):
+    with registration.held_back():
+        assert tf.function(lambda: tf.constant(3))().numpy() == 3
+
+
+def test_neither_waits_for_the_other_for_ever(tracing):
+    registration = tensorflow_internals.FunctionRegistration(longest_wait=0.05)
+    try:
+        with registration.held_back():
+            assert tracing().wait(TIMEOUT)
+    finally:
+        registration.close()
+
+
+def test_tensorflow_is_left_as_it_was():
+    first = tensorflow_internals.FunctionRegistration(longest_wait=TIMEOUT)
+    first.close()
+    with first.held_back():
+        assert tf.function(lambda: tf.constant(3))().numpy() == 3
+    second = tensorflow_internals.FunctionRegistration(longest_wait=TIMEOUT)
+    # One that is closed late leaves the present one alone.
+    first.close()
+    counted = []
+    second._register, register = lambda function: counted.append(register(function)), second._register
+    tf.function(lambda: tf.constant(4)).get_concrete_function()
+    second.close()
+    tf.function(lambda: tf.constant(5)).get_concrete_function()
+    assert len(counted) == 1
+
+
+@pytest.mark.cluster
+def test_functions_are_traced_while_a_worker_comes_and_goes(shared_cluster, strategy):
+    index = len(strategy.cluster.workers) - 1
+    address = shared_cluster.spec["worker"][index]
+
+    def reconnections():
+        return strategy.cluster.statistics().workers[index].reconnections
+
+    def come_and_go():
+        for _ in range(15):
+            before = reconnections()
+            strategy.cluster.move_worker(index, address)
+            wait_until(lambda before=before: reconnections() > before)
+
+    futures = []
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        changes = pool.submit(come_and_go)
+        while not changes.done():
+            number = len(futures)
+            futures.append(strategy.schedule(tf.function(lambda x, n=number: x + n), args=(tf.constant(1),)))
+    changes.result()
+    assert [future.result(TIMEOUT) for future in futures] == [number + 1 for number in range(len(futures))]
+    wait_until(lambda: not strategy.cluster.unhealthy())
