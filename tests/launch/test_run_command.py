@@ -19,7 +19,7 @@ from tests.launch.fake_tensorflow import write_fake_tensorflow
 
 # A program that counts its signals, and obeys the first (or, told so, none). It waits on a pipe that nobody writes to.
 OBEDIENT = """
-    import os, signal, sys
+    import os, select, signal, sys
     def obey(number, frame):
         print("chief got", signal.Signals(number).name, flush=True)
         if "stubborn" not in sys.argv:
@@ -28,7 +28,8 @@ OBEDIENT = """
         signal.signal(number, obey)
     print("chief", os.getpid(), "waits", flush=True)
     while True:
-        signal.pause()
+        # Not signal.pause: Python handles no signal that comes just before it begins.
+        select.select([], [], [], 0.1)
 """
 # As the chief it ends with the first code given (or, for a negative one, by that signal), as evaluator with the second.
 ENDING = """

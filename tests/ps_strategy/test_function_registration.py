@@ -121,7 +121,7 @@ def test_functions_are_traced_while_a_worker_comes_and_goes(shared_cluster, stra
         return strategy.cluster.statistics().workers[index].reconnections
 
     def come_and_go():
-        for _ in range(15):
+        for _ in range(8):
             before = reconnections()
             strategy.cluster.move_worker(index, address)
             wait_until(lambda before=before: reconnections() > before)
