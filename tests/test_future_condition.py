@@ -1,0 +1,158 @@
+"""What others wait on is made when somebody waits: under `concurrent.futures` and many threads, nothing is missed."""
+
+import concurrent.futures
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from coordinator.future import Future
+from tests.deadline import LIMIT, wait_until
+
+FUTURES = 60
+WATCHERS = 4
+
+
+def new_future(number: int = 0) -> Future:
+    return Future("step", number, on_cancel=lambda: False)
+
+
+def result(future: Future) -> None:
+    future.tell_result(future)
+
+
+def error(future: Future) -> None:
+    future.tell_error(ValueError())
+
+
+def cancellation(future: Future) -> None:
+    future.tell_cancelled()
+
+
+def test_the_base_class_has_the_attributes_that_are_made_late_and_no_others() -> None:
+    attributes = {"_condition", "_state", "_result", "_exception", "_waiters", "_done_callbacks"}
+    assert set(vars(concurrent.futures.Future())) == attributes
+
+
+@pytest.mark.parametrize("tell", [result, error, cancellation])
+def test_a_future_that_nobody_waits_for_never_has_a_condition(tell: Callable[[Future], None]) -> None:
+    future = new_future()
+    assert not future.done()
+    assert not future.cancelled()
+    assert not future.running()
+    assert "waiting" in repr(future)
+    tell(future)
+    assert future.done()
+    assert future.cancelled() is (tell is cancellation)
+    if tell is result:
+        assert future.result(0) is future
+    if tell is not cancellation:
+        assert isinstance(future.exception(0), ValueError) is (tell is error)
+        assert repr(future)
+        assert future._made_condition is None
+
+
+@pytest.mark.parametrize("tell", [result, error, cancellation])
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_a_future_that_has_its_outcome_gets_no_other(tell: Callable[[Future], None], is_watched: bool) -> None:
+    future = new_future()
+    if is_watched:
+        future.add_done_callback(lambda _: None)
+    tell(future)
+    with pytest.raises(concurrent.futures.InvalidStateError):
+        future.tell_result("another")
+    assert future.done()
+
+
+def test_an_error_is_raised_as_often_as_it_is_asked_for() -> None:
+    future = new_future()
+    future.tell_error(ValueError("wrong"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="wrong"):
+            future.result(0)
+
+
+def by_result(futures: list[Future], told: Counter[Future]) -> None:
+    for future in futures:
+        assert future.result(LIMIT) is future
+        told[future] += 1
+
+
+def by_exception(futures: list[Future], told: Counter[Future]) -> None:
+    for future in reversed(futures):
+        assert future.exception(LIMIT) is None
+        told[future] += 1
+
+
+def by_wait(futures: list[Future], told: Counter[Future]) -> None:
+    done, not_done = concurrent.futures.wait(futures, timeout=LIMIT)
+    assert not not_done
+    assert all(future.done() for future in done)
+    told.update(done)
+
+
+def by_first_completed(futures: list[Future], told: Counter[Future]) -> None:
+    left: set[concurrent.futures.Future[object]] = set(futures)
+    while left:
+        done, left = concurrent.futures.wait(left, LIMIT, concurrent.futures.FIRST_COMPLETED)
+        assert done
+        told.update(done)  # type: ignore[arg-type]
+
+
+def by_as_completed(futures: list[Future], told: Counter[Future]) -> None:
+    for future in concurrent.futures.as_completed(futures, LIMIT):
+        told[future] += 1
+
+
+def by_callback(futures: list[Future], told: Counter[Future]) -> None:
+    called: list[Future] = []
+    for future in futures:
+        future.add_done_callback(called.append)
+    wait_until(lambda: len(called) == len(futures))
+    told.update(called)
+
+
+WAYS = [by_result, by_exception, by_wait, by_first_completed, by_as_completed, by_callback]
+
+
+@pytest.mark.parametrize("repeat", range(20))
+@pytest.mark.usefixtures("hasty_threads")
+def test_whoever_waits_in_whatever_way_is_told_of_each_future_once(repeat: int) -> None:
+    futures = [new_future(number) for number in range(FUTURES)]
+    halves = futures[: FUTURES // 2], futures[FUTURES // 2 :]
+    counts = [Counter[Future]() for _ in range(len(WAYS) * 2)]
+    barrier = threading.Barrier(len(counts) + len(halves), timeout=LIMIT)
+
+    def watch(way: Callable[[list[Future], Counter[Future]], None], told: Counter[Future]) -> None:
+        barrier.wait()
+        way(futures, told)
+
+    def tell(part: list[Future]) -> None:
+        barrier.wait()
+        for future in part:
+            result(future)
+
+    with ThreadPoolExecutor(len(counts) + len(halves)) as pool:
+        running = [pool.submit(watch, way, told) for way, told in zip(WAYS * 2, counts, strict=True)]
+        running += [pool.submit(tell, part) for part in halves]
+        for thread in running:
+            thread.result(2 * LIMIT)
+    for told in counts:
+        assert told == dict.fromkeys(futures, 1)
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_of_several_threads_that_wait_first_all_wait_on_the_same_condition() -> None:
+    for _ in range(200):
+        future = new_future()
+        barrier = threading.Barrier(WATCHERS, timeout=LIMIT)
+
+        def look(future: Future = future, barrier: threading.Barrier = barrier) -> threading.Condition:
+            barrier.wait()
+            return future._condition
+
+        with ThreadPoolExecutor(WATCHERS) as pool:
+            conditions = {pool.submit(look) for _ in range(WATCHERS)}
+            assert len({condition.result(LIMIT) for condition in conditions}) == 1
