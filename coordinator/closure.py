@@ -21,6 +21,7 @@ from typing import Any
 
 from coordinator.errors import ClosureCancelledError, InvalidTransitionError
 from coordinator.future import Future
+from coordinator.line import Place
 from coordinator.runtime import Cancellation, FailureKind
 
 
@@ -33,6 +34,9 @@ class ClosureState(enum.Enum):
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+    # Enum's own is Python code, and every change of every closure looks states up.
+    __hash__ = object.__hash__
 
 
 _ENDS = {ClosureState.DONE, ClosureState.FAILED, ClosureState.CANCELLED}
@@ -78,7 +82,7 @@ class Attempt:
         return f"attempt {self.number} of {self.closure} on worker {self.worker}"
 
 
-class Closure:
+class Closure(Place):
     """What a worker is asked to run, and the future that tells.
 
     Args:
@@ -127,6 +131,7 @@ class Closure:
         is_internal: bool = False,
         blockers: int = 0,
     ) -> None:
+        super().__init__()
         self.work = work
         self.name = name
         self.number = number
@@ -170,7 +175,7 @@ class Closure:
 
     def leave(self, attempt: Attempt) -> None:
         """An attempt came to an end, with or without an outcome."""
-        self.live = tuple(other for other in self.live if other is not attempt)
+        self.live = () if self.live == (attempt,) else tuple(other for other in self.live if other is not attempt)
 
     def hand_back(self) -> None:
         """The last attempt ended without an outcome; another may be made."""

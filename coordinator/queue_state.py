@@ -63,7 +63,12 @@ class QueueState:
 
     def may_take(self, worker: int) -> bool:
         """Whether there is something that a worker may take now."""
-        return not self.held and self.lines.has_next(worker)
+        return not self.held and self.lines.has_next(worker) and not self.is_over_for(worker)
+
+    @property
+    def may_hand_out(self) -> bool:
+        """Whether there is something that any worker may take now."""
+        return not self.held and self.lines.has_for_all
 
     def start_next(self, worker: int, cancellation: Cancellation) -> Attempt:
         """A worker takes the next closure."""
@@ -92,14 +97,15 @@ class QueueState:
             ]
             if closure.timeout is not None
             and now - started > closure.timeout
-            and not (closure.has_ended or self.is_unwanted(closure) or closure in self.lines)
+            and not (closure.has_ended or self.is_unwanted(closure) or closure.is_in_line)
         ]
 
-    def decide(self, closure: Closure, state: ClosureState) -> None:
-        """A closure has its outcome; it must not wait any more."""
-        self.lines.discard(closure)
+    def decide(self, closure: Closure, state: ClosureState) -> bool:
+        """A closure has its outcome, and must not wait any more; whether it did."""
+        has_waited = self.lines.discard(closure)
         closure.end(state)
         self._ended[state] += 1
+        return has_waited
 
     def withdraw(self, is_meant: Callable[[Closure], bool]) -> list[Closure]:
         """Takes closures out of the lines; those that do not run at the same time are cancelled, and returned."""

@@ -1,45 +1,46 @@
 """The lines in which closures wait: one for all workers, one for each worker, and those that wait for arguments.
 
-A plain data structure without a lock; `ClosureQueue` guards it. Each line is an ordered dictionary, for a closure that
-is cancelled leaves from the middle of a line of any length.
+A plain data structure without a lock; `ClosureQueue` guards it.
 """
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Iterator
 
 from coordinator.closure import Closure, ClosureState
-
-_Line = OrderedDict[Closure, None]
+from coordinator.line import Line
 
 
 class WaitingLines:
     """Closures in order, by who may run them."""
 
     def __init__(self) -> None:
-        self._for_all: _Line = OrderedDict()
-        self._for_one: dict[int, _Line] = {}
-        self._blocked: _Line = OrderedDict()
+        self._for_all: Line[Closure] = Line()
+        self._for_one: dict[int, Line[Closure]] = {}
+        self._blocked: Line[Closure] = Line()
         self._scheduled = 0
 
     def append(self, closure: Closure) -> None:
         """To the end of its line."""
-        self._line_of(closure)[closure] = None
+        self._line_of(closure).append(closure)
         self._scheduled += not closure.is_internal
 
     def push_front(self, closure: Closure) -> None:
         """To the front of its line."""
-        self.append(closure)
-        self._line_of(closure).move_to_end(closure, last=False)
+        self._line_of(closure).push_front(closure)
+        self._scheduled += not closure.is_internal
 
     def discard(self, closure: Closure) -> bool:
         """Takes it out of its line, wherever it is there; whether it was in one."""
-        line = self._line_of(closure)
-        if closure not in line:
+        if not closure.is_in_line:
             return False
-        del line[closure]
+        self._line_of(closure).remove(closure)
         self._scheduled -= not closure.is_internal
         return True
+
+    @property
+    def has_for_all(self) -> bool:
+        """Whether there is one that any worker may run."""
+        return bool(self._for_all)
 
     def has_next(self, worker: int) -> bool:
         """Whether there is one that this worker may run."""
@@ -47,16 +48,13 @@ class WaitingLines:
 
     def pop_next(self, worker: int) -> Closure:
         """Takes out the one that this worker is to run next: its own line comes before the common one."""
-        closure, _ = (self._for_one.get(worker) or self._for_all).popitem(last=False)
+        closure = (self._for_one.get(worker) or self._for_all).pop_front()
         self._scheduled -= not closure.is_internal
         return closure
 
     def of_worker(self, worker: int) -> list[Closure]:
         """Those that this worker alone may run."""
         return list(self._for_one.get(worker, ()))
-
-    def __contains__(self, closure: Closure) -> bool:
-        return closure in self._line_of(closure)
 
     def __iter__(self) -> Iterator[Closure]:
         return itertools.chain(self._for_all, *self._for_one.values(), self._blocked)
@@ -65,9 +63,12 @@ class WaitingLines:
         """How many wait, for whatever, the library's own left out."""
         return self._scheduled
 
-    def _line_of(self, closure: Closure) -> _Line:
+    def _line_of(self, closure: Closure) -> Line[Closure]:
         if closure.state is ClosureState.BLOCKED:
             return self._blocked
         if closure.target is None:
             return self._for_all
-        return self._for_one.setdefault(closure.target, OrderedDict())
+        line = self._for_one.get(closure.target)
+        if line is None:
+            line = self._for_one[closure.target] = Line()
+        return line
