@@ -9,15 +9,18 @@ class BackgroundThread(ABC):
 
     Args:
       name: the thread's.
+
+    Attributes:
+      thread: that thread.
     """
 
     def __init__(self, name: str) -> None:
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""
-        self._thread.start()
+        self.thread.start()
 
     def stop(self) -> None:
         """Asks the thread to end."""
@@ -25,8 +28,8 @@ class BackgroundThread(ABC):
 
     def wait_stopped(self, timeout: float) -> bool:
         """Waits at most `timeout` seconds for the thread to end; whether it did."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        self.thread.join(timeout)
+        return not self.thread.is_alive()
 
     @abstractmethod
     def _run(self) -> None:

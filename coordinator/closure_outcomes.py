@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from coordinator.closure import Attempt, Closure, ClosureState
 from coordinator.errors import StrategyClosedError
+from coordinator.idle_workers import IdleWorkers
 from coordinator.queue_state import QueueState
 from coordinator.retry_rule import Reach
 from coordinator.statistics import ClusterStatistics
@@ -37,7 +38,7 @@ class ClosureOutcomes:
         self._state = QueueState()
         self._watched = WatchedWait(stall_interval, report_stall, lambda: self._state.progress, self._state.describe)
         self._lock = threading.Lock()
-        self._may_take = threading.Condition(self._lock)
+        self._idle = IdleWorkers()
         self._has_room = threading.Condition(self._lock)
         self._settled = threading.Condition(self._lock)
         self._quiet = threading.Condition(self._lock)
@@ -47,7 +48,7 @@ class ClosureOutcomes:
         rivals = self._claim(attempt.closure, ClosureState.DONE)
         if rivals is not None:
             attempt.closure.future.tell_result(result)
-            self._cancel(rival for rival in rivals if rival is not attempt)
+            self._cancel(rivals, sparing=attempt)
         self._end_attempt(attempt)
         return rivals is not None
 
@@ -56,7 +57,7 @@ class ClosureOutcomes:
         rivals = self._claim(attempt.closure, ClosureState.FAILED)
         if rivals is not None:
             self._tell_failed(attempt.closure, error, reach)
-            self._cancel(rival for rival in rivals if rival is not attempt)
+            self._cancel(rivals, sparing=attempt)
         self._end_attempt(attempt)
         return rivals is not None
 
@@ -117,7 +118,9 @@ class ClosureOutcomes:
             self._state.stopped = True
             withdrawn = self._state.withdraw(lambda _: True)
             attempts = list(self._state.running)
-            for condition in (self._may_take, self._has_room, self._settled, self._quiet):
+            for worker in self._idle.indices():
+                self._idle.send_away(worker)
+            for condition in (self._has_room, self._settled, self._quiet):
                 condition.notify_all()
         self._tell_withdrawn(withdrawn, "the strategy was closed")
         self._cancel(attempts)
@@ -158,8 +161,8 @@ class ClosureOutcomes:
         with self._lock:
             if closure.has_ended or (if_waiting and closure.live):
                 return None
-            self._state.decide(closure, state)
-            self._has_room.notify()
+            if self._state.decide(closure, state):
+                self._has_room.notify()
             return closure.live
 
     def _end_attempt(self, attempt: Attempt) -> None:
@@ -176,9 +179,10 @@ class ClosureOutcomes:
         for closure in closures:
             closure.let_go()
 
-    def _cancel(self, attempts: Iterable[Attempt]) -> None:
+    def _cancel(self, attempts: Iterable[Attempt], sparing: Attempt | None = None) -> None:
         for attempt in attempts:
-            attempt.cancellation.cancel()
+            if attempt is not sparing:
+                attempt.cancellation.cancel()
 
     def _tell_failed(self, closure: Closure, error: BaseException, reach: Reach) -> None:
         # The error is pending before its future tells of it, and the others learn of it afterwards.

@@ -8,15 +8,16 @@ Any worker takes an ordinary closure; one with a target is taken by that worker 
 own closures are left out of `wait_settled` and of the error below.
 
 Promises: first in, first out; a closure handed back goes to the front and never waits for room. What happens at the
-end, `ClosureOutcomes` promises.
+end, `ClosureOutcomes` promises. A worker with nothing to take sleeps until somebody has a closure that it may run; a
+closure wakes one worker, however many there are, and that one wakes with it.
 """
 
-import math
 import time
 from collections.abc import Callable
 
 from coordinator.closure import Attempt, Closure, ClosureState
 from coordinator.closure_outcomes import ClosureOutcomes
+from coordinator.idle_workers import IdleWorker
 from coordinator.runtime import Cancellation
 
 
@@ -40,6 +41,8 @@ class ClosureQueue(ClosureOutcomes):
         super().__init__(report_stall, stall_interval)
         self._capacity = capacity
         self._new_cancellation = new_cancellation
+        # Of workers that took nothing with theirs. Making one may be work for the runtime.
+        self._unused_cancellations: dict[int, Cancellation] = {}
 
     def put(self, closure: Closure, timeout: float | None = None) -> None:
         """Adds a closure that `wait_settled` heeds, waiting for room if the queue is full.
@@ -56,7 +59,7 @@ class ClosureQueue(ClosureOutcomes):
                 self._wait_admission(closure, deadline)
                 admitted = True
                 self._state.admit(closure)
-                self._notify_of(closure)
+                self._offer(closure)
         except BaseException:
             if not admitted:
                 self._claim(closure, ClosureState.CANCELLED)
@@ -73,7 +76,7 @@ class ClosureQueue(ClosureOutcomes):
         with self._lock:
             self.refuse_stopped(f"{closure} cannot be scheduled")
             self._state.admit(closure)
-            self._notify_of(closure)
+            self._offer(closure)
 
     def unblock(self, closure: Closure) -> None:
         """One of the results that a closure waits for is there."""
@@ -82,33 +85,36 @@ class ClosureQueue(ClosureOutcomes):
                 self._state.lines.discard(closure)
                 closure.unblock()
                 self._state.lines.append(closure)
-                self._notify_of(closure)
+                self._offer(closure)
 
     def take(self, worker: int, timeout: float | None = None) -> Attempt | None:
         """Waits for the next closure that `worker` may run, and starts an attempt.
 
         Args:
-          worker: the index of the worker that asks.
+          worker: the index of the worker that asks; one thread asks for it at a time.
           timeout: in seconds; None for none.
 
         Returns:
-          The attempt; None if no closure came in time, the queue is stopped, or the worker was dismissed.
+          The attempt; None if no closure came in time, the worker was roused or dismissed, or the queue is stopped.
         """
-        cancellation = self._new_cancellation()
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        state = self._state
+        cancellation = self._unused_cancellations.pop(worker, None) or self._new_cancellation()
         with self._lock:
-            while not (state.is_over_for(worker) or state.may_take(worker)):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return None
-                self._may_take.wait(None if timeout is None else left)
-            if state.is_over_for(worker):
-                # The notification that woke this one up may have been meant for whoever takes the next closure.
-                self._may_take.notify()
+            if self._state.may_take(worker):
+                return self._start_next(worker, cancellation)
+            if self._state.is_over_for(worker):
                 return None
-            self._has_room.notify()
-            return state.start_next(worker, cancellation)
+            idle = self._idle.add(worker, cancellation)
+        was_woken = idle.wait(timeout)
+        with self._lock:
+            self._idle.leave(idle)
+            attempt = idle.attempt
+            if attempt is None and not was_woken and self._state.may_take(worker):
+                # It waits because enough others are being woken already.
+                attempt = self._start_next(worker, cancellation)
+            self._hand_out()
+        if attempt is None:
+            self._unused_cancellations[worker] = cancellation
+        return attempt
 
     def hand_back(self, attempt: Attempt) -> bool:
         """An attempt ended without an outcome: its closure goes back to the front, unless that is not wanted any more.
@@ -124,7 +130,7 @@ class ClosureQueue(ClosureOutcomes):
             again = not self._state.is_unwanted(closure)
             if again:
                 self._state.put_back(closure)
-                self._notify_of(closure)
+                self._offer(closure)
             else:
                 self._state.decide(closure, ClosureState.CANCELLED)
         if not again:
@@ -139,7 +145,7 @@ class ClosureQueue(ClosureOutcomes):
         with self._lock:
             for closure in self._state.overrun():
                 self._state.lines.push_front(closure)
-                self._notify_of(closure)
+                self._offer(closure)
 
     def waiting_for(self, worker: int) -> list[Closure]:
         """The closures that wait for this worker alone."""
@@ -150,12 +156,23 @@ class ClosureQueue(ClosureOutcomes):
         """Lets `worker` take nothing any more."""
         with self._lock:
             self._state.dismissed.add(worker)
-            self._may_take.notify_all()
+            self._idle.send_away(worker)
+        self._unused_cancellations.pop(worker, None)
 
     def admit_worker(self, worker: int) -> None:
         """Undoes `dismiss`."""
         with self._lock:
             self._state.dismissed.discard(worker)
+
+    def idle_workers(self) -> list[int]:
+        """The workers that wait in `take`, longest first."""
+        with self._lock:
+            return self._idle.indices()
+
+    def rouse(self, worker: int) -> None:
+        """Has `take` return with nothing, if `worker` waits in it: there is something else for it to do."""
+        with self._lock:
+            self._idle.send_away(worker)
 
     def cancel_attempts_on(self, worker: int) -> None:
         """Cancels what `worker` runs; it is handed back."""
@@ -179,13 +196,16 @@ class ClosureQueue(ClosureOutcomes):
         """Undoes `hold`."""
         with self._lock:
             self._state.held = ""
-            self._may_take.notify_all()
+            for worker in self._idle.indices():
+                if self._state.lines.of_worker(worker):
+                    self._hand_next(self._idle.pop(worker))
+            self._hand_out()
 
     # With the lock held:
 
     def _wait_admission(self, closure: Closure, deadline: float | None) -> None:
         state = self._state
-        while True:
+        while state.stopped or state.error is not None or len(state.lines) >= self._capacity:
             self._watched.until(
                 self._has_room,
                 lambda: state.stopped or state.error is not None or len(state.lines) < self._capacity,
@@ -193,14 +213,28 @@ class ClosureQueue(ClosureOutcomes):
                 deadline,
             )
             self.refuse_stopped(f"{closure} cannot be scheduled")
-            if state.error is None:
-                return
-            self._watched.until(self._settled, self._may_raise, "schedule waits to raise an earlier error", deadline)
-            self._raise_pending_error()
+            if state.error is not None:
+                self._watched.until(
+                    self._settled, self._may_raise, "schedule waits to raise an earlier error", deadline
+                )
+                self._raise_pending_error()
 
-    def _notify_of(self, closure: Closure) -> None:
-        """Wakes up a worker that may run it: any one, or all of them so that the right one is among them."""
+    def _start_next(self, worker: int, cancellation: Cancellation) -> Attempt:
+        self._has_room.notify()
+        return self._state.start_next(worker, cancellation)
+
+    def _offer(self, closure: Closure) -> None:
+        """A closure came into a line: hands it to a worker that may run it, if one is idle."""
         if closure.target is None:
-            self._may_take.notify()
-        else:
-            self._may_take.notify_all()
+            self._hand_out()
+        elif not self._state.held and closure.state is not ClosureState.BLOCKED:
+            self._hand_next(self._idle.pop(closure.target))
+
+    def _hand_out(self) -> None:
+        """Hands what any worker may run to those that are idle, as many as may be woken now."""
+        while self._state.may_hand_out and (idle := self._idle.pop_longest()):
+            self._hand_next(idle)
+
+    def _hand_next(self, idle: IdleWorker | None) -> None:
+        if idle is not None:
+            idle.wake(self._start_next(idle.index, idle.cancellation))

@@ -79,7 +79,7 @@ class Runtime(Protocol):
         """Whether `worker` answers a probe now, and is the server that we are connected to."""
 
     def seems_reachable(self, worker: int) -> bool:
-        """The same, by the last that was heard of it. Asks nobody."""
+        """The same, by the last that was heard of it. Asks nobody. Safe from any thread; False for a removed worker."""
 
     def disconnect(self, worker: int) -> None:
         """Lets go of a worker that was lost, so that nothing waits for it before it is reconnected."""

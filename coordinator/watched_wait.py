@@ -42,6 +42,8 @@ class WatchedWait:
         Raises:
           TimeoutError: not by the deadline.
         """
+        if is_true():
+            return
         start = time.monotonic()
         progress = self._progress()
         while not is_true():

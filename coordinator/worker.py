@@ -7,7 +7,7 @@ A worker that is frozen is lost like one that died: the runtime sees to it that 
 
 Promises:
 - A closure that was running when the worker was lost is handed back before anything else is done.
-- One that is lost while it is idle is noticed too, within `Options.heartbeat_interval`.
+- One that is lost while it is idle is noticed too, within `Options.heartbeat_interval`; `IdleWatch` wakes it then.
 - One that answers, but on which call after call fails without a fault of the function, is connected to anew.
 - A lost worker's thread alone waits for its return; no other worker waits for it, nor it for another.
 - The thread ends after `stop`, as soon as the call under way returns.
@@ -112,10 +112,6 @@ class Worker(BackgroundThread):
         self._change(WorkerState.STOPPED)
         super().stop()
 
-    def is_current_thread(self) -> bool:
-        """Whether the caller runs on this worker's thread, as callbacks of futures do."""
-        return threading.current_thread() is self._thread
-
     def statistics(self) -> WorkerStatistics:
         """What it has done so far."""
         return WorkerStatistics(
@@ -138,7 +134,8 @@ class Worker(BackgroundThread):
         if not self._runtime.is_reachable(self.index):
             self._wait_connected("is not connected yet", "it does not answer")
         while not (self._stop.is_set() or self._queue.is_stopped):
-            attempt = self._queue.take(self.index, self._options.heartbeat_interval)
+            # One that rests has nobody to tell so: it sleeps until there is a closure, or its task seems to be lost.
+            attempt = self._queue.take(self.index, self._options.heartbeat_interval if self._is_at_work else None)
             if attempt is not None:
                 self._carry_out(attempt)
             elif not self._stop.is_set() and not self._is_there():
@@ -173,7 +170,9 @@ class Worker(BackgroundThread):
             self._settle_failure(attempt, error)
         else:
             self._transient_failures_in_a_row = 0
-            self._finished += self._queue.finish(attempt, result)
+            # Counted first here and below: whoever finds everything settled must find it counted.
+            self._finished += 1
+            self._finished -= not self._queue.finish(attempt, result)
 
     def _settle_failure(self, attempt: Attempt, error: BaseException) -> None:
         failure = self._runtime.classify(self.index, error)
@@ -188,7 +187,8 @@ class Worker(BackgroundThread):
                 self._hand_back(attempt)
             case Decision.FAIL:
                 reach = reach_of(failure.kind, self._options)
-                self._failed += self._queue.fail(attempt, final_error(failure, attempt, self.device), reach)
+                self._failed += 1
+                self._failed -= not self._queue.fail(attempt, final_error(failure, attempt, self.device), reach)
         is_transient = failure.kind is FailureKind.TRANSIENT
         self._transient_failures_in_a_row = self._transient_failures_in_a_row + 1 if is_transient else 0
         if failure.kind is FailureKind.WORKER_LOST:
@@ -199,7 +199,8 @@ class Worker(BackgroundThread):
             self._rest()
 
     def _hand_back(self, attempt: Attempt) -> None:
-        self._retried += self._queue.hand_back(attempt)
+        self._retried += 1
+        self._retried -= not self._queue.hand_back(attempt)
 
     def _lose(self, reason: str) -> None:
         self._losses += 1

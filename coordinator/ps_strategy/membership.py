@@ -100,10 +100,10 @@ class Membership:
 
     def seems_connected(self, task: Task) -> bool:
         """The same, by the last that the heartbeat has heard. Asks nobody, and may be late."""
-        connection = self._connected.get(task)
-        if connection is None or self._is_void(task, connection):
+        connection, address = self._connected.get(task), self._addresses.get(task)
+        if connection is None or address is None or self._is_void(task, connection):
             return False
-        pulse = self._heartbeat.state(self._addresses[task])
+        pulse = self._heartbeat.state(address)
         if pulse.state is PulseState.ANSWERING:
             return pulse.incarnation == connection.incarnation
         return pulse.state is PulseState.UNKNOWN
