@@ -10,13 +10,9 @@ import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
-from typing import Any
+from typing import Any, ClassVar
 
 _ENDS = (FINISHED, CANCELLED_AND_NOTIFIED, CANCELLED)
-
-# Held for a few assignments, by whoever makes a future's condition, and by whoever gives an outcome to a future without
-# one: an outcome must not appear while another thread looks at the state with the condition held.
-_conditions_lock = threading.Lock()
 
 
 class Future(concurrent.futures.Future[Any]):
@@ -40,6 +36,10 @@ class Future(concurrent.futures.Future[Any]):
     Attributes:
       is_started: whether a worker runs the closure now; set by the queue.
     """
+
+    # Of all futures, held for a few assignments: by whoever makes a condition, and by whoever gives an outcome to a
+    # future without one. An outcome must not appear while another thread looks at the state with the condition held.
+    _conditions_lock: ClassVar = threading.Lock()
 
     __slots__ = (
         "_done_callbacks",
@@ -71,7 +71,7 @@ class Future(concurrent.futures.Future[Any]):
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         """What the base class and the functions of `concurrent.futures` lock this future with, and wait on."""
         if self._made_condition is None:
-            with _conditions_lock:
+            with self._conditions_lock:
                 if self._made_condition is None:
                     self._waiters = []
                     self._done_callbacks: list[Callable[[concurrent.futures.Future[Any]], object]] = []
@@ -142,7 +142,7 @@ class Future(concurrent.futures.Future[Any]):
 
     def _end_unwatched(self, state: str, result: Any = None, exception: BaseException | None = None) -> bool:
         """Gives it this outcome, if it has none and nobody has waited or asked to be called; whether that was so."""
-        with _conditions_lock:
+        with self._conditions_lock:
             is_unwatched = self._made_condition is None and self._state is PENDING
             if is_unwatched:
                 self._result = result

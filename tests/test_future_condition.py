@@ -143,6 +143,18 @@ def test_whoever_waits_in_whatever_way_is_told_of_each_future_once(repeat: int) 
         assert told == dict.fromkeys(futures, 1)
 
 
+@pytest.mark.parametrize("tell", [result, error, cancellation])
+def test_no_outcome_appears_while_a_condition_is_being_made(tell: Callable[[Future], None]) -> None:
+    future = new_future()
+    with ThreadPoolExecutor() as pool:
+        with Future._conditions_lock:
+            telling = pool.submit(tell, future)
+            assert not concurrent.futures.wait([telling], timeout=0.05).done
+            assert not future.done()
+        telling.result(LIMIT)
+    assert future.done()
+
+
 @pytest.mark.usefixtures("hasty_threads")
 def test_of_several_threads_that_wait_first_all_wait_on_the_same_condition() -> None:
     for _ in range(200):
