@@ -42,7 +42,7 @@ class IdleWorker:
 
     def wait(self, timeout: float | None) -> bool:
         """Waits, on the worker's thread, at most `timeout` seconds; whether it was woken."""
-        return self._asleep.acquire(timeout=-1 if timeout is None else timeout)
+        return self._asleep.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))
 
     def wake(self, attempt: Attempt | None) -> None:
         """Ends the wait; to be called once."""
