@@ -7,18 +7,22 @@ from coordinator.ps_strategy import tensorflow_internals
 
 
 class FreshFunctions:
-    """What is traced in place of each `tf.function`: the function itself, until `begin_anew`."""
+    """What is traced in place of each `tf.function`: the function itself, unless it was traced before `begin_anew`."""
 
     def __init__(self) -> None:
-        self._stands_for: weakref.WeakKeyDictionary[Any, Any] | None = None
+        self._traced: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._stale: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._stands_for: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def begin_anew(self) -> None:
-        """From now on, nothing stands for a function that was traced before this."""
+        """From now on, another function stands for each that was traced before this."""
+        self._stale |= self._traced
         self._stands_for = weakref.WeakKeyDictionary()
 
     def of(self, function: Any) -> Any:
-        """The function to trace: the same one each time, until `begin_anew` is called again."""
-        if self._stands_for is None:
+        """The function to trace, which is traced then: the same one each time, until `begin_anew` is called again."""
+        if function not in self._stale:
+            self._traced.add(function)
             return function
         if function not in self._stands_for:
             self._stands_for[function] = tensorflow_internals.fresh(function)

@@ -25,3 +25,12 @@ def test_a_function_is_itself_until_all_begin_anew_and_one_other_from_then_on() 
     assert traces == [1, 1]
     functions.begin_anew()
     assert functions.of(function) not in (function, fresh)
+
+
+def test_a_function_that_is_traced_only_after_all_began_anew_is_itself() -> None:
+    function = tf.function(lambda: tf.constant(1))
+    functions = FreshFunctions()
+    functions.begin_anew()
+    assert functions.of(function) is function
+    functions.begin_anew()
+    assert functions.of(function) is not function

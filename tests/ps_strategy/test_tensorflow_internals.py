@@ -338,3 +338,11 @@ def test_a_fresh_function_is_the_same_function_not_traced_yet():
     assert (again(tf.constant(1)), double(tf.constant(1))) == (2, 2)
     assert len(traces) == 2
     assert again.python_function is double.python_function
+
+
+def test_a_function_of_a_saved_model_cannot_be_traced_anew(tmp_path):
+    module = tf.Module()
+    module.double = tf.function(lambda x: 2 * x, input_signature=[tf.TensorSpec([], tf.int32)])
+    tf.saved_model.save(module, str(tmp_path))
+    double = tf.saved_model.load(str(tmp_path)).double
+    assert tensorflow_internals.fresh(double) is double

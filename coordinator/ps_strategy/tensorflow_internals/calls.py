@@ -7,6 +7,7 @@ import tensorflow as tf
 from tensorflow.core.function.trace_type import default_types
 from tensorflow.python.eager import cancellation, context, execute
 from tensorflow.python.eager.polymorphic_function import atomic_function, function_type_utils
+from tensorflow.python.saved_model import function_deserialization
 
 
 class CancellationManager:
@@ -96,6 +97,6 @@ def captures_of(concrete: Any) -> list[Any]:
 
 
 def fresh(function: Any) -> Any:
-    """The same `tf.function`, not traced yet."""
-    # Private: nothing public copies one with its settings.
-    return function._clone(None)
+    """The same `tf.function`, not traced yet; one of a SavedModel, which cannot be traced anew, itself."""
+    # Private: nothing public tells where a function is from, nor copies one with its settings.
+    return function if isinstance(function, function_deserialization.RestoredFunction) else function._clone(None)
