@@ -37,12 +37,19 @@ setup(
         "numpy>=2,<3",
         "portpicker>=1.6,<2",
         "protobuf>=6.31,<8",
+        # A class of its own kind of event: 4.1 is the first release with types, another major one may change events.
+        "simpy>=4.1,<5",
         # TensorFlow imports it when a summary is written, and does not bring it along.
         "tensorboard>=2.20,<3",
         "tensorflow>=2.21,<2.22",
     ],
     extras_require={
+        # The pictures of simulations.
+        "plots": [
+            "matplotlib>=3.9,<4",
+        ],
         "test": [
+            "matplotlib>=3.9,<4",
             "mypy>=1.15",
             "pre-commit>=4",
             "psutil>=6",

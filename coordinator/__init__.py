@@ -31,6 +31,7 @@ __all__ = [
     "ParameterServerStrategy",
     "PolledClusterResolver",
     "RolledBack",
+    "SettingError",
     "SidecarEvaluator",
     "StrategyClosedError",
     "TaskLost",
@@ -40,12 +41,13 @@ __all__ = [
     "__version__",
     "evaluation",
     "get_current_worker_index",
+    "simulation",
     "testing",
     "updates",
 ]
 
 if TYPE_CHECKING:
-    from coordinator import evaluation, testing, updates
+    from coordinator import evaluation, simulation, testing, updates
     from coordinator.cluster import Cluster
     from coordinator.errors import (
         ClosureCancelledError,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
         InvalidTransitionError,
         LaunchError,
         ParameterServerLost,
+        SettingError,
         StrategyClosedError,
         TaskLost,
         VersionMismatchError,
@@ -90,6 +93,7 @@ else:
         "ParameterServerStrategy": "coordinator.ps_strategy.parameter_server_strategy",
         "PolledClusterResolver": "coordinator.ps_strategy.polled_cluster_resolver",
         "RolledBack": "coordinator.rolled_back",
+        "SettingError": "coordinator.errors",
         "SidecarEvaluator": "coordinator.evaluation.sidecar_evaluator",
         "StrategyClosedError": "coordinator.errors",
         "TaskLost": "coordinator.errors",
@@ -98,7 +102,7 @@ else:
         "WorkerLost": "coordinator.errors",
         "get_current_worker_index": "coordinator.ps_strategy.worker_index",
     }
-    _SUBPACKAGES = ("evaluation", "testing", "updates")
+    _SUBPACKAGES = ("evaluation", "simulation", "testing", "updates")
 
     def __getattr__(name):
         from importlib import import_module

@@ -17,6 +17,7 @@ say where it happened (`describe_failure`).
      x  InvalidTransitionError    (RuntimeError)    a defect of this library: a state changed in a way not allowed
      x  LaunchError               (RuntimeError)    a server or a program could not be started
      x  EvaluationError           (RuntimeError)    a checkpoint cannot be evaluated
+     x  SettingError              (ValueError)      a simulation was given something that cannot be
 """
 
 import concurrent.futures
@@ -87,3 +88,20 @@ class LaunchError(CoordinatorError, RuntimeError):
 
 class EvaluationError(CoordinatorError, RuntimeError):
     """A checkpoint cannot be evaluated; the message says why, and what to change."""
+
+
+class SettingError(CoordinatorError, ValueError):
+    """A setting of a simulation is wrong; the message names it and says what is allowed.
+
+    Attributes:
+      option: its name.
+      complaint: what is wrong with it.
+    """
+
+    def __init__(self, option: str, complaint: str):
+        super().__init__(option, complaint)
+        self.option = option
+        self.complaint = complaint
+
+    def __str__(self) -> str:
+        return f"{self.option} {self.complaint}"

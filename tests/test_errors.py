@@ -21,6 +21,7 @@ TREE = {
     errors.InvalidTransitionError: (errors.CoordinatorError, RuntimeError),
     errors.LaunchError: (errors.CoordinatorError, RuntimeError),
     errors.EvaluationError: (errors.CoordinatorError, RuntimeError),
+    errors.SettingError: (errors.CoordinatorError, ValueError),
 }
 
 

@@ -4,7 +4,8 @@ coordinator (the public names)
  |-- updates ------------> core, ps_strategy
  |-- ps_strategy --------> core, heartbeat (no TensorFlow)
  |-- evaluation ---------> core
- |-- testing --> launch -> core, heartbeat
+ |-- simulation ---------> core, updates.decisions (no TensorFlow)
+ |-- testing --> launch -> core, heartbeat, simulation
 """
 
 from collections.abc import Iterable
@@ -20,9 +21,10 @@ MAY_IMPORT = {
     "ps_strategy": {"core", "heartbeat"},
     "updates": {"core", "ps_strategy"},
     "evaluation": {"core"},
-    "launch": {"core", "heartbeat"},
+    "simulation": {"core", "updates"},
+    "launch": {"core", "heartbeat", "simulation"},
     "testing": {"core", "launch"},
-    "coordinator": {"core", "ps_strategy", "updates", "evaluation", "launch", "testing"},
+    "coordinator": {"core", "ps_strategy", "updates", "evaluation", "simulation", "launch", "testing"},
 }
 
 # Within the core, each of these may import only those before it, and files that are not named here.
@@ -46,6 +48,9 @@ CORE_ORDER = (
 # What must be installed for the heartbeat, and the only module of it that may import that.
 PROBE = "coordinator.heartbeat.task_probe"
 PROBE_DISTRIBUTIONS = {"grpcio", "protobuf"}
+
+# What simulations share with the cluster's update rules.
+DECISIONS = "coordinator.updates.decisions"
 
 # `tensorflow.core` is not among them: its messages are a format, which outlives the code that reads it.
 PRIVATE_TENSORFLOW = (
@@ -119,6 +124,27 @@ def test_the_core_and_the_heartbeat_need_nothing_installed_but_grpc_for_the_prob
             and not (found.importer == PROBE and found.distribution in PROBE_DISTRIBUTIONS)
         ),
         "They import no TensorFlow, no NumPy and nothing else that is installed, not even inside a function.",
+    )
+
+
+def test_simulations_take_decisions_alone_from_the_update_rules_and_need_no_tensorflow(graph: ImportGraph) -> None:
+    of_simulation = [found for found in graph.imports if graph.layer_of(found.importer) == "simulation"]
+    allowed = {"matplotlib", "numpy", "simpy"}
+    refuse(
+        (
+            found
+            for found in of_simulation
+            if (found.is_within("coordinator.updates") and found.imported != DECISIONS)
+            or (found.distribution and not found.is_within("coordinator") and found.distribution not in allowed)
+        ),
+        f"A simulation imports only {DECISIONS} of the update rules, and of what is installed {', '.join(allowed)}.",
+    )
+
+
+def test_what_update_rules_decide_needs_nothing(graph: ImportGraph) -> None:
+    refuse(
+        (found for found in graph.imports if found.importer == DECISIONS and found.imported != "typing.Any"),
+        "What update rules decide is arithmetic on plain numbers.",
     )
 
 

@@ -55,7 +55,8 @@ def test_the_version_is_the_one_that_the_package_states(built: Path) -> None:
 def test_what_is_required_is_what_the_package_imports_and_what_tensorflow_needs_for_summaries(
     requirements: dict[str, set[str]],
 ) -> None:
-    assert requirements[""] == distributions("coordinator") | {"tensorboard"}
+    assert requirements["plots"] == {"matplotlib"}
+    assert requirements[""] | requirements["plots"] == distributions("coordinator") | {"tensorboard"}
 
 
 @pytest.mark.parametrize("folder", ["examples", "benchmarks"])

@@ -1,4 +1,4 @@
-"""The command `coordinator`: reads the arguments, calls `serve` or `run`, and gives the exit code.
+"""The command `coordinator`: reads the arguments, calls `run`, `serve` or `simulate`, and gives the exit code.
 
 Exit code 2 means that what was asked for cannot work: nothing was started then, and one line says why.
 """
@@ -13,6 +13,8 @@ from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.launch.run_command import run
 from coordinator.launch.run_request import RunRequest
 from coordinator.launch.serve_command import serve
+from coordinator.launch.simulate_command import simulate
+from coordinator.launch.simulate_options import add_simulate, with_negative_values
 
 _UNUSABLE = 2
 
@@ -26,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit code.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["simulate"]:
+        return simulate(_parser().parse_args(with_negative_values(arguments)))
     given = _parser().parse_args(arguments)
     try:
         if given.command == "run":
@@ -53,12 +58,13 @@ def _request(given: argparse.Namespace) -> RunRequest:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="coordinator",
-        description="Parameter-server training: a cluster on this machine, or one server of any.",
+        description="Parameter-server training: a cluster on this machine, one server of any, or one in virtual time.",
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands)
     _add_serve(commands)
+    add_simulate(commands)
     return parser
 
 

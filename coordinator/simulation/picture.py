@@ -1,0 +1,243 @@
+"""Pictures of what was seen: of one cluster, of several side by side, of a sweep. They need matplotlib."""
+
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coordinator.errors import SettingError
+from coordinator.simulation import colours
+from coordinator.simulation.result import Result
+from coordinator.simulation.timeline import Activity
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# How many steps of a usual worker the timelines show.
+_STEPS_SHOWN = 12
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure; sizes in inches.
+
+    Raises:
+      SettingError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SettingError("plot", "needs matplotlib: pip install 'coordinator[plots]'.") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: "Figure", path: pathlib.Path) -> None:
+    """Writes a figure, in the format that the name ends with.
+
+    Raises:
+      SettingError: it cannot be written there.
+    """
+    try:
+        figure.savefig(path, dpi=110)
+    except (OSError, ValueError) as error:
+        raise SettingError("plot", f"cannot be written to {path}: {error}") from error
+
+
+def picture(result: Result) -> "Figure":
+    """One cluster: what some workers did, how stale gradients were, how many came over time, and the loss."""
+    figure = new_figure(11, 7.5)
+    below = ["staleness", "throughput", *(["loss"] if result.losses.size else [])]
+    mosaic: Any = [["lanes"] * len(below), below]
+    axes = figure.subplot_mosaic(mosaic, height_ratios=[1.15, 1])
+    setting = result.setting
+    figure.suptitle(
+        f"{setting.workers} workers, {setting.ps} ps, {setting.rule}: {result.updates_per_second:.4g} updates/s"
+    )
+    draw_lanes(axes["lanes"], result)
+    draw_staleness(axes["staleness"], result)
+    middles, rates = result.throughput()
+    axes["throughput"].step(middles, rates, where="mid", color=colours.BLUE)
+    axes["throughput"].set(
+        title="Throughput", xlabel="time [s]", ylabel="pushes per second", xlim=(0, result.seconds), ylim=(0, None)
+    )
+    if result.losses.size:
+        draw_losses(axes["loss"], [("", result)])
+    for name in below:
+        axes[name].grid(alpha=0.3)
+    return figure
+
+
+def comparison(results: Sequence[tuple[str, Result]]) -> "Figure":
+    """Several clusters side by side: speed, staleness, what workers spend their time on, and losses."""
+    is_learning = any(result.losses.size for _, result in results)
+    height = 1.4 + 0.6 * len(results)
+    figure = new_figure(12, height + 3.2 * is_learning)
+    names = ["speed", "staleness", "time"]
+    mosaic: Any = [names, ["loss"] * 3] if is_learning else [names]
+    axes = figure.subplot_mosaic(mosaic, height_ratios=[height, 3.2] if is_learning else None)
+    rows = np.arange(len(results))
+    labels = [label.replace("(", "\n(", 1) for label, _ in results]
+    axes["speed"].barh(rows, [result.gradients_per_second for _, result in results], color=colours.BLUE)
+    axes["speed"].set(title="Speed", xlabel="gradients used per second", yticks=rows, yticklabels=labels)
+    _draw_spans(axes["staleness"], rows, [result for _, result in results])
+    _draw_shares(axes["time"], rows, [result for _, result in results])
+    for name in names:
+        axes[name].set_ylim(len(results) - 0.5, -0.5)
+        axes[name].grid(alpha=0.3, axis="x")
+        axes[name].set_axisbelow(True)
+    figure.legend(loc="outside lower right", ncols=5, frameon=False)
+    if is_learning:
+        draw_losses(axes["loss"], results)
+        axes["loss"].grid(alpha=0.3)
+    return figure
+
+
+def scaling(name: str, values: Sequence[int], series: Sequence[tuple[str, Sequence[Result]]]) -> "Figure":
+    """A sweep: speed, staleness and the workers' time against one setting, a line for each rule.
+
+    Args:
+      name: the setting.
+      values: what it was.
+      series: of each rule, its name, and what was seen at each value.
+    """
+    figure = new_figure(13, 4.6)
+    speed, staleness, shares = figure.subplots(1, 3)
+    for number, (label, results) in enumerate(series):
+        style = _style(number)
+        dotted = {"color": style["color"], "linestyle": ":"}
+        speed.plot(values, [result.gradients_per_second for result in results], label=label, **style)
+        staleness.plot(values, [result.mean_staleness for result in results], **style)
+        staleness.plot(values, [result.p99_staleness for result in results], **dotted)
+        shares.plot(values, [100 * result.compute_share for result in results], **style)
+        shares.plot(values, [100 * result.idle_share for result in results], **dotted)
+    if name == "workers":
+        first = max(results[0].gradients_per_second for _, results in series)
+        ideal = [first * value / values[0] for value in values]
+        speed.plot(values, ideal, color="grey", linestyle="--", linewidth=1, label="ideal")
+        speed.set_yscale("log", base=10)
+    else:
+        speed.set_ylim(0, None)
+    speed.set(title="Speed", ylabel="gradients used per second")
+    staleness.set(title="Staleness: mean; dotted: 99th percentile", ylabel="updates", ylim=(0, None))
+    shares.set(title="Workers compute; dotted: wait for the rule", ylabel="share of their time [%]", ylim=(-2, 102))
+    for axes in (speed, staleness, shares):
+        _scale(axes, values)
+        axes.set_xlabel(name)
+        axes.grid(alpha=0.3)
+    speed.legend()
+    return figure
+
+
+def draw_lanes(axes: Any, result: Result) -> None:
+    """Draws what some workers did, a row each."""
+    steps = max(float(result.clocks.mean()), 1e-9)
+    until = min(result.seconds, _STEPS_SHOWN * result.seconds / steps) if steps > 1 else result.seconds
+    for row, lane in enumerate(result.lanes):
+        axes.barh(row, until, left=0, height=0.8, color=colours.COMMUNICATE)
+        for span in lane.spans:
+            if span.start < until:
+                axes.barh(
+                    row,
+                    min(span.end, until) - span.start,
+                    left=span.start,
+                    height=0.8,
+                    color=colours.OF_ACTIVITY[span.activity],
+                    # Where one step follows another at once, there is still a line between them.
+                    edgecolor="white",
+                    linewidth=0.4,
+                )
+    shown = [("compute", colours.COMPUTE), ("communicate", colours.COMMUNICATE), ("wait for the rule", colours.WAIT)]
+    if any(span.activity is Activity.DEAD for lane in result.lanes for span in lane.spans):
+        shown.append(("dead", colours.BLACK))
+    handles = [axes.barh(0, 0, color=colour, label=label) for label, colour in shown]
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=len(shown), frameon=False)
+    axes.set(
+        title=f"What {len(result.lanes)} of {result.setting.workers} workers do at first",
+        xlabel="time [s]",
+        ylabel="worker",
+        yticks=range(len(result.lanes)),
+        yticklabels=[lane.worker for lane in result.lanes],
+        xlim=(0, until),
+        ylim=(len(result.lanes) - 0.5, -0.5),
+    )
+
+
+def draw_staleness(axes: Any, result: Result) -> None:
+    """Draws how often each staleness was, with its mean and 99th percentile."""
+    counts = result.staleness_counts
+    shares = 100 * counts / max(counts.sum(), 1)
+    last = max(result.staleness_percentile(99.9), 1)
+    width = math.ceil((last + 1) / 60)
+    edges = np.arange(0, last + width + 1, width)
+    binned = [shares[start : start + width].sum() for start in edges[:-1]]
+    axes.bar(edges[:-1] + (width - 1) / 2, binned, width=0.9 * width, color=colours.BLUE)
+    axes.axvline(result.mean_staleness, color=colours.ORANGE, linewidth=2, label=f"mean {result.mean_staleness:.3g}")
+    axes.axvline(
+        result.p99_staleness,
+        color=colours.RED,
+        linewidth=2,
+        linestyle="--",
+        label=f"99th percentile {result.p99_staleness}",
+    )
+    axes.legend()
+    per = "" if width == 1 else f" (bars of {width})"
+    axes.set(title="Staleness", xlabel=f"updates between pull and push{per}", ylabel="share of pushes [%]")
+    # Room for the legend.
+    axes.set_ylim(0, 1.35 * max(binned))
+
+
+def draw_losses(axes: Any, results: Sequence[tuple[str, Result]]) -> None:
+    """Draws losses over virtual time, a line each."""
+    for number, (label, result) in enumerate(results):
+        every = max(len(result.losses) // 8, 1)
+        axes.plot(result.loss_times, result.losses, markevery=(number, every), label=label or None, **_style(number))
+    if any(label for label, _ in results):
+        axes.legend(ncols=2)
+    axes.set(title="Loss", xlabel="time [s]", ylabel="loss", ylim=(0, None))
+
+
+def _draw_spans(axes: Any, rows: Any, results: Sequence[Result]) -> None:
+    """Draws the mean staleness, and how far the 99th percentile is from it."""
+    means = [result.mean_staleness for result in results]
+    p99s = [result.p99_staleness for result in results]
+    axes.hlines(rows, means, p99s, color=colours.BLACK, linewidth=1)
+    axes.plot(means, rows, "o", color=colours.BLUE, label="mean staleness")
+    axes.plot(p99s, rows, "|", color=colours.RED, markersize=14, markeredgewidth=3, label="99th percentile")
+    axes.set(title="Staleness", xlabel="updates", yticks=rows, yticklabels=[], xlim=(-0.03 * max(*p99s, 1), None))
+
+
+def _draw_shares(axes: Any, rows: Any, results: Sequence[Result]) -> None:
+    """Draws what workers spend their time on."""
+    left = np.zeros(len(results))
+    for label, colour, name in (
+        ("compute", colours.COMPUTE, "compute_share"),
+        ("communicate", colours.COMMUNICATE, "communicate_share"),
+        ("wait for the rule", colours.WAIT, "idle_share"),
+    ):
+        shares = np.array([100 * getattr(result, name) for result in results])
+        axes.barh(rows, shares, left=left, color=colour, label=label)
+        left += shares
+    axes.set(title="Workers' time", xlabel="share [%]", yticks=rows, yticklabels=[], xlim=(0, 100))
+
+
+def _style(number: int) -> dict[str, Any]:
+    """Of a line; the later ones have smaller markers, so that one below another is seen."""
+    return {
+        "color": colours.SERIES[number % len(colours.SERIES)],
+        "marker": colours.MARKERS[number % len(colours.MARKERS)],
+        "markersize": max(10 - 2 * number, 4),
+        "linewidth": 1.8,
+    }
+
+
+def _scale(axes: Any, values: Sequence[int]) -> None:
+    """A logarithmic scale for what doubles, with the values themselves written at it."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    has_zero = 0 in values
+    axes.set_xscale("symlog" if has_zero else "log", base=2)
+    axes.set_xlim(-0.3 if has_zero else values[0] / 1.3, values[-1] * 1.3 + has_zero)
+    axes.xaxis.set_major_locator(FixedLocator(list(values)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(list(values), [str(value) for value in values], rotation=45 if len(values) > 6 else 0)

@@ -1,0 +1,172 @@
+"""What each rule makes workers do, step by step where that can be worked out by hand."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from coordinator import updates
+from coordinator.errors import SettingError
+from coordinator.simulation.absence import Death
+from coordinator.simulation.rules.asynchronous import Asynchronous
+from coordinator.simulation.rules.bounded_delay import BoundedDelay
+from coordinator.simulation.rules.by_name import RULE_NAMES, options_of, rule_of
+from coordinator.simulation.rules.model_average import ModelAverage
+from coordinator.simulation.rules.stale_synchronous import StaleSynchronous
+from coordinator.simulation.rules.synchronous import Synchronous
+from coordinator.simulation.setting import Setting
+from coordinator.simulation.simulated_cluster import simulate
+from coordinator.updates import decisions
+
+# What is asked of `coordinator.updates.decisions` in a course of each rule.
+DECIDED = {
+    Asynchronous(True): {"staleness", "learning_rate_scale"},
+    Synchronous(2): {"staleness", "is_accepted", "is_complete"},
+    StaleSynchronous(2, 3): {"staleness", "is_pull_due", "may_lead", "rejoined_clock"},
+    BoundedDelay(2, grads_to_wait=2): {"staleness", "may_start", "is_complete"},
+    ModelAverage(period=0.1, warmup_steps=3): {"staleness", "is_average_due"},
+}
+
+
+@pytest.mark.parametrize("rule", DECIDED, ids=str)
+def test_a_rule_asks_the_functions_that_the_clusters_graphs_run(rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = set()
+
+    def noting(name: str, decision):
+        def decide(*arguments):
+            asked.add(name)
+            return decision(*arguments)
+
+        return decide
+
+    for name in [name for name, value in vars(decisions).items() if callable(value) and name != "Any"]:
+        monkeypatch.setattr(decisions, name, noting(name, getattr(decisions, name)))
+    simulate(Setting(workers=3, rule=rule, compute="exponential(50ms)", pushes=100))
+    assert asked == DECIDED[rule]
+
+
+@pytest.mark.parametrize("name", RULE_NAMES)
+def test_a_rule_has_the_name_and_the_settings_that_it_has_on_a_cluster(name: str) -> None:
+    rule = rule_of(name, {"grads_to_wait": 2, "max_delay": 1})
+    assert rule.name == name
+    real = inspect.signature(getattr(updates, type(rule).__name__)).parameters
+    assert options_of(name) <= set(real)
+
+
+def test_a_rule_that_needs_a_setting_or_does_not_exist_is_refused() -> None:
+    with pytest.raises(SettingError, match="max_delay must be given for the rule bounded_delay"):
+        rule_of("bounded_delay", {})
+    with pytest.raises(SettingError, match=r"rule must be one of asynchronous, .*; got 'hogwild'"):
+        rule_of("hogwild", {})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Asynchronous("yes"),
+        lambda: Synchronous(0),
+        lambda: Synchronous(1.5),
+        lambda: BoundedDelay(-1),
+        lambda: BoundedDelay(0.5),
+        lambda: BoundedDelay(1, grads_to_wait=0),
+        lambda: StaleSynchronous(0),
+        lambda: StaleSynchronous(1, -1),
+        lambda: ModelAverage(period=-1.0),
+        lambda: ModelAverage(warmup_steps=-1),
+    ],
+)
+def test_a_wrong_setting_of_a_rule_is_refused(make) -> None:
+    with pytest.raises(SettingError, match=" must be "):
+        make()
+
+
+def test_the_synchronous_rule_takes_the_first_gradients_and_rejects_old_ones() -> None:
+    setting = Setting(workers=2, rule=Synchronous(2), compute=[1.0, 3.3], seconds=7.25)
+    result = simulate(setting)
+    # Worker 0 makes each update alone, with two gradients; worker 1's come one version late, or more.
+    assert result.push_workers.tolist() == [0, 0, 0, 1, 0, 0, 0, 1, 0]
+    assert result.staleness.tolist() == [0, 0, 0, 1, 0, 0, 0, 2, 0]
+    assert result.rejected == 2
+    assert result.idle_share == 0
+
+
+def test_bounded_delay_keeps_every_gradient_within_its_bound_and_rejects_none() -> None:
+    for max_delay in (0, 1, 5):
+        result = simulate(
+            Setting(workers=6, rule=BoundedDelay(max_delay), compute="pareto(20ms,1.2)", stragglers=0.2, pushes=5000)
+        )
+        assert result.max_staleness <= max_delay
+        assert result.rejected == 0
+
+
+def test_bounded_delay_of_nothing_goes_in_step_and_all_wait_for_the_slowest() -> None:
+    result = simulate(
+        Setting(workers=4, rule=BoundedDelay(0, grads_to_wait=4), compute=[1.0, 1.0, 1.0, 2.0], pushes=400)
+    )
+    assert result.updates == 100
+    assert result.seconds == pytest.approx(200)
+    assert result.idle_shares == pytest.approx([0.5, 0.5, 0.5, 0.0], abs=0.01)
+    assert result.max_staleness == 0
+
+
+def test_without_a_bound_nobody_waits() -> None:
+    result = simulate(Setting(workers=4, rule=BoundedDelay(float("inf"), 2), compute=[1.0, 1.0, 1.0, 9.0], pushes=400))
+    assert result.idle_share == 0
+    assert result.updates == 200
+
+
+@pytest.mark.parametrize("max_lead", [0, 1, 4])
+def test_nobody_leads_the_slowest_by_more_than_the_lead(max_lead: int) -> None:
+    result = simulate(
+        Setting(workers=4, rule=StaleSynchronous(max_lead=max_lead), compute=[0.1, 0.1, 0.2, 1.0], pushes=2000)
+    )
+    clocks = np.zeros(4, int)
+    for worker in result.push_workers:
+        clocks[worker] += 1
+        assert clocks.max() - clocks.min() <= max(max_lead, 1)
+    assert result.idle_shares[3] == 0
+    assert result.idle_shares[0] == pytest.approx(0.9, abs=0.02)
+
+
+def test_a_worker_that_pulls_seldom_is_staler_and_brings_the_model_less_often() -> None:
+    often, seldom = (
+        simulate(
+            Setting(workers=4, rule=StaleSynchronous(frequency), compute=0.1, model_bytes=1.0, bandwidth=10, pushes=400)
+        )
+        for frequency in (1, 4)
+    )
+    # All begin together; the bytes of a model take 0.1 s, and so do a gradient's.
+    assert seldom.gradients_per_second > 1.2 * often.gradients_per_second
+    assert seldom.mean_staleness > 1.5 * often.mean_staleness
+
+
+def test_a_worker_that_returns_goes_on_at_the_clock_of_the_slowest() -> None:
+    result = simulate(
+        Setting(
+            workers=3,
+            rule=StaleSynchronous(max_lead=2),
+            compute=0.1,
+            deaths=[Death(2, 1.05, back_after=10.0)],
+            detection=0.5,
+            seconds=20.0,
+        )
+    )
+    assert result.clocks.max() - result.clocks.min() <= 2
+    assert result.idle_share < 0.05
+
+
+def test_averaging_goes_on_beside_the_computation() -> None:
+    setting = {"workers": 4, "ps": 4, "compute": 0.1, "model_bytes": 0.4, "bandwidth": 20.0, "pushes": 400}
+    averaged = simulate(Setting(rule=ModelAverage(), **setting))
+    pushed = simulate(Setting(rule=Asynchronous(), **setting))
+    # What brings the model and its mean takes 0.04 s, which is hidden behind the 0.1 s.
+    assert averaged.seconds == pytest.approx(100 * 0.1, rel=0.03)
+    assert pushed.seconds > 1.3 * averaged.seconds
+    assert averaged.mean_staleness == pytest.approx(3, abs=0.1)
+
+
+def test_averaging_waits_for_its_period_and_for_the_end_of_the_warm_up() -> None:
+    result = simulate(Setting(workers=2, rule=ModelAverage(period=1.0, warmup_steps=5), compute=0.1, pushes=200))
+    # Ten gradients of the warm-up, and then an averaging of each worker in a second or little more.
+    assert 10 + 2 * 8 <= len(result.staleness) <= 10 + 2 * 10
+    assert result.updates == len(result.staleness)

@@ -1,0 +1,66 @@
+import math
+
+import pytest
+
+from coordinator.errors import SettingError
+from coordinator.simulation.absence import Death, Pause
+from coordinator.simulation.distribution import Constant, LogNormal
+from coordinator.simulation.setting import Setting
+
+
+def test_texts_and_numbers_become_distributions() -> None:
+    setting = Setting(compute="lognormal(50ms,0.4)", latency=0.001)
+    assert setting.compute == LogNormal(0.05, 0.4)
+    assert setting.latency == Constant(0.001)
+
+
+def test_each_worker_may_compute_for_a_time_of_its_own() -> None:
+    setting = Setting(workers=3, compute=["20ms", 0.03, LogNormal(0.05, 0.4)])
+    assert setting.compute_of_each == (Constant(0.02), Constant(0.03), LogNormal(0.05, 0.4))
+
+
+def test_the_last_workers_are_the_stragglers_and_factors_multiply() -> None:
+    setting = Setting(workers=10, stragglers=0.2, straggler_factor=3.0, slow_down={0: 2.0, 9: 2.0})
+    assert setting.factors == (2.0, *[1.0] * 7, 3.0, 6.0)
+
+
+def test_a_gradient_is_as_large_as_the_model_unless_that_is_said() -> None:
+    assert Setting(model_bytes=100.0).pushed_bytes == 100.0
+    assert Setting(model_bytes=100.0, gradient_bytes=10.0).pushed_bytes == 10.0
+
+
+def test_it_ends_after_enough_pushes_if_nothing_is_said() -> None:
+    assert Setting().pushes == 20_000
+    assert Setting(workers=1000).pushes == 100_000
+    assert Setting(seconds=1.0).pushes is None
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
+        ({"workers": 2.5}, "workers must be a whole number"),
+        ({"ps": 0}, "ps must be a whole number of at least 1"),
+        ({"pushes": 0}, "pushes must be a whole number of at least 1"),
+        ({"seed": -1}, "seed must be a whole number of at least 0"),
+        ({"rule": "asynchronous"}, "rule must be a rule such as"),
+        ({"compute": "x"}, "compute must be a time"),
+        ({"workers": 2, "compute": [0.1]}, "compute must be one distribution, or one for each of 2 workers; has 1"),
+        ({"latency": -0.1}, "latency must be a distribution"),
+        ({"stragglers": 1.5}, "stragglers must be a share from 0 to 1"),
+        ({"slow_steps": -0.5}, "slow_steps must be a share"),
+        ({"straggler_factor": 0}, "straggler_factor must be above 0"),
+        ({"bandwidth": 0}, "bandwidth must be above 0"),
+        ({"seconds": 0}, "seconds must be above 0"),
+        ({"model_bytes": -1}, "model_bytes must be at least 0"),
+        ({"update": math.nan}, "update must be at least 0"),
+        ({"slow_down": {0: 0.0}}, "slow_down must have factors above 0"),
+        ({"slow_down": {4: 2.0}}, "slow_down must name workers from 0 to 3, got 4"),
+        ({"pauses": [Pause(-1, 0.0, 1.0)]}, "pauses must name workers from 0 to 3, got -1"),
+        ({"deaths": [Death(9, 0.0)]}, "deaths must name workers from 0 to 3, got 9"),
+        ({"compute": 0.0, "seconds": 1.0}, "compute must be above 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_is_allowed(given, complaint: str) -> None:
+    with pytest.raises(SettingError, match=f"^{complaint}"):
+        Setting(**given)

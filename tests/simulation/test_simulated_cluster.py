@@ -1,0 +1,139 @@
+"""The engine, against what can be worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from coordinator.simulation.absence import Death, Pause
+from coordinator.simulation.rules.asynchronous import Asynchronous
+from coordinator.simulation.rules.bounded_delay import BoundedDelay
+from coordinator.simulation.rules.stale_synchronous import StaleSynchronous
+from coordinator.simulation.rules.synchronous import Synchronous
+from coordinator.simulation.setting import Setting
+from coordinator.simulation.simulated_cluster import simulate
+from coordinator.simulation.timeline import Activity
+
+# Far below what an idle machine does: the machine of the tests may be a slow one that others use too.
+LEAST_EVENTS_PER_SECOND = 40_000
+
+
+def test_a_step_takes_four_messages_two_services_one_update_and_its_computation() -> None:
+    result = simulate(Setting(workers=1, compute=0.05, latency=0.005, service=0.001, update=0.002, pushes=11))
+    step = 4 * 0.005 + 2 * 0.001 + 0.002 + 0.05
+    assert np.diff(result.push_times) == pytest.approx([step] * 10)
+    # The first question, the model, the computation, the gradient.
+    assert result.push_times[0] == pytest.approx(3 * 0.005 + 0.001 + 0.05)
+    assert result.computed[0] == pytest.approx(11 * 0.05)
+
+
+def test_bytes_take_their_time_on_the_workers_link_and_a_part_of_it_on_each_server() -> None:
+    alone = simulate(Setting(workers=1, ps=4, compute=1.0, model_bytes=400.0, bandwidth=100.0, pushes=11))
+    # 4 s for the model and 4 s for the gradient; each server is busy for a second of either.
+    assert np.diff(alone.push_times) == pytest.approx([9.0] * 10)
+    crowd = simulate(
+        Setting(workers=40, ps=4, compute=1.0, model_bytes=400.0, gradient_bytes=0.0, bandwidth=100.0, pushes=400)
+    )
+    # The servers can send one model a second.
+    assert crowd.gradients_per_second == pytest.approx(1.0, rel=0.05)
+    assert crowd.queue.utilization == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_server_makes_updates_one_after_another() -> None:
+    result = simulate(Setting(workers=50, compute=0.01, update=0.01, pushes=2000))
+    assert result.updates_per_second == pytest.approx(100, rel=0.02)
+    assert result.queue.mean_length > 30
+
+
+def test_equal_workers_that_never_wait_are_as_stale_as_there_are_others() -> None:
+    result = simulate(Setting(workers=8, compute="normal(50ms,5ms)", pushes=4000))
+    assert result.mean_staleness == pytest.approx(7, rel=0.02)
+    assert result.idle_share == 0
+
+
+def test_workers_have_the_times_that_they_were_given() -> None:
+    result = simulate(Setting(workers=3, compute=[0.1, 0.2, 0.4], seconds=40.05))
+    assert result.clocks.tolist() == [400, 200, 100]
+    assert result.seconds == pytest.approx(40.05)
+    assert result.computed == pytest.approx([40.05] * 3)
+
+
+def test_stragglers_and_slow_steps_take_so_many_times_as_long() -> None:
+    result = simulate(Setting(workers=4, compute=0.1, stragglers=0.25, straggler_factor=4.0, seconds=80.05))
+    assert result.clocks.tolist() == [800, 800, 800, 200]
+    slow = simulate(Setting(workers=1, compute=0.1, slow_steps=0.1, slow_step_factor=11.0, pushes=5000))
+    assert slow.seconds / 5000 == pytest.approx(0.2, rel=0.1)
+
+
+def test_a_pause_makes_a_step_so_much_longer_and_no_later_one() -> None:
+    result = simulate(Setting(workers=1, compute=1.0, pauses=[Pause(0, 2.5, 10.0)], pushes=5))
+    assert result.push_times == pytest.approx([1.0, 2.0, 13.0, 14.0, 15.0])
+
+
+def test_a_dead_workers_step_is_lost_and_it_begins_anew_when_it_returns() -> None:
+    result = simulate(Setting(workers=2, compute=1.0, deaths=[Death(1, 2.5, back_after=2.0)], seconds=7.75))
+    assert result.push_times[result.push_workers == 1] == pytest.approx([1.0, 2.0, 5.5, 6.5, 7.5])
+    assert result.absent == pytest.approx([0.0, 2.0])
+    (span,) = (span for span in result.lanes[1].spans if span.activity is Activity.DEAD)
+    assert (span.start, span.end) == pytest.approx((2.5, 4.5))
+
+
+@pytest.mark.parametrize("rule", [BoundedDelay(0, grads_to_wait=2), StaleSynchronous(max_lead=1)], ids=str)
+def test_nobody_waits_for_a_dead_worker_once_its_death_is_known(rule) -> None:
+    result = simulate(Setting(workers=2, rule=rule, compute=1.0, deaths=[Death(1, 2.5)], detection=5.0, seconds=20.0))
+    mine = result.push_times[result.push_workers == 0]
+    assert not any(3.5 < time < 7.5 for time in mine)
+    assert len(mine[mine > 7.5]) >= 10
+    assert result.waited[0] == pytest.approx(4.5, abs=1.0)
+
+
+def test_it_ends_when_all_workers_are_dead_for_good() -> None:
+    deaths = [Death(0, 2.5), Death(1, 4.5), Death(1, 5.0)]
+    result = simulate(Setting(workers=2, compute=1.0, deaths=deaths, seconds=100.0))
+    assert result.seconds == pytest.approx(4.5)
+    assert result.clocks.tolist() == [2, 4]
+
+
+def test_one_who_dies_while_it_waits_is_not_let_in() -> None:
+    deaths = [Death(1, 3.0, back_after=20.0)]
+    setting = Setting(workers=2, rule=StaleSynchronous(max_lead=1), compute=[10.0, 1.0], deaths=deaths, seconds=60.0)
+    result = simulate(setting)
+    assert result.waited[1] == pytest.approx(2.0 + 9.0 * 3, abs=9.0)
+    assert abs(int(result.clocks[0]) - int(result.clocks[1])) <= 1
+
+
+@pytest.mark.parametrize("rule", [Asynchronous(), Synchronous(3), BoundedDelay(2, grads_to_wait=3)], ids=str)
+def test_what_workers_do_adds_up_to_their_time(rule) -> None:
+    result = simulate(Setting(workers=5, rule=rule, compute="exponential(50ms)", latency=0.01, pushes=3000))
+    assert result.compute_share + result.communicate_share + result.idle_share == pytest.approx(1.0)
+    steps = result.gradients / 5
+    assert result.communicate_share * result.seconds == pytest.approx(steps * 0.04, rel=0.05)
+
+
+def test_a_seed_gives_the_same_course_and_another_one_another() -> None:
+    setting = {"workers": 20, "compute": "lognormal(50ms,0.4)", "latency": "exponential(1ms)", "pushes": 2000}
+    first, again, other = (simulate(Setting(seed=seed, **setting)) for seed in (1, 1, 2))
+    assert first.push_times.tolist() == again.push_times.tolist()
+    assert first.staleness.tolist() == again.staleness.tolist()
+    assert first.push_times.tolist() != other.push_times.tolist()
+
+
+def test_a_rule_leaves_the_random_numbers_of_others_alone() -> None:
+    """So that rules are compared on the same course of the world."""
+    one, two = (
+        simulate(Setting(workers=1, rule=rule, compute="exponential(50ms)", latency="exponential(1ms)", pushes=100))
+        for rule in (Asynchronous(), BoundedDelay(0))
+    )
+    assert one.push_times.tolist() == two.push_times.tolist()
+
+
+def test_the_events_of_thousands_of_workers_are_quick() -> None:
+    setting = Setting(workers=2000, ps=20, compute="lognormal(50ms,0.4)", latency=0.0005, service=1e-6, pushes=40_000)
+    best = max(simulate(setting).events_per_second for _ in range(3))
+    assert best > LEAST_EVENTS_PER_SECOND
+
+
+def test_the_tail_of_heavy_times_is_seen() -> None:
+    result = simulate(Setting(workers=10, compute="pareto(20ms,1.5)", pushes=20_000))
+    assert result.p99_staleness > 3 * result.mean_staleness
+    assert math.isfinite(result.updates_per_second)
