@@ -95,6 +95,8 @@ def _whole(option: str, given: int | str, word: str, meaning: float) -> float:
 
 def _learning(given: Mapping[str, Any]) -> Learning | None:
     if "learning_rate" not in given:
+        if "problem" in given:
+            raise SettingError("problem", "is learned only with --learning-rate.")
         return None
     name = given.get("problem", "small_network")
     if name not in PROBLEMS:

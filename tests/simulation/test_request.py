@@ -1,0 +1,113 @@
+import math
+
+import pytest
+
+from coordinator.errors import SettingError
+from coordinator.simulation.absence import Death, Pause
+from coordinator.simulation.distribution import LogNormal
+from coordinator.simulation.problem import LogisticRegression
+from coordinator.simulation.request import Request
+from coordinator.simulation.rules.asynchronous import Asynchronous
+from coordinator.simulation.rules.bounded_delay import BoundedDelay
+from coordinator.simulation.rules.model_average import ModelAverage
+from coordinator.simulation.rules.stale_synchronous import StaleSynchronous
+from coordinator.simulation.rules.synchronous import Synchronous
+from coordinator.simulation.setting import Setting
+
+
+def test_what_is_not_said_has_the_default_of_a_setting() -> None:
+    request = Request.of({"workers": None, "rule": None})
+    assert request.rules == ("asynchronous",)
+    assert request.setting("asynchronous") == Setting()
+
+
+def test_everything_can_be_said() -> None:
+    options = {
+        "workers": 5,
+        "ps": 2,
+        "compute": "lognormal(50ms,0.4)",
+        "latency": "1ms",
+        "bandwidth": "10Gbit",
+        "model_bytes": "100MB",
+        "gradient_bytes": "1MB",
+        "service": "1ms",
+        "update": "2ms",
+        "slow_down": "0:4,3:2.5",
+        "stragglers": "20%",
+        "straggler_factor": 3.0,
+        "slow_steps": "0.01",
+        "slow_step_factor": 20.0,
+        "pauses": "1@10s+2s,2@0+500ms",
+        "deaths": "3@5s,4@6s+1s",
+        "detection": "3s",
+        "pushes": 100,
+        "seconds": "60s",
+        "seed": 7,
+        "learning_rate": 0.2,
+        "problem": "logistic_regression",
+    }
+    setting = Request.of(options).setting("asynchronous")
+    assert (setting.workers, setting.ps, setting.pushes, setting.seconds, setting.seed) == (5, 2, 100, 60.0, 7)
+    assert setting.compute == LogNormal(0.05, 0.4)
+    assert (setting.bandwidth, setting.model_bytes, setting.pushed_bytes) == (1.25e9, 1e8, 1e6)
+    assert (setting.message_latency.mean, setting.message_service.mean, setting.update) == (0.001, 0.001, 0.002)
+    assert setting.slow_down == {0: 4.0, 3: 2.5}
+    assert (setting.stragglers, setting.straggler_factor) == (0.2, 3.0)
+    assert (setting.slow_steps, setting.slow_step_factor) == (0.01, 20.0)
+    assert setting.pauses == [Pause(1, 10.0, 2.0), Pause(2, 0.0, 0.5)]
+    assert setting.deaths == [Death(3, 5.0, math.inf), Death(4, 6.0, 1.0)]
+    assert setting.detection == 3.0
+    assert setting.learning is not None
+    assert setting.learning.learning_rate == 0.2
+    assert isinstance(setting.learning.problem, LogisticRegression)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "meant"),
+    [
+        ("asynchronous", {"lr_staleness_modulation": True, "max_delay": "3"}, Asynchronous(True)),
+        ("synchronous", {}, Synchronous(4)),
+        ("synchronous", {"workers": 6, "grads_to_wait": "5"}, Synchronous(5)),
+        ("bounded_delay", {"max_delay": "8"}, BoundedDelay(8)),
+        ("bounded_delay", {"max_delay": "inf", "grads_to_wait": "workers"}, BoundedDelay(math.inf, 4)),
+        ("stale_synchronous", {"get_model_frequency": 3, "max_lead": 2}, StaleSynchronous(3, 2)),
+        ("model_average", {"period": "200ms", "warmup_steps": 5}, ModelAverage(0.2, 5)),
+    ],
+)
+def test_a_rule_takes_the_options_that_it_has(rule: str, options, meant) -> None:
+    assert Request.of({"rule": rule, **options}).setting(rule).rule == meant
+
+
+def test_a_sweep_changes_one_setting_and_what_follows_from_it() -> None:
+    request = Request.of({"compare": "synchronous, asynchronous", "sweep": "workers=2..8", "ps": 3})
+    assert request.rules == ("synchronous", "asynchronous")
+    assert request.sweep is not None
+    settings = [request.setting("synchronous", value) for value in request.sweep.values]
+    assert [setting.workers for setting in settings] == [2, 4, 8]
+    assert [setting.rule for setting in settings] == [Synchronous(2), Synchronous(4), Synchronous(8)]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"rule": "hogwild"}, "rule must be of asynchronous, .*; got 'hogwild'"),
+        ({"compare": "asynchronous,hogwild"}, "compare must be of asynchronous, .*; got 'hogwild'"),
+        ({"compare": "asynchronous", "rule": "synchronous"}, "compare names the rules"),
+        ({"rule": "bounded_delay"}, "max_delay must be given"),
+        ({"rule": "bounded_delay", "max_delay": "-1"}, "max_delay must be a whole number of at least 0"),
+        ({"rule": "bounded_delay", "max_delay": "x"}, "max_delay must be a whole number or inf, got 'x'"),
+        ({"rule": "synchronous", "grads_to_wait": "all"}, "grads_to_wait must be a whole number or workers"),
+        ({"slow_down": "0=4"}, "slow_down must be WORKER:FACTOR"),
+        ({"pauses": "1@2s"}, "pauses must say how long"),
+        ({"deaths": "1"}, "deaths must be WORKER@TIME"),
+        ({"deaths": "1@2"}, "deaths must be a time of at least 0 with its unit"),
+        ({"learning_rate": 0.1, "problem": "imagenet"}, "problem must be one of logistic_regression, small_network"),
+        ({"problem": "small_network"}, "problem is learned only with --learning-rate"),
+        ({"update": "5"}, "update must be a time"),
+        ({"sweep": "workers=0..4"}, "workers must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_name_of_its_option(options, complaint: str) -> None:
+    with pytest.raises(SettingError, match=f"^{complaint}"):  # noqa: PT012 - reading and checking are two steps
+        request = Request.of(options)
+        request.setting(request.rules[0], request.sweep.values[0] if request.sweep else None)
