@@ -194,7 +194,7 @@ def draw_losses(axes: Any, results: Sequence[tuple[str, Result]]) -> None:
         axes.plot(result.loss_times, result.losses, markevery=(number, every), label=label or None, **_style(number))
     if any(label for label, _ in results):
         axes.legend(ncols=2)
-    axes.set(title="Loss", xlabel="time [s]", ylabel="loss", ylim=(0, None))
+    axes.set(title="Loss", xlabel="time [s]", ylabel="loss")
 
 
 def _draw_spans(axes: Any, rows: Any, results: Sequence[Result]) -> None:

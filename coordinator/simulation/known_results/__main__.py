@@ -1,0 +1,33 @@
+"""`python -m coordinator.simulation.known_results FOLDER`: measures all known results, and draws them into a folder."""
+
+import argparse
+import pathlib
+from typing import Any
+
+from coordinator.simulation import picture
+from coordinator.simulation.known_results import backup_workers, bounded_delay, overheads, softsync, stragglers
+
+# By the names of their pictures.
+RESULTS: dict[str, Any] = {
+    "softsync": softsync,
+    "bounded_delay": bounded_delay,
+    "overheads": overheads,
+    "stragglers": stragglers,
+    "backup_workers": backup_workers,
+}
+
+
+def main() -> None:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(description="Reproduces known results about update rules in simulation.")
+    parser.add_argument("folder", type=pathlib.Path, help="where the pictures are written")
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, known in RESULTS.items():
+        measured = known.measure()
+        print(f"{name}: {measured}", flush=True)
+        picture.save(known.draw(measured), folder / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()
