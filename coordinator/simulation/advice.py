@@ -23,8 +23,8 @@ def _noticed(result: Result) -> Iterator[str]:
         most = (int(rule.max_delay) + 1) * rule.grads_to_wait
         if most < workers:
             yield (
-                f"max_delay counts updates, and each is of {rule.grads_to_wait} gradients: so at most {most} of "
-                f"{workers} workers can be under way. With --grads-to-wait workers it counts rounds of all workers."
+                f"max_delay counts updates, grads_to_wait is {rule.grads_to_wait}: so at most {most} of {workers} "
+                f"workers can be under way. With --grads-to-wait workers it counts rounds of all workers."
             )
         else:
             yield f"Workers wait {result.idle_share:.0%} of their time for the slowest: try a larger --max-delay."

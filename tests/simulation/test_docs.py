@@ -1,0 +1,60 @@
+"""What `docs/simulation.md` says is so: its commands print what it shows, its programs run."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from coordinator.launch.command_line import main
+from coordinator.simulation.known_results.__main__ import RESULTS
+from tests.import_graph import ROOT
+
+PAGE = (ROOT / "docs" / "simulation.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"```sh\n(coordinator simulate .*?)\n```\n\n```\n(.*?)\n```", PAGE, re.DOTALL)
+_NUMBER = re.compile(r"(?<![\w.])[0-9][0-9,]*\.?[0-9]*(?:e[+-]?[0-9]+)?")
+
+
+def skeleton(text: str) -> tuple[str, list[float]]:
+    """The text without its numbers and the widths that they give to columns, and the numbers."""
+    numbers = [float(number.replace(",", "")) for number in _NUMBER.findall(text)]
+    return re.sub(r"[\s-]+", " ", _NUMBER.sub("N", text)), numbers
+
+
+@pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=[command[20:60] for command, _ in COMMANDS])
+def test_a_command_prints_about_what_the_page_shows(
+    command: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """About: NumPy promises the same random numbers for one release only."""
+    monkeypatch.chdir(tmp_path)
+    arguments = shlex.split(command.replace("\\\n", " "))[1:]
+    assert main(arguments) == 0
+    # How quick the simulation itself was is the machine's affair.
+    words, numbers = skeleton(re.sub(r"events at [\d,]+", "events at 300,000", capsys.readouterr().out.strip()))
+    shown_words, shown_numbers = skeleton(shown)
+    assert words == shown_words
+    assert numbers == pytest.approx(shown_numbers, rel=0.25, abs=1.0)
+    if "--plot" in arguments:
+        assert (tmp_path / arguments[arguments.index("--plot") + 1]).stat().st_size > 10_000
+
+
+def test_every_command_of_the_page_is_run() -> None:
+    assert len(COMMANDS) == PAGE.count("\ncoordinator simulate ") == 6
+
+
+def test_its_programs_run_one_after_another(capsys: pytest.CaptureFixture[str]) -> None:
+    programs = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec("\n".join(programs), {"__name__": "page"})  # noqa: S102 - it is what a reader runs
+    assert capsys.readouterr().out.startswith("<Result: 16 workers, 4 ps, bounded_delay(")
+
+
+def test_every_known_result_is_in_its_table() -> None:
+    assert re.findall(r"^\| `(\w+)\.png`", PAGE, re.MULTILINE) == list(RESULTS)
+
+
+def test_every_file_and_link_that_it_names_exists() -> None:
+    names = re.findall(r"`(coordinator/[\w/.]+)`", PAGE)
+    links = re.findall(r"\]\(([^)#]+)\)", PAGE)
+    assert names
+    assert all((ROOT / name).exists() for name in names)
+    assert all((ROOT / "docs" / link).exists() for link in links)
