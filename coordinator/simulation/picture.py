@@ -114,8 +114,9 @@ def scaling(name: str, values: Sequence[int], series: Sequence[tuple[str, Sequen
     if name == "workers":
         first = max(results[0].gradients_per_second for _, results in series)
         ideal = [first * value / values[0] for value in values]
-        speed.plot(values, ideal, color="grey", linestyle="--", linewidth=1, label="ideal")
-        speed.set_yscale("log", base=10)
+        speed.plot(values, ideal, color="grey", linestyle="--", linewidth=1, label="in proportion")
+        speed.set_yscale("log", base=2)
+        speed.yaxis.set_major_formatter("{x:g}")
     else:
         speed.set_ylim(0, None)
     speed.set(title="Speed", ylabel="gradients used per second")
@@ -131,22 +132,18 @@ def scaling(name: str, values: Sequence[int], series: Sequence[tuple[str, Sequen
 
 def draw_lanes(axes: Any, result: Result) -> None:
     """Draws what some workers did, a row each."""
-    steps = max(float(result.clocks.mean()), 1e-9)
-    until = min(result.seconds, _STEPS_SHOWN * result.seconds / steps) if steps > 1 else result.seconds
+    until = _last_shown(result)
     for row, lane in enumerate(result.lanes):
         axes.barh(row, until, left=0, height=0.8, color=colours.COMMUNICATE)
-        for span in lane.spans:
-            if span.start < until:
-                axes.barh(
-                    row,
-                    min(span.end, until) - span.start,
-                    left=span.start,
-                    height=0.8,
-                    color=colours.OF_ACTIVITY[span.activity],
-                    # Where one step follows another at once, there is still a line between them.
-                    edgecolor="white",
-                    linewidth=0.4,
-                )
+        spans = [span for span in lane.spans if span.start < until]
+        axes.broken_barh(
+            [(span.start, span.end - span.start) for span in spans],
+            (row - 0.4, 0.8),
+            facecolors=[colours.OF_ACTIVITY[span.activity] for span in spans],
+            # Where one step follows another at once, there is still a line between them.
+            edgecolors="white",
+            linewidths=0.4,
+        )
     shown = [("compute", colours.COMPUTE), ("communicate", colours.COMMUNICATE), ("wait for the rule", colours.WAIT)]
     if any(span.activity is Activity.DEAD for lane in result.lanes for span in lane.spans):
         shown.append(("dead", colours.BLACK))
@@ -195,6 +192,14 @@ def draw_losses(axes: Any, results: Sequence[tuple[str, Result]]) -> None:
     if any(label for label, _ in results):
         axes.legend(ncols=2)
     axes.set(title="Loss", xlabel="time [s]", ylabel="loss")
+
+
+def _last_shown(result: Result) -> float:
+    """Until when the timelines show what workers do, in seconds: some steps, and deaths if there are any."""
+    until = _STEPS_SHOWN * result.seconds / max(float(result.clocks.mean()), 1.0)
+    deaths = [span.end for lane in result.lanes for span in lane.spans if span.activity is Activity.DEAD]
+    until = max(until, 1.1 * max(deaths, default=0.0))
+    return min(result.seconds, until, *(lane.known_until for lane in result.lanes))
 
 
 def _draw_spans(axes: Any, rows: Any, results: Sequence[Result]) -> None:

@@ -2,9 +2,10 @@
 
 import dataclasses
 import enum
+import math
 
-# What a picture has room for.
-_MOST_SPANS = 400
+# More than a picture has room for.
+_MOST_SPANS = 1000
 
 
 class Activity(enum.Enum):
@@ -34,6 +35,11 @@ class Lane:
     def __init__(self, worker: int) -> None:
         self.worker = worker
         self.spans: list[Span] = []
+
+    @property
+    def known_until(self) -> float:
+        """Until when all that the worker did is here, in seconds; `inf` if to the end."""
+        return self.spans[-1].end if len(self.spans) == _MOST_SPANS else math.inf
 
     def add(self, activity: Activity, start: float, end: float) -> None:
         """Notes what the worker does from a time to another, in seconds."""

@@ -66,6 +66,13 @@ def test_timelines_show_the_first_steps_of_a_few_workers_and_their_deaths() -> N
     ]
 
 
+def test_timelines_go_on_until_a_death_is_over() -> None:
+    late = simulate(Setting(workers=2, compute=0.05, deaths=[Death(1, 3.0, 1.0)], seconds=20.0))
+    early = simulate(Setting(workers=2, compute=0.05, seconds=20.0))
+    assert picture.picture(late).axes[0].get_xlim() == pytest.approx((0, 4.4))
+    assert picture.picture(early).axes[0].get_xlim() == pytest.approx((0, 0.6), rel=0.05)
+
+
 def test_a_picture_that_cannot_be_written_is_an_error_of_its_option(tmp_path: Path) -> None:
     figure = picture.new_figure(2, 2)
     for path in (tmp_path / "no" / "out.png", tmp_path / "out.what"):
