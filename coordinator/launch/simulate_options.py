@@ -35,6 +35,7 @@ def _add_cluster(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--workers", type=int, metavar="N", help="workers (default 4)")
     group.add_argument("--ps", type=int, metavar="N", help="parameter servers (default 1)")
     group.add_argument("--compute", metavar="TIMES", help=f"what a step computes for: {_TIME} (default 50ms)")
+    group.add_argument("--dispatch", metavar="TIMES", help="between two steps of a worker: a distribution (default 0)")
     group.add_argument("--latency", metavar="TIMES", help="of a message, one way: a distribution (default 0)")
     group.add_argument("--bandwidth", metavar="RATE", help="of every link, such as 10Gbit (default inf)")
     group.add_argument("--model-bytes", metavar="SIZE", help="what is pulled, such as 100MB (default 0)")

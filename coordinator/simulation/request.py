@@ -142,6 +142,7 @@ _TAKEN_AS_THEY_ARE = (
     "compute",
     "straggler_factor",
     "slow_step_factor",
+    "dispatch",
     "latency",
     "service",
     "pushes",

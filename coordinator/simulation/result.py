@@ -48,7 +48,7 @@ class Result:
         how stale (int64). Rejected ones included; under model averaging, averagings.
       clocks: the steps that each worker has finished; int64 [workers].
       computed, waited, absent: what each worker spent computing, waiting because of the rule, and dead; float64
-        [workers]. The rest is communication.
+        [workers]. The rest is communication and dispatch.
       queue: how messages waited at the servers.
       lanes: what some workers did and when.
       loss_times, loss_pushes, losses: the loss curve: when (float64), after how many pushes (int64), and the loss

@@ -24,8 +24,9 @@ _USUAL_STEPS_OF_EACH = 100
 class Setting:
     """A cluster, its rule, and how long it is watched. Times are in seconds; a text such as "50ms" has its own unit.
 
-    A step is: ask the rule, pull the model, compute, push the gradient. Each message goes to all parameter servers at
-    once, to each of them its part, takes one latency, and is served there when those before it have been.
+    A step is: have it dispatched, ask the rule, pull the model, compute, push the gradient. Each message goes to all
+    parameter servers at once, to each of them its part, takes one latency, and is served there when those before it
+    have been.
 
     Attributes:
       workers, ps: how many workers and parameter servers, at least 1.
@@ -38,6 +39,8 @@ class Setting:
       slow_step_factor: above 0.
       pauses, deaths: when workers stand still or die.
       detection: how long after a death the servers are told, so that nobody waits for the dead any more.
+      dispatch: between the end of a worker's step and its question about the next one: the client's part, and the input
+        pipeline's; a distribution.
       latency: of a message, one way; a distribution.
       bandwidth: of each server's and each worker's link, in bytes per second; `inf` is no limit.
       model_bytes, gradient_bytes: what is pulled and what is pushed, in bytes, of all servers together; a gradient is
@@ -66,6 +69,7 @@ class Setting:
     pauses: Sequence[Pause] = ()
     deaths: Sequence[Death] = ()
     detection: float = 1.0
+    dispatch: Times = 0.0
     latency: Times = 0.0
     bandwidth: float = math.inf
     model_bytes: float = 0.0
@@ -109,6 +113,11 @@ class Setting:
         )
 
     @property
+    def dispatch_of_each(self) -> Distribution:
+        """Between a step's end and the question about the next one."""
+        return distribution_of("dispatch", self.dispatch)
+
+    @property
     def message_latency(self) -> Distribution:
         """Of a message, one way."""
         return distribution_of("latency", self.latency)
@@ -127,7 +136,7 @@ class Setting:
         object.__setattr__(self, name, value)
 
     def _settle_times(self) -> None:
-        for name in ("latency", "service"):
+        for name in ("dispatch", "latency", "service"):
             self._become(name, distribution_of(name, getattr(self, name)))
         compute = self.compute
         if isinstance(compute, str) or not isinstance(compute, Sequence):
@@ -175,6 +184,6 @@ class Setting:
     def _check_progress(self) -> None:
         """Refuses a cluster in which no time would pass: it would never be over."""
         spent = [*(each.mean for each in self.compute_of_each), self.update]
-        spent += [self.message_latency.mean, self.message_service.mean]
+        spent += [self.dispatch_of_each.mean, self.message_latency.mean, self.message_service.mean]
         if self.seconds is not None and not any(spent) and self.bandwidth == math.inf:
             raise SettingError("compute", "must be above 0, or something else must take time, for seconds to pass.")

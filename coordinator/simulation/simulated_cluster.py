@@ -1,6 +1,6 @@
 """The engine: workers and parameter servers as discrete events in virtual time.
 
-worker       asks ----.                     .--> computes --.                 .--> asks
+worker       asks ----.                     .--> computes --.                 .--> dispatch, asks
                        latency     latency /                 latency         / latency
 servers                 `-> rule: begin? -> pull                `-> rule: push
 
@@ -56,7 +56,7 @@ class SimulatedCluster:
 
     def __init__(self, setting: Setting) -> None:
         # One stream of random numbers for each purpose: what one setting changes leaves the others' numbers alone.
-        streams = [np.random.default_rng(seed) for seed in np.random.SeedSequence(setting.seed).spawn(4)]
+        streams = [np.random.default_rng(seed) for seed in np.random.SeedSequence(setting.seed).spawn(5)]
         self._setting = setting
         self._environment = simpy.Environment()
         self._over = self._environment.event()
@@ -64,6 +64,7 @@ class SimulatedCluster:
         self._model = LearningModel(setting.learning, streams[3]) if setting.learning else SimulatedModel()
         self._course = setting.rule.course(self._model, self._record)
         self._servers = ServerQueues(setting.ps, setting.message_service, streams[0])
+        self._dispatch = setting.dispatch_of_each.drawn(streams[4])
         self._latency = setting.message_latency.drawn(streams[1])
         # What the bytes of a message keep a worker's link busy, and a server's.
         self._pull_seconds = setting.model_bytes / setting.bandwidth
@@ -149,7 +150,7 @@ class SimulatedCluster:
             update = self._setting.update if course.version != version else 0.0
             done = self._servers.serve(now, self._served_push_seconds + update, now + self._push_seconds)
         self._model.note_push(now)
-        worker.asking.due_in(done - now + self._latency() + self._latency())
+        worker.asking.due_in(done - now + self._latency() + self._dispatch() + self._latency())
         if course.lined_up:
             self._release(now)
         if self._gradients >= self._last_push:

@@ -26,6 +26,7 @@ def test_everything_can_be_said() -> None:
         "workers": 5,
         "ps": 2,
         "compute": "lognormal(50ms,0.4)",
+        "dispatch": "3ms",
         "latency": "1ms",
         "bandwidth": "10Gbit",
         "model_bytes": "100MB",
@@ -51,6 +52,7 @@ def test_everything_can_be_said() -> None:
     assert setting.compute == LogNormal(0.05, 0.4)
     assert (setting.bandwidth, setting.model_bytes, setting.pushed_bytes) == (1.25e9, 1e8, 1e6)
     assert (setting.message_latency.mean, setting.message_service.mean, setting.update) == (0.001, 0.001, 0.002)
+    assert setting.dispatch_of_each.mean == 0.003
     assert setting.slow_down == {0: 4.0, 3: 2.5}
     assert (setting.stragglers, setting.straggler_factor) == (0.2, 3.0)
     assert (setting.slow_steps, setting.slow_step_factor) == (0.01, 20.0)

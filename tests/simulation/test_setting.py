@@ -47,6 +47,7 @@ def test_it_ends_after_enough_pushes_if_nothing_is_said() -> None:
         ({"compute": "x"}, "compute must be a time"),
         ({"workers": 2, "compute": [0.1]}, "compute must be one distribution, or one for each of 2 workers; has 1"),
         ({"latency": -0.1}, "latency must be a distribution"),
+        ({"dispatch": "x"}, "dispatch must be a time"),
         ({"stragglers": 1.5}, "stragglers must be a share from 0 to 1"),
         ({"slow_steps": -0.5}, "slow_steps must be a share"),
         ({"straggler_factor": 0}, "straggler_factor must be above 0"),

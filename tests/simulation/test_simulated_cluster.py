@@ -51,6 +51,14 @@ def test_equal_workers_that_never_wait_are_as_stale_as_there_are_others() -> Non
     assert result.idle_share == 0
 
 
+def test_between_its_steps_a_worker_has_nothing_under_way_that_could_be_stale() -> None:
+    """Of eight workers, seven are elsewhere in their steps; a fifth of their time they are in none."""
+    result = simulate(Setting(workers=8, compute="normal(40ms,5ms)", dispatch="exponential(10ms)", pushes=8000))
+    assert result.gradients_per_second == pytest.approx(8 / 0.05, rel=0.02)
+    assert result.mean_staleness == pytest.approx(7 * 0.8, rel=0.03)
+    assert result.communicate_share == pytest.approx(0.2, rel=0.03)
+
+
 def test_workers_have_the_times_that_they_were_given() -> None:
     result = simulate(Setting(workers=3, compute=[0.1, 0.2, 0.4], seconds=40.05))
     assert result.clocks.tolist() == [400, 200, 100]
