@@ -37,7 +37,7 @@ setup(
         "numpy>=2,<3",
         "portpicker>=1.6,<2",
         "protobuf>=6.31,<8",
-        # A class of its own kind of event: 4.1 is the first release with types, another major one may change events.
+        # Simulations add a kind of event to it, which another major release may not bear.
         "simpy>=4.1,<5",
         # TensorFlow imports it when a summary is written, and does not bring it along.
         "tensorboard>=2.20,<3",
