@@ -60,18 +60,24 @@ class Attempt:
       worker: the index of the worker.
       number: 1 for the closure's first attempt.
       cancellation: reaches this attempt alone.
+      call_cancellation: cancels the call that it is made in, with all others that are.
       started: when, on the `time.monotonic` clock.
     """
 
-    __slots__ = ("cancellation", "closure", "number", "started", "work", "worker")
+    __slots__ = ("call_cancellation", "cancellation", "closure", "number", "started", "work", "worker")
 
     def __init__(self, closure: "Closure", work: Any, worker: int, number: int, cancellation: Cancellation) -> None:
         self.closure = closure
         self.work = work
         self.worker = worker
         self.number = number
-        self.cancellation = cancellation
+        self.cancellation = self.call_cancellation = cancellation
         self.started = time.monotonic()
+
+    @property
+    def may_be_fused(self) -> bool:
+        """Whether it may be made in one call with others: it is a first one, of a closure that asks for nothing."""
+        return self.number == 1 and self.closure.asks_for_nothing
 
     @property
     def is_latest(self) -> bool:
@@ -156,6 +162,11 @@ class Closure(Place):
     def has_ended(self) -> bool:
         """Whether its outcome is decided."""
         return self._state in _ENDS
+
+    @property
+    def asks_for_nothing(self) -> bool:
+        """Whether it may run anywhere, for as long as it takes."""
+        return self.target is None and self.timeout is None and not self.is_internal
 
     def unblock(self) -> None:
         """One of the results that it waits for is there; with the last of them it may run."""

@@ -14,11 +14,13 @@ closure wakes one worker, however many there are, and that one wakes with it.
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from coordinator.closure import Attempt, Closure, ClosureState
 from coordinator.closure_outcomes import ClosureOutcomes
 from coordinator.idle_workers import IdleWorker
 from coordinator.runtime import Cancellation
+from coordinator.shared_cancellation import SharedCancellation
 
 
 class ClosureQueue(ClosureOutcomes):
@@ -115,6 +117,37 @@ class ClosureQueue(ClosureOutcomes):
         if attempt is None:
             self._unused_cancellations[worker] = cancellation
         return attempt
+
+    @property
+    def waiting_for_all(self) -> int:
+        """How many closures wait for whichever worker is free, as of a moment ago."""
+        return self._state.lines.for_all
+
+    def take_alike(
+        self, attempt: Attempt, limit: int, is_alike: Callable[[Any], bool], choose: Callable[[int], int]
+    ) -> list[Attempt]:
+        """Takes, without waiting, closures at the front of the common line that may run in one call with `attempt`.
+
+        Args:
+          attempt: under way already, and not told to anybody who could cancel its call.
+          limit: the most attempts that there may be, that one included.
+          is_alike: tells of the work of a closure whether it may. Called with the lock held.
+          choose: takes how many attempts there could be, at most `limit`; returns how many there are to be. Likewise.
+
+        Returns:
+          The attempts in order, `attempt` first. They can be cancelled each for itself; their call, when all are.
+        """
+        state = self._state
+        with self._lock:
+            if state.is_over_for(attempt.worker) or state.held or state.is_unwanted(attempt.closure):
+                return [attempt]
+            if attempt.closure.has_ended:
+                return [attempt]
+            count = choose(1 + state.lines.alike_ahead(is_alike, limit - 1))
+            if count == 1:
+                return [attempt]
+            self._has_room.notify(count - 1)
+            return state.start_with(attempt, SharedCancellation(attempt.call_cancellation, count).shares)
 
     def hand_back(self, attempt: Attempt) -> bool:
         """An attempt ended without an outcome: its closure goes back to the front, unless that is not wanted any more.

@@ -261,7 +261,12 @@ class Cluster:
         return f"<Cluster: {self.statistics()}>"
 
     def _new_worker(self, index: int) -> Worker:
-        return Worker(index, self._runtime, self._queue, self.recovery, self._options, self._tell_of_rest)
+        return Worker(
+            index, self._runtime, self._queue, self.recovery, self._options, self._tell_of_rest, self._live_workers
+        )
+
+    def _live_workers(self) -> int:
+        return sum(worker.state is WorkerState.LIVE for worker in self._workers.values())
 
     def _employ(self, workers: dict[int, Worker]) -> None:
         self._workers = workers

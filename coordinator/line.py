@@ -34,23 +34,27 @@ _Place = TypeVar("_Place", bound=Place)
 class Line(Generic[_Place]):
     """Places in order."""
 
-    __slots__ = ("_ends",)
+    __slots__ = ("_ends", "_length")
 
     def __init__(self) -> None:
         # Stands before the first and behind the last, so that neither is a special case.
         self._ends = Place()
         self._ends.ahead = self._ends.behind = self._ends
+        self._length = 0
 
     def append(self, place: _Place) -> None:
         """To the end."""
+        self._length += 1
         _insert(place, self._ends.ahead, self._ends)
 
     def push_front(self, place: _Place) -> None:
         """To the front."""
+        self._length += 1
         _insert(place, self._ends, self._ends.behind)
 
     def remove(self, place: _Place) -> None:
         """Takes it out; it must stand here."""
+        self._length -= 1
         place.ahead.behind = place.behind
         place.behind.ahead = place.ahead
         place.ahead = place.behind = None
@@ -67,8 +71,8 @@ class Line(Generic[_Place]):
             yield place
             place = place.behind
 
-    def __bool__(self) -> bool:
-        return self._ends.behind is not self._ends
+    def __len__(self) -> int:
+        return self._length
 
 
 def _insert(place: Place, ahead: Place, behind: Place) -> None:

@@ -21,6 +21,9 @@ class Options:
         next `schedule` or `join`, as in the RFC; otherwise it is told by its own future alone.
       closure_timeout: a closure that runs for longer is run on another worker as well, and the first result counts;
         None for never. `schedule(..., timeout=)` says otherwise for one closure.
+      steps_per_dispatch: at most so many closures of one function that wait one behind the other are run in one call on
+        a worker, which saves most of what it takes to bring each there; None adapts the number to how long they take,
+        1 runs each alone. See docs/dispatch.md.
       affinity_timeout: a closure for one certain worker (`schedule(..., worker=)`) fails with `WorkerLost` when it has
         waited this long for that worker's return.
       parameter_server_timeout: how long a lost parameter server is awaited, if `restore_from` was called, before
@@ -51,6 +54,7 @@ class Options:
     max_attempts: int = 3
     stop_on_error: bool = True
     closure_timeout: float | None = None
+    steps_per_dispatch: int | None = None
     affinity_timeout: float = 300.0
     parameter_server_timeout: float = 600.0
     connect_timeout: float = 300.0
@@ -76,7 +80,7 @@ class Options:
                 continue
             if value is None and field.default is None:
                 continue
-            whole = field.type in (int, "int")
+            whole = field.type in (int, "int", int | None)
             allowed = (int,) if whole else (int, float)
             least = 0 if field.name == "transient_retries" else None
             is_number = isinstance(value, allowed) and not isinstance(value, bool)

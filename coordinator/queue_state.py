@@ -5,7 +5,7 @@ A plain data structure without a lock or a thread; `ClosureQueue` guards it, tel
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from coordinator.closure import Attempt, Closure, ClosureState
 from coordinator.runtime import Cancellation
@@ -75,6 +75,17 @@ class QueueState:
         attempt = self.lines.pop_next(worker).start(worker, cancellation)
         self.running[attempt] = None
         return attempt
+
+    def start_with(self, attempt: Attempt, cancellations: Sequence[Cancellation]) -> list[Attempt]:
+        """The worker of an attempt takes the next closures of the common line too: one for each cancellation."""
+        attempt.cancellation = cancellations[0]
+        attempts = [attempt]
+        for cancellation in cancellations[1:]:
+            other = self.lines.pop_for_all().start(attempt.worker, cancellation)
+            other.call_cancellation = attempt.call_cancellation
+            self.running[other] = None
+            attempts.append(other)
+        return attempts
 
     def is_unwanted(self, closure: Closure) -> bool:
         """Whether a closure without an outcome must not be tried again."""

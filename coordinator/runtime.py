@@ -10,8 +10,8 @@ other method that a worker calls raises; `reconnect` is safe from several thread
 
 import dataclasses
 import enum
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from coordinator.errors import ParameterServerLost
 
@@ -38,6 +38,18 @@ class Failure:
 
     kind: FailureKind
     error: BaseException
+
+
+class Likeness(NamedTuple):
+    """What makes works fit for one call: those that are equal in both.
+
+    Attributes:
+      function: what they have to run; how long that takes is learned for all that are equal in it.
+      arguments: what they must have in common besides.
+    """
+
+    function: Hashable
+    arguments: Hashable
 
 
 class Cancellation(Protocol):
@@ -71,6 +83,15 @@ class Runtime(Protocol):
 
     def run(self, worker: int, work: Any, cancellation: Cancellation) -> Any:
         """Runs `work` on `worker` and returns its result, copied to the client. Raises whatever went wrong."""
+
+    def likeness(self, worker: int, work: Any) -> Likeness | None:
+        """Works for which it is equal may run in one call on `worker`; None for none. Runs no code of the user's."""
+
+    def run_fused(self, worker: int, works: Sequence[Any], cancellation: Cancellation) -> Sequence[Any]:
+        """Runs works that are alike in one call, each after the one before has ended; their results, in order.
+
+        Raises whatever went wrong with any of them.
+        """
 
     def classify(self, worker: int, error: BaseException) -> Failure:
         """Sorts an error that `run` raised on `worker`, looking at which tasks answer now."""

@@ -4,7 +4,8 @@ A plain data structure without a lock; `ClosureQueue` guards it.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from coordinator.closure import Closure, ClosureState
 from coordinator.line import Line
@@ -48,9 +49,23 @@ class WaitingLines:
 
     def pop_next(self, worker: int) -> Closure:
         """Takes out the one that this worker is to run next: its own line comes before the common one."""
-        closure = (self._for_one.get(worker) or self._for_all).pop_front()
-        self._scheduled -= not closure.is_internal
-        return closure
+        return self._pop(self._for_one.get(worker) or self._for_all)
+
+    def pop_for_all(self) -> Closure:
+        """Takes out the first that any worker may run."""
+        return self._pop(self._for_all)
+
+    def alike_ahead(self, is_alike: Callable[[Any], bool], limit: int) -> int:
+        """How many in a row, at most `limit`, at the front of the common line were never tried and have such work."""
+        may_join = (
+            closure.asks_for_nothing and not closure.attempts and is_alike(closure.work) for closure in self._for_all
+        )
+        return sum(1 for _ in itertools.takewhile(bool, itertools.islice(may_join, limit)))
+
+    @property
+    def for_all(self) -> int:
+        """How many wait for whichever worker is free."""
+        return len(self._for_all)
 
     def of_worker(self, worker: int) -> list[Closure]:
         """Those that this worker alone may run."""
@@ -62,6 +77,11 @@ class WaitingLines:
     def __len__(self) -> int:
         """How many wait, for whatever, the library's own left out."""
         return self._scheduled
+
+    def _pop(self, line: Line[Closure]) -> Closure:
+        closure = line.pop_front()
+        self._scheduled -= not closure.is_internal
+        return closure
 
     def _line_of(self, closure: Closure) -> Line[Closure]:
         if closure.state is ClosureState.BLOCKED:

@@ -17,16 +17,17 @@ import enum
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from coordinator.background_thread import BackgroundThread
 from coordinator.closure import Attempt
 from coordinator.closure_queue import ClosureQueue
 from coordinator.errors import InvalidTransitionError, WorkerLost
+from coordinator.fused_dispatch import FusedDispatch
 from coordinator.options import Options
 from coordinator.recovery import Recovery
 from coordinator.retry_rule import Decision, Reach, decide, final_error, reach_of
-from coordinator.runtime import FailureKind, Runtime
+from coordinator.runtime import Failure, FailureKind, Runtime
 from coordinator.statistics import WorkerStatistics
 
 _logger = logging.getLogger("coordinator")
@@ -62,6 +63,7 @@ class Worker(BackgroundThread):
       options: limits and times.
       on_rest: called with the index, on the worker's thread, when the worker has no closure any more after it had one:
         nothing waits for it, its closure failed, or it was lost.
+      live_workers: tells how many workers share what waits, this one included.
 
     Attributes:
       index: its task index.
@@ -76,6 +78,7 @@ class Worker(BackgroundThread):
         recovery: Recovery,
         options: Options,
         on_rest: Callable[[int], None] = lambda _: None,
+        live_workers: Callable[[], int] = lambda: 1,
     ) -> None:
         super().__init__(f"coordinator-worker-{index}")
         self.index = index
@@ -85,6 +88,7 @@ class Worker(BackgroundThread):
         self._recovery = recovery
         self._options = options
         self._on_rest = on_rest
+        self._dispatch = FusedDispatch(index, runtime, queue, options, live_workers)
         self._is_at_work = False
         self._state = WorkerState.LIVE
         self._state_lock = threading.Lock()
@@ -164,31 +168,29 @@ class Worker(BackgroundThread):
             self._lose("it did not answer a probe")
             return
         self._is_at_work = True
+        attempts = self._dispatch.gather(attempt)
         try:
-            result = self._runtime.run(self.index, attempt.work, attempt.cancellation)
+            results = self._dispatch.run(attempts)
         except BaseException as error:  # noqa: BLE001 - the runtime sorts it
-            self._settle_failure(attempt, error)
+            self._settle_failure(attempts, error)
         else:
             self._transient_failures_in_a_row = 0
-            # Counted first here and below: whoever finds everything settled must find it counted.
-            self._finished += 1
-            self._finished -= not self._queue.finish(attempt, result)
+            for one, result in zip(attempts, results, strict=True):
+                # Counted first here and below: whoever finds everything settled must find it counted.
+                self._finished += 1
+                self._finished -= not self._queue.finish(one, result)
 
-    def _settle_failure(self, attempt: Attempt, error: BaseException) -> None:
+    def _settle_failure(self, attempts: Sequence[Attempt], error: BaseException) -> None:
         failure = self._runtime.classify(self.index, error)
-        count = attempt.closure.record_failure(self.index, failure.kind)
         lost_server = failure.kind is FailureKind.PARAMETER_SERVER_LOST
         may_recover = lost_server and self._recovery.begin(failure.error)
         if failure.kind is FailureKind.TRANSIENT:
             # What refused the call needs a moment to come round; at once, the retries would be used up before.
             self._stop.wait(self._options.reconnect_interval)
-        match decide(failure, count, self._options, may_recover=may_recover):
-            case Decision.RETRY:
-                self._hand_back(attempt)
-            case Decision.FAIL:
-                reach = reach_of(failure.kind, self._options)
-                self._failed += 1
-                self._failed -= not self._queue.fail(attempt, final_error(failure, attempt, self.device), reach)
+        if len(attempts) == 1:
+            self._settle_failed_attempt(attempts[0], failure, may_recover)
+        else:
+            self._settle_failed_call(attempts, failure)
         is_transient = failure.kind is FailureKind.TRANSIENT
         self._transient_failures_in_a_row = self._transient_failures_in_a_row + 1 if is_transient else 0
         if failure.kind is FailureKind.WORKER_LOST:
@@ -198,12 +200,31 @@ class Worker(BackgroundThread):
         else:
             self._rest()
 
+    def _settle_failed_attempt(self, attempt: Attempt, failure: Failure, may_recover: bool) -> None:
+        count = attempt.closure.record_failure(self.index, failure.kind)
+        match decide(failure, count, self._options, may_recover=may_recover):
+            case Decision.RETRY:
+                self._hand_back(attempt)
+            case Decision.FAIL:
+                reach = reach_of(failure.kind, self._options)
+                self._failed += 1
+                self._failed -= not self._queue.fail(attempt, final_error(failure, attempt, self.device), reach)
+
+    def _settle_failed_call(self, attempts: Sequence[Attempt], failure: Failure) -> None:
+        """Has closures that ran in one call run again, each alone: whose failure it was is not known."""
+        self._dispatch.note_failure(failure.kind)
+        for attempt in reversed(attempts):
+            if failure.kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
+                attempt.closure.record_failure(self.index, failure.kind)
+            self._hand_back(attempt)
+
     def _hand_back(self, attempt: Attempt) -> None:
         self._retried += 1
         self._retried -= not self._queue.hand_back(attempt)
 
     def _lose(self, reason: str) -> None:
         self._losses += 1
+        self._dispatch.begin_anew()
         self._transient_failures_in_a_row = 0
         self._wait_connected("was lost", reason)
 

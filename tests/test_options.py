@@ -10,24 +10,29 @@ from coordinator.options import Options
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Options)}
 COUNTS = [name for name, default in DEFAULTS.items() if type(default) is int]
 SWITCHES = [name for name, default in DEFAULTS.items() if type(default) is bool]
-TIMES = [name for name, default in DEFAULTS.items() if type(default) is float or default is None]
+UNSET_COUNTS = ["steps_per_dispatch"]
+TIMES = [
+    name
+    for name, default in DEFAULTS.items()
+    if type(default) is float or (default is None and name not in UNSET_COUNTS)
+]
 UNLIMITED = [name for name, default in DEFAULTS.items() if default is None]
 
 
 def test_every_option_has_a_default_that_passes() -> None:
-    assert {*COUNTS, *SWITCHES, *TIMES, "version_mismatch"} == set(DEFAULTS)
+    assert {*COUNTS, *UNSET_COUNTS, *SWITCHES, *TIMES, "version_mismatch"} == set(DEFAULTS)
     assert Options() == Options()
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("name", [*COUNTS, *UNSET_COUNTS])
 def test_a_count_is_a_positive_whole_number(name: str) -> None:
-    for value in (-1, 1.0, "2", None, True):
+    for value in (-1, 1.0, "2", *[None] * (name in COUNTS), True):
         with pytest.raises(ValueError, match=rf"^Options.{name} must be a whole number .*, got {value!r}\.$"):
             Options(**{name: value})
 
 
 def test_no_count_is_zero_but_that_of_retries() -> None:
-    for name in set(COUNTS) - {"transient_retries"}:
+    for name in {*COUNTS, *UNSET_COUNTS} - {"transient_retries"}:
         with pytest.raises(ValueError, match=f"^Options.{name} must be a whole number above 0, got 0"):
             Options(**{name: 0})
     assert Options(transient_retries=0).transient_retries == 0

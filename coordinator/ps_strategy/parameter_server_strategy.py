@@ -32,9 +32,10 @@ from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWor
 from coordinator.ps_strategy.per_worker_variable import VariableRead
 from coordinator.ps_strategy.polled_cluster_resolver import PolledClusterResolver
 from coordinator.ps_strategy.schedule_arguments import ScheduleArguments
+from coordinator.ps_strategy.scheduled_call import ScheduledCall
 from coordinator.ps_strategy.scope_entered import ScopeEntered
 from coordinator.ps_strategy.tensorflow_runtime import ParameterServer, TensorFlowRuntime
-from coordinator.ps_strategy.traced_function import ResourceBuild, ScheduledCall, TracedFunction
+from coordinator.ps_strategy.traced_function import ResourceBuild, TracedFunction
 from coordinator.ps_strategy.variable_store import VariableStore
 from coordinator.ps_strategy.worker_index import WorkerNumber
 from coordinator.rolled_back import RolledBack
@@ -308,7 +309,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 "@tf.function, or wrap it: strategy.schedule(tf.function(fn), ...)."
             )
         self._compiled_functions.check(concrete)
-        return TracedFunction(concrete, self._handles)
+        return TracedFunction.of(concrete, self._handles)
 
     def _trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
         with self.scope():

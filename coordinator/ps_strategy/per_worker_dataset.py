@@ -15,9 +15,22 @@ class PerWorkerIterator(PerWorkerResource, tf.types.experimental.SupportsTracing
     iterators on the workers.
     """
 
-    def __init__(self, name: str, element_spec: Any, build: Callable[[WorkerContext], Any]) -> None:
-        super().__init__(f"iterator of {name}", build)
+    def __init__(self, name: str, element_spec: Any, build: Callable[[WorkerContext], tf.data.Dataset]) -> None:
+        # Not kept by itself: what it is built with must not keep it alive.
+        is_endless: dict[int, bool] = {}
+
+        def build_iterator(context: WorkerContext) -> Any:
+            dataset = build(context)
+            is_endless[context.index] = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
+            return iter(dataset)
+
+        super().__init__(f"iterator of {name}", build_iterator)
+        self._is_endless = is_endless
         self._element_spec = element_spec
+
+    def is_endless_on(self, worker: int) -> bool:
+        """Whether the worker's iterator is made, and known never to come to an end."""
+        return self._is_endless.get(worker, False)
 
     @property
     def element_spec(self) -> Any:
@@ -80,7 +93,7 @@ class PerWorkerDataset(PerWorkerResource, tf.types.experimental.SupportsTracingP
             raise RuntimeError(
                 "Make the iterator outside of the function, and pass it: strategy.schedule(step, args=(iterator,))."
             )
-        iterator = PerWorkerIterator(self.name, self._element_spec, lambda context: iter(self._build(context)))
+        iterator = PerWorkerIterator(self.name, self._element_spec, self._build)
         self._prepare(iterator)
         return iterator
 

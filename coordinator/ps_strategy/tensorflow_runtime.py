@@ -9,8 +9,9 @@ connection that it was begun with.
 """
 
 import dataclasses
+import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import portpicker
@@ -24,8 +25,9 @@ from coordinator.ps_strategy.connection import Connection
 from coordinator.ps_strategy.failure_table import failure_of
 from coordinator.ps_strategy.membership import Membership
 from coordinator.ps_strategy.per_worker_resource import WorkerContext
+from coordinator.ps_strategy.scheduled_call import ScheduledCall
 from coordinator.ps_strategy.tensorflow_internals import CancellationManager
-from coordinator.runtime import Failure
+from coordinator.runtime import Failure, Likeness
 
 
 class TensorFlowRuntime:
@@ -84,13 +86,24 @@ class TensorFlowRuntime:
 
     def run(self, worker: int, work: Any, cancellation: Any) -> Any:
         """Runs `work.run_on(WorkerContext)`."""
+        return self._run(worker, work.run_on, cancellation)
+
+    def likeness(self, worker: int, work: Any) -> Likeness | None:
+        """Calls that were scheduled may be alike; what else is run is not."""
+        return work.likeness_on(worker) if isinstance(work, ScheduledCall) else None
+
+    def run_fused(self, worker: int, works: Sequence[Any], cancellation: Any) -> Sequence[Any]:
+        """Runs scheduled calls that are alike as one."""
+        return self._run(worker, functools.partial(ScheduledCall.run_together, works), cancellation)
+
+    def _run(self, worker: int, run_on: Callable[[WorkerContext], Any], cancellation: Any) -> Any:
         task = _worker(worker)
         connection = self._attempted[worker] = self._membership.connection(task)
         if connection is None:
             raise tf.errors.UnavailableError(None, None, f"{task} is not connected.")
         context = WorkerContext(worker, f"{task.device}/device:CPU:0", connection.number, cancellation)
         try:
-            return work.run_on(context)
+            return run_on(context)
         except BaseException:
             # The executor keeps the error too, and would raise it again at the next call.
             self._of_thread.executor.clear_error()

@@ -1,5 +1,6 @@
-"""A traced function that can run on any worker, and one call of it."""
+"""A traced function that can run on any worker."""
 
+import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,9 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError
-from coordinator.future import Future
 from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.lone_functions import is_lone
 from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource, WorkerContext
+from coordinator.ps_strategy.repeated_function import RepeatedFunction
+
+_KEPT_AS = "coordinator_traced_function"
 
 
 class TracedFunction:
@@ -18,15 +22,32 @@ class TracedFunction:
     Args:
       concrete: a `tf.types.experimental.ConcreteFunction`.
       handles: says which of its captures stand for per-worker resources.
+
+    Attributes:
+      token: stands for the function where it must not be kept alive.
     """
 
     def __init__(self, concrete: Any, handles: PerWorkerHandles) -> None:
+        self.token = object()
         self._concrete = concrete
         self._handles = handles
         # What it captured, and what is passed for it; the first changes when parameter servers were recovered.
         self._bound = self._bind()
         # A table of a SavedModel makes its copies itself, so it must not go before the function, as its model may.
+        self._repeated: dict[tuple[int, tuple[bool, ...]], RepeatedFunction] = {}
         self._owners = [tensorflow_internals.owner_of_handle(tensor) for tensor in concrete.captured_inputs]
+
+    @classmethod
+    def of(cls, concrete: Any, handles: PerWorkerHandles) -> "TracedFunction":
+        """The one that was made before for these, or else a new one.
+
+        It lives as long as the concrete function: what was made for it on the workers is not made again.
+        """
+        known = getattr(concrete, _KEPT_AS, None)
+        if known is None or not known.was_traced_with(handles):
+            known = cls(concrete, handles)
+            setattr(concrete, _KEPT_AS, known)
+        return known
 
     @property
     def name(self) -> str:
@@ -64,13 +85,55 @@ class TracedFunction:
           ClosureCancelledError: the call was cancelled.
           tf.errors.OpError: it failed.
         """
-        args, kwargs = tf.nest.map_structure(lambda leaf: _own_copy(leaf, context), (tuple(args), dict(kwargs or {})))
+        inputs = self.inputs_on(context, args, kwargs or {})
+        return self._run(context, self._concrete, [*inputs, *self._captures_on(context)])
+
+    def inputs_on(self, context: WorkerContext, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The tensors that the function is given on a worker for these arguments, its captures left out.
+
+        Raises:
+          ClosureInputError: a per-worker resource among them could not be made.
+          TypeError: the arguments do not match the function's signature.
+        """
+        args, kwargs = tf.nest.map_structure(lambda leaf: _own_copy(leaf, context), (tuple(args), dict(kwargs)))
         inputs = tensorflow_internals.flat_inputs(self._concrete, args, kwargs)
-        inputs = [_own_copy(self._resource_or_tensor(tensor), context) for tensor in inputs]
-        inputs += [_own_copy(capture, context) for capture in self._captures()]
+        return [_own_copy(self._resource_or_tensor(tensor), context) for tensor in inputs]
+
+    @functools.cached_property
+    def may_be_repeated(self) -> bool:
+        """Whether several calls of it may be made as one."""
+        is_transferable = all(tensor.dtype not in (tf.resource, tf.variant) for tensor in self._concrete.outputs)
+        return is_transferable and not is_lone(self._concrete)
+
+    def call_repeatedly(self, context: WorkerContext, steps: Sequence[Sequence[Any]]) -> list[Any]:
+        """Runs the function on a worker once for each of `steps`, in order, as one call.
+
+        Args:
+          context: the worker.
+          steps: for each the `inputs_on` the worker.
+
+        Returns:
+          What the function returned for each, on the client: NumPy values, or composite tensors.
+
+        Raises:
+          Exception: what `call_on` raises.
+        """
+        is_shared = tuple(all(value is values[0] for value in values) for values in zip(*steps, strict=True))
+        key = len(steps), is_shared
+        repeated = self._repeated.get(key)
+        if repeated is None:
+            # Two workers that need it at once may both make it: no lock is held while TensorFlow traces.
+            repeated = self._repeated[key] = RepeatedFunction(self._concrete, len(steps), is_shared)
+        results = repeated.call_on(steps, self._captures_on(context), functools.partial(self._run, context))
+        return [tensorflow_internals.packed_outputs(self._concrete, result) for result in results]
+
+    def _captures_on(self, context: WorkerContext) -> list[Any]:
+        return [_own_copy(capture, context) for capture in self._captures()]
+
+    def _run(self, context: WorkerContext, concrete: Any, inputs: Sequence[Any]) -> Any:
         try:
             with tf.device(context.device):
-                return tensorflow_internals.call(self._concrete, inputs, context.cancellation)
+                return tensorflow_internals.call(concrete, inputs, context.cancellation)
         except tf.errors.OpError as error:
             # A cancelled call may report any error: TensorFlow often passes on that of the call for whose sake it was
             # cancelled.
@@ -95,33 +158,6 @@ class TracedFunction:
         return self._handles.resource_for(tensor) or tensor
 
 
-class ScheduledCall:
-    """One scheduled call: what the runtime runs for a closure.
-
-    Args:
-      function: the function.
-      args: its positional arguments, per-worker resources among them.
-      kwargs: its keyword arguments.
-      takes_futures: whether futures are among them, which are done by the time that it runs.
-    """
-
-    def __init__(
-        self, function: TracedFunction, args: Sequence[Any], kwargs: Mapping[str, Any], *, takes_futures: bool = False
-    ) -> None:
-        self._takes_futures = takes_futures
-        self._function = function
-        self._args = args
-        self._kwargs = kwargs
-
-    def run_on(self, context: WorkerContext) -> Any:
-        """Runs it and brings its result to the client, so that it outlives the worker."""
-        args, kwargs = self._args, self._kwargs
-        if self._takes_futures:
-            args, kwargs = tf.nest.map_structure(_result_of_future, (tuple(args), dict(kwargs)))
-        outputs = self._function.call_on(context, args, kwargs)
-        return tf.nest.map_structure(_on_client, outputs)
-
-
 class ResourceBuild:
     """Makes a worker's copy of a resource ahead of its first use, unless the resource was dropped meanwhile."""
 
@@ -135,18 +171,5 @@ class ResourceBuild:
             resource.value_on(context)
 
 
-def _result_of_future(leaf: Any) -> Any:
-    return leaf.result(timeout=0) if isinstance(leaf, Future) else leaf
-
-
 def _own_copy(value: Any, context: WorkerContext) -> Any:
     return value.value_on(context) if isinstance(value, PerWorkerResource) else value
-
-
-def _on_client(value: Any) -> Any:
-    """NumPy values for a tensor; a ragged, sparse or other composite tensor as itself, on the client."""
-    if isinstance(value, tf.Tensor):
-        return value.numpy()
-    return tf.nest.map_structure(
-        lambda part: tf.constant(part.numpy()) if isinstance(part, tf.Tensor) else part, value, expand_composites=True
-    )

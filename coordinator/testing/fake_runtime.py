@@ -13,11 +13,11 @@ its work returns, or at a gate by the gate's opening, a kill, a lost parameter s
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost, TaskLost, WorkerLost
-from coordinator.runtime import Cancellation, Failure, FailureKind
+from coordinator.runtime import Cancellation, Failure, FailureKind, Likeness
 
 
 class TransientError(Exception):
@@ -46,11 +46,13 @@ class FakeRuntime:
 
     Attributes:
       is_closed: whether `close` was called.
+      fused_calls: of each call of several works, the worker and how many works.
     """
 
     def __init__(self, workers: int = 2) -> None:
         self._addresses = {index: f"worker{index}:2222" for index in range(workers)}
         self.is_closed = False
+        self.fused_calls: list[tuple[int, int]] = []
         self.changed = threading.Condition()
         self._threads: dict[int, threading.Thread] = {}
         self._calls: dict[int, tuple[FakeCancellation, int]] = {}
@@ -146,6 +148,17 @@ class FakeRuntime:
         with self.changed:
             self._raise_fault(worker)
         return result
+
+    def likeness(self, worker: int, work: Callable[[int], Any]) -> Likeness | None:  # noqa: ARG002 - the work says all
+        """What the work says of itself: its attribute `likeness`, if it has one."""
+        return getattr(work, "likeness", None)
+
+    def run_fused(
+        self, worker: int, works: Sequence[Callable[[int], Any]], cancellation: Cancellation
+    ) -> Sequence[Any]:
+        """Runs one after the other, as one call: what ends one of them ends it."""
+        self.fused_calls.append((worker, len(works)))
+        return [self.run(worker, work, cancellation) for work in works]
 
     def classify(self, worker: int, error: BaseException) -> Failure:  # noqa: ARG002 - the class says all
         """Sorts by the error's class."""

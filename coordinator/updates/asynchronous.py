@@ -49,6 +49,11 @@ class Asynchronous(UpdateRule):
         scale = decisions.learning_rate_scale if lr_staleness_modulation is True else lr_staleness_modulation or None
         self._scale = tf.function(scale) if scale else None
 
+    @property
+    def may_wait(self) -> bool:
+        """No: every pull gives the model as it is, and every push is taken."""
+        return False
+
     def _push(self, gradients: dict[int, Any], pulled: Pulled) -> Any:
         parts, ledger = self._parts, self.ledger
         rate = parts.optimizer.learning_rate(pulled.scalars)

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.lone_functions import mark_as_lone
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.updates.exclusive import Exclusive
 from coordinator.updates.gradient_optimizer import gradient_optimizer
@@ -172,6 +173,11 @@ class UpdateRule(tf.Module):
         """Whether `push` may say no."""
         return False
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether a pull or a push may wait for what other workers do. Then no two steps are run in one call."""
+        return True
+
     def _begin(self) -> Any:
         """Waits until the worker may pull, and returns the version that it will pull, an int64 scalar."""
         with tf.device(self.ledger.home):
@@ -205,6 +211,8 @@ class UpdateRule(tf.Module):
     def _pull_scope(self) -> Iterator[Any]:
         if tf.executing_eagerly():
             raise RuntimeError("rule.pull() is used inside a tf.function that is given to strategy.schedule.")
+        if self.may_wait:
+            mark_as_lone()
         parts = self._parts
         worker = parts.strategy.worker_index()
         copies = self._model_copies(self._begin())
@@ -220,6 +228,8 @@ class UpdateRule(tf.Module):
     def _push_all(self, gradients: Sequence[Any], version: Any) -> Any:
         if tf.executing_eagerly():
             raise RuntimeError("rule.push() is used inside a tf.function that is given to strategy.schedule.")
+        if self.may_wait:
+            mark_as_lone()
         model = self._parts.model
         if len(gradients) != len(model.variables):
             raise ValueError(

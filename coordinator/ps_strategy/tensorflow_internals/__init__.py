@@ -10,9 +10,11 @@ no other switch.
 from coordinator.ps_strategy.tensorflow_internals.calls import (
     CancellationManager,
     call,
+    call_in_graph,
     captures_of,
     flat_inputs,
     fresh,
+    packed_outputs,
     with_defaults,
 )
 from coordinator.ps_strategy.tensorflow_internals.compilation import compiled_calls, is_compiled
@@ -20,6 +22,7 @@ from coordinator.ps_strategy.tensorflow_internals.function_registration import F
 from coordinator.ps_strategy.tensorflow_internals.handles import (
     attach_initial_value,
     attached_initial_value,
+    copy_handle_data,
     new_handle,
     owner_of_handle,
     present_handle,
@@ -59,9 +62,11 @@ __all__ = [
     "attached_initial_value",
     "bind_executor",
     "call",
+    "call_in_graph",
     "captures_of",
     "compiled_calls",
     "context_id",
+    "copy_handle_data",
     "current_server_def",
     "flat_inputs",
     "forget_last_saved_step",
@@ -74,6 +79,7 @@ __all__ = [
     "new_handle",
     "own_executor",
     "owner_of_handle",
+    "packed_outputs",
     "prepare_process",
     "present_handle",
     "read_variable",

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tensorflow.core.function.trace_type import default_types
 from tensorflow.python.eager import cancellation, context, execute
 from tensorflow.python.eager.polymorphic_function import atomic_function, function_type_utils
+from tensorflow.python.framework.composite_tensor import CompositeTensor
 from tensorflow.python.saved_model import function_deserialization
 
 
@@ -88,6 +89,39 @@ def call(concrete: Any, inputs: Sequence[Any], manager: CancellationManager) -> 
             cancellation_manager=manager._manager,
         )
     return function.function_type.pack_output(outputs or None)
+
+
+def call_in_graph(concrete: Any, inputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Adds a call of a concrete function to the graph that is being built.
+
+    Args:
+      concrete: a `tf.types.experimental.ConcreteFunction`.
+      inputs: one symbolic tensor for each of `concrete.inputs`, in place of its captures too.
+
+    Returns:
+      Its flat outputs, one for each of `concrete.outputs`, and the operations that were added.
+    """
+    # Private: a public call is given the function's own captures, which this graph would capture in turn.
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    outputs = concrete.inference_fn.call_flat(*inputs)
+    return outputs, graph.get_operations()[before:]
+
+
+def packed_outputs(concrete: Any, values: Sequence[Any]) -> Any:
+    """What a concrete function returned, in its structure.
+
+    Args:
+      concrete: a `tf.types.experimental.ConcreteFunction`.
+      values: NumPy values, one for each of `concrete.outputs`.
+
+    Returns:
+      Its structure of these values; composite tensors are made of them.
+    """
+    # Private: nothing public packs what a function returned before its own call does.
+    if any(isinstance(leaf, CompositeTensor) for leaf in tf.nest.flatten(concrete.structured_outputs)):
+        values = [tf.constant(value, output.dtype) for value, output in zip(values, concrete.outputs, strict=True)]
+    return concrete.function_type.pack_output(values)
 
 
 def captures_of(concrete: Any) -> list[Any]:

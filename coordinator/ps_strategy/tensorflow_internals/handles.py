@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import concrete_function
 from tensorflow.python.framework import func_graph
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
 from coordinator.ps_strategy.tensorflow_internals.calls import captures_of
 
@@ -30,6 +30,12 @@ def present_handle(tensor: Any) -> Any:
     """The handle that the variable of a handle has now; any other tensor itself."""
     owner = owner_of_handle(tensor)
     return variable_handle(owner) if isinstance(owner, tf.Variable) else tensor
+
+
+def copy_handle_data(source: Any, target: Any) -> None:
+    """Has a symbolic handle know of what shape and type the resource is that another one stands for."""
+    # Private: `tf.TensorSpec` of a handle does not tell.
+    handle_data_util.copy_handle_data(source, target)
 
 
 def new_handle(variable: Any) -> tf.Tensor:
