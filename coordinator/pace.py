@@ -5,15 +5,14 @@ learned from the calls of one step and of k. As many steps are wanted as make a 
 keep the call short.
 
 Calls of each number of steps are made (traced, sent to the worker, prepared there) when they first run, which takes
-long. So there are few such numbers, and a larger one is first tried when running the function has taken as long as
-making it will: what is made in vain at most doubles the time.
+long: about as long for each step as the function alone. So there are few such numbers, and a larger one is first tried
+when it would already have saved a good part of what making it will take; training goes on for longer than it has.
 
 Promise: what is not known to pay is not done. A function that failed in a call of several steps runs alone afterwards,
 since all of that call had to be run again.
 """
 
 import dataclasses
-import math
 from collections import OrderedDict
 from collections.abc import Hashable
 
@@ -25,6 +24,8 @@ _LONGEST = 0.2
 _MOST = 64
 # A size is tried after one that is at most so much smaller.
 _GROWTH = 4
+# A size is made when so many times what it would have saved until now is what making it takes.
+_FORESIGHT = 4
 # One call of so many is of another size, so that what is known of either does not grow old.
 _CALLS_PER_LOOK = 32
 # The weight of the latest call in what is known of its size, and how far above that it may lie and still count in full.
@@ -79,8 +80,8 @@ class _Course:
       usual: the usual seconds of a call, by its size; its first call, which makes it, left out.
       latest: the size above one that was run last; 1 before there was one.
       calls: how many there were.
-      spent: seconds in all calls.
       making: what it takes to make one step more, in seconds.
+      wasted: the seconds that the size above the largest that is made would have saved so far.
     """
 
     runs_alone: bool = False
@@ -88,8 +89,8 @@ class _Course:
     usual: dict[int, float] = dataclasses.field(default_factory=dict)
     latest: int = 1
     calls: int = 0
-    spent: float = 0.0
     making: float = 0.0
+    wasted: float = 0.0
 
     def steps(self, available: int) -> int:
         if 1 not in self.usual:
@@ -97,39 +98,48 @@ class _Course:
         wanted = self._wanted()
         if self.latest > 1 and self.calls % _CALLS_PER_LOOK == 0:
             wanted = 1 if wanted > 1 else self.latest
-        next_size = min(wanted, _GROWTH * self.made[-1])
-        is_affordable = self.spent >= next_size * self.making
-        if self.made[-1] < next_size <= available and is_affordable:
-            return next_size
+        following = min(wanted, _GROWTH * self.made[-1])
+        is_worth_it = _FORESIGHT * self.wasted >= following * self.making
+        if self.made[-1] < following <= available and is_worth_it:
+            return following
         return max(size for size in self.made if size <= max(1, min(wanted, available)))
 
     def note(self, steps: int, seconds: float) -> None:
         self.calls += 1
-        self.spent += seconds
         if steps > 1:
             self.latest = steps
         if steps not in self.made:
             # What one step takes to make is mostly to get to know the servers: two more of it make four.
             self.making = seconds / steps if self.made else seconds / 2
             self.made = sorted([*self.made, steps])
+            self.wasted = 0.0
             return
         usual = self.usual.get(steps, seconds)
         self.usual[steps] = usual + _WEIGHT * (min(seconds, _OUTLIER * usual) - usual)
+        following = min(self._wanted(), _GROWTH * steps) if 1 in self.usual else steps
+        if steps == self.made[-1] < following:
+            overhead, _ = self._parts()
+            self.wasted += overhead * (1 - steps / following)
+
+    def _parts(self) -> tuple[float, float]:
+        """What a call takes for itself, and what each of its steps takes, in seconds."""
+        one = self.usual[1]
+        if self.latest not in self.usual or self.latest == 1:
+            return one, 0.0
+        each = min(max(self.usual[self.latest] - one, 0.0) / (self.latest - 1), one)
+        return one - each, each
 
     def _wanted(self) -> int:
         """The size that would be right if it were made."""
-        one = self.usual[1]
         if self.latest == 1:
-            return _GROWTH if _GROWTH * one <= _LONGEST else 1
+            return _GROWTH if _GROWTH * self.usual[1] <= _LONGEST else 1
         if self.latest not in self.usual:
             return self.latest
-        each = min(max(self.usual[self.latest] - one, 0.0) / (self.latest - 1), one)
-        overhead = one - each
-        if each == 0.0:
-            return _MOST
-        wanted = math.ceil(overhead / each * (1 - _OVERHEAD) / _OVERHEAD)
-        # Above what is wanted, so that the overhead is within its limit, unless the call would be too long.
-        size = min(1 << (wanted - 1).bit_length(), _MOST) if wanted > 1 else 1
+        overhead, each = self._parts()
+        # The next above what is wanted, so that the overhead is within its limit, unless the call would be too long.
+        size = 1
+        while size < _MOST and size * each * _OVERHEAD < overhead * (1 - _OVERHEAD):
+            size *= 2
         while size > 1 and overhead + size * each > _LONGEST:
             size //= 2
         return size

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,11 +19,10 @@ import tensorflow as tf
 from coordinator.cluster import Cluster
 from coordinator.future import Future
 from coordinator.options import Options
-from coordinator.ps_strategy import keras_internals, tensorflow_internals
+from coordinator.ps_strategy import keras_internals
 from coordinator.ps_strategy.cluster_definition import ClusterDefinition
-from coordinator.ps_strategy.compiled_functions import CompiledFunctions
 from coordinator.ps_strategy.dataset_distribution import DatasetDistribution, DatasetFunction
-from coordinator.ps_strategy.fresh_functions import FreshFunctions
+from coordinator.ps_strategy.function_tracer import FunctionTracer
 from coordinator.ps_strategy.keras_fit.fit_extension import extend_keras
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended
 from coordinator.ps_strategy.parameter_server_recovery import ParameterServerRecovery
@@ -31,8 +30,6 @@ from coordinator.ps_strategy.per_worker_dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource
 from coordinator.ps_strategy.per_worker_variable import VariableRead
 from coordinator.ps_strategy.polled_cluster_resolver import PolledClusterResolver
-from coordinator.ps_strategy.schedule_arguments import ScheduleArguments
-from coordinator.ps_strategy.scheduled_call import ScheduledCall
 from coordinator.ps_strategy.scope_entered import ScopeEntered
 from coordinator.ps_strategy.tensorflow_runtime import ParameterServer, TensorFlowRuntime
 from coordinator.ps_strategy.traced_function import ResourceBuild, TracedFunction
@@ -85,8 +82,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self.connection_number = WorkerNumber("connection number", self._handles, lambda context: context.incarnation)
         # For names on the servers that are to be the strategy's own.
         self.numbers = itertools.count()
-        self._functions = FreshFunctions()
-        self._compiled_functions = CompiledFunctions()
+        self._tracer = FunctionTracer(self._handles)
         self.parameter_servers = tuple(
             ParameterServer(index, device, runtime) for index, device in enumerate(runtime.parameter_server_devices)
         )
@@ -152,15 +148,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
-        given = ScheduleArguments.of(args, kwargs, self._handles)
-        function = self._trace(fn, *given.to_trace())
-        work = ScheduledCall(
-            function,
-            *tensorflow_internals.with_defaults(fn, given.args, given.kwargs),
-            takes_futures=bool(given.futures),
-        )
+        work, futures = self._tracer.call_of(fn, args, kwargs, self._tracing)
+        function = work.function
         return self._cluster.schedule(
-            work, function.name, worker=worker, timeout=timeout, after=given.futures, origin=function
+            work, function.name, worker=worker, timeout=timeout, after=futures, origin=function
         )
 
     def join(self, timeout: float | None = None) -> None:
@@ -213,7 +204,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     def trace_anew(self) -> None:
         """Has each `tf.function` traced once more when it is scheduled next."""
-        self._functions.begin_anew()
+        self._tracer.begin_anew()
 
     def local_results(self, structure: Any) -> Any:
         """The same structure with each future replaced by its result, waited for; None where it raised."""
@@ -299,17 +290,13 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         )
 
     def _trace(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TracedFunction:
-        concrete = fn
-        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            with self.scope(), self.extended.scheduled_tracing(), tf.distribute.ReplicaContext(self, 0):
-                concrete = self._functions.of(fn).get_concrete_function(*args, **kwargs)
-        elif not isinstance(fn, tf.types.experimental.ConcreteFunction):
-            raise TypeError(
-                f"schedule takes a tf.function or a concrete function, got {fn!r}. Decorate the function with "
-                "@tf.function, or wrap it: strategy.schedule(tf.function(fn), ...)."
-            )
-        self._compiled_functions.check(concrete)
-        return TracedFunction.of(concrete, self._handles)
+        return self._tracer.trace(fn, args, kwargs, self._tracing)
+
+    @contextlib.contextmanager
+    def _tracing(self) -> Iterator[None]:
+        """A scope in which functions are traced that were scheduled."""
+        with self.scope(), self.extended.scheduled_tracing(), tf.distribute.ReplicaContext(self, 0):
+            yield
 
     def _trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
         with self.scope():

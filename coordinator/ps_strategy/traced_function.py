@@ -49,7 +49,7 @@ class TracedFunction:
             setattr(concrete, _KEPT_AS, known)
         return known
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """The name of the Python function that it was traced from."""
         return str(self._concrete.graph.name)
