@@ -1,0 +1,89 @@
+"""How many closures are worth running in one call: values in, a number out."""
+
+import pytest
+
+from coordinator.pace import Pace
+
+ENOUGH = 10_000
+
+
+def train(pace: Pace, overhead: float, each: float, calls: int, making: float = 0.0) -> list[int]:
+    """Runs calls that take `overhead + steps * each` seconds, the first of each size `steps * making` more."""
+    sizes: list[int] = []
+    for _ in range(calls):
+        steps = pace.steps("step", ENOUGH)
+        pace.note("step", steps, overhead + steps * (each if steps in sizes else each + making))
+        sizes.append(steps)
+    return sizes
+
+
+def test_a_function_that_was_not_run_yet_runs_alone() -> None:
+    assert Pace(None).steps("step", ENOUGH) == 1
+
+
+def test_short_steps_are_brought_together_until_the_call_itself_takes_a_twentieth_of_the_time() -> None:
+    overhead, each = 1e-3, 1e-3
+    size = max(train(Pace(None), overhead, each, 200))
+    assert overhead / (overhead + size * each) <= 0.05
+    assert overhead / (overhead + size / 2 * each) > 0.05
+
+
+def test_steps_that_take_next_to_nothing_are_brought_together_up_to_a_limit() -> None:
+    assert max(train(Pace(None), 1e-3, 0.0, 200)) == 64
+
+
+def test_long_steps_run_alone() -> None:
+    assert set(train(Pace(None), 1e-3, 0.1, 100)) == {1}
+
+
+def test_no_call_takes_longer_than_a_few_hundred_milliseconds() -> None:
+    overhead, each = 0.02, 0.02
+    assert overhead + max(train(Pace(None), overhead, each, 200)) * each <= 0.25
+
+
+def test_a_size_is_not_made_before_it_would_have_saved_a_good_part_of_what_making_it_takes() -> None:
+    overhead, each, making = 1e-3, 2e-3, 0.1
+    sizes = train(Pace(None), overhead, each, 100, making)
+    first = next(number for number, size in enumerate(sizes) if size > 1)
+    assert 4 * first * (overhead + each) >= sizes[first] * making / 2
+    assert max(train(Pace(None), overhead, each, 5000, making)) > max(sizes)
+
+
+def test_there_are_few_sizes() -> None:
+    assert set(train(Pace(None), 1e-3, 1e-6, 2000)) <= {1, 4, 16, 64}
+
+
+def test_a_size_that_was_made_is_used_for_whatever_is_there() -> None:
+    pace = Pace(None)
+    train(pace, 1e-3, 1e-6, 1000)
+    assert pace.steps("step", 63) == 16
+    assert pace.steps("step", 3) == 1
+    assert pace.steps("step", 1) == 1
+
+
+def test_a_pace_follows_steps_that_become_longer_and_shorter_again() -> None:
+    pace = Pace(None)
+    train(pace, 1e-3, 1e-4, 500)
+    assert train(pace, 1e-3, 0.1, 500)[-40:].count(1) > 30
+    assert train(pace, 1e-3, 1e-4, 2000)[-20:].count(1) < 5
+
+
+def test_a_function_that_failed_with_others_runs_alone_from_then_on() -> None:
+    for pace in (Pace(None), Pace(8)):
+        train(pace, 1e-3, 1e-4, 100)
+        pace.note_error("step")
+        assert pace.steps("step", ENOUGH) == 1
+        assert Pace(8).steps("other", ENOUGH) == 8
+
+
+@pytest.mark.parametrize(("most", "available", "steps"), [(1, 9, 1), (6, 9, 6), (6, 6, 6), (6, 5, 4), (6, 1, 1)])
+def test_a_fixed_number_needs_no_experience(most: int, available: int, steps: int) -> None:
+    assert Pace(most).steps("step", available) == steps
+
+
+def test_what_is_known_of_functions_that_are_not_run_any_more_is_forgotten() -> None:
+    pace = Pace(4)
+    pace.note_error("first")
+    for number in range(1000):
+        pace.note(number, 1, 1e-3)
+    assert pace.steps("first", ENOUGH) == 4

@@ -1,0 +1,26 @@
+"""A call that several closures share is cancelled when none of them wants it any more."""
+
+from coordinator.shared_cancellation import SharedCancellation
+
+
+class Counted:
+    """A `Cancellation` that counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def cancel(self) -> None:
+        self.count += 1
+
+
+def test_one_that_is_cancelled_leaves_the_call_to_the_others() -> None:
+    call = Counted()
+    first, second, third = SharedCancellation(call, 3).shares
+    first.cancel()
+    first.cancel()
+    third.cancel()
+    assert call.count == 0
+    second.cancel()
+    assert call.count == 1
+    second.cancel()
+    assert call.count == 1
