@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.cluster_definition import CLIENT_JOB
 
 # Runs a concrete function with its inputs, captures among them; gives its outputs.
 _Run = Callable[[Any, Sequence[Any]], Sequence[Any]]
@@ -124,7 +125,7 @@ def _pack(values: Sequence[Any]) -> Any:
 
 def is_stackable(value: Any) -> bool:
     """Whether such an input may differ from step to step: numbers or strings that are on the client."""
-    if tf.is_tensor(value) and isinstance(value, tf.Tensor):
-        device = tf.DeviceSpec.from_string(value.device)
-        return value.dtype not in (tf.resource, tf.variant) and device.job in (None, "client", "localhost")
+    if isinstance(value, tf.Tensor):
+        is_on_client = tf.DeviceSpec.from_string(value.device).job == CLIENT_JOB
+        return is_on_client and value.dtype not in (tf.resource, tf.variant)
     return isinstance(value, np.ndarray | np.generic | int | float | complex | str | bytes)

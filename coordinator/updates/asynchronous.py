@@ -51,8 +51,8 @@ class Asynchronous(UpdateRule):
 
     @property
     def may_wait(self) -> bool:
-        """No: every pull gives the model as it is, and every push is taken."""
-        return False
+        """No: every pull gives the model as it is, and every push is taken. A rule made of this one may."""
+        return type(self) is not Asynchronous
 
     def _push(self, gradients: dict[int, Any], pulled: Pulled) -> Any:
         parts, ledger = self._parts, self.ledger
