@@ -6,49 +6,15 @@ import pytest
 import tensorflow as tf
 
 import coordinator
-from coordinator.pace import Pace
-from coordinator.updates import Asynchronous, BoundedDelay, ModelAverage, StaleSynchronous, Synchronous
-from tests.ps_strategy.gate import Gate
-
-TIMEOUT = 120.0
-STEPS = 4
-# For each worker a call of several, and some more.
-COUNT = 3 * (STEPS + 2)
+from tests.ps_strategy.fused_calls import COUNT, STEPS, TIMEOUT, FusedCalls
 
 
 @pytest.fixture
-def calls(strategy, monkeypatch):
-    """The sizes of the fused calls; whatever may be fused is, as far as it is there."""
-    sizes = []
-    runtime = strategy.cluster._runtime
-    run_fused = runtime.run_fused
-
-    def counted(worker, works, cancellation):
-        sizes.append(len(works))
-        return run_fused(worker, works, cancellation)
-
-    monkeypatch.setattr(runtime, "run_fused", counted)
-    for worker in strategy.cluster.workers:
-        monkeypatch.setattr(worker._dispatch, "_pace", Pace(STEPS))
-    return sizes
+def fused(strategy, monkeypatch):
+    return FusedCalls(strategy, monkeypatch)
 
 
-@pytest.fixture
-def run(strategy, calls):
-    """Schedules calls that all wait before the first begins, and returns their futures when all have ended."""
-
-    def run(fn, arguments):
-        gate = Gate(strategy)
-        gate.occupy(len(strategy.cluster.workers))
-        futures = [strategy.schedule(fn, args) for args in arguments]
-        gate.open()
-        strategy.join(TIMEOUT)
-        return futures
-
-    return run
-
-
-def test_each_call_has_its_own_arguments_and_its_own_result(run, calls):
+def test_each_call_has_its_own_arguments_and_its_own_result(fused):
     @tf.function
     def fn(x, y, text, nothing, constant=3):
         return {
@@ -67,7 +33,7 @@ def test_each_call_has_its_own_arguments_and_its_own_result(run, calls):
     # Arrays and tensors are alike to the function, but are passed differently.
     for parity in (0, 1):
         numbers = list(range(parity, 2 * COUNT, 2))
-        for number, future in zip(numbers, run(fn, map(arguments, numbers)), strict=True):
+        for number, future in zip(numbers, fused.run(fn, map(arguments, numbers)), strict=True):
             result = future.result(timeout=0)
             np.testing.assert_array_equal(result["sum"], np.full([2, 3], 2 * number))
             assert result["sum"].dtype == np.float32
@@ -78,48 +44,48 @@ def test_each_call_has_its_own_arguments_and_its_own_result(run, calls):
             assert result["ragged"].to_list() == [list(range(number % 3))]
             assert bool(result["flag"]) == (number > 3)
             assert result["nothing"] is None
-    assert calls.count(STEPS) >= 2
+    assert fused.sizes.count(STEPS) >= 2
 
 
-def test_results_are_of_the_same_types_as_those_of_single_calls(strategy, run, calls):
+def test_results_are_of_the_same_types_as_those_of_single_calls(strategy, fused):
     @tf.function
     def fn(x):
         return x, tf.shape(x), tf.reduce_sum(x), [tf.constant("a"), tf.cast(x, tf.bfloat16)], tf.sparse.from_dense(x)
 
     array = np.ones([2], np.float32)
     alone = strategy.schedule(fn, (array,), worker=0).result(TIMEOUT)
-    for future in run(fn, [(array,)] * COUNT):
+    for future in fused.run(fn, [(array,)] * COUNT):
         result = future.result(timeout=0)
         tf.nest.assert_same_structure(alone, result, check_types=True, expand_composites=True)
         for one, other in zip(tf.nest.flatten(alone), tf.nest.flatten(result), strict=True):
             assert type(one) is type(other)
             assert getattr(one, "dtype", None) == getattr(other, "dtype", None)
-    assert calls
+    assert fused.sizes
 
 
-def test_a_result_may_be_changed_without_changing_its_neighbours(run, calls):
+def test_a_result_may_be_changed_without_changing_its_neighbours(fused):
     @tf.function
     def fn():
         return tf.zeros([3])
 
-    first, *others = [future.result(timeout=0) for future in run(fn, [()] * COUNT)]
+    first, *others = [future.result(timeout=0) for future in fused.run(fn, [()] * COUNT)]
     first += 1
     assert not np.any(others)
-    assert calls
+    assert fused.sizes
 
 
-def test_calls_with_arguments_of_several_shapes_go_with_their_like(run, calls):
+def test_calls_with_arguments_of_several_shapes_go_with_their_like(fused):
     @tf.function(input_signature=[tf.TensorSpec([None])])
     def total(x):
         return tf.reduce_sum(x)
 
     sizes = [1, 1, 1, 1, 2, 2, 2, 2, 3] * 3
-    futures = run(total, [(np.ones(size, np.float32),) for size in sizes])
+    futures = fused.run(total, [(np.ones(size, np.float32),) for size in sizes])
     assert [future.result(timeout=0) for future in futures] == sizes
-    assert calls
+    assert fused.sizes
 
 
-def test_each_step_begins_after_the_one_before_has_ended(strategy, run, calls):
+def test_each_step_begins_after_the_one_before_has_ended(strategy, fused):
     with strategy.scope():
         mine = tf.Variable(0, dtype=tf.int64, per_worker_variable=True)
         log = tf.Variable(tf.zeros([3, 100], tf.int64))
@@ -137,16 +103,16 @@ def test_each_step_begins_after_the_one_before_has_ended(strategy, run, calls):
         return worker, before
 
     seen = {worker: [] for worker in range(3)}
-    for future in run(step, [()] * COUNT):
+    for future in fused.run(step, [()] * COUNT):
         worker, before = future.result(timeout=0)
         seen[int(worker)].append(int(before))
     for worker, numbers in seen.items():
         assert numbers == list(range(len(numbers)))
         assert list(log.numpy()[worker, : len(numbers)]) == [number + 1 for number in numbers]
-    assert calls
+    assert fused.sizes
 
 
-def test_endless_iterators_go_on_from_step_to_step(strategy, run, calls):
+def test_endless_iterators_go_on_from_step_to_step(strategy, fused):
     iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(1000).repeat()))
 
     @tf.function
@@ -158,15 +124,15 @@ def test_endless_iterators_go_on_from_step_to_step(strategy, run, calls):
     for worker, numbers in seen.items():
         numbers.append(int(strategy.schedule(take, (iterator,), worker=worker).result(TIMEOUT)[1]))
     for _ in range(2):
-        for future in run(take, [(iterator,)] * COUNT):
+        for future in fused.run(take, [(iterator,)] * COUNT):
             worker, number = future.result(timeout=0)
             seen[int(worker)].append(int(number))
     assert all(numbers == list(range(len(numbers))) for numbers in seen.values())
     assert sum(map(len, seen.values())) == 3 + 2 * COUNT
-    assert calls
+    assert fused.sizes
 
 
-def test_finite_iterators_are_not_fused_and_end_where_they_end(strategy, run, calls):
+def test_finite_iterators_are_not_fused_and_end_where_they_end(strategy, fused):
     iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(COUNT)))
 
     @tf.function
@@ -176,16 +142,16 @@ def test_finite_iterators_are_not_fused_and_end_where_they_end(strategy, run, ca
         return number
 
     futures = [strategy.schedule(take, (iterator,), worker=0)]
-    futures += run(take, [(iterator,)] * (COUNT - 1))
+    futures += fused.run(take, [(iterator,)] * (COUNT - 1))
     assert len({int(future.result(timeout=0)) for future in futures}) <= COUNT
-    assert not calls
+    assert not fused.sizes
     for _ in range(COUNT):
         strategy.schedule(take, (iterator,), worker=0)
     with pytest.raises(tf.errors.OutOfRangeError):
         strategy.join(TIMEOUT)
 
 
-def test_counters_of_an_optimizer_and_a_metric_are_exact(strategy, run, calls):
+def test_counters_of_an_optimizer_and_a_metric_are_exact(strategy, fused):
     with strategy.scope():
         layer = keras.layers.Dense(1)
         layer.build((None, 3))
@@ -202,15 +168,15 @@ def test_counters_of_an_optimizer_and_a_metric_are_exact(strategy, run, calls):
         metric.update_state(loss)
         return loss
 
-    futures = run(step, [(np.full([2, 3], number, np.float32),) for number in range(COUNT)])
+    futures = fused.run(step, [(np.full([2, 3], number, np.float32),) for number in range(COUNT)])
     assert int(optimizer.iterations.numpy()) == COUNT
     assert float(metric.count.numpy()) == COUNT
     losses = [float(future.result(timeout=0)) for future in futures]
     assert np.isclose(float(metric.result()), np.mean(losses), rtol=1e-3)
-    assert calls
+    assert fused.sizes
 
 
-def test_tables_and_variables_of_the_workers_are_their_own(strategy, run, calls):
+def test_tables_and_variables_of_the_workers_are_their_own(strategy, fused):
     with strategy.scope():
         table = tf.lookup.StaticHashTable(
             tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([1, 2], tf.int64)), -1
@@ -222,15 +188,15 @@ def test_tables_and_variables_of_the_workers_are_their_own(strategy, run, calls)
         return coordinator.get_current_worker_index(), mine.assign_add(1), table.lookup(words)
 
     counts = dict.fromkeys(range(3), 0)
-    for future in run(step, [(tf.constant(["b", "a", "c"]),) for _ in range(COUNT)]):
+    for future in fused.run(step, [(tf.constant(["b", "a", "c"]),) for _ in range(COUNT)]):
         worker, count, found = future.result(timeout=0)
         counts[int(worker)] += 1
         assert count == counts[int(worker)]
         assert list(found) == [2, 1, -1]
-    assert calls
+    assert fused.sizes
 
 
-def test_an_error_is_that_of_its_own_call(strategy, run, calls, monkeypatch):
+def test_an_error_is_that_of_its_own_call(strategy, fused, monkeypatch):
     monkeypatch.setattr(strategy.cluster, "_options", coordinator.Options(stop_on_error=False))
     for worker in strategy.cluster.workers:
         monkeypatch.setattr(worker, "_options", coordinator.Options(stop_on_error=False))
@@ -240,26 +206,26 @@ def test_an_error_is_that_of_its_own_call(strategy, run, calls, monkeypatch):
         tf.debugging.assert_none_equal(x, 0.0, message="there is none")
         return 1.0 / x
 
-    futures = run(inverse, [(tf.constant(float(number)),) for number in range(COUNT)])
+    futures = fused.run(inverse, [(tf.constant(float(number)),) for number in range(COUNT)])
     assert isinstance(futures[0].exception(timeout=0), tf.errors.InvalidArgumentError)
     assert "there is none" in str(futures[0].exception(timeout=0))
     for number, future in enumerate(futures[1:], 1):
         assert np.isclose(future.result(timeout=0), 1 / number)
-    assert calls
+    assert fused.sizes
 
 
-def test_a_function_that_takes_the_result_of_another_runs_alone(strategy, run, calls):
+def test_a_function_that_takes_the_result_of_another_runs_alone(strategy, fused):
     @tf.function
     def plus_one(x):
         return x + 1.0
 
     first = strategy.schedule(plus_one, (0.0,))
-    futures = run(plus_one, [(first,)] * COUNT)
+    futures = fused.run(plus_one, [(first,)] * COUNT)
     assert [future.result(timeout=0) for future in futures] == [2.0] * COUNT
-    assert not calls
+    assert not fused.sizes
 
 
-def test_a_variable_as_an_argument_is_the_same_one_for_all(strategy, run, calls):
+def test_a_variable_as_an_argument_is_the_same_one_for_all(strategy, fused):
     with strategy.scope():
         counters = [tf.Variable(0.0), tf.Variable(0.0)]
 
@@ -267,58 +233,6 @@ def test_a_variable_as_an_argument_is_the_same_one_for_all(strategy, run, calls)
     def add(variable):
         variable.assign_add(1.0)
 
-    run(add, [(counters[number // COUNT],) for number in range(2 * COUNT)])
+    fused.run(add, [(counters[number // COUNT],) for number in range(2 * COUNT)])
     assert [counter.numpy() for counter in counters] == [COUNT, COUNT]
-    assert calls
-
-
-def test_steps_of_the_asynchronous_rule_are_fused_and_each_is_counted(strategy, run, calls):
-    rule, step = rule_and_step(strategy, lambda variables: Asynchronous(descend, variables, learning_rate=1.0))
-    run(step, [()] * COUNT)
-    statistics = rule.statistics()
-    assert (int(rule.version.numpy()), statistics.updates, statistics.pushes) == (COUNT, COUNT, COUNT)
-    assert rule._parts.model.variables[0].numpy() == -COUNT
-    assert calls
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda variables: Synchronous(descend, variables, 1, learning_rate=1.0),
-        lambda variables: StaleSynchronous(descend, variables, 3, max_lead=4, learning_rate=1.0),
-        lambda variables: BoundedDelay(descend, variables, 2, learning_rate=1.0),
-        lambda variables: ModelAverage(descend, variables, learning_rate=1.0),
-    ],
-    ids=["synchronous", "stale synchronous", "bounded delay", "model average"],
-)
-def test_steps_of_a_rule_that_may_wait_are_not_fused_however_deep_in_the_function(strategy, run, calls, make):
-    _, step = rule_and_step(strategy, make)
-    inner = tf.function(step.python_function)
-
-    @tf.function
-    def outer():
-        return tf.cond(tf.constant(True) & (tf.timestamp() > 0.0), inner, lambda: tf.constant(0.0))
-
-    run(step, [()] * 4)
-    run(inner, [()] * 4)
-    run(outer, [()] * COUNT)
-    assert not calls
-
-
-def descend(variable, gradient, rate):
-    variable.assign_sub(rate * gradient)
-
-
-def rule_and_step(strategy, make):
-    with strategy.scope():
-        variables = [tf.Variable(0.0), tf.Variable(0.0)]
-        rule = make(variables)
-
-    @tf.function
-    def step():
-        with rule.pull() as version:
-            value = variables[0] + 0.0
-        rule.push([tf.constant(1.0), tf.constant(1.0)], version)
-        return value
-
-    return rule, step
+    assert fused.sizes

@@ -1,0 +1,48 @@
+"""Calls of scheduled functions that are fused as far as they may be, whatever would pay."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import coordinator
+from coordinator.pace import Pace
+from tests.ps_strategy.gate import Gate
+
+TIMEOUT = 120.0
+STEPS = 4
+# For each of three workers a call of several, and some more.
+COUNT = 3 * (STEPS + 2)
+
+
+class FusedCalls:
+    """Runs functions on the shared strategy, on each worker up to `STEPS` in one call.
+
+    Args:
+      strategy: whose workers they are.
+      monkeypatch: undoes all this after the test.
+
+    Attributes:
+      sizes: of the calls of several that there were.
+    """
+
+    def __init__(self, strategy: coordinator.ParameterServerStrategy, monkeypatch: Any) -> None:
+        self.sizes: list[int] = []
+        self._strategy = strategy
+        runtime = strategy.cluster._runtime
+        run_fused = runtime.run_fused
+
+        def noted(worker: int, works: Sequence[Any], cancellation: Any) -> Any:
+            self.sizes.append(len(works))
+            return run_fused(worker, works, cancellation)
+
+        monkeypatch.setattr(runtime, "run_fused", noted)
+        for worker in strategy.cluster.workers:
+            monkeypatch.setattr(worker._dispatch, "_pace", Pace(STEPS))
+
+    def run(self, fn: Any, arguments: Iterable[Sequence[Any]]) -> list[coordinator.Future]:
+        """Schedules calls that all wait before the first begins; their futures, when all have ended."""
+        gate = Gate(self._strategy)
+        gate.occupy(len(self._strategy.cluster.workers))
+        futures = [self._strategy.schedule(fn, args) for args in arguments]
+        gate.open()
+        self._strategy.join(TIMEOUT)
+        return futures

@@ -1,0 +1,64 @@
+"""Steps of an update rule run several in one call if none of them may wait for another worker."""
+
+import pytest
+import tensorflow as tf
+
+from coordinator.updates import Asynchronous, BoundedDelay, ModelAverage, StaleSynchronous, Synchronous
+from tests.ps_strategy.fused_calls import COUNT, FusedCalls
+
+
+@pytest.fixture
+def fused(strategy, monkeypatch):
+    return FusedCalls(strategy, monkeypatch)
+
+
+def test_steps_of_the_asynchronous_rule_are_fused_and_each_is_counted(strategy, fused):
+    rule, step = rule_and_step(strategy, lambda variables: Asynchronous(descend, variables, learning_rate=1.0))
+    fused.run(step, [()] * COUNT)
+    statistics = rule.statistics()
+    assert (int(rule.version.numpy()), statistics.updates, statistics.pushes) == (COUNT, COUNT, COUNT)
+    assert rule._parts.model.variables[0].numpy() == -COUNT
+    assert fused.sizes
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda variables: Synchronous(descend, variables, 1, learning_rate=1.0),
+        lambda variables: StaleSynchronous(descend, variables, 3, max_lead=4, learning_rate=1.0),
+        lambda variables: BoundedDelay(descend, variables, 2, learning_rate=1.0),
+        lambda variables: ModelAverage(descend, variables, learning_rate=1.0),
+    ],
+    ids=["synchronous", "stale synchronous", "bounded delay", "model average"],
+)
+def test_steps_of_a_rule_that_may_wait_are_not_fused_however_deep_in_the_function(strategy, fused, make):
+    _, step = rule_and_step(strategy, make)
+    inner = tf.function(step.python_function)
+
+    @tf.function
+    def outer():
+        return tf.cond(tf.constant(True) & (tf.timestamp() > 0.0), inner, lambda: tf.constant(0.0))
+
+    fused.run(step, [()] * 4)
+    fused.run(inner, [()] * 4)
+    fused.run(outer, [()] * COUNT)
+    assert not fused.sizes
+
+
+def descend(variable, gradient, rate):
+    variable.assign_sub(rate * gradient)
+
+
+def rule_and_step(strategy, make):
+    with strategy.scope():
+        variables = [tf.Variable(0.0), tf.Variable(0.0)]
+        rule = make(variables)
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            value = variables[0] + 0.0
+        rule.push([tf.constant(1.0), tf.constant(1.0)], version)
+        return value
+
+    return rule, step
