@@ -5,6 +5,7 @@ any other is TensorFlow's to look up or to trace.
 """
 
 import contextlib
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,11 +37,15 @@ class FunctionTracer:
         self._fresh = FreshFunctions()
         self._known = KnownTraces()
         self._compiled = CompiledFunctions()
+        # By the function that was scheduled, which none of them keeps alive: what was made for one of them on the
+        # workers serves as long as that lives. A concrete function would keep itself alive.
+        self._traced: weakref.WeakKeyDictionary[Any, dict[Any, TracedFunction]] = weakref.WeakKeyDictionary()
 
     def begin_anew(self) -> None:
         """From now on nothing counts as traced."""
         self._fresh.begin_anew()
         self._known.forget()
+        self._traced.clear()
 
     def call_of(self, fn: Any, args: Any, kwargs: Any, scope: _Scope) -> tuple[ScheduledCall, Sequence[Future]]:
         """The call of a function that was scheduled, and the futures among its arguments.
@@ -76,4 +81,9 @@ class FunctionTracer:
                 "@tf.function, or wrap it: strategy.schedule(tf.function(fn), ...)."
             )
         self._compiled.check(concrete)
-        return TracedFunction.of(concrete, self._handles)
+        if concrete is fn:
+            return TracedFunction(concrete, self._handles)
+        traced = self._traced.setdefault(fn, {})
+        if concrete not in traced:
+            traced[concrete] = TracedFunction(concrete, self._handles)
+        return traced[concrete]

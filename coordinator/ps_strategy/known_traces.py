@@ -73,21 +73,20 @@ class _Entry:
     """One trace.
 
     Args:
-      traced: kept by the concrete function that it is of, which its `tf.function` keeps.
+      traced: refers to no `tf.function`, so that none is kept alive.
       resources: the per-worker resources among the arguments.
       left_out: the values of the arguments that were not given.
     """
 
     def __init__(self, traced: TracedFunction, resources: Sequence[Any], left_out: Sequence[Any]) -> None:
-        self._traced = weakref.ref(traced)
+        self._traced = traced
         self._resources = [weakref.ref(resource) for resource in resources]
         self._left_out = left_out
 
     def call(self, args: Sequence[Any], resources: Sequence[Any]) -> tuple[TracedFunction, Sequence[Any]] | None:
-        traced = self._traced()
         # They are in the key by their identity, which another one may have by now.
         are_same = all(known() is given for known, given in zip(self._resources, resources, strict=True))
-        return (traced, (*args, *self._left_out)) if traced is not None and are_same else None
+        return (self._traced, (*args, *self._left_out)) if are_same else None
 
 
 def _key(value: Any, resources: list[Any]) -> tuple[Any, ...] | None:

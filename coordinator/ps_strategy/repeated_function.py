@@ -37,7 +37,7 @@ class RepeatedFunction:
         self._is_shared = (*is_shared, *[True] * captures)
         self._packed, self._loose = _by_transfer(concrete.outputs)
         self._shapes = [output.shape for output in concrete.outputs]
-        self._concrete = self._build(concrete)
+        self._concrete = _build(concrete, count, self._is_shared, self._packed, self._loose)
 
     def call_on(
         self,
@@ -79,29 +79,33 @@ class RepeatedFunction:
                 result[position] = values[start:end].reshape(shape).copy() if shape.rank else values[start]
                 start = end
 
-    def _build(self, concrete: Any) -> Any:
-        signature = [
-            tf.TensorSpec(tensor.shape if is_shared else [self._count, *tensor.shape], tensor.dtype)
-            for tensor, is_shared in zip(concrete.inputs, self._is_shared, strict=True)
+
+def _build(
+    concrete: Any, count: int, is_shared: Sequence[bool], packed: Sequence[Sequence[int]], loose: Sequence[int]
+) -> Any:
+    """Traces the function of all steps; what it is traced from must not keep the repeated function alive."""
+    signature = [
+        tf.TensorSpec(tensor.shape if is_one else [count, *tensor.shape], tensor.dtype)
+        for tensor, is_one in zip(concrete.inputs, is_shared, strict=True)
+    ]
+
+    def repeat(*given: Any) -> list[Any]:
+        for placeholder, original in zip(given, concrete.inputs, strict=True):
+            tensorflow_internals.copy_handle_data(original, placeholder)
+        inputs = [
+            [value] * count if is_one else tf.unstack(value, count)
+            for value, is_one in zip(given, is_shared, strict=True)
         ]
+        outputs: list[Sequence[Any]] = []
+        earlier: Sequence[Any] = ()
+        for step in range(count):
+            with tf.control_dependencies(earlier):
+                found, earlier = tensorflow_internals.call_in_graph(concrete, [each[step] for each in inputs])
+            outputs.append(found)
+        together = [_pack([found[position] for found in outputs for position in each]) for each in packed]
+        return together + [found[position] for found in outputs for position in loose]
 
-        def repeat(*given: Any) -> list[Any]:
-            for placeholder, original in zip(given, concrete.inputs, strict=True):
-                tensorflow_internals.copy_handle_data(original, placeholder)
-            inputs = [
-                [value] * self._count if is_shared else tf.unstack(value, self._count)
-                for value, is_shared in zip(given, self._is_shared, strict=True)
-            ]
-            outputs: list[Sequence[Any]] = []
-            earlier: Sequence[Any] = ()
-            for step in range(self._count):
-                with tf.control_dependencies(earlier):
-                    found, earlier = tensorflow_internals.call_in_graph(concrete, [each[step] for each in inputs])
-                outputs.append(found)
-            packed = [_pack([found[position] for found in outputs for position in each]) for each in self._packed]
-            return packed + [found[position] for found in outputs for position in self._loose]
-
-        return tf.function(repeat, input_signature=signature, autograph=False).get_concrete_function()
+    return tf.function(repeat, input_signature=signature, autograph=False).get_concrete_function()
 
 
 def _by_transfer(outputs: Sequence[Any]) -> tuple[list[list[int]], list[int]]:

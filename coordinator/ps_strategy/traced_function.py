@@ -13,8 +13,6 @@ from coordinator.ps_strategy.lone_functions import is_lone
 from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource, WorkerContext
 from coordinator.ps_strategy.repeated_function import RepeatedFunction
 
-_KEPT_AS = "coordinator_traced_function"
-
 
 class TracedFunction:
     """A concrete function whose captured per-worker resources are bound when it is called, to the caller's worker.
@@ -36,18 +34,6 @@ class TracedFunction:
         # A table of a SavedModel makes its copies itself, so it must not go before the function, as its model may.
         self._repeated: dict[tuple[int, tuple[bool, ...]], RepeatedFunction] = {}
         self._owners = [tensorflow_internals.owner_of_handle(tensor) for tensor in concrete.captured_inputs]
-
-    @classmethod
-    def of(cls, concrete: Any, handles: PerWorkerHandles) -> "TracedFunction":
-        """The one that was made before for these, or else a new one.
-
-        It lives as long as the concrete function: what was made for it on the workers is not made again.
-        """
-        known = getattr(concrete, _KEPT_AS, None)
-        if known is None or not known.was_traced_with(handles):
-            known = cls(concrete, handles)
-            setattr(concrete, _KEPT_AS, known)
-        return known
 
     @functools.cached_property
     def name(self) -> str:

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.known_traces import KnownTraces
-from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles
+from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, WorkerContext
+from coordinator.ps_strategy.tensorflow_internals import CancellationManager
 from coordinator.ps_strategy.traced_function import TracedFunction
 
 SAME = {
@@ -49,7 +50,7 @@ def function():
 
 @pytest.fixture
 def traced(function):
-    return TracedFunction.of(function.get_concrete_function(), PerWorkerHandles())
+    return TracedFunction(function.get_concrete_function(), PerWorkerHandles())
 
 
 @pytest.mark.parametrize("case", SAME)
@@ -110,13 +111,33 @@ def test_neither_a_function_nor_its_trace_is_kept_alive():
     def function():
         return tf.constant(1.0)
 
-    traced = TracedFunction.of(function.get_concrete_function(), PerWorkerHandles())
+    traced = TracedFunction(function.get_concrete_function(), PerWorkerHandles())
     known.remember(function, [], traced, ())
     alive = weakref.ref(function), weakref.ref(traced)
     assert known.find(function, [])[0] is traced
     del function, traced
     gc.collect()
     assert [each() for each in alive] == [None, None]
+
+
+def test_what_was_made_for_a_function_is_freed_with_it_and_not_when_garbage_is_collected_next():
+    variable = tf.Variable(1.0)
+    function = tf.function(lambda: variable.assign_add(1.0))
+    concrete = function.get_concrete_function()
+    function.get_concrete_function()
+    traced = TracedFunction(concrete, PerWorkerHandles())
+    context = WorkerContext(0, "/device:CPU:0", 0, CancellationManager())
+    assert traced.call_repeatedly(context, [[], []]) == [2.0, 3.0]
+    known = KnownTraces()
+    known.remember(function, [], traced, ())
+    alive = weakref.ref(function), weakref.ref(traced), weakref.ref(concrete)
+    gc.collect()
+    gc.disable()
+    try:
+        del function, traced, concrete
+        assert [each() for each in alive] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_what_is_known_of_a_function_is_bounded(function, traced):
