@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-STEPS = 30
+STEPS = 50
 FEATURES = np.random.default_rng(1).normal(size=(32, 4)).astype(np.float32)
 LABELS = (FEATURES @ [[1.0], [-2.0], [0.5], [1.0]]).astype(np.float32)
 
