@@ -108,7 +108,7 @@ def test_without_delay_and_with_all_workers_in_an_update_it_is_one_process(strat
     assert rule.version.numpy() == 10
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.parametrize("max_delay", [0, 2])
 def test_a_worker_that_dies_does_not_make_the_others_wait(strategy, shared_cluster, variables, max_delay):
     with strategy.scope():

@@ -99,7 +99,7 @@ def test_nobody_waits_without_a_limit(strategy, weights):
     assert set(rule.statistics().idle_shares.values()) == {0.0}
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.parametrize("max_lead", [1, 2])
 def test_the_lead_is_kept_at_every_step_beside_a_slow_worker(strategy, weights, max_lead):
     rule = make_rule(strategy, weights, 3, max_lead=max_lead)
@@ -139,7 +139,7 @@ def test_workers_that_have_no_steps_to_do_are_not_waited_for(strategy, weights):
     assert weights[1].numpy() == -17
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_killed_worker_is_not_waited_for_and_comes_back_at_the_clock_of_the_slowest(
     strategy, shared_cluster, weights
 ):

@@ -141,7 +141,7 @@ def test_gradients_of_embeddings_go_to_the_servers_at_once(strategy, weights):
     assert table.numpy()[:, 0].tolist() == [0, 4, 0, 4]
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_it_may_follow_another_rule_and_be_followed_by_one(strategy, weights):
     first = make_rule(strategy, weights, period=NEVER)
     with strategy.scope():
@@ -180,7 +180,7 @@ def test_a_push_may_be_in_a_function_inside_and_not_in_one_beside_its_pull(strat
 # Workers that die.
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_worker_that_dies_is_left_out_and_begins_with_the_shared_model_when_it_returns(
     strategy, shared_cluster, weights, turn
 ):
@@ -210,7 +210,7 @@ def test_a_worker_that_dies_is_left_out_and_begins_with_the_shared_model_when_it
     assert waiting.result(TIMEOUT) < -500
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_abort_does_not_wait_for_a_worker_that_is_dead(strategy, shared_cluster, weights):
     rule = make_rule(strategy, weights, period=NEVER)
     step = ascent(rule, weights)

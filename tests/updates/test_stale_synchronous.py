@@ -181,7 +181,7 @@ def test_one_worker_trains_as_one_process_however_seldom_it_pulls(strategy, kind
 # Workers that die, checkpoints, and other rules before it.
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_worker_that_was_restarted_pulls_first(strategy, shared_cluster, weights):
     rule = make_rule(strategy, weights, get_model_frequency=100)
     step = descending_step(rule, weights)

@@ -163,7 +163,7 @@ def brought_back(strategy, cluster, worker):
         wait_until(strategy.cluster.workers[worker].healthy)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_worker_that_dies_in_mid_step_is_not_missed(strategy, shared_cluster, variables):
     with strategy.scope():
         rule = Synchronous(descend, variables, 2, learning_rate=1.0)

@@ -86,7 +86,8 @@ def freeze(cluster: LocalCluster, strategy: coordinator.ParameterServerStrategy,
 
 
 def main() -> None:
-    options = coordinator.Options(heartbeat_interval=0.2, heartbeat_timeout=1.5)
+    # One at a time, so that it is known what each freeze costs.
+    options = coordinator.Options(heartbeat_interval=0.2, heartbeat_timeout=1.5, steps_per_dispatch=1)
     with (
         LocalCluster(workers=WORKERS, ps=1) as cluster,
         coordinator.ParameterServerStrategy(cluster.resolver, options=options) as strategy,

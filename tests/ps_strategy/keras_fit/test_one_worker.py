@@ -59,7 +59,7 @@ PROGRAM = """
 
 
 @pytest.mark.cluster
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(300)
 # row 180: like one process
 def test_fit_with_one_worker_equals_fit_in_one_process_and_under_mirrored_strategy(run_program: ProgramRunner) -> None:

@@ -72,7 +72,7 @@ PROGRAM = """
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-@pytest.mark.long
+@pytest.mark.release
 def test_fit_goes_on_after_a_recovery_and_says_which_server_was_lost_where_there_is_none(
     run_program: ProgramRunner,
 ) -> None:
