@@ -14,7 +14,7 @@ from benchmarks.contest import Contest, Found, plain
 from benchmarks.measured_on import machine_line
 from benchmarks.rounds import ratio
 from benchmarks.speed_arguments import SpeedArguments
-from benchmarks.table import aligned
+from coordinator.simulation.aligned_table import aligned
 
 WORKS = {"scalar": "returns scalars", "assign_add": "one assign_add"}
 SIDES = ("ours", "peer", "bare")

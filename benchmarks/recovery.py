@@ -27,8 +27,8 @@ import coordinator
 from benchmarks.positive_count import positive_count
 from benchmarks.recovery_fault import FAULTS, WORKERS, Fault, Trial, mend
 from benchmarks.recovery_outcome import Outcome, ratio, summary
-from benchmarks.table import aligned
 from coordinator.launch.free_addresses import free_addresses
+from coordinator.simulation.aligned_table import aligned
 from coordinator.testing import LocalCluster
 
 SIDES = ("ours", "peer")

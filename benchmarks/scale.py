@@ -21,7 +21,7 @@ from tqdm import tqdm
 from benchmarks.measured_on import machine_line
 from benchmarks.piped_process import ROOT
 from benchmarks.speed_arguments import SpeedArguments
-from benchmarks.table import aligned
+from coordinator.simulation.aligned_table import aligned
 
 WORKERS = (4, 64, 256, 1024)
 CLOSURES, QUICK_CLOSURES = 3_000, 2_000

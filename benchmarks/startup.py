@@ -26,8 +26,8 @@ from benchmarks.measured_on import machine_line
 from benchmarks.piped_process import ROOT
 from benchmarks.rounds import ratio
 from benchmarks.speed_arguments import SpeedArguments
-from benchmarks.table import aligned
 from coordinator.launch.free_addresses import free_addresses
+from coordinator.simulation.aligned_table import aligned
 from coordinator.testing import LocalCluster
 
 SIDES = ("ours", "peer")

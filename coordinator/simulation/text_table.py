@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from coordinator.simulation.aligned_table import aligned
 from coordinator.simulation.quantity import shown_seconds
 from coordinator.simulation.result import Result
 
@@ -64,12 +65,7 @@ def table(head: str, results: Sequence[tuple[str, Result]]) -> str:
     is_learning = any(result.losses.size for _, result in results)
     titles = (head, *_COLUMNS, *(("loss",) if is_learning else ()))
     rows = [(label, *_cells(result)) for label, result in results]
-    widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
-    lines = []
-    for cells in (titles, tuple("-" * width for width in widths), *rows):
-        first, *others = zip(cells, widths, strict=True)
-        lines.append("  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip())
-    return "\n".join(lines)
+    return aligned(titles, rows)
 
 
 def _cells(result: Result) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.table import aligned
+from coordinator.simulation.aligned_table import aligned
 
 
 def test_the_first_column_is_on_the_left_and_figures_are_on_the_right():

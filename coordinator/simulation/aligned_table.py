@@ -1,4 +1,4 @@
-"""A table as aligned text: what a benchmark prints, and what may be pasted where a font has one width."""
+"""A table as aligned text: what commands and benchmarks print, and what may be pasted where a font has one width."""
 
 from collections.abc import Sequence
 
