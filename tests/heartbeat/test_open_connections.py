@@ -149,8 +149,9 @@ def test_connections_that_come_and_go_meanwhile_break_nothing(server: socket.soc
             errors.append(error)
 
     thread = threading.Thread(target=churn)
-    thread.start()
+    # Accepted before the thread accepts too: each must get its own.
     with socket.create_connection(server.getsockname()) as connection, server.accept()[0]:
+        thread.start()
         for _ in range(300):
             assert identity_of(connection) in {each.identity for each in connections.find({endpoint_of(server)})}
     stop.set()
