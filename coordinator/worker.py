@@ -190,7 +190,7 @@ class Worker(BackgroundThread):
         if len(attempts) == 1:
             self._settle_failed_attempt(attempts[0], failure, may_recover)
         else:
-            self._settle_failed_call(attempts, failure)
+            self._settle_failed_call(attempts, failure, may_recover)
         is_transient = failure.kind is FailureKind.TRANSIENT
         self._transient_failures_in_a_row = self._transient_failures_in_a_row + 1 if is_transient else 0
         if failure.kind is FailureKind.WORKER_LOST:
@@ -210,13 +210,19 @@ class Worker(BackgroundThread):
                 self._failed += 1
                 self._failed -= not self._queue.fail(attempt, final_error(failure, attempt, self.device), reach)
 
-    def _settle_failed_call(self, attempts: Sequence[Attempt], failure: Failure) -> None:
-        """Has closures that ran in one call run again, each alone: whose failure it was is not known."""
+    def _settle_failed_call(self, attempts: Sequence[Attempt], failure: Failure, may_recover: bool) -> None:
+        """Has closures that ran in one call run again, each alone: whose failure it was is not known.
+
+        What no other attempt can mend is told by the first of them, and the others are withdrawn like all that waits.
+        """
         self._dispatch.note_failure(failure.kind)
-        for attempt in reversed(attempts):
+        is_hopeless = failure.kind is FailureKind.PARAMETER_SERVER_LOST and not may_recover
+        for attempt in reversed(attempts[1:] if is_hopeless else attempts):
             if failure.kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
                 attempt.closure.record_failure(self.index, failure.kind)
             self._hand_back(attempt)
+        if is_hopeless:
+            self._settle_failed_attempt(attempts[0], failure, may_recover)
 
     def _hand_back(self, attempt: Attempt) -> None:
         self._retried += 1

@@ -4,6 +4,7 @@ what happens in the call             what becomes of its closures
 nothing                              each has its result, in order
 one of them fails                    all run again, each alone; the error is that one's
 the worker is lost                   all run again, each alone; the loss counts for each
+a parameter server is lost for good  the first of them tells so; the others are withdrawn
 one is cancelled                     it has no result; the others have theirs
 all are cancelled                    the call is cancelled
 another closure fails, or close      they are withdrawn, as if each ran alone
@@ -15,7 +16,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.errors import ClosureCancelledError, ClosureQuarantined
+from coordinator.errors import ClosureCancelledError, ClosureQuarantined, ParameterServerLost
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
 from tests.alike_steps import FOUR, behind_a_gate, recorder, results, schedule
 from tests.deadline import LIMIT, wait_until
@@ -183,6 +184,27 @@ def test_a_recovery_hands_a_whole_call_back_and_it_is_run_again(runtime: FakeRun
         inner.open()
         cluster._queue.release()
         assert results(futures) == [0] * 4
+
+
+def test_a_lost_parameter_server_is_told_by_a_closure_of_the_call_that_met_it_although_its_worker_dies_as_well(
+    runtime: FakeRuntime,
+) -> None:
+    # Not noticed by anybody else meanwhile.
+    with running_cluster(runtime, dataclasses.replace(FOUR, heartbeat_interval=LIMIT)) as cluster:
+        gate = behind_a_gate(cluster, runtime)
+
+        def die(worker: int) -> None:
+            runtime.lose_parameter_server()
+            runtime.kill(worker)
+
+        futures = schedule(cluster, [die, *[lambda _: 1] * 5])
+        gate.open()
+        with pytest.raises(ParameterServerLost):
+            cluster.join(LIMIT)
+        first, *others = [future.exception(LIMIT) for future in futures]
+        assert isinstance(first, ParameterServerLost)
+        assert all(isinstance(error, ClosureCancelledError) for error in others)
+        assert runtime.fused_calls == [(0, 4)]
 
 
 def test_a_removed_worker_hands_a_whole_call_back() -> None:

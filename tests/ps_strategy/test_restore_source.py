@@ -121,7 +121,7 @@ def test_a_manager_that_saves_at_intervals_may_save_right_after(variable, tmp_pa
     assert manager.save(), "its last attempt was at this step, but may have failed"
 
 
-@pytest.mark.parametrize("returned", [None, "some/where", pathlib.Path("some/where"), object()], ids=repr)
+@pytest.mark.parametrize("returned", [None, "some/where", pathlib.Path("some/where"), object()], ids=type)
 def test_a_function_restores_as_it_likes(variable, prepare, returned):
     prepared = []
 
