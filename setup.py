@@ -55,6 +55,7 @@ setup(
             "psutil>=6",
             "pytest>=8.4",
             "pytest-timeout>=2.3",
+            "pytest-xdist>=3.6",
             "ruff>=0.12",
             "tf_keras>=2.21,<2.22",
         ],

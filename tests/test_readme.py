@@ -8,6 +8,7 @@ import pytest
 from tests.import_graph import ROOT
 from tests.program_runner import COORDINATOR, ProgramRunner
 
+TESTS = "-m pytest -n 2 --dist loadfile"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -27,14 +28,14 @@ def test_the_main_command_starts_the_digits_example_as_its_own_text_says() -> No
     started = re.search(r"^coordinator run .*$", (ROOT / "examples/digits/train.py").read_text(), re.MULTILINE)
     assert started is not None
     assert main.endswith(started[0])
-    assert tests.endswith(".venv/bin/python -m pytest")
+    assert tests.endswith(f".venv/bin/python {TESTS}")
 
 
 def test_continuous_integration_installs_and_tests_as_the_readme_says() -> None:
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
     assert "pip install -q -e '.[test,examples]'" in script
     assert "pip install -q -e '.[test,examples]'" in README
-    assert re.search(r"-m pytest$", script, re.MULTILINE)
+    assert f'"$python" {TESTS}\n' in script
 
 
 def test_every_file_that_the_readme_names_exists() -> None:

@@ -79,7 +79,8 @@ def test_only_a_server_that_says_so_has_forgotten_us(servers, answer: Answer) ->
 
 def test_closing_ends_the_thread_and_gives_the_connections_back(servers, lease) -> None:
     lease.hold(["a:1"])
+    assert lease._thread.name == "coordinator-lease"
     lease.close()
     lease.close()
     assert servers.closed == ["a:1"]
-    assert not [thread for thread in threading.enumerate() if thread.name == "coordinator-lease"]
+    assert not lease._thread.is_alive()

@@ -107,9 +107,18 @@ def test_tensorflow_is_left_as_it_was():
     counted = []
     second._register, register = lambda function: counted.append(register(function)), second._register
     tf.function(lambda: tf.constant(4)).get_concrete_function()
-    second.close()
-    tf.function(lambda: tf.constant(5)).get_concrete_function()
     assert len(counted) == 1
+    second._register = register
+    second.close()
+    assert second._context.add_c_function == register
+
+
+def test_another_one_that_is_closed_leaves_this_one_in_force(registration, tracing):
+    tensorflow_internals.FunctionRegistration(longest_wait=TIMEOUT).close()
+    with registration.held_back():
+        traced = tracing()
+        assert not traced.wait(0.2)
+    assert traced.wait(TIMEOUT)
 
 
 @pytest.mark.cluster

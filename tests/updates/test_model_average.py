@@ -1,7 +1,5 @@
 """Model averaging: own models, the mean that comes beside the computation, and what everybody has after an abort."""
 
-import threading
-
 import keras
 import numpy as np
 import pytest
@@ -199,11 +197,15 @@ def test_the_gradients_are_computed_while_the_averaging_is_held_up(strategy, wei
             turn.assign(2)
         rule.push(gradients, version)
 
-    # A worker that comes to rest is taken from the board, which would wait for the lock as well.
-    rested = threading.Event()
-    strategy.cluster.when_worker_rests(lambda worker: rested.set() if worker == 0 else None)
+    # A worker that comes to rest is taken from the board, which would wait for the lock as well. What it ran for an
+    # earlier test it may come to rest after only now.
+    def finished():
+        return strategy.cluster.workers[0].statistics().finished
+
+    rested_after, before = [], finished()
+    strategy.cluster.when_worker_rests(lambda worker: rested_after.append(finished()) if worker == 0 else None)
     strategy.schedule(tf.function(lambda: tf.constant(0)), worker=0).result(TIMEOUT)
-    assert rested.wait(TIMEOUT)
+    wait_until(lambda: any(number > before for number in rested_after))
     held = strategy.schedule(hold_up, worker=1)
     wait_until(lambda: turn.numpy() == 1)
     strategy.schedule(step, worker=0).result(TIMEOUT)

@@ -46,9 +46,10 @@ class FunctionRegistration:
                 self._turn.notify_all()
 
     def close(self) -> None:
-        """Leaves TensorFlow as it was."""
+        """Leaves TensorFlow as it was before."""
         if self._context.__dict__.get("add_c_function") == self._register_in_turn:
-            del self._context.add_c_function
+            # What was there is TensorFlow's own, or another's of this class.
+            self._context.add_c_function = self._register
 
     def _register_in_turn(self, function: Any) -> None:
         with self._turn:
