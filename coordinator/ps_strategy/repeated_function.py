@@ -2,11 +2,12 @@
 
     inputs     [shared]  [one per step, stacked]          captures, handles among them
                   |       /        |        \\              |
-    worker     step 0 --------> step 1 --------> step 2   each begins after the one before has ended
+    worker     step 0 --------> step 1 --------> step 2   what they share, each uses after the one before
                   \\_______________|_______________/
     outputs            packed, by type: one transfer each
 
-Promises: the steps do what as many calls would, in their order; each has its own inputs and its own results.
+Promises: the steps do what as many calls would; what uses the same variable, dataset or other resource does so in their
+order; each has its own inputs and its own results.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.cluster_definition import CLIENT_JOB
+from coordinator.ps_strategy.step_copies import StepCopies
 
 # Runs a concrete function with its inputs, captures among them; gives its outputs.
 _Run = Callable[[Any, Sequence[Any]], Sequence[Any]]
@@ -81,13 +83,18 @@ class RepeatedFunction:
 
 
 def _build(
-    concrete: Any, count: int, is_shared: Sequence[bool], packed: Sequence[Sequence[int]], loose: Sequence[int]
+    concrete: Any,
+    count: int,
+    is_shared: Sequence[bool],
+    packed: Sequence[Sequence[int]],
+    loose: Sequence[int],
 ) -> Any:
     """Traces the function of all steps; what it is traced from must not keep the repeated function alive."""
     signature = [
         tf.TensorSpec(tensor.shape if is_one else [count, *tensor.shape], tensor.dtype)
         for tensor, is_one in zip(concrete.inputs, is_shared, strict=True)
     ]
+    steps = StepCopies(concrete, _servers_of_resources(concrete))
 
     def repeat(*given: Any) -> list[Any]:
         for placeholder, original in zip(given, concrete.inputs, strict=True):
@@ -96,16 +103,22 @@ def _build(
             [value] * count if is_one else tf.unstack(value, count)
             for value, is_one in zip(given, is_shared, strict=True)
         ]
-        outputs: list[Sequence[Any]] = []
-        earlier: Sequence[Any] = ()
-        for step in range(count):
-            with tf.control_dependencies(earlier):
-                found, earlier = tensorflow_internals.call_in_graph(concrete, [each[step] for each in inputs])
-            outputs.append(found)
+        outputs = [steps.add([each[step] for each in inputs], f"step_{step}") for step in range(count)]
         together = [_pack([found[position] for found in outputs for position in each]) for each in packed]
         return together + [found[position] for found in outputs for position in loose]
 
     return tf.function(repeat, input_signature=signature, autograph=False).get_concrete_function()
+
+
+def _servers_of_resources(concrete: Any) -> dict[str, str]:
+    """The devices of captured resources on parameter servers, by the names of the inputs that stand for them."""
+    captured = concrete.captured_inputs
+    symbolic = concrete.inputs[len(concrete.inputs) - len(captured) :]
+    return {
+        tensor.op.name: capture.device
+        for tensor, capture in zip(symbolic, captured, strict=True)
+        if capture.dtype == tf.resource and tf.DeviceSpec.from_string(capture.device).job == "ps"
+    }
 
 
 def _by_transfer(outputs: Sequence[Any]) -> tuple[list[list[int]], list[int]]:

@@ -10,7 +10,6 @@ no other switch.
 from coordinator.ps_strategy.tensorflow_internals.calls import (
     CancellationManager,
     call,
-    call_in_graph,
     captures_of,
     flat_inputs,
     fresh,
@@ -62,7 +61,6 @@ __all__ = [
     "attached_initial_value",
     "bind_executor",
     "call",
-    "call_in_graph",
     "captures_of",
     "compiled_calls",
     "context_id",

@@ -91,23 +91,6 @@ def call(concrete: Any, inputs: Sequence[Any], manager: CancellationManager) -> 
     return function.function_type.pack_output(outputs or None)
 
 
-def call_in_graph(concrete: Any, inputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Adds a call of a concrete function to the graph that is being built.
-
-    Args:
-      concrete: a `tf.types.experimental.ConcreteFunction`.
-      inputs: one symbolic tensor for each of `concrete.inputs`, in place of its captures too.
-
-    Returns:
-      Its flat outputs, one for each of `concrete.outputs`, and the operations that were added.
-    """
-    # Private: a public call is given the function's own captures, which this graph would capture in turn.
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    outputs = concrete.inference_fn.call_flat(*inputs)
-    return outputs, graph.get_operations()[before:]
-
-
 def packed_outputs(concrete: Any, values: Sequence[Any]) -> Any:
     """What a concrete function returned, in its structure.
 
