@@ -7,7 +7,10 @@ import tensorflow as tf
 
 from coordinator.updates import decisions
 from coordinator.updates.exclusive import built
+from coordinator.updates.model import flat
+from coordinator.updates.parcel import bytes_of
 from coordinator.updates.pulled import Pulled
+from coordinator.updates.sent_gradients import SentGradients
 from coordinator.updates.update_rule import UpdateRule
 
 
@@ -54,32 +57,59 @@ class Asynchronous(UpdateRule):
         """No: every pull gives the model as it is, and every push is taken. A rule made of this one may."""
         return type(self) is not Asynchronous
 
+    @property
+    def _is_version_read_first(self) -> bool:
+        # An update counts when it is made on the home server, be it made on the others by then or not.
+        return False
+
     def _push(self, gradients: dict[int, Any], pulled: Pulled) -> Any:
-        parts, ledger = self._parts, self.ledger
+        parts, home = self._parts, self.ledger.home
         rate = parts.optimizer.learning_rate(pulled.scalars)
-        home = self._send_to(ledger.home, gradients, [*pulled.scalars, rate, pulled.version, pulled.worker])
-        *scalars_there, rate_there, version, worker = home.extras
-        sizes = [home.size]
+        scalars = [*pulled.scalars, rate]
+        others = [part.device for part in parts.model.parts if part.device != home]
+        # All that the home server is told goes with its gradients, how much the others are sent as well.
+        sent = [*flat(gradients, list(gradients)), *scalars * (1 + len(others)), pulled.version, pulled.worker]
+        there = self._send_to(home, gradients, [*scalars, pulled.version, pulled.worker, bytes_of(sent, None)])
         with built() as operations:
-            with self._exclusively(ledger.home, home.tensors):
-                staleness = decisions.staleness(ledger.version.read_value(), version)
-                if self._scale is not None:
-                    rate = rate_there = rate_there * tf.cast(self._scale(staleness), tf.float32)
-                with built() as applied:
-                    self._apply(home, scalars_there, rate_there)
-                with ledger.lock.hold(applied):
-                    counted = ledger.version.assign_add(1, read_value=False)
-                    ledger.note_staleness(staleness)
-                    ledger.note_step(worker)
-            for device in (part.device for part in parts.model.parts if part.device != ledger.home):
-                sent = self._send_to(device, gradients, [*pulled.scalars, rate])
-                *scalars_there, rate_there = sent.extras
-                with self._exclusively(device, sent.tensors):
-                    self._apply(sent, scalars_there, rate_there)
-                sizes.append(sent.size)
+            scaled = self._on_its_server(self._update_home, there)
+            for device in others:
+                sent_there = self._send_to(device, gradients, [*pulled.scalars, scaled if self._scale else rate])
+                self._on_its_server(self._update, sent_there)
             # A worker that dies before has not made this update.
-            with tf.control_dependencies([counted]):
+            with tf.control_dependencies([scaled]):
                 parts.optimizer.count()
-                ledger.count(updates=1, pushes=1, bytes_pushed=tf.add_n(sizes))
         with tf.control_dependencies(operations):
             return tf.constant(True)
+
+    def _update_home(self, sent: SentGradients) -> Any:
+        """Changes the variables of the home server, and counts the update; returns the learning rate that it took."""
+        ledger = self.ledger
+        *scalars, rate, version, worker, size = sent.extras
+        with self._exclusively(ledger.home, sent.tensors):
+            staleness = decisions.staleness(ledger.version.read_value(), version)
+            if self._scale is not None:
+                rate = rate * tf.cast(self._scale(staleness), tf.float32)
+            with built() as applied:
+                self._apply(sent, scalars, rate)
+            with ledger.lock.hold(applied):
+                counted = ledger.version.assign_add(1, read_value=False)
+                ledger.note_staleness(staleness)
+                ledger.note_step(worker)
+        with tf.control_dependencies([counted]):
+            ledger.count(updates=1, pushes=1, bytes_pushed=size)
+            return tf.identity(rate)
+
+    def _update(self, sent: SentGradients) -> None:
+        """Changes the variables of another server."""
+        *scalars, rate = sent.extras
+        with self._exclusively(sent.device, sent.tensors):
+            self._apply(sent, scalars, rate)
+
+    def _on_its_server(self, update: Callable[[SentGradients], Any], sent: SentGradients) -> Any:
+        """Calls a function in the graph, where gradients were sent to.
+
+        What is locked in a function of its own waits for what uses the same variables; TensorFlow would have locks in
+        one function wait for each other, on whatever servers they are.
+        """
+        with tf.device(sent.device):
+            return tf.function(lambda: update(sent), autograph=False)()

@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy.keras_internals import variable_of
-from coordinator.updates.parcel import LARGEST_PACKED, send
+from coordinator.ps_strategy.packed_transfers import LARGEST_PACKED
+from coordinator.updates.parcel import send
 
 
 @dataclasses.dataclass(frozen=True)

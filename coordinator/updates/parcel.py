@@ -6,8 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# A tensor that is larger than this, in bytes, travels alone: copying it would cost more than a message does.
-LARGEST_PACKED = 2**20
+from coordinator.ps_strategy.packed_transfers import LARGEST_PACKED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +40,17 @@ def send(tensors: Sequence[Any], source: str | None, target: str | None) -> Parc
     for numbers in groups.values():
         packed = [tensors[number] for number in numbers]
         arrived.update(zip(numbers, _packed(packed, source, target), strict=True))
-    size = _size(tensors, source)
+    size = bytes_of(tensors, source)
     return Parcel([arrived[number] for number in range(len(tensors))], size)
 
 
-def _size(tensors: Sequence[Any], source: str | None) -> tf.Tensor:
-    """In bytes. What shapes tell is no message of its own."""
+def bytes_of(tensors: Sequence[Any], source: str | None) -> tf.Tensor:
+    """How much tensors are, in bytes: an int64 scalar. What shapes tell is no message of its own.
+
+    Args:
+      tensors: any.
+      source: the device that they are on; None is the worker.
+    """
     known = [tensor for tensor in tensors if tensor.shape.is_fully_defined()]
     sizes = [tf.constant(sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in known), tf.int64)]
     with tf.device(source):

@@ -178,6 +178,11 @@ class UpdateRule(tf.Module):
         """Whether a pull or a push may wait for what other workers do. Then no two steps are run in one call."""
         return True
 
+    @property
+    def _is_version_read_first(self) -> bool:
+        """Whether a pulled model is at least of the pulled version on all servers, which takes a message to each."""
+        return True
+
     def _begin(self) -> Any:
         """Waits until the worker may pull, and returns the version that it will pull, an int64 scalar."""
         with tf.device(self.ledger.home):
@@ -192,7 +197,7 @@ class UpdateRule(tf.Module):
         parts = self._parts
         numbers = parts.model.pulled_at_once()
         variables = [parts.model.variables[number] for number in numbers]
-        values, size = pull([*variables, *parts.optimizer.scalars], [version])
+        values, size = pull([*variables, *parts.optimizer.scalars], [version] if self._is_version_read_first else [])
         return ModelCopies(dict(zip(numbers, values, strict=False)), values[len(numbers) :], version, size, 1)
 
     def _end(self) -> None:
@@ -222,7 +227,8 @@ class UpdateRule(tf.Module):
         graph.add_to_collection(parts.key, Pulled(copies.version, worker, copies.scalars, copies.kept))
         with snapshot.in_force():
             yield copies.version
-        later = [tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in snapshot.read_later]
+        # Of what has arrived: the size of what is still on its server would be a message of its own.
+        later = [tf.size(tf.identity(tensor), tf.int64) * tensor.dtype.size for tensor in snapshot.read_later]
         self.ledger.count(pulls=copies.pulls, bytes_pulled=tf.add_n([copies.size, *later]))
 
     def _push_all(self, gradients: Sequence[Any], version: Any) -> Any:
