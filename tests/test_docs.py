@@ -36,7 +36,7 @@ def test_all_snippets_run_in_one_program_between_its_beginning_and_its_end(
 
 
 def test_every_page_has_a_snippet_a_picture_and_says_what_is_guaranteed_when_and_at_what_cost() -> None:
-    assert len(PAGES) == 6
+    assert len(PAGES) == 7
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         assert snippets(page), page

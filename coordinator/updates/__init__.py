@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 __all__ = [
     "Asynchronous",
     "BoundedDelay",
+    "Delayed",
     "ModelAverage",
     "RuleStatistics",
     "StaleSynchronous",
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from coordinator.updates import decisions
     from coordinator.updates.asynchronous import Asynchronous
     from coordinator.updates.bounded_delay import BoundedDelay
+    from coordinator.updates.delayed import Delayed
     from coordinator.updates.model_average import ModelAverage
     from coordinator.updates.rule_statistics import RuleStatistics, Staleness
     from coordinator.updates.stale_synchronous import StaleSynchronous
@@ -38,6 +40,7 @@ else:
     _MODULE_OF_NAME = {
         "Asynchronous": "asynchronous",
         "BoundedDelay": "bounded_delay",
+        "Delayed": "delayed",
         "ModelAverage": "model_average",
         "RuleStatistics": "rule_statistics",
         "StaleSynchronous": "stale_synchronous",

@@ -34,7 +34,7 @@ class _Server:
     """What waits on one server, and how it is laid out."""
 
     store: GradientStore
-    columns: GradientColumns
+    columns: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,13 +45,13 @@ class _Accumulator:
       servers: those with variables of the model, and the one with the optimizer's count of updates.
       is_sparse: by the positions of the variables that there are gradients of, whether they are `tf.IndexedSlices`.
         Empty until a push is traced.
-      committed: which gradients make the next updates.
+      committed: which gradients make the next updates: `CommittedPushes`, or what a rule has in its place.
       complete, use, close: the functions with which the client makes an update; `use` by server.
     """
 
     servers: Sequence[_Server]
     is_sparse: dict[int, bool]
-    committed: CommittedPushes
+    committed: Any
     complete: Any
     use: Sequence[Any]
     close: Any
@@ -100,7 +100,7 @@ class Accumulating(UpdateRule):
         """
         present = self._present()
         if present is self:
-            return self._make_updates(1)
+            return self._make_last_updates()
         return present.flush() if isinstance(present, Accumulating) else 0
 
     # What a rule of its own kind overrides.
@@ -109,13 +109,41 @@ class Accumulating(UpdateRule):
         """Whether a push is taken, a bool scalar; asked on the home server, under the ledger's lock."""
         raise NotImplementedError
 
+    def _new_columns(self, device: str, scalars: Sequence[tf.DType]) -> Any:
+        """How gradients are laid out on a server, as `GradientColumns`."""
+        return GradientColumns(self._parts.model, device, scalars)
+
+    def _new_committed(self) -> Any:
+        """Which gradients make the next updates; called in the strategy's scope."""
+        return CommittedPushes(self.ledger, self._grads_to_wait, self._is_accepted)
+
+    def _make_last_updates(self) -> int:
+        """Makes updates of all that waits, on the client; returns of how many gradients."""
+        return self._make_updates(1)
+
     # What they share.
 
     def _push(self, gradients: dict[int, Any], pulled: Pulled) -> Any:
         self._settle_kinds(gradients)
+        there, added = self._bring(gradients, pulled)
+        with tf.device(self.ledger.home), tf.control_dependencies(added):
+            accepted, committed = self._accumulator.committed.commit(*there)
+        with tf.control_dependencies(self._build_updates(committed)):
+            return tf.identity(accepted)
+
+    def _bring(self, gradients: dict[int, Any], pulled: Pulled) -> tuple[list[Any], list[Any]]:
+        """Adds a push to what waits on all servers.
+
+        Returns:
+          Its id, the version that it was computed on, and how many bytes it has, on the home server; and what has to be
+          done before it may be committed.
+        """
         accumulator, parts, home = self._accumulator, self._parts, self.ledger.home
-        microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)
-        push = tf.stack([pulled.worker, parts.strategy.connection_number(), microseconds])
+        # Not before the pull, also if no gradient depends on it: a pull that makes updates takes the same locks, and
+        # whoever held one here would wait for it, for it comes first on the same variables.
+        with tf.control_dependencies([pulled.version]):
+            microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)
+            push = tf.stack([pulled.worker, parts.strategy.connection_number(), microseconds])
         scalars = [*pulled.scalars, parts.optimizer.learning_rate(pulled.scalars)]
         sizes, added = [], []
         for server in accumulator.servers:
@@ -123,19 +151,19 @@ class Accumulating(UpdateRule):
             push_there, *scalars_there = sent.extras
             added.append(server.store.add(push_there, server.columns.row(sent, scalars_there)))
             sizes.append(sent.size)
-        there = send([push, pulled.version, tf.add_n(sizes)], None, home).tensors
+        return send([push, pulled.version, tf.add_n(sizes)], None, home).tensors, added
+
+    def _build_updates(self, committed: Any) -> Any:
+        """Makes the updates of some committed pushes, and of what else is complete by then; returns what comes last."""
         # On the home server, so that an update does not wait for a worker that was stopped on the way.
-        with tf.device(home), tf.control_dependencies(added):
-            accepted, committed = accumulator.committed.commit(*there)
-            rest = tf.while_loop(
+        with tf.device(self.ledger.home):
+            return tf.while_loop(
                 lambda committed: tf.size(committed) > 0,
                 self._build_update,
                 [committed],
                 shape_invariants=[tf.TensorShape([None, PUSH_ID_SIZE])],
                 parallel_iterations=1,
             )
-        with tf.control_dependencies(rest):
-            return tf.identity(accepted)
 
     def _build_update(self, committed: Any) -> Any:
         """Makes the first update of some committed pushes on all servers; returns those of the next."""
@@ -145,16 +173,20 @@ class Accumulating(UpdateRule):
 
     def _use(self, server: _Server, committed: Any) -> Any:
         """Makes that update on one server."""
-        optimizer, is_sparse = self._parts.optimizer, self._accumulator.is_sparse
+        is_sparse = self._accumulator.is_sparse
 
         def apply(rows: ChosenRows) -> None:
-            numbers, gradients = server.columns.mean(rows, is_sparse)
-            *scalars, rate = server.columns.scalars(rows)
-            self._apply(SentGradients(server.store.device, numbers, gradients, [], 0), scalars, rate)
+            self._apply_rows(server, rows)
             if server.store.device == self._counting_device():
-                optimizer.count()
+                self._parts.optimizer.count()
 
         return server.store.use_once(committed, server.columns.used(is_sparse), apply)
+
+    def _apply_rows(self, server: _Server, rows: ChosenRows) -> None:
+        """Has the optimizer change a server's variables by the mean of some gradients."""
+        numbers, gradients = server.columns.mean(rows, self._accumulator.is_sparse)
+        *scalars, rate = server.columns.scalars(rows)
+        self._apply(SentGradients(server.store.device, numbers, gradients, [], 0), scalars, rate)
 
     def _counting_device(self) -> str:
         """Where the optimizer counts updates: together with that server's part of them, so that none is missed."""
@@ -183,7 +215,7 @@ class Accumulating(UpdateRule):
         A call for each server: functions of several servers that are called at the same time may wait for each other.
         """
         accumulator, made = self._accumulator, 0
-        if not accumulator.is_sparse:
+        if not self._is_layout_known():
             return 0
         committed = accumulator.complete(tf.constant(least))
         while len(committed):
@@ -193,6 +225,10 @@ class Accumulating(UpdateRule):
             committed = accumulator.close(committed, tf.constant(least))
         return made
 
+    def _is_layout_known(self) -> bool:
+        """Whether it is known how the rows that wait are to be read; before a push is traced there are none."""
+        return bool(self._accumulator.is_sparse)
+
     def _finish_updates(self, _: int) -> None:
         """Makes the updates that are complete and that a worker that rests may have left behind when it died."""
         # If a server is away, what waits is gone when it returns.
@@ -200,7 +236,7 @@ class Accumulating(UpdateRule):
             self._make_updates(self._grads_to_wait)
 
     def _end(self) -> None:
-        self._make_updates(1)
+        self._make_last_updates()
 
     def _go_on_from(self, rule: UpdateRule) -> None:
         super()._go_on_from(rule)
@@ -216,14 +252,14 @@ class Accumulating(UpdateRule):
         servers = []
         for device, variable in beside.items():
             lock = parts.locks.get(device) or Exclusive(f"coordinator/updates/{self.ledger.number}/count", device)
-            columns = GradientColumns(parts.model, device, dtypes)
+            columns = self._new_columns(device, dtypes)
             store = GradientStore(lock, variable, columns.dtypes, self._grads_to_wait, may_reject=self.may_reject)
             servers.append(_Server(store, columns))
         return servers
 
     def _new_accumulator(self, servers: Sequence[_Server], is_sparse: dict[int, bool]) -> _Accumulator:
         with self._parts.strategy.scope():
-            committed = CommittedPushes(self.ledger, self._grads_to_wait, self._is_accepted)
+            committed = self._new_committed()
         ids, least = tf.TensorSpec([None, PUSH_ID_SIZE], tf.int64), tf.TensorSpec([], tf.int32)
         return _Accumulator(
             servers,

@@ -61,6 +61,14 @@ def may_start(pushes_before: Any, oldest_version: Any, grads_to_wait: int, max_d
     return pushes_before // grads_to_wait - oldest_version <= max_delay
 
 
+def is_delay_over(now: Any, pushed_at: Any, delay: Any) -> Any:
+    """Whether a pull that begins now is to apply a gradient whose push was delayed; all three in the same unit of time.
+
+    (Asynchronous Deep Learning Test-bed to Analyze Gradient Staleness Effect: t0 - delay > ti.)
+    """
+    return now - delay > pushed_at
+
+
 def is_average_due(seconds_since: Any, period: float, steps: Any, warmup_steps: int) -> Any:
     """Whether a worker's model is to be averaged with the others' beside its next step."""
     return (steps >= warmup_steps) & (seconds_since >= period)

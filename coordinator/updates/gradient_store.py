@@ -15,6 +15,8 @@ from coordinator.updates.exclusive import Exclusive
 
 # What a push is known by, everywhere: worker, connection of that worker, microseconds on that worker's clock.
 PUSH_ID_SIZE = 3
+# In the place of the id of a row that is no more: no worker has this index.
+_NO_WORKER = -2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,10 @@ class ChosenRows:
     def count(self) -> Any:
         """How many they are, an int64 scalar."""
         return tf.size(self.places, tf.int64)
+
+    def only(self, column: int, dtype: tf.DType) -> Any:
+        """A column of the first row, of whatever shape it was added with."""
+        return _item(self.lists[column], self.places[0], dtype)
 
     def stacked(self, column: int, dtype: tf.DType, shape: tf.TensorShape) -> Any:
         """A column of which all rows have the same shape, as one tensor with one more dimension in front."""
@@ -68,6 +74,9 @@ class GradientStore:
 
     What is done under the lock needs nothing from another machine, and once begun it is finished, also if the worker
     that began it dies.
+
+    A row that was dropped leaves its place empty. The places are given up when they are at least as many as the rows
+    that are left, so that dropping one costs the same however many there are; until then its tensors are held.
 
     Args:
       lock: of that server.
@@ -128,6 +137,31 @@ class GradientStore:
             is_there = tf.reduce_any(tf.reduce_all(pushes == committed[0], 1))
             return tf.cond(is_there, lambda: self._use(committed, columns, use), lambda: tf.constant(False))
 
+    def clear(self) -> Any:
+        """Drops all rows; returns an operation after which they are gone."""
+        with self._lock.hold():
+            return self._lists.assign(self._empty(), read_value=False)
+
+    def serialized(self, push: Any) -> Any:
+        """The columns of a row, all of which it must have, as `tf.io.parse_tensor` reads them: string [columns].
+
+        Args:
+          push: its id, int64 [3]; on the server.
+
+        Returns:
+          That, or string [0] if there is no such row.
+        """
+        with self._lock.hold([push]):
+            lists = tf.unstack(self._lists.read_value(), num=len(self._dtypes))
+            is_it = tf.reduce_all(push_ids(lists[-1]) == push, 1)
+
+            def columns() -> Any:
+                place = tf.argmax(tf.cast(is_it, tf.int32))
+                columns = zip(lists[:-1], self._dtypes[:-1], strict=True)
+                return tf.stack([tf.io.serialize_tensor(_item(rows, place, dtype)) for rows, dtype in columns])
+
+            return tf.cond(tf.reduce_any(is_it), columns, lambda: tf.zeros([0], tf.string))
+
     def _use(self, committed: Any, columns: Sequence[int], use: Callable[[ChosenRows], None]) -> Any:
         lists = tf.unstack(self._lists.read_value(), num=len(self._dtypes))
         pushes = push_ids(lists[-1])
@@ -135,24 +169,22 @@ class GradientStore:
         chosen = is_same[: self._most]
         is_chosen = tf.reduce_any(chosen, 0)
         use(ChosenRows(lists, tf.argmax(tf.cast(chosen, tf.int32), 1), is_chosen))
-        is_kept = ~is_chosen & (tf.reduce_any(is_same, 0) | ~_outlived(pushes, may_reject=self._may_reject))
+        is_kept = tf.reduce_any(is_same, 0) | ~_outlived(pushes, may_reject=self._may_reject)
+        is_kept &= ~is_chosen & (pushes[:, 0] != _NO_WORKER)
         kept = tf.cast(tf.where(is_kept)[:, 0], tf.int32)
-        self._lists.assign(self._only(lists, kept, [*columns, len(lists) - 1]), read_value=False)
+        left = tf.cond(
+            2 * tf.size(kept) > tf.size(is_kept),
+            lambda: tf.stack([*lists[:-1], push_list(tf.where(is_kept[:, None], pushes, _NO_WORKER))]),
+            lambda: self._only(lists, kept, [*columns, len(lists) - 1]),
+        )
+        self._lists.assign(left, read_value=False)
         return tf.constant(True)
 
     def _only(self, lists: Sequence[Any], kept: Any, columns: Sequence[int]) -> Any:
         """The lists with some of their rows only."""
 
         def with_next(number: Any, found: Any) -> tuple[Any, Any]:
-            row = {
-                column: tf.raw_ops.TensorListGetItem(
-                    input_handle=lists[column],
-                    index=kept[number],
-                    element_shape=tf.constant(-1),
-                    element_dtype=self._dtypes[column],
-                )
-                for column in columns
-            }
+            row = {column: _item(lists[column], kept[number], self._dtypes[column]) for column in columns}
             return number + 1, self._with_row(found, row)
 
         return tf.while_loop(lambda number, _: number < tf.size(kept), with_next, (0, self._empty()))[1]
@@ -175,6 +207,13 @@ class GradientStore:
 
     def __repr__(self) -> str:
         return f"<GradientStore: {len(self._dtypes)} columns on {self.device}>"
+
+
+def _item(rows: Any, place: Any, dtype: tf.DType) -> Any:
+    """One of the tensors of a TensorList."""
+    return tf.raw_ops.TensorListGetItem(
+        input_handle=rows, index=tf.cast(place, tf.int32), element_shape=tf.constant(-1), element_dtype=dtype
+    )
 
 
 def push_ids(rows: Any) -> Any:

@@ -48,11 +48,14 @@ class Ledger(tf.Module):
     Attributes:
       version: the number of updates that were applied; an int64 scalar.
       counts: how often what of `COUNTS` happened; int64.
-      histogram: how many gradients were pushed at each staleness; int64.
+      histogram: how many gradients there were of each staleness; int64.
       clocks: how many steps each worker has finished; int64, by task index.
       seconds: when each worker was first and last seen, on the home's clock, and for how long it has waited; float64.
       lock: held to look at these and change them together.
+      queued: what else the rule of the ledger keeps for a checkpoint; absent if it keeps nothing.
     """
+
+    queued: tf.train.experimental.PythonState
 
     def __init__(self) -> None:
         super().__init__("ledger")
@@ -94,10 +97,11 @@ class Ledger(tf.Module):
         others = tf.logical_and(self.present.is_active.read_value(), tf.range(MOST_WORKERS, dtype=tf.int64) != besides)
         return tf.reduce_min(tf.where(others, self.clocks.read_value(), tf.constant(NOBODY, tf.int64)))
 
-    def note_staleness(self, staleness: Any) -> None:
-        """Counts a gradient that was pushed at this staleness, an int64 scalar; to be called under the lock."""
+    def note_staleness(self, staleness: Any, gradients: Any = 1) -> None:
+        """Counts a gradient of this staleness, or so many; int64 scalars. To be called under the lock."""
         slot = tf.clip_by_value(staleness, 0, LARGEST_STALENESS)
-        self.histogram.assign_add(tf.one_hot(slot, LARGEST_STALENESS + 1, dtype=tf.int64), read_value=False)
+        counted = tf.one_hot(slot, LARGEST_STALENESS + 1, on_value=gradients, dtype=tf.int64)
+        self.histogram.assign_add(counted, read_value=False)
 
     def note_seen(self, worker: Any, waited: Any = 0.0) -> None:
         """Notes that a worker is here now, and has waited for so many seconds; to be called under the lock."""

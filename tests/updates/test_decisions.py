@@ -43,6 +43,12 @@ TABLE = [
     ("may_start", (6, 3, 1, 2), False),
     ("may_start", (7, 3, 2, 0), True),
     ("may_start", (8, 3, 2, 0), False),
+    ("is_delay_over", (10, 7, 2), True),
+    ("is_delay_over", (10, 8, 2), False),
+    ("is_delay_over", (10, 9, 2), False),
+    ("is_delay_over", (10.5, 10.0, 0.0), True),
+    ("is_delay_over", (10.0, 10.0, 0.0), False),
+    ("is_delay_over", (10.0, 0.0, float("inf")), False),
     ("is_average_due", (2.0, 2.0, 10, 10), True),
     ("is_average_due", (1.5, 2.0, 10, 10), False),
     ("is_average_due", (2.0, 2.0, 9, 10), False),
@@ -93,7 +99,7 @@ def test_a_decision_inside_a_function(name, values, expected):
     assert kind_of(said) is type(expected)
 
 
-@pytest.mark.parametrize("name", ["staleness", "is_complete", "is_pull_due", "may_lead", "may_start"])
+@pytest.mark.parametrize("name", ["staleness", "is_complete", "is_pull_due", "is_delay_over", "may_lead", "may_start"])
 def test_a_decision_made_of_operators_is_built_into_a_graph_as_it_is(name):
     rows = [(values, expected) for found, values, expected in TABLE if found == name]
 

@@ -10,7 +10,7 @@ import random, threading
 import tensorflow as tf
 import coordinator
 from coordinator.testing import LocalCluster
-from coordinator.updates import Asynchronous, BoundedDelay, StaleSynchronous, Synchronous
+from coordinator.updates import Asynchronous, BoundedDelay, Delayed, StaleSynchronous, Synchronous
 from coordinator.updates.gate import pause
 
 STEPS, DEATHS, SOME_TIME, CHANCE = 60, 2, threading.Event(), random.Random(1)
@@ -23,6 +23,12 @@ def leaves_steps_at_least_once(statistics, values):
     assert statistics.updates >= STEPS - DEATHS and min(values) >= STEPS, (statistics, values)
     assert max(values) - min(values) <= DEATHS, values
 
+def leaves_whole_queue(statistics, values):
+    # What the last steps have pushed waits for another pull.
+    queued = statistics.pushes - statistics.rejected - statistics.updates
+    assert queued >= 0 and values[0] == values[1] == statistics.updates, (statistics, values)
+    assert statistics.pushes - statistics.rejected >= STEPS, statistics
+
 def leaves_whole_updates(statistics, values):
     assert values[0] == values[1] == statistics.updates, (statistics, values)
     assert statistics.pushes - statistics.rejected >= STEPS, statistics
@@ -31,6 +37,7 @@ RULES = [
     (lambda variables: Asynchronous(sgd, variables, learning_rate=1.0), leaves_steps_at_least_once, None),
     (lambda variables: StaleSynchronous(sgd, variables, 3, max_lead=4, learning_rate=1.0),
      leaves_steps_at_least_once, None),
+    (lambda variables: Delayed(sgd, variables, 0.1, learning_rate=1.0), leaves_whole_queue, None),
     (lambda variables: Synchronous(sgd, variables, 2, learning_rate=1.0), leaves_whole_updates, None),
     (lambda variables: BoundedDelay(sgd, variables, 2, learning_rate=1.0), leaves_whole_updates, 2),
     (lambda variables: BoundedDelay(sgd, variables, 1, grads_to_wait=2, learning_rate=1.0), leaves_whole_updates, 1),

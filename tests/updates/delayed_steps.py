@@ -1,0 +1,42 @@
+"""Rules of delayed gradients on two variables, steps that push a number, and what became of it."""
+
+import tensorflow as tf
+
+from coordinator.updates import Delayed
+from tests.ps_strategy.every_worker import TIMEOUT
+from tests.updates.descent import descend
+
+
+def make_rule(strategy, variables, delay, update=descend):
+    """A rule that goes down by what is pushed."""
+    with strategy.scope():
+        return Delayed(update, variables, delay, learning_rate=1.0)
+
+
+def new_step(strategy, rule, variables):
+    """A step that pushes a number everywhere; gives the version that it pulled and the number that it found."""
+
+    @tf.function
+    def step(value):
+        with rule.pull() as version:
+            found = variables[-1].read_value()[0, 0]
+        rule.push([tf.fill(variable.shape, value) for variable in variables], version)
+        return version, found
+
+    def run(value, worker=0):
+        results = strategy.schedule(step, args=(tf.constant(float(value)),), worker=worker).result(TIMEOUT)
+        return tuple(float(number) for number in results)
+
+    return run
+
+
+def value_of(variables):
+    """What is in them, which is to be one number."""
+    found = {float(number) for variable in variables for number in variable.numpy().ravel()}
+    assert len(found) == 1, found
+    return found.pop()
+
+
+def entries(rule):
+    """What is known of each push that is queued, those that are due first."""
+    return rule.ledger.queued._entries().numpy()
