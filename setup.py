@@ -48,6 +48,12 @@ setup(
         "plots": [
             "matplotlib>=3.9,<4",
         ],
+        # The staleness test-bed: its data, its progress bar, its pictures.
+        "testbed": [
+            "matplotlib>=3.9,<4",
+            "scikit-learn>=1.5",
+            "tqdm>=4.66",
+        ],
         "test": [
             "matplotlib>=3.9,<4",
             "mypy>=1.15",
@@ -64,7 +70,7 @@ setup(
             "tqdm>=4.66",
         ],
     },
-    entry_points={"console_scripts": ["coordinator = coordinator.launch.command_line:main"]},
+    entry_points={"console_scripts": ["coordinator = coordinator.__main__:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Developers",

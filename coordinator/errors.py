@@ -17,7 +17,7 @@ say where it happened (`describe_failure`).
      x  InvalidTransitionError    (RuntimeError)    a defect of this library: a state changed in a way not allowed
      x  LaunchError               (RuntimeError)    a server or a program could not be started
      x  EvaluationError           (RuntimeError)    a checkpoint cannot be evaluated
-     x  SettingError              (ValueError)      a simulation was given something that cannot be
+     x  SettingError              (ValueError)      a simulation or an experiment was given something that cannot be
 """
 
 import concurrent.futures
@@ -91,7 +91,7 @@ class EvaluationError(CoordinatorError, RuntimeError):
 
 
 class SettingError(CoordinatorError, ValueError):
-    """A setting of a simulation is wrong; the message names it and says what is allowed.
+    """A setting of a simulation or an experiment is wrong; the message names it and says what is allowed.
 
     Attributes:
       option: its name.

@@ -18,7 +18,7 @@ import psutil
 from tests.import_graph import ROOT
 
 # The command `coordinator`, as a program for `run_program`.
-COORDINATOR = "import sys; from coordinator.launch.command_line import main; sys.exit(main(sys.argv[1:]))"
+COORDINATOR = "import sys; from coordinator.__main__ import main; sys.exit(main(sys.argv[1:]))"
 
 # Names the run in the environment that all processes of a program inherit, whatever session or parent they have.
 _MARK = "COORDINATOR_TEST_RUN"

@@ -1,6 +1,7 @@
 """Imports point one way. Each failure names the file and line of the import that broke the rule.
 
-coordinator (the public names)
+coordinator (the public names, the command)
+ |-- testbed ------------> core, ps_strategy, updates, simulation, testing, launch
  |-- updates ------------> core, ps_strategy
  |-- ps_strategy --------> core, heartbeat (no TensorFlow)
  |-- evaluation ---------> core
@@ -24,7 +25,8 @@ MAY_IMPORT = {
     "simulation": {"core", "updates"},
     "launch": {"core", "heartbeat", "simulation"},
     "testing": {"core", "launch"},
-    "coordinator": {"core", "ps_strategy", "updates", "evaluation", "simulation", "launch", "testing"},
+    "testbed": {"core", "ps_strategy", "updates", "simulation", "launch", "testing"},
+    "coordinator": {"core", "ps_strategy", "updates", "evaluation", "simulation", "launch", "testing", "testbed"},
 }
 
 # Within the core, each of these may import only those before it, and files that are not named here.

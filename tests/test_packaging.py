@@ -56,7 +56,8 @@ def test_what_is_required_is_what_the_package_imports_and_what_tensorflow_needs_
     requirements: dict[str, set[str]],
 ) -> None:
     assert requirements["plots"] == {"matplotlib"}
-    assert requirements[""] | requirements["plots"] == distributions("coordinator") | {"tensorboard"}
+    assert requirements["testbed"] == {"matplotlib", "scikit-learn", "tqdm"}
+    assert requirements[""] | requirements["testbed"] == distributions("coordinator") | {"tensorboard"}
 
 
 @pytest.mark.parametrize("folder", ["examples", "benchmarks"])

@@ -1,4 +1,4 @@
-"""The command `coordinator`: reads the arguments, calls `run`, `serve` or `simulate`, and gives the exit code.
+"""The command `coordinator`: reads the arguments, calls one command, and gives the exit code.
 
 Exit code 2 means that what was asked for cannot work: nothing was started then, and one line says why.
 """
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.launch.further_command import FurtherCommand
 from coordinator.launch.run_command import run
 from coordinator.launch.run_request import RunRequest
 from coordinator.launch.serve_command import serve
@@ -19,19 +20,22 @@ from coordinator.launch.simulate_options import add_simulate, with_negative_valu
 _UNUSABLE = 2
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, further: Sequence[FurtherCommand] = ()) -> int:
     """Runs the command.
 
     Args:
       arguments: what follows the command's name; None takes this process's own.
+      further: commands of higher layers.
 
     Returns:
       The exit code.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["simulate"]:
-        return simulate(_parser().parse_args(with_negative_values(arguments)))
-    given = _parser().parse_args(arguments)
+    parser = _parser(further)
+    whole = {"simulate": simulate, **{command.name: command.run for command in further}}
+    if (name := next(iter(arguments), None)) in whole:
+        return whole[name](parser.parse_args(with_negative_values(arguments)))
+    given = parser.parse_args(arguments)
     try:
         if given.command == "run":
             return run(_request(given), os.environ)
@@ -55,7 +59,7 @@ def _request(given: argparse.Namespace) -> RunRequest:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(further: Sequence[FurtherCommand]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="coordinator",
         description="Parameter-server training: a cluster on this machine, one server of any, or one in virtual time.",
@@ -65,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_serve(commands)
     add_simulate(commands)
+    for command in further:
+        command.add(commands)
     return parser
 
 
