@@ -33,10 +33,8 @@ class Curve:
     @property
     def smoothed(self) -> Any:
         """The mean of each minibatch's loss and of those right before it, `WINDOW` in all, float64 [batches]."""
-        sums = np.cumsum(np.concatenate([[0.0], self.losses]))
-        last = np.arange(1, len(self.losses) + 1)
-        first = np.maximum(last - WINDOW, 0)
-        return (sums[last] - sums[first]) / (last - first)
+        ends = range(1, len(self.losses) + 1)
+        return np.array([np.mean(self.losses[max(end - WINDOW, 0) : end]) for end in ends])
 
     @property
     def spikes(self) -> int:
@@ -47,6 +45,9 @@ class Curve:
     def final_loss(self) -> float:
         """The mean loss of the last tenth of the minibatches."""
         return float(np.mean(self.losses[-max(round(FINAL_SHARE * len(self.losses)), 1) :]))
+
+    def __str__(self) -> str:
+        return f"{self.cell}: {self.spikes} spikes, final loss {self.final_loss:.3f}, {self.seconds:.0f} s"
 
     def batches_to(self, loss: float) -> int | None:
         """How many minibatches were processed until the smoothed loss was first below a loss; None if it never was."""

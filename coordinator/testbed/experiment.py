@@ -15,7 +15,13 @@ MOST_WORKERS = 16
 LONGEST = 3600.0
 
 # What `--quick` has in place of the defaults.
-QUICK: Mapping[str, Any] = {"workers": (1, 2, 3), "delays": (0.0, 2.0), "batches": 120}
+QUICK: Mapping[str, Any] = {
+    "workers": (2, 3),
+    "delays": (0.0, 0.5),
+    "batches": 100,
+    "step_time": 0.1,
+    "learning_rate": 0.02,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,10 +50,10 @@ class Experiment:
     workers: Sequence[int] = (1, 2, 3)
     delays: Sequence[float] = (0.0, 0.5, 1.0, 1.5, 2.0)
     batch_size: int = 100
-    batches: int = 400
-    step_time: float = 0.1
-    learning_rate: float = 0.05
-    target_loss: float = 0.5
+    batches: int = 240
+    step_time: float = 0.2
+    learning_rate: float = 0.01
+    target_loss: float = 1.0
     seed: int = 0
     data: str = "digits"
     folder: pathlib.Path | None = None

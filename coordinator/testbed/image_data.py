@@ -8,6 +8,7 @@ import numpy as np
 from coordinator.errors import SettingError
 from coordinator.testbed.cifar10 import load_cifar10
 from coordinator.testbed.experiment import Experiment
+from coordinator.testbed.extra import missing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,7 @@ def load(experiment: Experiment) -> ImageData:
 
     Raises:
       SettingError: they are not there, or are too few for one minibatch of each worker.
+      LaunchError: scikit-learn is not installed.
     """
     if experiment.folder is not None and experiment.data == "cifar10":
         data = ImageData(*load_cifar10(experiment.folder), 255)
@@ -52,6 +54,6 @@ def _digits() -> ImageData:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise SettingError("data", "digits needs scikit-learn: pip install 'coordinator[testbed]'.") from None
+        raise missing("scikit-learn") from None
     found = load_digits()
     return ImageData(found.images[..., None].astype(np.uint8), found.target.astype(np.uint8), 16)

@@ -10,9 +10,9 @@ HEIGHT = 0.1
 def count_spikes(losses: Iterable[float], height: float = HEIGHT) -> int:
     """Counts the spikes of a smoothed loss.
 
-    A spike begins when the loss is more than `height` above the least that it was since the last spike, and ends when it
-    is more than `height` below the spike's top. So what rises in many small steps, or never comes down again, is one.
-    What is no number counts as infinitely high.
+    A spike begins when the loss is more than `height` above the least that it was since the last spike, and ends when
+    it is more than `height` below the spike's top. So what rises in many small steps, or never comes down again, is
+    one. What is no number counts as infinitely high.
 
     Args:
       losses: in their order.
@@ -28,5 +28,5 @@ def count_spikes(losses: Iterable[float], height: float = HEIGHT) -> int:
         else:
             low = min(low, value)
             is_up, top = value > low + height, value
-            count += is_up
+            count += int(is_up)
     return count

@@ -27,12 +27,14 @@ def _add_experiment(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--workers", metavar="N,...", help="how many workers, 1 to 16 (default 1,2,3)")
     group.add_argument("--delays", metavar="SECONDS,...", help="of gradients, if asynchronous (default 0,0.5,1,1.5,2)")
     group.add_argument("--batch-size", metavar="N", help="images of a minibatch (default 100)")
-    group.add_argument("--batches", metavar="N", help="that are processed in each training (default 400)")
+    group.add_argument("--batches", metavar="N", help="that are processed in each training (default 240)")
     group.add_argument(
-        "--step-time", metavar="SECONDS", help="what a worker's step takes at least; it pauses for what is left"
+        "--step-time",
+        metavar="SECONDS",
+        help="what a worker's step takes at least; it pauses for what is left (default 0.2)",
     )
-    group.add_argument("--learning-rate", metavar="R", help="of plain SGD")
-    group.add_argument("--target-loss", metavar="LOSS", help="that counts as learned (default 0.5)")
+    group.add_argument("--learning-rate", metavar="R", help="of plain SGD (default 0.01)")
+    group.add_argument("--target-loss", metavar="LOSS", help="that counts as learned (default 1)")
     group.add_argument("--seed", metavar="N", help="of first weights and of the order of images (default 0)")
     group.add_argument("--data", metavar="NAME", help="digits (default) or cifar10")
     group.add_argument("--folder", metavar="FOLDER", help="where CIFAR-10 is, in its published python format")

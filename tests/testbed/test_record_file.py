@@ -1,0 +1,31 @@
+from pathlib import Path
+
+import numpy as np
+
+from coordinator.testbed.image_data import ImageData
+from coordinator.testbed.record_file import RecordFile
+
+IMAGES = np.arange(12, dtype=np.uint8).repeat(2 * 3).reshape(12, 2, 3, 1)
+DATA = ImageData(IMAGES, np.arange(12, dtype=np.uint8), highest=11)
+
+
+def labels_of(records: RecordFile, worker: int, *, count: int, seed: int = 0) -> list[list[int]]:
+    found = []
+    for images, labels in records.minibatches(3, worker, 2, seed).take(count):
+        assert images.shape == (3, 2, 3, 1)
+        np.testing.assert_allclose(images[:, 1, 2, 0] * 11, labels)
+        found.append(labels.numpy().tolist())
+    return found
+
+
+def test_workers_share_the_images_and_go_through_their_part_again_and_again(tmp_path: Path) -> None:
+    records = RecordFile(DATA, tmp_path / "images")
+    for worker in (0, 1):
+        first, second, third, fourth = labels_of(records, worker, count=4)
+        assert sorted(first + second) == sorted(third + fourth) == list(range(worker, 12, 2))
+
+
+def test_a_seed_gives_the_same_order(tmp_path: Path) -> None:
+    records = RecordFile(DATA, tmp_path / "images")
+    orders = [labels_of(records, 0, count=8, seed=seed) for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]

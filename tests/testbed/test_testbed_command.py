@@ -1,0 +1,126 @@
+import csv
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.__main__ import main
+from tests.launch.command_process import CommandProcess
+from tests.program_runner import COORDINATOR, ProgramRunner
+
+# Four trainings, as short as can be.
+SMALL = [
+    "testbed",
+    "--workers",
+    "2",
+    "--delays",
+    "0,0.3",
+    "--batches",
+    "20",
+    "--step-time",
+    "0.03",
+    "--batch-size",
+    "20",
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--workers", "0"], "--workers must be a whole number from 1 to 16, got 0."),
+        (["--delays", "-0.5,1"], "--delays must be a number of seconds from 0 to 3600, got -0.5."),
+        (["--modes", "hogwild"], "--modes must be of sequential, synchronous, asynchronous, got 'hogwild'."),
+        (["--learning-rate", "-1"], "--learning-rate must be a number from 1e-09 to 1000, got -1.0."),
+        (["--data", "cifar10"], "--folder is needed with --data cifar10"),
+        (["--data", "cifar10", "--folder", "/nowhere"], "--folder must have the files data_batch_1 to data_batch_5,"),
+        (["--batch-size", "600"], "--batch-size must be at most 599, a worker's part of the images."),
+        (["--output", "/dev/null/results"], "--output cannot be made: "),
+    ],
+)
+def test_what_cannot_be_is_one_line_that_names_the_option_and_what_is_allowed(
+    options: list[str],
+    complaint: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["testbed", *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"coordinator testbed: {complaint}")
+
+
+@pytest.mark.parametrize(
+    ("module", "package"), [("sklearn.datasets", "scikit-learn"), ("matplotlib.figure", "matplotlib"), ("tqdm", "tqdm")]
+)
+def test_a_package_that_is_not_installed_is_told_with_the_command_that_installs_it_before_anything_starts(
+    module: str, package: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(["testbed", "--output", str(tmp_path)]) == 2
+    (line, *_) = capsys.readouterr().err.splitlines()
+    assert line == f"coordinator testbed: The test-bed needs {package}: pip install 'coordinator[testbed]'."
+
+
+@pytest.mark.parametrize("command", ["testbed", "run"])
+def test_the_options_of_all_commands_are_told_without_loading_anything_heavy(
+    command: str, run_program: ProgramRunner
+) -> None:
+    source = """
+        import sys
+        from coordinator.__main__ import main
+        try:
+            main([sys.argv[1], "--help"])
+        except SystemExit:
+            pass
+        print([name for name in ("numpy", "keras", "tensorflow", "matplotlib", "tqdm") if name in sys.modules])
+    """
+    assert run_program(source, command).stdout.endswith("\n[]\n")
+
+
+def test_it_is_a_module_too(run_program: ProgramRunner) -> None:
+    source = "import runpy; runpy.run_module('coordinator.testbed', run_name='__main__')"
+    told = run_program(source, "--delays", "-1", exit_code=2).stderr
+    assert told == "coordinator testbed: --delays must be a number of seconds from 0 to 3600, got -1.0.\n"
+
+
+@pytest.mark.cluster
+@pytest.mark.release
+def test_a_small_grid_is_trained_on_real_servers_and_its_results_are_written(
+    run_program: ProgramRunner, tmp_path: Path
+) -> None:
+    printed = run_program(COORDINATOR, *SMALL, "--output", tmp_path / "results", timeout=280).stdout
+    names = ["loss_2_workers.png", "losses.csv", "summary.csv", "summary.txt"]
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == names
+    assert (tmp_path / "results" / "summary.txt").read_text() in f"{printed}\n"
+    assert "no delay, synchronous and asynchronous about the same: " in printed
+    with (tmp_path / "results" / "losses.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    losses = {
+        (mode, delay): [float(row["loss"]) for row in rows if (row["mode"], row["delay_s"]) == (mode, delay)]
+        for mode, delay in [("sequential", "0.0"), ("synchronous", "0.0"), ("asynchronous", "0.3")]
+    }
+    assert {len(of) for of in losses.values()} == {20}
+    # The first minibatch of each worker meets the first weights, which are the same in all trainings.
+    first = sorted(losses["synchronous", "0.0"][:2])
+    assert sorted(losses["asynchronous", "0.3"][:2]) == pytest.approx(first, rel=1e-4)
+    with (tmp_path / "results" / "summary.csv").open(newline="") as file:
+        staleness = {(row["mode"], row["delay_s"]): float(row["mean_staleness"]) for row in csv.DictReader(file)}
+    assert staleness["sequential", "0.0"] == staleness["synchronous", "0.0"] == 0
+    assert staleness["asynchronous", "0.3"] > staleness["asynchronous", "0.0"] + 2
+
+
+@pytest.mark.cluster
+@pytest.mark.release
+def test_ctrl_c_writes_what_there_is_and_leaves_no_process(tmp_path: Path) -> None:
+    with CommandProcess(*SMALL, "--output", tmp_path, environment=os.environ) as command:
+        command.wait_output(r"sequential: \d+ spikes, final loss")
+        command.type("\x03")
+        assert command.wait_ended() == 130
+        assert not command.left()
+    assert "batch/s" in command.output
+    assert "Traceback" not in command.output
+    assert "Stopped after 1 of 4 trainings." in (tmp_path / "summary.txt").read_text()
+    with (tmp_path / "losses.csv").open(newline="") as file:
+        assert {row["mode"] for row in csv.DictReader(file)} == {"sequential"}
