@@ -1,6 +1,7 @@
 import csv
 import os
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -9,20 +10,8 @@ from coordinator.__main__ import main
 from tests.launch.command_process import CommandProcess
 from tests.program_runner import COORDINATOR, ProgramRunner
 
-# Four trainings, as short as can be.
-SMALL = [
-    "testbed",
-    "--workers",
-    "2",
-    "--delays",
-    "0,0.3",
-    "--batches",
-    "20",
-    "--step-time",
-    "0.03",
-    "--batch-size",
-    "20",
-]
+# Three trainings, as short as can be.
+SMALL = ["testbed", "--workers", "2", "--delays", "0.3", "--batches", "20", "--step-time", "0.03", "--batch-size", "20"]
 
 
 @pytest.mark.parametrize(
@@ -102,25 +91,27 @@ def test_a_small_grid_is_trained_on_real_servers_and_its_results_are_written(
         for mode, delay in [("sequential", "0.0"), ("synchronous", "0.0"), ("asynchronous", "0.3")]
     }
     assert {len(of) for of in losses.values()} == {20}
-    # The first minibatch of each worker meets the first weights, which are the same in all trainings.
-    first = sorted(losses["synchronous", "0.0"][:2])
-    assert sorted(losses["asynchronous", "0.3"][:2]) == pytest.approx(first, rel=1e-4)
+    # Who is first has met the first weights, with its first minibatch: both are the same in all trainings.
+    first = [pytest.approx(loss, rel=1e-4) for loss in losses["synchronous", "0.0"][:2]]
+    assert losses["asynchronous", "0.3"][0] in first
     with (tmp_path / "results" / "summary.csv").open(newline="") as file:
         staleness = {(row["mode"], row["delay_s"]): float(row["mean_staleness"]) for row in csv.DictReader(file)}
     assert staleness["sequential", "0.0"] == staleness["synchronous", "0.0"] == 0
-    assert staleness["asynchronous", "0.3"] > staleness["asynchronous", "0.0"] + 2
+    assert staleness["asynchronous", "0.3"] > 2
 
 
 @pytest.mark.cluster
 @pytest.mark.release
 def test_ctrl_c_writes_what_there_is_and_leaves_no_process(tmp_path: Path) -> None:
     with CommandProcess(*SMALL, "--output", tmp_path, environment=os.environ) as command:
+        # Into none, as it is without this, fits no progress bar.
+        termios.tcsetwinsize(command._terminal, (24, 120))
         command.wait_output(r"sequential: \d+ spikes, final loss")
         command.type("\x03")
         assert command.wait_ended() == 130
         assert not command.left()
     assert "batch/s" in command.output
     assert "Traceback" not in command.output
-    assert "Stopped after 1 of 4 trainings." in (tmp_path / "summary.txt").read_text()
+    assert "Stopped after 1 of 3 trainings." in (tmp_path / "summary.txt").read_text()
     with (tmp_path / "losses.csv").open(newline="") as file:
         assert {row["mode"] for row in csv.DictReader(file)} == {"sequential"}
