@@ -34,8 +34,8 @@ class Experiment:
       delays: of gradients in the asynchronous mode, in seconds, rising.
       batch_size: images in a minibatch.
       batches: that are processed in each training, by all workers together.
-      step_time: what a step of a worker takes at least, in seconds, from the end of its pull to the beginning of its
-        push. What computing leaves of it, the worker pauses.
+      step_time: what a step of a worker takes at least until its push, in seconds. What pulling and computing leave of
+        it, the worker pauses.
       learning_rate: of plain SGD, for the gradient of one minibatch.
       target_loss: the loss that counts as learned.
       seed: of the first weights and the order of the images.
@@ -50,7 +50,7 @@ class Experiment:
     workers: Sequence[int] = (1, 2, 3)
     delays: Sequence[float] = (0.0, 0.5, 1.0, 1.5, 2.0)
     batch_size: int = 100
-    batches: int = 240
+    batches: int = 180
     step_time: float = 0.2
     learning_rate: float = 0.01
     target_loss: float = 1.0

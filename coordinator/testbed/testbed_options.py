@@ -27,7 +27,7 @@ def _add_experiment(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--workers", metavar="N,...", help="how many workers, 1 to 16 (default 1,2,3)")
     group.add_argument("--delays", metavar="SECONDS,...", help="of gradients, if asynchronous (default 0,0.5,1,1.5,2)")
     group.add_argument("--batch-size", metavar="N", help="images of a minibatch (default 100)")
-    group.add_argument("--batches", metavar="N", help="that are processed in each training (default 240)")
+    group.add_argument("--batches", metavar="N", help="that are processed in each training (default 180)")
     group.add_argument(
         "--step-time",
         metavar="SECONDS",

@@ -86,9 +86,9 @@ def _new_step(network: keras.Model, rule: UpdateRule, step_time: float) -> Any:
     @tf.function
     def step(minibatches: Any) -> Any:
         images, labels = next(minibatches)
+        with tf.control_dependencies([images]):
+            began = tf.timestamp()
         with rule.pull() as version:
-            with tf.control_dependencies([version]):
-                began = tf.timestamp()
             with tf.GradientTape() as tape:
                 loss = loss_of(labels, network(images, training=True))
             gradients = tape.gradient(loss, network.trainable_variables)
