@@ -117,4 +117,6 @@ def pause(seconds: Any) -> Any:
     once = tf.raw_ops.TensorDataset(components=[tf.constant(0)], output_shapes=[[]])
     types = {"output_types": [tf.int32], "output_shapes": [[]]}
     slept = tf.raw_ops.SleepDataset(input_dataset=once, sleep_microseconds=tf.cast(seconds * 1e6, tf.int64), **types)
-    return tf.raw_ops.DatasetToSingleElement(dataset=slept, **types)[0]
+    # Whoever wants a single element asks for a second one, for which a pause would be made again.
+    first = tf.raw_ops.TakeDataset(input_dataset=slept, count=tf.constant(1, tf.int64), **types)
+    return tf.raw_ops.DatasetToSingleElement(dataset=first, **types)[0]

@@ -173,12 +173,15 @@ def test_a_call_that_was_given_up_counts_no_more(strategy, ledger, gate, begin, 
     future.result(TIMEOUT)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.02])
-def test_a_pause_lasts_at_least_as_long_as_it_is_told(seconds):
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.2])
+def test_a_pause_lasts_as_long_as_it_is_told_and_is_made_once(seconds):
     @tf.function(autograph=False)
     def paused():
         began = tf.timestamp()
         with tf.control_dependencies([pause(tf.constant(seconds, tf.float64) + 0.0 * began)]):
             return tf.timestamp() - began
 
-    assert paused() >= seconds
+    lasted = [paused() for _ in range(3)]
+    assert min(lasted) >= seconds
+    # On a busy machine some last longer.
+    assert min(lasted) < 2 * seconds or seconds < 0.2
