@@ -17,7 +17,7 @@ LONGEST = 3600.0
 # What `--quick` has in place of the defaults.
 QUICK: Mapping[str, Any] = {
     "workers": (2, 3),
-    "delays": (0.0, 0.4),
+    "delays": (0.0, 0.2),
     "batches": 100,
     "step_time": 0.08,
     "learning_rate": 0.02,
