@@ -5,7 +5,7 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-_RULES = "asynchronous, synchronous, stale_synchronous, bounded_delay, model_average"
+_RULES = "asynchronous, synchronous, stale_synchronous, bounded_delay, model_average, delayed"
 _TIME = "a distribution, such as 50ms or lognormal(50ms,0.4)"
 _NEGATIVE = re.compile(r"-\.?\d")
 
@@ -53,6 +53,7 @@ def _add_rules(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--get-model-frequency", type=int, metavar="N", help="steps per pull (default 1)")
     group.add_argument("--max-lead", type=int, metavar="N", help="steps before the slowest (default no limit)")
     group.add_argument("--max-delay", metavar="N", help="the largest staleness of bounded_delay, or inf")
+    group.add_argument("--delay", metavar="TIME", help="before a delayed gradient is applied, such as 0.5s, or inf")
     group.add_argument("--period", metavar="TIME", help="between two averagings of a worker (default 0)")
     group.add_argument("--warmup-steps", type=int, metavar="N", help="before averaging begins (default 0)")
 

@@ -17,6 +17,7 @@ __all__ = [
     "BoundedDelay",
     "Constant",
     "Death",
+    "Delayed",
     "Distribution",
     "Empirical",
     "Exponential",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from coordinator.simulation.result import Result
     from coordinator.simulation.rules.asynchronous import Asynchronous
     from coordinator.simulation.rules.bounded_delay import BoundedDelay
+    from coordinator.simulation.rules.delayed import Delayed
     from coordinator.simulation.rules.model_average import ModelAverage
     from coordinator.simulation.rules.rule import Rule
     from coordinator.simulation.rules.stale_synchronous import StaleSynchronous
@@ -68,6 +70,7 @@ else:
         "BoundedDelay": "coordinator.simulation.rules.bounded_delay",
         "Constant": "coordinator.simulation.distribution",
         "Death": "coordinator.simulation.absence",
+        "Delayed": "coordinator.simulation.rules.delayed",
         "Distribution": "coordinator.simulation.distribution",
         "Empirical": "coordinator.simulation.distribution",
         "Exponential": "coordinator.simulation.distribution",

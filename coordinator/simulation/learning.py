@@ -71,7 +71,7 @@ class LearningModel(SimulatedModel):
 
     def apply(self, worker: SimulatedWorker, scale: float) -> None:
         """See `SimulatedModel`."""
-        worker.gradient = self._gradient(worker)
+        worker.gradient = self.gradient(worker)
         self.parameters = self.parameters - self._rate * scale * worker.gradient
 
     def apply_to_own(self, worker: SimulatedWorker) -> None:
@@ -80,12 +80,22 @@ class LearningModel(SimulatedModel):
 
     def add(self, worker: SimulatedWorker) -> None:
         """See `SimulatedModel`."""
-        self._waiting.append(self._gradient(worker))
+        self._waiting.append(self.gradient(worker))
 
     def apply_mean(self) -> None:
         """See `SimulatedModel`."""
         self.parameters = self.parameters - self._rate * np.mean(self._waiting, axis=0)
         self._waiting.clear()
+
+    def gradient(self, worker: SimulatedWorker) -> Vector:
+        """See `SimulatedModel`."""
+        # A diverging model overflows, which its loss then says.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._problem.gradient(worker.parameters, self._generator)
+
+    def apply_gradient(self, gradient: Vector) -> None:
+        """See `SimulatedModel`."""
+        self.parameters = self.parameters - self._rate * gradient
 
     def average(self, worker: SimulatedWorker) -> None:
         """See `SimulatedModel`."""
@@ -94,7 +104,7 @@ class LearningModel(SimulatedModel):
 
     def train_own(self, worker: SimulatedWorker) -> None:
         """See `SimulatedModel`."""
-        gradient = self._gradient(worker)
+        gradient = self.gradient(worker)
         if worker.average is not None:
             worker.parameters, worker.average = worker.average, None
         worker.parameters = worker.parameters - self._rate * gradient
@@ -109,11 +119,6 @@ class LearningModel(SimulatedModel):
         self._pushes += 1
         if self._pushes % self._evaluate_every == 0:
             self._evaluate(now)
-
-    def _gradient(self, worker: SimulatedWorker) -> Vector:
-        # A diverging model overflows, which its loss then says.
-        with np.errstate(over="ignore", invalid="ignore"):
-            return self._problem.gradient(worker.parameters, self._generator)
 
     def _evaluate(self, now: float) -> None:
         with np.errstate(over="ignore", invalid="ignore"):

@@ -1,5 +1,7 @@
 """What is trained in virtual time. As it is here, nothing is: for when only time is of interest."""
 
+from typing import Any
+
 from coordinator.simulation.simulated_worker import SimulatedWorker
 
 
@@ -20,6 +22,12 @@ class SimulatedModel:
 
     def apply_mean(self) -> None:
         """Applies the mean of those that wait."""
+
+    def gradient(self, worker: SimulatedWorker) -> Any:
+        """The gradient of a worker's copy, which `apply_gradient` applies later."""
+
+    def apply_gradient(self, gradient: Any) -> None:
+        """Applies a gradient that was taken before to the shared model."""
 
     def average(self, worker: SimulatedWorker) -> None:
         """Averages the worker's copy with those of the others; the mean becomes the shared model."""

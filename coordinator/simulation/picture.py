@@ -181,7 +181,7 @@ def draw_staleness(axes: Any, result: Result) -> None:
     per = "" if width == 1 else f" (bars of {width})"
     axes.set(title="Staleness", xlabel=f"updates between pull and push{per}", ylabel="share of pushes [%]")
     # Room for the legend.
-    axes.set_ylim(0, 1.35 * max(binned))
+    axes.set_ylim(0, 1.35 * (max(binned) or 1.0))
 
 
 def draw_losses(axes: Any, results: Sequence[tuple[str, Result]]) -> None:

@@ -78,6 +78,8 @@ def _rule_options(rule: str, given: Mapping[str, Any]) -> dict[str, Any]:
         options["grads_to_wait"] = _whole("grads_to_wait", given["grads_to_wait"], _WORKERS, workers)
     elif rule == "synchronous":
         options["grads_to_wait"] = workers
+    if "delay" in given:
+        options["delay"] = math.inf if given["delay"] == "inf" else seconds_of("delay", given["delay"])
     if "period" in given:
         options["period"] = seconds_of("period", given["period"])
     return options

@@ -45,7 +45,7 @@ class Result:
       updates: how often the model was changed: its version.
       rejected: gradients that were not taken.
       push_times, push_workers, staleness: of every push, in the order of arrival: when (float64), by whom (int64),
-        how stale (int64). Rejected ones included; under model averaging, averagings.
+        how stale (int64). Rejected ones included; under model averaging, averagings; delayed ones when applied.
       clocks: the steps that each worker has finished; int64 [workers].
       computed, waited, absent: what each worker spent computing, waiting because of the rule, and dead; float64
         [workers]. The rest is communication and dispatch.

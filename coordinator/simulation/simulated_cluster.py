@@ -111,8 +111,9 @@ class SimulatedCluster:
         self._events += 1
         worker, now = arrival.worker, self._environment.now
         if self._course.may_begin(worker):
+            version = self._course.version
             worker.moved = self._course.begin(worker, now)
-            self._set_to_work(worker, now)
+            self._set_to_work(worker, now, self._course.version - version)
         else:
             worker.asked_at = now
             worker.is_waiting = True
@@ -123,18 +124,19 @@ class SimulatedCluster:
         self._events += 1
         worker, now = arrival.worker, self._environment.now
         worker.wait_over(now)
-        self._set_to_work(worker, now)
+        # Under the rules that make workers wait, none makes an update by beginning.
+        self._set_to_work(worker, now, 0)
 
-    def _set_to_work(self, worker: SimulatedWorker, now: float) -> None:
-        """A worker is sent what it needs, computes, and sends what comes of it."""
+    def _set_to_work(self, worker: SimulatedWorker, now: float, updates: int) -> None:
+        """A worker is sent what it needs, after so many updates, computes, and sends what comes of it."""
         moved, latency = worker.moved, self._latency()
-        start = now
+        start, updating = now, updates * self._setting.update
         if moved is MODEL:
-            start = self._servers.serve(now, self._served_pull_seconds, now + self._pull_seconds)
+            start = self._servers.serve(now, self._served_pull_seconds + updating, now + self._pull_seconds)
         end = worker.compute(start + latency)
         if moved is MODEL_BESIDE:
             # There and back; and what averages changes the model.
-            busy = 2 * self._served_pull_seconds + self._setting.update
+            busy = 2 * self._served_pull_seconds + updating
             end = max(end, self._servers.serve(now, busy, now + 2 * self._pull_seconds) + latency)
         worker.pushing.due_in(end - now + self._latency())
 

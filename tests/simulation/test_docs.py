@@ -39,7 +39,7 @@ def test_a_command_prints_about_what_the_page_shows(
 
 
 def test_every_command_of_the_page_is_run() -> None:
-    assert len(COMMANDS) == PAGE.count("\ncoordinator simulate ") == 6
+    assert len(COMMANDS) == PAGE.count("\ncoordinator simulate ") == 7
 
 
 def test_its_programs_run_one_after_another(capsys: pytest.CaptureFixture[str]) -> None:

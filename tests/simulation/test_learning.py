@@ -8,6 +8,7 @@ from coordinator.simulation.learning import Learning
 from coordinator.simulation.problem import LogisticRegression, SmallNetwork
 from coordinator.simulation.rules.asynchronous import Asynchronous
 from coordinator.simulation.rules.bounded_delay import BoundedDelay
+from coordinator.simulation.rules.delayed import Delayed
 from coordinator.simulation.rules.model_average import ModelAverage
 from coordinator.simulation.rules.stale_synchronous import StaleSynchronous
 from coordinator.simulation.rules.synchronous import Synchronous
@@ -79,7 +80,14 @@ def test_a_gradient_is_that_of_the_loss(problem) -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    [Asynchronous(), Synchronous(3), StaleSynchronous(4, 8), BoundedDelay(2), ModelAverage(warmup_steps=10)],
+    [
+        Asynchronous(),
+        Synchronous(3),
+        StaleSynchronous(4, 8),
+        BoundedDelay(2),
+        ModelAverage(warmup_steps=10),
+        Delayed(0.1),
+    ],
     ids=str,
 )
 def test_a_network_learns_under_every_rule_and_the_same_way_again(rule) -> None:

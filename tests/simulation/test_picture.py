@@ -11,6 +11,7 @@ from coordinator.simulation.learning import Learning
 from coordinator.simulation.problem import LogisticRegression
 from coordinator.simulation.rules.asynchronous import Asynchronous
 from coordinator.simulation.rules.bounded_delay import BoundedDelay
+from coordinator.simulation.rules.delayed import Delayed
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
 
@@ -37,12 +38,13 @@ LEARNING = Learning(LogisticRegression())
     [
         lambda: picture.picture(result()),
         lambda: picture.picture(result(BoundedDelay(2), learning=LEARNING)),
+        lambda: picture.picture(result(Delayed(float("inf")))),
         lambda: picture.comparison([("one", result(learning=LEARNING)), ("two", result(learning=LEARNING))]),
         lambda: picture.comparison([("one", result()), ("two", result(BoundedDelay(2)))]),
         lambda: picture.scaling("workers", [2, 4], [("one", [result(workers=2), result(workers=4)])]),
         lambda: picture.scaling("max_delay", [0, 2], [("b", [result(BoundedDelay(0)), result(BoundedDelay(2))])]),
     ],
-    ids=["one", "one that learns", "rules that learn", "rules", "workers", "delays"],
+    ids=["one", "one that learns", "one without updates", "rules that learn", "rules", "workers", "delays"],
 )
 def test_every_part_of_a_picture_has_a_title_and_named_axes(draw, tmp_path: Path) -> None:
     figure = draw()

@@ -9,6 +9,7 @@ from coordinator.simulation.problem import LogisticRegression
 from coordinator.simulation.request import Request
 from coordinator.simulation.rules.asynchronous import Asynchronous
 from coordinator.simulation.rules.bounded_delay import BoundedDelay
+from coordinator.simulation.rules.delayed import Delayed
 from coordinator.simulation.rules.model_average import ModelAverage
 from coordinator.simulation.rules.stale_synchronous import StaleSynchronous
 from coordinator.simulation.rules.synchronous import Synchronous
@@ -74,6 +75,8 @@ def test_everything_can_be_said() -> None:
         ("bounded_delay", {"max_delay": "inf", "grads_to_wait": "workers"}, BoundedDelay(math.inf, 4)),
         ("stale_synchronous", {"get_model_frequency": 3, "max_lead": 2}, StaleSynchronous(3, 2)),
         ("model_average", {"period": "200ms", "warmup_steps": 5}, ModelAverage(0.2, 5)),
+        ("delayed", {"delay": "500ms"}, Delayed(0.5)),
+        ("delayed", {"delay": "inf"}, Delayed(math.inf)),
     ],
 )
 def test_a_rule_takes_the_options_that_it_has(rule: str, options, meant) -> None:
@@ -96,6 +99,8 @@ def test_a_sweep_changes_one_setting_and_what_follows_from_it() -> None:
         ({"compare": "asynchronous,hogwild"}, "compare must be of asynchronous, .*; got 'hogwild'"),
         ({"compare": "asynchronous", "rule": "synchronous"}, "compare names the rules"),
         ({"rule": "bounded_delay"}, "max_delay must be given"),
+        ({"rule": "delayed"}, "delay must be given"),
+        ({"rule": "delayed", "delay": "-1s"}, "delay must be a time of at least 0 with its unit"),
         ({"rule": "bounded_delay", "max_delay": "-1"}, "max_delay must be a whole number of at least 0"),
         ({"rule": "bounded_delay", "max_delay": "x"}, "max_delay must be a whole number or inf, got 'x'"),
         ({"rule": "synchronous", "grads_to_wait": "all"}, "grads_to_wait must be a whole number or workers"),

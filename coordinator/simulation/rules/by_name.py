@@ -7,6 +7,7 @@ from typing import Any
 from coordinator.errors import SettingError
 from coordinator.simulation.rules.asynchronous import Asynchronous
 from coordinator.simulation.rules.bounded_delay import BoundedDelay
+from coordinator.simulation.rules.delayed import Delayed
 from coordinator.simulation.rules.model_average import ModelAverage
 from coordinator.simulation.rules.rule import Rule
 from coordinator.simulation.rules.stale_synchronous import StaleSynchronous
@@ -18,6 +19,7 @@ _RULES: dict[str, type[Rule]] = {
     "stale_synchronous": StaleSynchronous,
     "bounded_delay": BoundedDelay,
     "model_average": ModelAverage,
+    "delayed": Delayed,
 }
 RULE_NAMES = tuple(_RULES)
 

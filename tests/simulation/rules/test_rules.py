@@ -11,6 +11,7 @@ from coordinator.simulation.absence import Death
 from coordinator.simulation.rules.asynchronous import Asynchronous
 from coordinator.simulation.rules.bounded_delay import BoundedDelay
 from coordinator.simulation.rules.by_name import RULE_NAMES, options_of, rule_of
+from coordinator.simulation.rules.delayed import Delayed
 from coordinator.simulation.rules.model_average import ModelAverage
 from coordinator.simulation.rules.stale_synchronous import StaleSynchronous
 from coordinator.simulation.rules.synchronous import Synchronous
@@ -25,6 +26,7 @@ DECIDED = {
     StaleSynchronous(2, 3): {"staleness", "is_pull_due", "may_lead", "rejoined_clock"},
     BoundedDelay(2, grads_to_wait=2): {"staleness", "may_start", "is_complete"},
     ModelAverage(period=0.1, warmup_steps=3): {"staleness", "is_average_due"},
+    Delayed(0.1): {"staleness", "is_delay_over"},
 }
 
 
@@ -47,7 +49,7 @@ def test_a_rule_asks_the_functions_that_the_clusters_graphs_run(rule, monkeypatc
 
 @pytest.mark.parametrize("name", RULE_NAMES)
 def test_a_rule_has_the_name_and_the_settings_that_it_has_on_a_cluster(name: str) -> None:
-    rule = rule_of(name, {"grads_to_wait": 2, "max_delay": 1})
+    rule = rule_of(name, {"grads_to_wait": 2, "max_delay": 1, "delay": 0.5})
     assert rule.name == name
     real = inspect.signature(getattr(updates, type(rule).__name__)).parameters
     assert options_of(name) <= set(real)
@@ -56,6 +58,8 @@ def test_a_rule_has_the_name_and_the_settings_that_it_has_on_a_cluster(name: str
 def test_a_rule_that_needs_a_setting_or_does_not_exist_is_refused() -> None:
     with pytest.raises(SettingError, match="max_delay must be given for the rule bounded_delay"):
         rule_of("bounded_delay", {})
+    with pytest.raises(SettingError, match="delay must be given for the rule delayed"):
+        rule_of("delayed", {"max_delay": 1})
     with pytest.raises(SettingError, match=r"rule must be one of asynchronous, .*; got 'hogwild'"):
         rule_of("hogwild", {})
 
@@ -73,6 +77,10 @@ def test_a_rule_that_needs_a_setting_or_does_not_exist_is_refused() -> None:
         lambda: StaleSynchronous(1, -1),
         lambda: ModelAverage(period=-1.0),
         lambda: ModelAverage(warmup_steps=-1),
+        lambda: Delayed(-0.1),
+        lambda: Delayed(float("nan")),
+        lambda: Delayed(True),
+        lambda: Delayed("1s"),
     ],
 )
 def test_a_wrong_setting_of_a_rule_is_refused(make) -> None:
