@@ -46,6 +46,7 @@ def test_nothing_is_applied_before_the_delay_is_over_and_flush_applies_all_in_or
     assert rule.flush() == 0
 
 
+@pytest.mark.long
 def test_without_delay_the_next_pull_has_every_gradient_as_with_the_asynchronous_rule(strategy, variables):
     rule = make_rule(strategy, variables, 0, halve_and_descend)
     step = new_step(strategy, rule, variables)
@@ -103,6 +104,7 @@ def test_a_gradient_is_applied_once_its_seconds_are_over(strategy, variables):
     assert value_of(variables) == -1.0
 
 
+@pytest.mark.long
 def test_the_delay_may_depend_on_the_worker(strategy, variables):
     rule = make_rule(strategy, variables, lambda worker, time: 1e6 if worker == 1 else 0.0)
     step = new_step(strategy, rule, variables)
@@ -114,6 +116,7 @@ def test_the_delay_may_depend_on_the_worker(strategy, variables):
     assert value_of(variables) == -111.0
 
 
+@pytest.mark.long
 def test_the_delay_may_depend_on_the_time_and_be_random(strategy, variables):
     began = time.time()
 
@@ -130,6 +133,7 @@ def test_the_delay_may_depend_on_the_time_and_be_random(strategy, variables):
     assert value_of(variables) == 0.0
 
 
+@pytest.mark.long
 def test_adam_makes_of_delayed_gradients_what_it_makes_of_them_in_one_process(strategy):
     def new_model():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)])
@@ -169,6 +173,7 @@ def test_adam_makes_of_delayed_gradients_what_it_makes_of_them_in_one_process(st
     assert int(optimizer.iterations.numpy()) == 6 == rule.version.numpy()
 
 
+@pytest.mark.long
 def test_what_is_queued_is_applied_when_another_rule_follows_and_nothing_of_it_is_saved_then(
     strategy, variables, tmp_path
 ):
@@ -187,6 +192,7 @@ def test_what_is_queued_is_applied_when_another_rule_follows_and_nothing_of_it_i
     assert not [key for key, _ in tf.train.list_variables(path) if "queued" in key]
 
 
+@pytest.mark.long
 def test_gradients_are_delayed_after_another_rule_and_a_checkpoint_of_that_one_has_them(strategy, variables, tmp_path):
     with strategy.scope():
         rule = Synchronous(descend, variables, 2, learning_rate=1.0)

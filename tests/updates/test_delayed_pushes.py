@@ -52,6 +52,7 @@ def commit(rule, push):
     assert run()
 
 
+@pytest.mark.long
 def test_a_push_that_did_not_reach_all_servers_or_was_not_queued_is_in_no_update(strategy, variables):
     rule = make_rule(strategy, variables, 0)
     step = new_step(strategy, rule, variables)
@@ -68,12 +69,12 @@ def test_a_push_that_did_not_reach_all_servers_or_was_not_queued_is_in_no_update
 @pytest.mark.parametrize(
     ("finisher", "made_on"),
     [
-        ("a pull", [0]),
+        pytest.param("a pull", [0], marks=pytest.mark.long),
         pytest.param("a pull", [], marks=pytest.mark.long),
         pytest.param("a pull", [0, 1], marks=pytest.mark.long),
-        ("the client", []),
+        pytest.param("the client", [], marks=pytest.mark.long),
         ("the client", [0]),
-        ("the client", [0, 1]),
+        pytest.param("the client", [0, 1], marks=pytest.mark.long),
     ],
 )
 def test_an_update_that_a_dead_worker_left_behind_is_finished_once(strategy, variables, made_on, finisher):
@@ -101,6 +102,7 @@ def test_an_update_that_a_dead_worker_left_behind_is_finished_once(strategy, var
     assert value_of(variables) == -7.0
 
 
+@pytest.mark.long
 def test_a_push_of_a_call_that_was_given_up_is_not_queued(strategy, variables):
     rule = make_rule(strategy, variables, NEVER)
     step = new_step(strategy, rule, variables)

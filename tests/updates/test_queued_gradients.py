@@ -65,7 +65,8 @@ def assert_mixed(variables):
         np.testing.assert_array_equal(variable.numpy(), expected)
 
 
-@pytest.mark.parametrize("delay", [NEVER, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("delay", [NEVER, 0])
+@pytest.mark.long
 def test_each_push_may_have_sparse_dense_and_missing_gradients_in_its_own_way(strategy, mixed, delay):
     with strategy.scope():
         rule = Delayed(descend, mixed, delay, embeddings=[mixed[1]], learning_rate=1.0)
@@ -76,6 +77,7 @@ def test_each_push_may_have_sparse_dense_and_missing_gradients_in_its_own_way(st
     assert_mixed(mixed)
 
 
+@pytest.mark.long
 def test_a_checkpoint_has_what_is_queued_with_its_delays_and_order(strategy, mixed, tmp_path):
     def new_rule():
         return Delayed(
