@@ -24,13 +24,23 @@ def testbed(given: argparse.Namespace) -> int:
       The exit code: 2 if what was asked for cannot be, 130 after Ctrl-C.
     """
     try:
-        return _experiment(given)
+        return _confirmation(given) if given.confirm else _experiment(given)
     except SettingError as error:
         print(f"coordinator testbed: --{error.option.replace('_', '-')} {error.complaint}", file=sys.stderr)
         return _UNUSABLE
     except LaunchError as error:
         print(f"coordinator testbed: {error}", file=sys.stderr)
         return _UNUSABLE
+
+
+def _confirmation(given: argparse.Namespace) -> int:
+    from coordinator.testbed.confirmation.confirm_command import confirm
+
+    try:
+        confirm(vars(given))
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return 0
 
 
 def _experiment(given: argparse.Namespace) -> int:

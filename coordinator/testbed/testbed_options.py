@@ -17,6 +17,7 @@ def add_testbed(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds its options: a group for each thing that the command does."""
     _add_experiment(parser.add_argument_group("the experiment"))
+    _add_confirmation(parser.add_argument_group("the simulator beside real servers"))
 
 
 def _add_experiment(group: "argparse._ArgumentGroup") -> None:
@@ -45,3 +46,14 @@ def _add_experiment(group: "argparse._ArgumentGroup") -> None:
         metavar="FOLDER",
         help="takes pictures, tables and the summary (default testbed-results)",
     )
+
+
+def _add_confirmation(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--confirm",
+        action="store_true",
+        help="instead of an experiment, run real servers and the simulator with the same times, and compare; "
+        "takes --workers (default 2,3,4)",
+    )
+    group.add_argument("--confirm-seconds", type=float, metavar="S", help="how long a real run is (default 10)")
+    group.add_argument("--confirm-repeats", type=int, metavar="N", help="real runs of each setting (default 3)")

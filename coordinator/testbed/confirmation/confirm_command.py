@@ -1,0 +1,32 @@
+"""`coordinator testbed --confirm`: prints what real servers and the simulator came to, side by side."""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tqdm import tqdm
+
+from coordinator.testbed.confirmation.comparison import table, times_table, verdict
+from coordinator.testbed.confirmation.confirmation import Confirmation
+
+
+def confirm(given: Mapping[str, Any]) -> None:
+    """Runs the command.
+
+    Args:
+      given: its options by name; None for what was not given.
+
+    Raises:
+      SettingError: what was asked for cannot be.
+      LaunchError: a server did not start.
+      Exception: what `ParameterServerStrategy.join` raises.
+    """
+    asked = Confirmation.of(given)
+    print(asked, flush=True)
+    load = os.getloadavg()[0]
+    with tqdm(total=asked.runs, file=sys.stderr, unit="run") as progress:
+        comparisons = asked.compare(progress.update)
+    print(f"{os.cpu_count()} cpus, load {load:.1f} at the beginning and {os.getloadavg()[0]:.1f} at the end")
+    print(f"\nWhat real steps took, and the simulator was given; means:\n\n{times_table(comparisons)}")
+    print(f"\nReal, and simulated:\n\n{table(comparisons)}\n\n{verdict(comparisons)}", flush=True)
