@@ -39,7 +39,7 @@ class Comparison:
       rule: its name.
       workers: how many, the last of which is slow.
       real, simulated: what came of both.
-      repeated: the figures of each real run, of which `real` has the medians.
+      repeated: the figures of each real run by itself.
       times: what the steps of the real runs took, which is what the simulator was given.
     """
 

@@ -14,7 +14,7 @@ from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStr
 from coordinator.simulation.simulated_cluster import simulate
 from coordinator.testbed.confirmation.comparison import Comparison
 from coordinator.testbed.confirmation.confirmed_rule import RULES, ConfirmedRule
-from coordinator.testbed.confirmation.figures import Figures, middle
+from coordinator.testbed.confirmation.figures import Figures
 from coordinator.testbed.confirmation.real_steps import RealSteps, Run
 from coordinator.testbed.confirmation.sleeps import Sleeps
 from coordinator.testbed.confirmation.step_times import StepTimes
@@ -29,7 +29,7 @@ class Confirmation:
     Attributes:
       workers: how many, at least two each.
       seconds: how long each real run is watched.
-      repeats: how often each is made; the table has medians.
+      repeats: how often each is made; what they come to together is compared.
       sleeps: what steps sleep for.
       rules: which rules.
 
@@ -106,12 +106,18 @@ class Confirmation:
     def __str__(self) -> str:
         return (
             f"{', '.join(rule.name for rule in self.rules)}; {', '.join(map(str, self.workers))} workers, the last one "
-            f"slow; steps sleep {self.sleeps}; medians of {self.repeats} runs of {self.seconds:g} s"
+            f"slow; steps sleep {self.sleeps}; {self.repeats} runs of {self.seconds:g} s"
         )
 
 
 def _comparison(rule: ConfirmedRule, workers: int, runs: Sequence[Run]) -> Comparison:
-    times = StepTimes.of([run.noted for run in runs], sum(run.waited for run in runs))
-    figures = [run.figures for run in runs]
-    simulated = simulate(times.setting(rule.simulated(workers)))
-    return Comparison(rule.name, workers, middle(figures), Figures.of(simulated), figures, times)
+    counted = [run.counted for run in runs]
+    times = StepTimes.of([run.noted for run in runs], sum(each.waited for each in counted))
+    return Comparison(
+        rule.name,
+        workers,
+        Figures.of_runs(counted, workers),
+        Figures.of_simulation(simulate(times.setting(rule.simulated(workers)))),
+        [Figures.of_runs([each], workers) for each in counted],
+        times,
+    )

@@ -16,12 +16,11 @@ import tensorflow as tf
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.worker_index import get_current_worker_index
 from coordinator.testbed.confirmation.confirmed_rule import ConfirmedRule
-from coordinator.testbed.confirmation.figures import Figures
+from coordinator.testbed.confirmation.figures import Counted
 from coordinator.testbed.confirmation.sleeps import Sleeps
 from coordinator.testbed.confirmation.step_times import FINISHED, NOTED
 from coordinator.updates.gate import pause
 from coordinator.updates.ledger import WAITED
-from coordinator.updates.rule_statistics import Staleness
 from coordinator.updates.update_rule import UpdateRule
 
 # Steps that each worker finishes before anything is counted.
@@ -38,13 +37,11 @@ class Run:
     """What was seen of a run.
 
     Attributes:
-      figures: the rule's own.
-      waited: what all workers together waited because their rule made them, in seconds.
+      counted: by the rule.
       noted: of each worker, what its steps noted meanwhile, float64 [steps, NOTED]; see `StepTimes`.
     """
 
-    figures: Figures
-    waited: float
+    counted: Counted
     noted: Sequence[Any]
 
 
@@ -86,9 +83,9 @@ class RealSteps:
             for futures in scheduled[:_SETTLING]:
                 for future in futures:
                     future.result(_DEADLINE)
-            before = _Counted.of(self._rule)
+            before = _Reading.of(self._rule)
             concurrent.futures.wait(counted, timeout=seconds, return_when=concurrent.futures.FIRST_EXCEPTION)
-            after = _Counted.of(self._rule)
+            after = _Reading.of(self._rule)
         finally:
             for future in reversed(counted):
                 if not future.running():
@@ -97,21 +94,19 @@ class RealSteps:
         if any(not future.cancelled() for future in scheduled[-1]):
             raise RuntimeError(f"A worker has run out of steps within {after.at - before.at:g} s: {self!r}.")
         noted = [_noted(futures, before.at_wall, after.at_wall) for futures in zip(*scheduled, strict=True)]
-        return Run(after.since(before, self._workers), after.waited - before.waited, noted)
+        return Run(after.since(before), noted)
 
     def __repr__(self) -> str:
         return f"<RealSteps: {self._rule}, {self._workers} workers>"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Counted:
-    """What a rule's ledger had at a time.
+class _Reading:
+    """What a rule's ledger has at a time.
 
     Attributes:
       at, at_wall: in seconds, of the clock that only goes forward and of the one that steps note.
-      updates: so far.
-      histogram: of staleness, int64.
-      waited: by all workers together, in seconds.
+      updates, histogram, waited: so far; see `Counted`.
     """
 
     at: float
@@ -121,19 +116,17 @@ class _Counted:
     waited: float
 
     @classmethod
-    def of(cls, rule: UpdateRule) -> "_Counted":
+    def of(cls, rule: UpdateRule) -> "_Reading":
         ledger = rule.ledger
         histogram, waited = ledger.histogram.numpy(), float(ledger.seconds.numpy()[:, WAITED].sum())
         return cls(time.monotonic(), time.time(), int(ledger.version.numpy()), histogram, waited)
 
-    def since(self, before: "_Counted", workers: int) -> Figures:
-        seconds = self.at - before.at
-        staleness = Staleness(tuple(map(int, self.histogram - before.histogram)))
-        return Figures(
-            staleness.mean,
-            staleness.p99,
-            (self.updates - before.updates) / seconds,
-            (self.waited - before.waited) / (workers * seconds),
+    def since(self, before: "_Reading") -> Counted:
+        return Counted(
+            self.at - before.at,
+            self.updates - before.updates,
+            self.histogram - before.histogram,
+            self.waited - before.waited,
         )
 
 
