@@ -1,0 +1,68 @@
+"""Who agrees, and what is said where they do not."""
+
+import pytest
+
+from coordinator.testbed.confirmation.comparison import Comparison, table, times_table, verdict
+from coordinator.testbed.confirmation.figures import Figures
+from coordinator.testbed.confirmation.step_times import StepTimes
+
+TIMES = StepTimes(computed=((0.1, 0.12), (0.1, 0.1), (0.25,)), dispatch=(0.01, 0.03), pull=0.004, push=0.006)
+
+
+def figures(staleness: float = 2.0, rate: float = 20.0, idle: float = 0.0) -> Figures:
+    return Figures(staleness, 5, rate, idle)
+
+
+def comparison(real: Figures, simulated: Figures, repeated: list[Figures] | None = None) -> Comparison:
+    return Comparison("SSP", 3, real, simulated, repeated or [real], TIMES)
+
+
+@pytest.mark.parametrize(
+    ("simulated", "agrees"),
+    [
+        (figures(), True),
+        (figures(staleness=2.19), True),
+        (figures(staleness=2.21), False),
+        (figures(staleness=1.79), False),
+        (figures(rate=21.9), True),
+        (figures(rate=22.1), False),
+        (figures(rate=17.9), False),
+        # Idle time is shown, and not judged.
+        (figures(idle=0.5), True),
+    ],
+)
+def test_both_staleness_and_speed_must_be_within_a_tenth(simulated: Figures, agrees: bool) -> None:
+    assert comparison(figures(), simulated).agrees is agrees
+
+
+def test_no_staleness_agrees_with_none_and_with_nothing_else() -> None:
+    assert comparison(figures(staleness=0.0), figures(staleness=0.0)).agrees
+    assert not comparison(figures(staleness=0.0), figures(staleness=0.1)).agrees
+
+
+def test_the_tables_have_a_row_for_each() -> None:
+    found = [comparison(figures(idle=0.25), figures(staleness=2.1, rate=19.0, idle=0.3))]
+    assert table(found).splitlines()[2].split() == [
+        *("SSP,", "3", "2.00", "2.10", "+5.0%", "5", "5", "20.00", "19.00", "-5.0%", "25.0%", "30.0%")
+    ]
+    cells = times_table(found).splitlines()[2]
+    assert cells.split() == [
+        *("SSP,", "3", "105.0", "ms", "250.0", "ms", "4.0", "ms", "6.0", "ms", "20.0", "ms", "22%")
+    ]
+
+
+def test_noise_is_told_from_what_is_more_than_noise() -> None:
+    apart = [figures(staleness=1.5, rate=20.0), figures(staleness=2.5, rate=20.1)]
+    (agreed, line) = verdict([comparison(figures(), figures(staleness=2.4, rate=30.0), apart)]).splitlines()
+    assert agreed == "0 of 1 settings agree within 10% in mean staleness and in updates/s."
+    assert line == (
+        "SSP, 3: mean staleness +20%; the real runs had 1.50 to 2.50, the simulated one is among them: noise; "
+        "updates/s +50%; the real runs had 20.00 to 20.10, so it is more than noise."
+    )
+
+
+def test_where_workers_wait_it_is_said_that_real_ones_ask_now_and_then() -> None:
+    found = [comparison(figures(idle=0.3), figures(rate=30.0, idle=0.2)), comparison(figures(), figures())]
+    (agreed, line) = verdict(found).splitlines()
+    assert agreed.startswith("1 of 2 settings agree")
+    assert line.endswith("; a real worker that waits asks again only every 5.0 ms, or more if others wait, too.")

@@ -1,0 +1,48 @@
+"""The command, as a whole: what cannot be asked for, and that real servers and the simulator agree."""
+
+import re
+
+import pytest
+
+from coordinator.__main__ import main
+from coordinator.testbed.confirmation.confirmation import Confirmation
+from tests.program_runner import COORDINATOR, ProgramRunner
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--workers", "1,2"], "--workers must be from 2 to 16, one of them slow; got (1, 2)."),
+        (["--workers", "many"], "--workers must be whole numbers such as 2,3,4; got 'many'."),
+        (["--confirm-seconds", "0.5"], "--confirm-seconds must be from 1 to 3600, got 0.5."),
+        (["--confirm-seconds", "nan"], "--confirm-seconds must be from 1 to 3600, got nan."),
+        (["--confirm-repeats", "0"], "--confirm-repeats must be a whole number from 1 to 100, got 0."),
+        (["--delays", "1"], "--delays is for experiments; --confirm does not take it."),
+    ],
+)
+def test_what_cannot_be_is_one_line_that_names_the_option(
+    options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["testbed", "--confirm", *options]) == 2
+    assert capsys.readouterr().err == f"coordinator testbed: {complaint}\n"
+
+
+def test_what_is_not_said_has_its_default_and_workers_are_listed_once() -> None:
+    assert Confirmation.of({"workers": None, "confirm_seconds": None, "confirm_repeats": None}) == Confirmation()
+    asked = Confirmation.of({"workers": "4,2,4", "confirm_seconds": 2.0, "confirm_repeats": 5})
+    assert (asked.workers, asked.seconds, asked.repeats, asked.runs) == ((2, 4), 2.0, 5, 40)
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_real_servers_and_the_simulator_agree_under_all_rules_with_one_slow_worker_of_three(
+    run_program: ProgramRunner,
+) -> None:
+    arguments = ["--workers", 3, "--confirm-seconds", 4, "--confirm-repeats", 3]
+    printed = run_program(COORDINATOR, "testbed", "--confirm", *arguments, timeout=280).stdout
+    rows = re.findall(r"^(\w[\w ]*), 3 +([\d.]+) +([\d.]+) +([+-][\d.]+)%  .* ([+-][\d.]+)% +", printed, re.MULTILINE)
+    assert [row[0] for row in rows] == ["async", "sync", "SSP", "bounded delay"], printed
+    for rule, *_, staleness_off_by, speed_off_by in rows:
+        assert abs(float(staleness_off_by)) <= 10.0, (rule, printed)
+        assert abs(float(speed_off_by)) <= 10.0, (rule, printed)
+    assert "4 of 4 settings agree within 10%" in printed

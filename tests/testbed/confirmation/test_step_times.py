@@ -1,0 +1,52 @@
+"""What steps note, and what the simulator makes of it."""
+
+import numpy as np
+import pytest
+
+from coordinator.simulation.rules.asynchronous import Asynchronous
+from coordinator.simulation.simulated_cluster import simulate
+from coordinator.testbed.confirmation.step_times import StepTimes
+
+
+def noted(*, steps: int, pull: float, compute: float, push: float, dispatch: float, begin: float = 0.0):
+    """What a worker notes whose steps are all alike."""
+    asked = begin + np.arange(steps) * (pull + compute + push + dispatch)
+    return np.stack([asked, asked + pull, asked + pull + compute, asked + pull + compute + push], axis=1)
+
+
+def test_the_parts_of_a_step_lie_between_what_it_notes() -> None:
+    quick = noted(steps=10, pull=0.01, compute=0.1, push=0.02, dispatch=0.03)
+    slow = noted(steps=5, pull=0.01, compute=0.3, push=0.02, dispatch=0.03)
+    times = StepTimes.of([[quick, slow], [quick, slow]], waited=0.0)
+    assert times.computed[0] == pytest.approx([0.1] * 20)
+    assert times.computed[1] == pytest.approx([0.3] * 10)
+    # Nothing is between the last step of a run and the first one of the next.
+    assert times.dispatch == pytest.approx([0.03] * (2 * 9 + 2 * 4))
+    assert (times.pull, times.push) == pytest.approx((0.01, 0.02))
+
+
+def test_what_a_rule_has_made_workers_wait_is_no_part_of_a_pull() -> None:
+    waiting = noted(steps=10, pull=0.21, compute=0.1, push=0.02, dispatch=0.03)
+    assert StepTimes.of([[waiting]], waited=2.0).pull == pytest.approx(0.01)
+
+
+def test_a_wait_that_is_longer_than_all_pulls_and_a_clock_that_was_set_leave_no_negative_times() -> None:
+    steps = noted(steps=3, pull=0.01, compute=0.1, push=0.0, dispatch=-0.03)
+    times = StepTimes.of([[steps]], waited=1.0)
+    assert min(times.pull, times.push, *times.dispatch) >= 0
+    assert simulate(times.setting(Asynchronous())).gradients > 0
+
+
+@pytest.mark.parametrize(("pull", "push"), [(0.01, 0.02), (0.02, 0.01)])
+def test_a_simulated_step_takes_as_long_as_the_real_one(pull: float, push: float) -> None:
+    steps = noted(steps=10, pull=pull, compute=0.1, push=push, dispatch=0.03)
+    result = simulate(StepTimes.of([[steps]], 0.0).setting(Asynchronous()))
+    assert result.updates_per_second == pytest.approx(1 / 0.16, rel=1e-3)
+    assert result.computed[0] / result.gradients == pytest.approx(0.1 + max(pull - push, 0))
+
+
+def test_each_worker_is_simulated_with_its_own_times() -> None:
+    quick = noted(steps=10, pull=0.01, compute=0.06, push=0.01, dispatch=0.02)
+    slow = noted(steps=10, pull=0.01, compute=0.36, push=0.01, dispatch=0.02)
+    result = simulate(StepTimes.of([[quick, slow]], 0.0).setting(Asynchronous()))
+    assert result.clocks[0] == pytest.approx(4 * result.clocks[1], abs=4)
