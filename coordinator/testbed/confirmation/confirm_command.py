@@ -24,6 +24,10 @@ def confirm(given: Mapping[str, Any]) -> None:
         raise missing("tqdm") from None
     # TensorFlow reads it when it is loaded, which is now.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf
+
+    # Each setting traces the functions of a rule of its own: that is no mistake to be warned of.
+    tf.get_logger().setLevel("ERROR")
     from coordinator.testbed.confirmation.comparison import table, times_table, verdict
     from coordinator.testbed.confirmation.confirmation import Confirmation
 
