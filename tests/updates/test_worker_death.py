@@ -49,7 +49,7 @@ def run(make_rule, check, most_staleness):
         rule = make_rule(variables)
 
     def body(is_slow):
-        with tf.control_dependencies([pause(tf.where(is_slow, 0.05, 0.005))]):
+        with tf.control_dependencies([pause(tf.where(is_slow, 0.1, 0.01))]):
             return tf.constant(0.0), [tf.constant(-1.0), tf.constant(-1.0)]
 
     @tf.function
