@@ -1,6 +1,6 @@
-"""The simulator beside real servers: the same rules, the same sleeps, and what comes of both.
+"""The simulator beside real servers: the same rules, the same times, and what comes of both.
 
-sleeps ------------------------> real steps ----> real figures -----.
-   |       one worker: overheads    |                               +--> a table, and why where they differ
-   '---------------'-----------> simulated steps -> simulated figures
+sleeps --> real steps --+--> what the rule counted --> real figures -----------.
+                        |                                                      +--> a table, and why not
+                        '--> what each part took ----> simulated figures ------'
 """
