@@ -48,12 +48,13 @@ class Contest:
         """Those that have a process in it, each once."""
         return tuple(dict.fromkeys(side for columns in self.rows.values() for side, _ in columns.values()))
 
-    def measure(self, repeats: int, seconds: float) -> Found:
+    def measure(self, repeats: int, seconds: float, warm_up: float = 0.0) -> Found:
         """Has all of them run, on clusters of their own, of which one is at work at a time.
 
         Args:
-          repeats: rounds of each, besides one that is not counted.
+          repeats: rounds of each, besides those that are not counted.
           seconds: how long a round is to take, about.
+          warm_up: for how long rounds are not counted, of each column of each row, in seconds.
 
         Raises:
           LaunchError: a server did not start.
@@ -72,7 +73,7 @@ class Contest:
                     column: functools.partial(processes[side].run, work, seconds)
                     for column, (side, work) in columns.items()
                 }
-                found[row] = alternated(runners, repeats, tell)
+                found[row] = alternated(runners, repeats, tell, warm_up)
             return found
 
     @contextlib.contextmanager

@@ -1,5 +1,8 @@
 """Contestants take turns, and one that fails keeps nobody else from going on."""
 
+import itertools
+
+from benchmarks import alternated as alternated_module
 from benchmarks.alternated import alternated
 from benchmarks.rounds import Rounds, ratio
 
@@ -24,6 +27,18 @@ def test_contestants_take_turns_and_the_first_round_is_not_counted():
     assert turns == ["ours", "peer", "peer", "ours", "ours", "peer", "peer", "ours"]
     assert [figures["rate"] for figures in found["ours"].figures] == [2.0, 3.0, 4.0]
     assert found["peer"].median("rate") == 3.0
+
+
+def test_rounds_are_not_counted_until_all_have_run_for_as_long_as_they_need(monkeypatch):
+    seconds = itertools.count()
+    monkeypatch.setattr(alternated_module.time, "monotonic", lambda: next(seconds))
+    turns = []
+    broken = Contestant(fails_in=2)
+    found = alternated({"ours": Contestant(), "broken": broken}, 1, turns.append, warm_up=2.5)
+    assert turns == ["ours", "broken", "broken", "ours"]
+    # Begun at 0, and ended at 1, 2 and 3.
+    assert [figures["rate"] for figures in found["ours"].figures] == [4.0]
+    assert (broken.rounds, found["broken"].error) == (2, "InternalError: it broke")
 
 
 def test_who_fails_is_not_asked_again_and_the_others_go_on():
