@@ -4,9 +4,10 @@
 
 26 categories are looked up in a table of 260,000 x 16 that is split over two parameter servers; with 13 counts they go
 through a network of three layers; plain SGD. "ours" and "pull/push" are the same step, with its own SGD and with the
-update rule `coordinator.updates.Asynchronous`. "single" is one process with all variables in its own memory. Figures
-are examples per second: the medians of rounds in which many steps are scheduled at once and joined. Each column runs
-for a while before it is counted: meanwhile this library learns how many steps pay in one call, and makes such calls.
+update rule `coordinator.updates.Asynchronous`; "alone" is the first, each step in a call of its own. "single" is one
+process with all variables in its own memory. Figures are examples per second: the medians of rounds in which many steps
+are scheduled at once and joined. Each column runs for a while before it is counted: meanwhile this library learns how
+many steps pay in one call, and makes such calls.
 """
 
 from collections.abc import Sequence
@@ -20,11 +21,12 @@ BATCHES = (32, 256, 2048)
 COLUMNS = {
     "ours": ("ours", "plain"),
     "pull/push": ("ours", "rule"),
+    "alone": ("alone", "plain"),
     "peer": ("peer", "plain"),
     "bare": ("bare", "plain"),
     "single": ("single", "plain"),
 }
-RATIOS = (("ours", "peer"), ("pull/push", "peer"), ("ours", "bare"), ("pull/push", "single"))
+RATIOS = (("ours", "peer"), ("pull/push", "peer"), ("alone", "bare"), ("ours", "single"), ("pull/push", "single"))
 SECONDS, QUICK_SECONDS = 2.0, 0.3
 WARM_UP = 15.0
 

@@ -1,4 +1,4 @@
-"""This library, with its options as they are."""
+"""This library."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -13,12 +13,13 @@ class Library:
 
     Args:
       resolver: names the servers.
+      **options: of `coordinator.Options`, where they are not as they are.
     """
 
     may_have_rules = True
 
-    def __init__(self, resolver: Any) -> None:
-        self._strategy = coordinator.ParameterServerStrategy(resolver)
+    def __init__(self, resolver: Any, **options: Any) -> None:
+        self._strategy = coordinator.ParameterServerStrategy(resolver, options=coordinator.Options(**options))
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """See `Side`."""

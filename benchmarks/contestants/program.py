@@ -9,6 +9,7 @@
 It ends with its input, at once.
 """
 
+import functools
 import importlib
 import json
 import os
@@ -26,7 +27,13 @@ from benchmarks.contestants.peer import Peer
 from benchmarks.contestants.side import Side
 from benchmarks.contestants.single_process import SingleProcess
 
-SIDES: dict[str, Callable[[Any], Side]] = {"ours": Library, "peer": Peer, "bare": BareLoop, "single": SingleProcess}
+SIDES: dict[str, Callable[[Any], Side]] = {
+    "ours": Library,
+    "alone": functools.partial(Library, steps_per_dispatch=1),
+    "peer": Peer,
+    "bare": BareLoop,
+    "single": SingleProcess,
+}
 # Where each course's class is: what one of them imports is loaded for that one alone.
 COURSES = {
     "dispatch": ("closures", "Closures"),
