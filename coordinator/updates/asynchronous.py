@@ -58,7 +58,7 @@ class Asynchronous(UpdateRule):
         return type(self) is not Asynchronous
 
     @property
-    def _is_version_read_first(self) -> bool:
+    def _is_version_for_all_servers(self) -> bool:
         # An update counts when it is made on the home server, be it made on the others by then or not.
         return False
 

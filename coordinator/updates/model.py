@@ -73,12 +73,13 @@ class Model:
         return f"<Model: {len(self.variables)} variables on {len(self.parts)} servers>"
 
 
-def pull(variables: Sequence[Any], after: Sequence[Any]) -> tuple[list[Any], Any]:
+def pull(variables: Sequence[Any], after: Sequence[Any], only_on: str | None = None) -> tuple[list[Any], Any]:
     """Brings the values of variables to the worker, those of each server together.
 
     Args:
       variables: `tf.Variable`s, wherever they are.
       after: tensors; nothing is read before they are there.
+      only_on: the device of the variables that wait for these; None is all.
 
     Returns:
       The values, and how many bytes they have, an int64 scalar.
@@ -86,7 +87,8 @@ def pull(variables: Sequence[Any], after: Sequence[Any]) -> tuple[list[Any], Any
     values: dict[int, Any] = {}
     sizes = [tf.constant(0, tf.int64)]
     for device, numbers in _by_device(variables).items():
-        with tf.device(device), tf.control_dependencies(list(after)):
+        awaited = list(after) if only_on in (None, device) else []
+        with tf.device(device), tf.control_dependencies(awaited):
             read = [variables[number].read_value() for number in numbers]
         parcel = send(read, device, None)
         values.update(zip(numbers, parcel.tensors, strict=True))

@@ -1,7 +1,7 @@
 """What all update rules have in common: pull, push, what is kept and counted, and how one follows another.
 
 worker                       parameter servers
-with rule.pull() as v:  <--  version (home), then the dense variables, one message per server
+with rule.pull() as v:  <--  the version and the dense variables, one message per server
     gradients
 rule.push(gradients, v) -->  the gradients, one message per server; the rule decides, its optimizer applies
 """
@@ -179,8 +179,8 @@ class UpdateRule(tf.Module):
         return True
 
     @property
-    def _is_version_read_first(self) -> bool:
-        """Whether a pulled model is at least of the pulled version on all servers, which takes a message to each."""
+    def _is_version_for_all_servers(self) -> bool:
+        """Whether what is pulled from other servers is of the pulled version, too, which takes a message to each."""
         return True
 
     def _begin(self) -> Any:
@@ -197,7 +197,8 @@ class UpdateRule(tf.Module):
         parts = self._parts
         numbers = parts.model.pulled_at_once()
         variables = [parts.model.variables[number] for number in numbers]
-        values, size = pull([*variables, *parts.optimizer.scalars], [version] if self._is_version_read_first else [])
+        wait_for_version = None if self._is_version_for_all_servers else self.ledger.home
+        values, size = pull([*variables, *parts.optimizer.scalars], [version], wait_for_version)
         return ModelCopies(dict(zip(numbers, values, strict=False)), values[len(numbers) :], version, size, 1)
 
     def _end(self) -> None:

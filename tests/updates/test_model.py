@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.keras_internals import variable_of
+from coordinator.ps_strategy.packed_transfers import LARGEST_PACKED
 from coordinator.updates import Asynchronous
-from coordinator.updates.model import Model, flat, rebuilt, without_repeats
-from coordinator.updates.parcel import LARGEST_PACKED
+from coordinator.updates.model import Model, flat, pull, rebuilt, without_repeats
 
 TIMEOUT = 120.0
 
@@ -140,3 +140,22 @@ def test_gradients_of_repeated_rows_do_what_their_dense_sums_do(strategy, name):
     servers = len({there.device, rule.ledger.home})
     known = 4 if name == "function" else 4 + 8 + 4
     assert rule.statistics().bytes_pushed == 3 * (2 * 2 * 4 + 2 * 4 + 8 + 8 + servers * known)
+
+
+def test_variables_wait_for_the_version_everywhere_or_on_its_server_alone(strategy):
+    with strategy.scope():
+        variables = [tf.Variable(1.0), tf.Variable(2.0)]
+    assert variables[0].device != variables[1].device
+
+    def waiting(only_on):
+        @tf.function(autograph=False)
+        def step(version):
+            return pull(variables, [tf.identity(version, name="earlier")], only_on)
+
+        operations = step.get_concrete_function(tf.constant(3, tf.int64)).graph.get_operations()
+        reads = [operation for operation in operations if operation.type == "ReadVariableOp"]
+        waited = [[other.name for other in read.control_inputs] for read in reads]
+        return [read.device for read, names in zip(reads, waited, strict=True) if "earlier" in names]
+
+    assert waiting(None) == [variable.device for variable in variables]
+    assert waiting(variables[1].device) == [variables[1].device]

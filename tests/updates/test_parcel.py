@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates.parcel import LARGEST_PACKED, send
+from coordinator.ps_strategy.packed_transfers import LARGEST_PACKED
+from coordinator.updates.parcel import send
 
 
 def sent(tensors, signature=None):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates.parcel import LARGEST_PACKED
+from coordinator.ps_strategy.packed_transfers import LARGEST_PACKED
 from tests.updates.snapshot_steps import new_rule, reads_of, result, traced
 
 
