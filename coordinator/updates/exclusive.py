@@ -41,7 +41,9 @@ class Exclusive:
           after: tensors and operations; the lock is taken once they are there.
         """
         with tf.device(self.device):
-            with tf.control_dependencies(list(after)):
+            # What is given to a function cannot be waited for as it is: it may not be there when the function begins.
+            awaited = [tf.identity(each) if tf.is_tensor(each) else each for each in after]
+            with tf.control_dependencies(awaited):
                 lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=self._name))
             with built() as operations, tf.control_dependencies([lock]):
                 yield
