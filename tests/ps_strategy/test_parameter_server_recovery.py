@@ -143,7 +143,7 @@ def test_a_manager_that_is_replaced_gets_its_own_save_back(tmp_path):
     assert type(manager.save).__name__ == "method"
 
 
-@pytest.mark.parametrize("step", ["10", 10, tf.constant(1.0), object()], ids=repr)
+@pytest.mark.parametrize("step", ["10", 10, tf.constant(1.0), object()], ids=["text", "number", "no integer", "object"])
 def test_a_step_that_cannot_be_read_is_refused(step):
     with pytest.raises(TypeError, match="step must be an integer variable"):
         new_recovery().restore_from(lambda: None, step=step)
