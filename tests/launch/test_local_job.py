@@ -1,0 +1,40 @@
+import os
+import pathlib
+import signal
+import sys
+
+import pytest
+
+from coordinator.errors import LaunchError
+from coordinator.launch.console import Console
+from coordinator.launch.local_job import LocalJob
+from coordinator.launch.local_servers import LocalServers
+from coordinator.launch.run_request import RunRequest
+
+
+@pytest.fixture
+def job(tmp_path: pathlib.Path) -> LocalJob:
+    program = tmp_path / "program.py"
+    program.touch()
+    return LocalJob(RunRequest(program=program), tmp_path, os.environ, Console(sys.stdout, sys.stderr))
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_takes_a_server_with_it_that_just_starts_is_what_ended_the_run(
+    job: LocalJob, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, exit_code: int
+) -> None:
+    def fail(_: LocalServers) -> None:
+        os.kill(os.getpid(), number)
+        raise LaunchError("The server could not be started: Broken pipe.")
+
+    monkeypatch.setattr(LocalServers, "start", fail)
+    assert job.run() == exit_code
+
+
+def test_a_server_that_cannot_be_started_is_told(job: LocalJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: LocalServers) -> None:
+        raise LaunchError("The server could not be started: no memory.")
+
+    monkeypatch.setattr(LocalServers, "start", fail)
+    with pytest.raises(LaunchError, match="no memory"):
+        job.run()
