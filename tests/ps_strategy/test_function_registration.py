@@ -1,6 +1,7 @@
 """Functions may be traced, on any thread, while TensorFlow is told that the cluster changes."""
 
 import concurrent.futures
+import gc
 import threading
 
 import pytest
@@ -82,6 +83,63 @@ def test_a_change_of_the_cluster_waits_for_a_function_that_is_being_registered(r
     thread.join(TIMEOUT)
 
 
+def traced_and_dropped():
+    """Traces a function that nobody has any more; returns its name."""
+    name = tf.function(lambda: tf.constant(3)).get_concrete_function().name
+    gc.collect()
+    return name
+
+
+def test_a_function_that_is_dropped_while_the_cluster_changes_is_removed_afterwards(registration, monkeypatch):
+    removed = []
+    remove = registration._remove
+    monkeypatch.setattr(registration, "_remove", lambda name: removed.append(name) or remove(name))
+    with registration.held_back():
+        name = traced_and_dropped()
+        assert not removed
+        assert registration._context.has_function(name)
+    assert name in removed
+    assert not registration._context.has_function(name)
+    assert (later := traced_and_dropped()) in removed
+    assert not registration._context.has_function(later)
+
+
+def test_a_function_is_dropped_although_a_server_is_not_connected(registration, monkeypatch):
+    def refuse(name):
+        raise tf.errors.InvalidArgumentError(None, None, f"Client not found, of {name}")
+
+    monkeypatch.setattr(registration, "_remove", refuse)
+    # What is raised while something is dropped would be a warning, and that an error.
+    with registration.held_back():
+        traced_and_dropped()
+    traced_and_dropped()
+
+
+def test_a_change_of_the_cluster_waits_for_a_function_that_is_being_removed(registration, monkeypatch):
+    begun, may_end, changed = threading.Event(), threading.Event(), threading.Event()
+    remove = registration._remove
+
+    def remove_slowly(name):
+        begun.set()
+        assert may_end.wait(TIMEOUT)
+        remove(name)
+
+    def change():
+        with registration.held_back():
+            changed.set()
+
+    monkeypatch.setattr(registration, "_remove", remove_slowly)
+    threads = [threading.Thread(target=traced_and_dropped), threading.Thread(target=change)]
+    threads[0].start()
+    assert begun.wait(TIMEOUT)
+    threads[1].start()
+    assert not changed.wait(0.2)
+    may_end.set()
+    assert changed.wait(TIMEOUT)
+    for thread in threads:
+        thread.join(TIMEOUT)
+
+
 def test_who_changes_the_cluster_may_trace_a_function_itself(registration):
     with registration.held_back():
         assert tf.function(lambda: tf.constant(3))().numpy() == 3
@@ -111,6 +169,7 @@ def test_tensorflow_is_left_as_it_was():
     second._register = register
     second.close()
     assert second._context.add_c_function == register
+    assert second._context.remove_function == second._remove
 
 
 def test_another_one_that_is_closed_leaves_this_one_in_force(registration, tracing):
