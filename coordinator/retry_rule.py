@@ -36,7 +36,7 @@ def decide(failure: Failure, failures_of_kind: int, options: Options, *, may_rec
         case FailureKind.CANCELLED:
             # Whoever cancelled it has decided its fate, or wants it to be run later.
             return Decision.RETRY
-        case FailureKind.PARAMETER_SERVER_LOST if may_recover:
+        case FailureKind.PARAMETER_SERVER_LOST if not is_hopeless(failure, may_recover=may_recover):
             return Decision.RETRY
         case FailureKind.WORKER_LOST if failures_of_kind < options.max_attempts:
             return Decision.RETRY
@@ -44,6 +44,16 @@ def decide(failure: Failure, failures_of_kind: int, options: Options, *, may_rec
             return Decision.RETRY
         case _:
             return Decision.FAIL
+
+
+def is_hopeless(failure: Failure, *, may_recover: bool) -> bool:
+    """Says whether no other attempt can mend a failure, of whatever closure.
+
+    Args:
+      failure: the attempt's failure.
+      may_recover: whether a parameter server that was lost is being recovered.
+    """
+    return failure.kind is FailureKind.PARAMETER_SERVER_LOST and not may_recover
 
 
 def reach_of(kind: FailureKind, options: Options) -> Reach:

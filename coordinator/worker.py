@@ -26,7 +26,7 @@ from coordinator.errors import InvalidTransitionError, WorkerLost
 from coordinator.fused_dispatch import FusedDispatch
 from coordinator.options import Options
 from coordinator.recovery import Recovery
-from coordinator.retry_rule import Decision, Reach, decide, final_error, reach_of
+from coordinator.retry_rule import Decision, Reach, decide, final_error, is_hopeless, reach_of
 from coordinator.runtime import Failure, FailureKind, Runtime
 from coordinator.statistics import WorkerStatistics
 
@@ -216,13 +216,13 @@ class Worker(BackgroundThread):
         What no other attempt can mend is told by the first of them, and the others are withdrawn like all that waits.
         """
         self._dispatch.note_failure(failure.kind)
-        is_hopeless = failure.kind is FailureKind.PARAMETER_SERVER_LOST and not may_recover
-        for attempt in reversed(attempts[1:] if is_hopeless else attempts):
+        told = attempts[:1] if is_hopeless(failure, may_recover=may_recover) else ()
+        for attempt in reversed(attempts[len(told) :]):
             if failure.kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
                 attempt.closure.record_failure(self.index, failure.kind)
             self._hand_back(attempt)
-        if is_hopeless:
-            self._settle_failed_attempt(attempts[0], failure, may_recover)
+        for attempt in told:
+            self._settle_failed_attempt(attempt, failure, may_recover)
 
     def _hand_back(self, attempt: Attempt) -> None:
         self._retried += 1

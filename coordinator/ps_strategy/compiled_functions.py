@@ -33,7 +33,7 @@ class CompiledFunctions:
                 "for one machine, and a scheduled function is sent to another one and uses variables on yet others. "
                 "Leave jit_compile out, and give it to a function of tensors that this one calls."
             )
-        for name, handle in tensorflow_internals.compiled_calls(concrete, _is_on_parameter_server):
+        for name, handle in tensorflow_internals.compiled_calls(concrete, is_on_parameter_server):
             variable = tensorflow_internals.owner_of_handle(handle)
             raise ValueError(
                 f"The function {name!r}, which {concrete.graph.name!r} calls, is made with jit_compile=True and uses "
@@ -44,6 +44,7 @@ class CompiledFunctions:
         self._accepted.add(concrete)
 
 
-def _is_on_parameter_server(captured: Any) -> bool:
+def is_on_parameter_server(captured: Any) -> bool:
+    """Whether what a function captured is a resource on a parameter server."""
     is_resource = captured.dtype == tf.resource and not tf.is_symbolic_tensor(captured)
     return is_resource and tf.DeviceSpec.from_string(captured.device).job == "ps"

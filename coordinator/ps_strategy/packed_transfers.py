@@ -135,13 +135,19 @@ def _server(device: str) -> str:
     return _WORKER if spec.job in (None, "worker") else spec.to_string()
 
 
-def _may_be_packed(tensor: Any) -> bool:
-    dtype, shape = tensor.dtype, tensor.shape
-    if dtype not in _PACKED_TYPES or shape.rank is None:
+def is_worth_packing(tensor: Any) -> bool:
+    """Whether a tensor's shape is known, but for the first dimension, and it is not known to be too large."""
+    shape = tensor.shape
+    if shape.rank is None:
         return False
     if shape.is_fully_defined():
-        return 0 < shape.num_elements() * dtype.size <= LARGEST_PACKED
-    return bool(shape[1:].is_fully_defined() and shape[1:].num_elements())
+        return bool(shape.num_elements() * tensor.dtype.size <= LARGEST_PACKED)
+    return bool(shape[1:].is_fully_defined())
+
+
+def _may_be_packed(tensor: Any) -> bool:
+    # The length of what is empty cannot be told from its bytes.
+    return tensor.dtype in _PACKED_TYPES and is_worth_packing(tensor) and 0 not in tensor.shape.as_list()
 
 
 class _Junction:
@@ -160,47 +166,53 @@ class _Junction:
         self._way = way
         self._sent = sent
         dtypes = {each.tensor.dtype for each in sent}
-        has_header = sum(each.is_open for each in sent) > 1
+        self._opens = sum(each.is_open for each in sent)
+        # The length of a single open one is what is left. Those of several, a header tells.
+        self._has_header = self._opens > 1
         # What the message is a vector of.
-        self._unit = tf.uint8 if has_header or len(dtypes) > 1 else dtypes.pop()
+        self._unit = tf.uint8 if self._has_header or len(dtypes) > 1 else dtypes.pop()
         self._constants = 0
 
     def send(self) -> list[str]:
         """Adds them; returns what the tensors are called where they arrive, in their order."""
-        source, target = self._way.source, self._way.target
+        source = self._way.source
         in_order = sorted(self._sent, key=lambda each: each.is_open)
         parts = [self._flat(each.tensor, number) for number, each in enumerate(in_order)]
-        sizes: list[int] = [each.count(self._unit) for each in in_order if not each.is_open]
-        opens = parts[len(sizes) :]
-        if len(opens) > 1:
-            counts = self._node("counts", "Pack", [self._count(part) for part in opens], source, N=len(opens), T=_COUNT)
-            header = self._node("header", "Bitcast", [counts], source, T=_COUNT, type=tf.uint8)
-            parts.insert(0, self._reshaped("flat_header", header, [-1], source, tf.uint8))
-            sizes.insert(0, len(opens) * _COUNT.size)
-        joined = self._node(
-            "joined", "ConcatV2", [*parts, self._constant(0, source)], source, N=len(parts), T=self._unit, Tidx=_COUNT
-        )
-        if len(opens) > 1:
-            known, unknown = self._constant(sizes, target), self._counts_there(joined, len(opens))
-            axis = self._constant(0, target)
-            splits = self._node("sizes", "ConcatV2", [known, unknown, axis], target, N=2, T=_COUNT, Tidx=_COUNT)
-        else:
-            splits = self._constant([*sizes, *[-1] * len(opens)], target)
-        split = self._node(
-            "split",
-            "SplitV",
-            [joined, splits, self._constant(0, target)],
-            target,
-            num_split=len(parts),
-            T=self._unit,
-            Tlen=_COUNT,
-        )
-        first = len(parts) - len(in_order)
+        sizes = [each.count(self._unit) for each in in_order if not each.is_open]
+        if self._has_header:
+            parts.insert(0, self._header(parts[len(sizes) :]))
+            sizes.insert(0, self._opens * _COUNT.size)
+        inputs = [*parts, self._constant(0, source)]
+        joined = self._node("joined", "ConcatV2", inputs, source, N=len(parts), T=self._unit, Tidx=_COUNT)
+        pieces = self._split(joined, sizes)[-len(in_order) :]
         arrived = {
-            each.tensor.name: self._tensor(each.tensor, f"{split}:{first + number}", number)
-            for number, each in enumerate(in_order)
+            each.tensor.name: self._tensor(each.tensor, piece, number)
+            for number, (each, piece) in enumerate(zip(in_order, pieces, strict=True))
         }
         return [arrived[each.tensor.name] for each in self._sent]
+
+    def _header(self, opens: Sequence[str]) -> str:
+        """How many bytes each open part has, as bytes."""
+        there = self._way.source
+        counts = [
+            self._node(f"count_{number}", "Size", [part], there, T=tf.uint8, out_type=_COUNT)
+            for number, part in enumerate(opens)
+        ]
+        together = self._node("counts", "Pack", counts, there, N=len(counts), T=_COUNT)
+        header = self._node("header", "Bitcast", [together], there, T=_COUNT, type=tf.uint8)
+        return self._reshaped("flat_header", header, [-1], there, tf.uint8)
+
+    def _split(self, joined: str, sizes: Sequence[int]) -> list[str]:
+        """The parts of a message where it has arrived: those of these sizes, then the open ones."""
+        there, number = self._way.target, len(sizes) + self._opens
+        if self._has_header:
+            inputs = [self._constant(sizes, there), self._counts_there(joined), self._constant(0, there)]
+            all_sizes = self._node("sizes", "ConcatV2", inputs, there, N=2, T=_COUNT, Tidx=_COUNT)
+        else:
+            all_sizes = self._constant([*sizes, *[-1] * self._opens], there)
+        inputs = [joined, all_sizes, self._constant(0, there)]
+        split = self._node("split", "SplitV", inputs, there, num_split=number, T=self._unit, Tlen=_COUNT)
+        return [f"{split}:{place}" for place in range(number)]
 
     def _flat(self, tensor: Any, number: int) -> str:
         """A tensor as a vector of units, where it is."""
@@ -220,13 +232,9 @@ class _Junction:
             return shaped
         return self._node(f"tensor_{number}", "Bitcast", [shaped], there, T=self._unit, type=dtype)
 
-    def _count(self, part: str) -> str:
-        name = f"{part.rpartition('/')[2]}_count"
-        return self._node(name, "Size", [part], self._way.source, T=self._unit, out_type=_COUNT)
-
-    def _counts_there(self, joined: str, number: int) -> str:
+    def _counts_there(self, joined: str) -> str:
         """What the header of a message says, where it has arrived."""
-        there = self._way.target
+        there, number = self._way.target, self._opens
         ends = [self._constant([end], there) for end in (0, number * _COUNT.size)]
         header = self._node("header_there", "Slice", [joined, *ends], there, T=tf.uint8, Index=_COUNT)
         rows = self._reshaped("rows", header, [number, _COUNT.size], there, tf.uint8)

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.cluster_definition import CLIENT_JOB
+from coordinator.ps_strategy.compiled_functions import is_on_parameter_server
 from coordinator.ps_strategy.step_copies import StepCopies
 
 # Runs a concrete function with its inputs, captures among them; gives its outputs.
@@ -117,7 +118,7 @@ def _servers_of_resources(concrete: Any) -> dict[str, str]:
     return {
         tensor.op.name: capture.device
         for tensor, capture in zip(symbolic, captured, strict=True)
-        if capture.dtype == tf.resource and tf.DeviceSpec.from_string(capture.device).job == "ps"
+        if is_on_parameter_server(capture)
     }
 
 

@@ -38,8 +38,8 @@ class StepCopies:
         _let_go(self._definition, {tensor.op.name for tensor in concrete.outputs})
         used = {name for node in self._definition.node for name in node.input}
         self._used = {name for name in self._inputs if name.removesuffix(":0") in used}
-        self._seeds = {node.name: node.attr["seed2"].i for node in self._definition.node if _is_seeded(node)}
-        self._seeded = [node for node in self._definition.node if node.name in self._seeds]
+        # Each with its own seed.
+        self._seeded = [(node, node.attr["seed2"].i) for node in self._definition.node if _is_seeded(node)]
         self._copies = 0
 
     def add(self, inputs: Sequence[Any], name: str) -> list[Any]:
@@ -53,8 +53,8 @@ class StepCopies:
           Its flat outputs.
         """
         self._copies += 1
-        for node in self._seeded:
-            node.attr["seed2"].i = (self._seeds[node.name] + self._copies * _BETWEEN_SEEDS) % _SEEDS
+        for node, seed in self._seeded:
+            node.attr["seed2"].i = (seed + self._copies * _BETWEEN_SEEDS) % _SEEDS
         given = dict(zip(self._inputs, inputs, strict=True))
         found = tf.graph_util.import_graph_def(
             self._definition,

@@ -23,8 +23,13 @@ class Cell:
     def __str__(self) -> str:
         if self.mode == SEQUENTIAL:
             return self.mode
-        workers = f"{self.mode}, {self.workers} worker{'s' * (self.workers > 1)}"
+        workers = f"{self.mode}, {worker_count(self.workers)}"
         return f"{workers}, delay {self.delay:g} s" if self.mode == ASYNCHRONOUS else workers
+
+
+def worker_count(workers: int) -> str:
+    """So many workers, in words."""
+    return f"{workers} worker{'s' * (workers > 1)}"
 
 
 def grid(modes: Sequence[str], workers: Sequence[int], delays: Sequence[float]) -> list[Cell]:

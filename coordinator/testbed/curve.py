@@ -1,6 +1,7 @@
 """What one training has shown: the loss of each minibatch, in the order in which they were processed."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,13 @@ class Curve:
     mean_staleness: float
     seconds: float
 
-    @property
+    @functools.cached_property
     def smoothed(self) -> Any:
         """The mean of each minibatch's loss and of those right before it, `WINDOW` in all, float64 [batches]."""
         ends = range(1, len(self.losses) + 1)
         return np.array([np.mean(self.losses[max(end - WINDOW, 0) : end]) for end in ends])
 
-    @property
+    @functools.cached_property
     def spikes(self) -> int:
         """How often the smoothed loss has risen; see `count_spikes`."""
         return count_spikes(self.smoothed)

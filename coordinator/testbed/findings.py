@@ -7,15 +7,18 @@ the same.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from coordinator.testbed.cell import ASYNCHRONOUS, SYNCHRONOUS, Cell
+from coordinator.testbed.cell import ASYNCHRONOUS, SYNCHRONOUS, Cell, worker_count
 from coordinator.testbed.curve import Curve
 
 # The share of the pairs of a series that must be in order for it to count as rising.
 _IN_ORDER = 0.75
 # What counts as about the same: batches by this factor at most, final losses by this much.
 _ALIKE_FACTOR, _ALIKE_LOSS = 1.5, 0.1
+# Figures by a delay, or by a number of workers; rising.
+_Series = dict[float, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,27 +93,32 @@ def is_rising(values: Sequence[float]) -> bool:
 
 def _along_delays(curves: Sequence[Curve], what: str, value: Callable[[Curve], float]) -> tuple[Case, ...]:
     found = {curve.cell: value(curve) for curve in curves if curve.cell.mode == ASYNCHRONOUS}
-    series = {
-        workers: {cell.delay: found[cell] for cell in _sorted(found) if cell.workers == workers}
-        for workers in sorted({cell.workers for cell in found})
-    }
-    return tuple(
-        Case(is_rising(list(of.values())), f"{_workers(workers)}: {_figures(of, what, ' s')}")
-        for workers, of in series.items()
-        if len(of) > 1
+    return _rising(
+        _series(found, lambda cell: cell.workers, lambda cell: cell.delay),
+        lambda workers, of: f"{worker_count(workers)}: {_figures(of, what, ' s')}",
     )
 
 
 def _along_workers(curves: Sequence[Curve], what: str, value: Callable[[Curve], float]) -> tuple[Case, ...]:
     found = {curve.cell: value(curve) for curve in curves if curve.cell.mode == ASYNCHRONOUS and curve.cell.delay > 0}
-    series = {
-        delay: {cell.workers: found[cell] for cell in _sorted(found) if cell.delay == delay}
-        for delay in sorted({cell.delay for cell in found})
-    }
+    return _rising(
+        _series(found, lambda cell: cell.delay, lambda cell: cell.workers),
+        lambda delay, of: f"delay {delay:g} s: {_figures(of, what, '')}",
+    )
+
+
+def _series(found: Mapping[Cell, float], of: Callable[[Cell], Any], along: Callable[[Cell], Any]) -> dict[Any, _Series]:
+    """What was found along one side of the grid, for each place on the other; both rising."""
+    series: dict[Any, _Series] = {}
+    for cell in sorted(found, key=lambda cell: (of(cell), along(cell))):
+        series.setdefault(of(cell), {})[along(cell)] = found[cell]
+    return series
+
+
+def _rising(series: Mapping[Any, _Series], said: Callable[[Any, _Series], str]) -> tuple[Case, ...]:
+    """Whether each rises, if there is more than one place on it, and what to say of it."""
     return tuple(
-        Case(is_rising(list(of.values())), f"delay {delay:g} s: {_figures(of, what, '')}")
-        for delay, of in series.items()
-        if len(of) > 1
+        Case(is_rising(list(each.values())), said(place, each)) for place, each in series.items() if len(each) > 1
     )
 
 
@@ -118,7 +126,7 @@ def _alike(curves: Sequence[Curve], target: float) -> tuple[Case, ...]:
     by_cell = {curve.cell: curve for curve in curves}
     pairs = [
         (cell.workers, by_cell[cell], by_cell[other])
-        for cell in _sorted(by_cell)
+        for cell in sorted(by_cell, key=lambda cell: cell.workers)
         if cell.mode == SYNCHRONOUS and (other := Cell(ASYNCHRONOUS, cell.workers, 0.0)) in by_cell
     ]
     return tuple(_alike_case(*pair, target) for pair in pairs)
@@ -133,15 +141,11 @@ def _alike_case(workers: int, synchronous: Curve, asynchronous: Curve, target: f
     figures = " and ".join(_count(count) for count in batches)
     return Case(
         is_as_quick and is_as_good,
-        f"{_workers(workers)}: {figures} batches, final loss {losses[0]:.3f} and {losses[1]:.3f}",
+        f"{worker_count(workers)}: {figures} batches, final loss {losses[0]:.3f} and {losses[1]:.3f}",
     )
 
 
-def _sorted(cells: "dict[Cell, float] | dict[Cell, Curve]") -> list[Cell]:
-    return sorted(cells, key=lambda cell: (cell.workers, cell.delay))
-
-
-def _figures(series: "dict[float, float] | dict[int, float]", what: str, unit: str) -> str:
+def _figures(series: _Series, what: str, unit: str) -> str:
     keys = ", ".join(f"{key:g}" for key in series)
     values = ", ".join(_count(value) for value in series.values())
     return f"{values} {what} with {keys}{unit or ' workers'}"
@@ -149,7 +153,3 @@ def _figures(series: "dict[float, float] | dict[int, float]", what: str, unit: s
 
 def _count(value: float | None) -> str:
     return "never" if value is None or math.isinf(value) else f"{value:.0f}"
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'s' * (count > 1)}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from coordinator.simulation import colours
 from coordinator.simulation.picture import new_figure
-from coordinator.testbed.cell import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS
+from coordinator.testbed.cell import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS, worker_count
 from coordinator.testbed.curve import WINDOW, Curve
 from coordinator.testbed.experiment import Experiment
 
@@ -52,7 +52,7 @@ def draw(curves: Sequence[Curve], workers: int, experiment: Experiment) -> "Figu
     highest = max(float(np.nanmax(curve.smoothed)) for curve in curves)
     axes.axhline(experiment.target_loss, color="grey", linewidth=1, linestyle=":", label=_target(experiment))
     axes.set(
-        title=f"{workers} worker{'s' * (workers > 1)}, {experiment.data}, steps of {experiment.step_time:g} s",
+        title=f"{worker_count(workers)}, {experiment.data}, steps of {experiment.step_time:g} s",
         xlabel=f"processed minibatches (of {experiment.batch_size} images)",
         ylabel=f"training loss (cross entropy in nats, mean of {WINDOW} minibatches)",
         ylim=(0, min(1.05 * highest, _MOST_GUESSES * _GUESSING)),

@@ -8,6 +8,7 @@ from coordinator.errors import SettingError
 from coordinator.simulation import picture
 from coordinator.simulation.aligned_table import aligned
 from coordinator.testbed import loss_picture
+from coordinator.testbed.cell import worker_count
 from coordinator.testbed.curve import WINDOW, Curve
 from coordinator.testbed.experiment import Experiment
 from coordinator.testbed.extra import missing
@@ -61,7 +62,7 @@ class Report:
         names = [LOSSES, TABLE, SUMMARY]
         for workers in sorted({curve.cell.workers for curve in curves}):
             if shown := loss_picture.shown_with(curves, workers):
-                names.append(f"loss_{workers}_worker{'s' * (workers > 1)}.png")
+                names.append(f"loss_{worker_count(workers).replace(' ', '_')}.png")
                 picture.save(loss_picture.draw(shown, workers, self._experiment), self._folder / names[-1])
         return names
 

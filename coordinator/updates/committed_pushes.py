@@ -7,8 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.updates import decisions
-from coordinator.updates.gradient_store import PUSH_ID_SIZE, push_ids, push_list
+from coordinator.updates.gradient_store import PUSH_ID_SIZE, push_ids
 from coordinator.updates.ledger import NOT_UNDER_WAY, Ledger
+from coordinator.updates.vector_list import new_vector_list, vector_list
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +46,7 @@ class CommittedPushes:
         self._grads_to_wait = grads_to_wait
         self._is_accepted = is_accepted
         with tf.distribute.get_strategy().extended.colocate_vars_with(ledger.version):
-            self._pushes = tf.Variable(
-                lambda: push_list(tf.zeros([0, PUSH_ID_SIZE], tf.int64)), dtype=tf.variant, shape=[], trainable=False
-            )
+            self._pushes = new_vector_list(PUSH_ID_SIZE)
 
     def waiting(self) -> Any:
         """How many gradients wait for an update, an int64 scalar; to be called under the ledger's lock."""
@@ -77,7 +76,7 @@ class CommittedPushes:
             )
             present.pulled_version.scatter_nd_update([[worker]], [under_way])
             pushes = tf.concat([push_ids(self._pushes.read_value()), push[None][: tf.cast(accepted, tf.int32)]], 0)
-            self._pushes.assign(push_list(pushes), read_value=False)
+            self._pushes.assign(vector_list(pushes), read_value=False)
             counted = tf.cast(accepted, tf.int64)
             # Those that wait are applied before it.
             ledger.note_staleness(decisions.staleness(version + waiting // self._grads_to_wait, pulled_version))
@@ -106,7 +105,7 @@ class CommittedPushes:
             # Of fewer, if that is a flush, and none that came since.
             made = tf.minimum(tf.shape(committed)[0], self._grads_to_wait)
             pushes = pushes[tf.where(is_open, made, 0) :]
-            self._pushes.assign(push_list(pushes), read_value=False)
+            self._pushes.assign(vector_list(pushes), read_value=False)
             counted = tf.cast(is_open, tf.int64)
             ledger.version.assign_add(counted, read_value=False)
             ledger.count(updates=counted)

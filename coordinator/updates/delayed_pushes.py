@@ -13,6 +13,7 @@ import tensorflow as tf
 from coordinator.updates import decisions
 from coordinator.updates.gradient_store import PUSH_ID_SIZE
 from coordinator.updates.ledger import Ledger
+from coordinator.updates.vector_list import new_vector_list, vector_list, vectors_of
 
 # Of a push: its id, the version that its gradient was computed on, when it was pushed and its delay, in microseconds.
 ENTRY_SIZE = PUSH_ID_SIZE + 3
@@ -39,7 +40,7 @@ class DelayedPushes:
         self._ledger = ledger
         self._delay = delay
         with tf.distribute.get_strategy().extended.colocate_vars_with(ledger.version):
-            self._waiting, self._due = _new_entries(), _new_entries()
+            self._waiting, self._due = new_vector_list(ENTRY_SIZE), new_vector_list(ENTRY_SIZE)
 
     def commit(self, push: Any, pulled_version: Any, size: Any) -> Any:
         """Queues a push that is on all servers, and counts it.
@@ -125,7 +126,7 @@ class DelayedPushes:
             return self._assign(self._waiting, entries)
 
     def _assign(self, variable: tf.Variable, entries: Any) -> Any:
-        return variable.assign(_entry_list(entries), read_value=False)
+        return variable.assign(vector_list(entries), read_value=False)
 
     def __repr__(self) -> str:
         return f"<DelayedPushes on {self._ledger.home}>"
@@ -143,21 +144,5 @@ def _microseconds(seconds: Any) -> Any:
     return tf.cast(in_reach * 1e6, tf.int64)
 
 
-def _new_entries() -> tf.Variable:
-    return tf.Variable(
-        lambda: _entry_list(tf.zeros([0, ENTRY_SIZE], tf.int64)), dtype=tf.variant, shape=[], trainable=False
-    )
-
-
 def _entries(variable: tf.Variable) -> Any:
-    stacked = tf.raw_ops.TensorListStack(
-        input_handle=variable.read_value(),
-        element_shape=tf.constant([ENTRY_SIZE]),
-        element_dtype=tf.int64,
-        num_elements=-1,
-    )
-    return tf.ensure_shape(stacked, [None, ENTRY_SIZE])
-
-
-def _entry_list(entries: Any) -> Any:
-    return tf.raw_ops.TensorListFromTensor(tensor=entries, element_shape=tf.constant([ENTRY_SIZE]))
+    return vectors_of(variable.read_value(), ENTRY_SIZE)

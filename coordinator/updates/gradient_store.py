@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.updates.exclusive import Exclusive
+from coordinator.updates.vector_list import vector_list, vectors_of
 
 # What a push is known by, everywhere: worker, connection of that worker, microseconds on that worker's clock.
 PUSH_ID_SIZE = 3
@@ -174,7 +175,7 @@ class GradientStore:
         kept = tf.cast(tf.where(is_kept)[:, 0], tf.int32)
         left = tf.cond(
             2 * tf.size(kept) > tf.size(is_kept),
-            lambda: tf.stack([*lists[:-1], push_list(tf.where(is_kept[:, None], pushes, _NO_WORKER))]),
+            lambda: tf.stack([*lists[:-1], vector_list(tf.where(is_kept[:, None], pushes, _NO_WORKER))]),
             lambda: self._only(lists, kept, [*columns, len(lists) - 1]),
         )
         self._lists.assign(left, read_value=False)
@@ -218,15 +219,7 @@ def _item(rows: Any, place: Any, dtype: tf.DType) -> Any:
 
 def push_ids(rows: Any) -> Any:
     """A TensorList of push ids as a tensor, int64 [n, 3]."""
-    ids = tf.raw_ops.TensorListStack(
-        input_handle=rows, element_shape=tf.constant([PUSH_ID_SIZE]), element_dtype=tf.int64, num_elements=-1
-    )
-    return tf.ensure_shape(ids, [None, PUSH_ID_SIZE])
-
-
-def push_list(ids: Any) -> Any:
-    """The TensorList of some push ids."""
-    return tf.raw_ops.TensorListFromTensor(tensor=ids, element_shape=tf.constant([PUSH_ID_SIZE]))
+    return vectors_of(rows, PUSH_ID_SIZE)
 
 
 def _outlived(pushes: Any, *, may_reject: bool) -> Any:

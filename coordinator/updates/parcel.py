@@ -6,7 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.packed_transfers import LARGEST_PACKED
+from coordinator.ps_strategy.packed_transfers import is_worth_packing
+
+_NEVER_PACKED = (tf.string, tf.resource, tf.variant)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,7 @@ def send(tensors: Sequence[Any], source: str | None, target: str | None) -> Parc
     arrived: dict[int, Any] = {}
     groups: dict[tf.DType, list[int]] = {}
     for number, tensor in enumerate(tensors):
-        if _may_be_packed(tensor):
+        if tensor.dtype not in _NEVER_PACKED and is_worth_packing(tensor):
             groups.setdefault(tensor.dtype, []).append(number)
         else:
             arrived[number] = _moved(tensor, target)
@@ -60,15 +62,6 @@ def bytes_of(tensors: Sequence[Any], source: str | None) -> tf.Tensor:
         if others:
             sizes.append(tf.add_n(others))
     return tf.add_n(sizes)
-
-
-def _may_be_packed(tensor: Any) -> bool:
-    if tensor.dtype in (tf.string, tf.resource, tf.variant) or tensor.shape.rank is None:
-        return False
-    elements = tensor.shape.num_elements()
-    if elements is None:
-        return bool(tensor.shape[1:].is_fully_defined())
-    return bool(elements * tensor.dtype.size <= LARGEST_PACKED)
 
 
 def _packed(tensors: list[Any], source: str | None, target: str | None) -> list[Any]:
