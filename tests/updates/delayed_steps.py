@@ -30,13 +30,6 @@ def new_step(strategy, rule, variables):
     return run
 
 
-def value_of(variables):
-    """What is in them, which is to be one number."""
-    found = {float(number) for variable in variables for number in variable.numpy().ravel()}
-    assert len(found) == 1, found
-    return found.pop()
-
-
 def entries(rule):
     """What is known of each push that is queued, those that are due first."""
     return rule.ledger.queued._entries().numpy()

@@ -1,4 +1,4 @@
-"""Steps that go down by one, so that a test can count them in what they read and leave."""
+"""Gradient descent, and steps that go down by one, so that a test can count them in what they read and leave."""
 
 import tensorflow as tf
 
@@ -24,6 +24,13 @@ def descending_step(rule, weights):
         return version, found
 
     return step
+
+
+def value_of(variables):
+    """What is in them, which is to be one number."""
+    found = {float(number) for variable in variables for number in variable.numpy().ravel()}
+    assert len(found) == 1, found
+    return found.pop()
 
 
 def run(strategy, step, worker=None, *args):

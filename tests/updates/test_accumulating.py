@@ -5,24 +5,10 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import BoundedDelay, Synchronous
-from coordinator.updates.sent_gradients import SentGradients
+from tests.updates.descent import descend, value_of
+from tests.updates.unfinished_pushes import add, ids
 
 TIMEOUT = 120
-
-
-def descend(variable, gradient, rate):
-    """Plain gradient descent, by rows if the gradient is sparse."""
-    if isinstance(gradient, tf.IndexedSlices):
-        variable.scatter_sub(tf.IndexedSlices(rate * gradient.values, gradient.indices))
-    else:
-        variable.assign_sub(rate * gradient, read_value=False)
-
-
-@pytest.fixture
-def variables(strategy):
-    """One on each of the two servers."""
-    with strategy.scope():
-        return [tf.Variable(lambda: tf.zeros([3])), tf.Variable(lambda: tf.zeros([4, 2]))]
 
 
 @pytest.fixture
@@ -43,27 +29,6 @@ def push(strategy, rule):
     return lambda version: bool(strategy.schedule(step, args=(tf.constant(version, tf.int64),)).result(TIMEOUT))
 
 
-def ids(*numbers):
-    """Ids of pushes of a worker that is not there."""
-    return tf.constant([[900 + number, 1, 1] for number in numbers], tf.int64)
-
-
-def add(rule, server, push, value):
-    """Adds a gradient to what waits on a server, as a push does that goes no further."""
-    store, columns = server.store, server.columns
-    variables = [rule._parts.model.variables[number] for number in columns.numbers]
-
-    @tf.function
-    def run():
-        with tf.device(store.device):
-            gradients = [tf.fill(variable.shape, value) for variable in variables]
-            scalars = [tf.identity(1.0)]
-            sent = SentGradients(store.device, columns.numbers, gradients, [], 0)
-            store.add(tf.identity(push), columns.row(sent, scalars))
-
-    run()
-
-
 def commit(rule, push, version=0):
     """Commits a push, as one that goes no further; returns the update that it completes."""
 
@@ -78,19 +43,12 @@ def commit(rule, push, version=0):
     return update
 
 
-def values(variables):
-    """What is in them, which is to be one number."""
-    found = {float(number) for variable in variables for number in variable.numpy().ravel()}
-    assert len(found) == 1, found
-    return found.pop()
-
-
 def test_a_gradient_that_reached_one_server_only_is_in_no_update(rule, variables, push):
     add(rule, rule._accumulator.servers[0], ids(1)[0], 100.0)
     assert push(0)
     add(rule, rule._accumulator.servers[1], ids(2)[0], 100.0)
     assert push(0)
-    assert values(variables) == -1.0
+    assert value_of(variables) == -1.0
     assert rule.version.numpy() == 1
 
 
@@ -99,7 +57,7 @@ def test_a_gradient_that_reached_all_servers_and_was_not_committed_is_in_no_upda
         add(rule, server, ids(1)[0], 100.0)
     assert push(0)
     assert push(0)
-    assert values(variables) == -1.0
+    assert value_of(variables) == -1.0
 
 
 @pytest.mark.parametrize("finisher", ["a push", "the client"])
@@ -119,7 +77,7 @@ def test_an_update_that_was_left_behind_is_finished_once(rule, variables, push, 
     else:
         rule._finish_updates(0)
     assert rule.version.numpy() == 1
-    assert values(variables) == -2.0
+    assert value_of(variables) == -2.0
     assert rule.statistics().updates == 1
 
 
@@ -136,7 +94,7 @@ def test_who_comes_some_updates_late_changes_nothing(rule, variables, push):
         use(late)
     rule._accumulator.close(late, tf.constant(2))
     assert rule.version.numpy() == 2
-    assert values(variables) == -3.0
+    assert value_of(variables) == -3.0
 
 
 def test_who_knows_too_little_drops_no_gradient_that_was_accepted_meanwhile(strategy, variables):
@@ -155,7 +113,7 @@ def test_who_knows_too_little_drops_no_gradient_that_was_accepted_meanwhile(stra
     for push in (second, third):
         for use in rule._accumulator.use:
             use(push[None])
-    assert values(variables) == -3.0
+    assert value_of(variables) == -3.0
 
 
 def test_gradients_that_are_in_no_update_do_not_pile_up(rule, variables, push):
@@ -172,7 +130,7 @@ def test_gradients_that_are_in_no_update_do_not_pile_up(rule, variables, push):
             if int(tf.raw_ops.TensorListLength(input_handle=rows))
         ]
         assert set(lengths) == {1}
-    assert values(variables) == -3.0
+    assert value_of(variables) == -3.0
 
 
 def test_a_push_of_a_call_that_was_given_up_is_not_accepted(strategy, rule, push):
@@ -258,7 +216,7 @@ def test_flush_applies_the_mean_of_what_waits_and_says_how_many_there_were(strat
     assert rule.version.numpy() == 0
     assert rule.flush() == 2
     assert rule.version.numpy() == 1
-    assert values(variables) == -2.0
+    assert value_of(variables) == -2.0
     assert rule.flush() == 0
 
 

@@ -8,15 +8,12 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import Asynchronous, decisions
+from tests.updates.descent import descend
 
 TIMEOUT = 240.0
 # A loss of an update is to be seen within so many seconds.
 DEADLINE = 240.0
 PUSHES = 60
-
-
-def descend(variable, gradient, rate):
-    variable.assign_sub(rate * gradient)
 
 
 def add_one_slowly(variable, gradient, rate):

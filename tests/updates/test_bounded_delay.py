@@ -9,27 +9,9 @@ from coordinator.updates import BoundedDelay
 from coordinator.updates.gate import pause
 from coordinator.updates.ledger import NOT_UNDER_WAY
 from tests.deadline import wait_until
+from tests.updates.descent import descend, value_of
 
 TIMEOUT = 240
-
-
-def descend(variable, gradient, rate):
-    """Plain gradient descent."""
-    variable.assign_sub(rate * gradient, read_value=False)
-
-
-@pytest.fixture
-def variables(strategy):
-    """One on each of the two servers."""
-    with strategy.scope():
-        return [tf.Variable(lambda: tf.zeros([3])), tf.Variable(lambda: tf.zeros([4, 2]))]
-
-
-def value_of(variables):
-    """What is in them, which is to be one number."""
-    found = {float(number) for variable in variables for number in variable.numpy().ravel()}
-    assert len(found) == 1, found
-    return found.pop()
 
 
 def new_step(rule, variables, slow_worker=-1):

@@ -9,17 +9,11 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import Asynchronous, Delayed, Synchronous, decisions
-from tests.updates.delayed_steps import TIMEOUT, entries, make_rule, new_step, value_of
-from tests.updates.descent import descend
+from tests.updates.delayed_steps import TIMEOUT, entries, make_rule, new_step
+from tests.updates.descent import descend, value_of
+from tests.updates.small_model import loss_and_gradients, new_model
 
 NEVER = math.inf
-
-
-@pytest.fixture
-def variables(strategy):
-    """One on each of the two servers."""
-    with strategy.scope():
-        return [tf.Variable(lambda: tf.zeros([3])), tf.Variable(lambda: tf.zeros([4, 2]))]
 
 
 def halve_and_descend(variable, gradient, rate):
@@ -135,17 +129,6 @@ def test_the_delay_may_depend_on_the_time_and_be_random(strategy, variables):
 
 @pytest.mark.long
 def test_adam_makes_of_delayed_gradients_what_it_makes_of_them_in_one_process(strategy):
-    def new_model():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)])
-        for number, variable in enumerate(model.trainable_variables):
-            variable.assign(tf.random.stateless_normal(variable.shape, [number, 3]))
-        return model
-
-    def gradients_of(model, x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x, training=True) - tf.reduce_sum(x, 1, keepdims=True)) ** 2)
-        return tape.gradient(loss, model.trainable_variables)
-
     batches = list(tf.random.stateless_normal([6, 8, 4], [5, 7]))
     with strategy.scope():
         model, optimizer = new_model(), keras.optimizers.Adam(0.1)
@@ -154,7 +137,7 @@ def test_adam_makes_of_delayed_gradients_what_it_makes_of_them_in_one_process(st
     @tf.function
     def step(x):
         with rule.pull() as version:
-            gradients = gradients_of(model, x)
+            _, gradients = loss_and_gradients(model, x)
         return rule.push(gradients, version)
 
     alone, adam = new_model(), keras.optimizers.Adam(0.1)
@@ -162,7 +145,7 @@ def test_adam_makes_of_delayed_gradients_what_it_makes_of_them_in_one_process(st
         for x in some:
             assert strategy.schedule(step, args=(x,), worker=0).result(TIMEOUT)
         assert rule.flush() == 3
-        iterations, pushed = int(adam.iterations.numpy()), [gradients_of(alone, x) for x in some]
+        iterations, pushed = int(adam.iterations.numpy()), [loss_and_gradients(alone, x)[1] for x in some]
         for gradients in pushed:
             # Each is applied with the count that its step has pulled.
             adam.iterations.assign(iterations)

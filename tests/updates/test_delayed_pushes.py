@@ -5,39 +5,13 @@ import math
 import pytest
 import tensorflow as tf
 
-from coordinator.updates.sent_gradients import SentGradients
 from tests.deadline import wait_until
-from tests.updates.delayed_steps import TIMEOUT, entries, make_rule, new_step, value_of
+from tests.updates.delayed_steps import TIMEOUT, entries, make_rule, new_step
+from tests.updates.descent import value_of
 from tests.updates.locked_sections import waits_under_locks
+from tests.updates.unfinished_pushes import add, ids
 
 NEVER = math.inf
-
-
-@pytest.fixture
-def variables(strategy):
-    """One on each of the two servers."""
-    with strategy.scope():
-        return [tf.Variable(lambda: tf.zeros([3])), tf.Variable(lambda: tf.zeros([4, 2]))]
-
-
-def ids(*numbers):
-    """Ids of pushes of a worker that is not there."""
-    return tf.constant([[900 + number, 1, 1] for number in numbers], tf.int64)
-
-
-def add(rule, server, push, value):
-    """Adds a gradient to what is queued on a server, as a push does whose worker dies after that."""
-    store, columns = server.store, server.columns
-    variables = [rule._parts.model.variables[number] for number in columns.numbers]
-
-    @tf.function
-    def run():
-        with tf.device(store.device):
-            gradients = [tf.fill(variable.shape, value) for variable in variables]
-            sent = SentGradients(store.device, columns.numbers, gradients, [], 0)
-            store.add(tf.identity(push), columns.row(sent, [tf.identity(1.0)]))
-
-    run()
 
 
 def commit(rule, push):

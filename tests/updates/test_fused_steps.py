@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from coordinator.updates import Asynchronous, BoundedDelay, ModelAverage, StaleSynchronous, Synchronous
 from tests.ps_strategy.fused_calls import COUNT, FusedCalls
+from tests.updates.descent import descend
 
 
 @pytest.fixture
@@ -43,10 +44,6 @@ def test_steps_of_a_rule_that_may_wait_are_not_fused_however_deep_in_the_functio
     fused.run(inner, [()] * 4)
     fused.run(outer, [()] * COUNT)
     assert not fused.sizes
-
-
-def descend(variable, gradient, rate):
-    variable.assign_sub(rate * gradient)
 
 
 def rule_and_step(strategy, make):

@@ -8,6 +8,7 @@ import tensorflow as tf
 from coordinator.updates.local_model import LocalModel
 from coordinator.updates.model import Model
 from tests.ps_strategy.every_worker import TIMEOUT, on_every_worker
+from tests.updates.descent import descend
 
 WORKERS = 3
 STEPS = 4
@@ -17,13 +18,6 @@ START = {0: np.array([3.0, -4.0], np.float32), 1: np.ones([4, 2], np.float32)}
 def rows(scale):
     """A gradient of two rows of the second variable."""
     return tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0]]) * scale, tf.constant([2, 0]), tf.constant([4, 2]))
-
-
-def descend(variable, gradient, rate):
-    if isinstance(gradient, tf.IndexedSlices):
-        variable.scatter_sub(tf.IndexedSlices(gradient.values * rate, gradient.indices))
-    else:
-        variable.assign_sub(gradient * rate)
 
 
 def adam_with_decay(variables):

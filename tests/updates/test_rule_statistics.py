@@ -7,12 +7,9 @@ import tensorflow as tf
 from coordinator.updates import Asynchronous, RuleStatistics, Staleness
 from coordinator.updates.ledger import LARGEST_STALENESS, LAST_SEEN, WAITED
 from tests.ps_strategy.every_worker import on_every_worker
+from tests.updates.descent import descend
 
 TIMEOUT = 120.0
-
-
-def descend(variable, gradient, rate):
-    variable.assign_sub(rate * gradient)
 
 
 @pytest.mark.parametrize(

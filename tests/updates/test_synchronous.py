@@ -10,17 +10,11 @@ import tensorflow as tf
 import coordinator
 from coordinator.updates import Asynchronous, Synchronous
 from tests.deadline import wait_until
+from tests.updates.descent import descend, value_of
+from tests.updates.small_model import loss_and_gradients, new_model
 
 TIMEOUT = 240
 ROUNDS = 4
-
-
-def descend(variable, gradient, rate):
-    """Plain gradient descent, by rows if the gradient is sparse."""
-    if isinstance(gradient, tf.IndexedSlices):
-        variable.scatter_sub(tf.IndexedSlices(rate * gradient.values, gradient.indices))
-    else:
-        variable.assign_sub(rate * gradient, read_value=False)
 
 
 def test_a_dense_and_a_sparse_variable_become_what_the_averaged_gradients_make_of_them(strategy):
@@ -54,17 +48,6 @@ def test_a_dense_and_a_sparse_variable_become_what_the_averaged_gradients_make_o
 def test_a_model_with_adam_becomes_what_one_process_makes_of_the_averaged_gradients(strategy):
     batches = [tf.random.stateless_normal([3, 8, 4], [number, 7]) for number in range(ROUNDS)]
 
-    def new_model():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)])
-        for number, variable in enumerate(model.trainable_variables):
-            variable.assign(tf.random.stateless_normal(variable.shape, [number, 3]))
-        return model
-
-    def gradients_of(model, x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x, training=True) - tf.reduce_sum(x, 1, keepdims=True)) ** 2)
-        return loss, tape.gradient(loss, model.trainable_variables)
-
     with strategy.scope():
         model = new_model()
         optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))
@@ -72,7 +55,7 @@ def test_a_model_with_adam_becomes_what_one_process_makes_of_the_averaged_gradie
 
     @tf.function
     def step(x):
-        return rule.run(lambda x: gradients_of(model, x), x)
+        return rule.run(lambda x: loss_and_gradients(model, x), x)
 
     for batch in batches:
         for future in [strategy.schedule(step, args=(x,)) for x in batch]:
@@ -81,24 +64,11 @@ def test_a_model_with_adam_becomes_what_one_process_makes_of_the_averaged_gradie
     alone = new_model()
     adam = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))
     for batch in batches:
-        adam.apply(gradients_of(alone, tf.reshape(batch, [-1, 4]))[1], alone.trainable_variables)
+        _, gradients = loss_and_gradients(alone, tf.reshape(batch, [-1, 4]))
+        adam.apply(gradients, alone.trainable_variables)
     for shared, own in zip(model.trainable_variables, alone.trainable_variables, strict=True):
         np.testing.assert_allclose(shared.numpy(), own.numpy(), rtol=2e-4, atol=1e-5)
     assert int(optimizer.iterations.numpy()) == ROUNDS == rule.version.numpy()
-
-
-@pytest.fixture
-def variables(strategy):
-    """One on each of the two servers."""
-    with strategy.scope():
-        return [tf.Variable(lambda: tf.zeros([3])), tf.Variable(lambda: tf.zeros([4, 2]))]
-
-
-def value_of(variables):
-    """What is in them, which is to be one number."""
-    found = {float(number) for variable in variables for number in variable.numpy().ravel()}
-    assert len(found) == 1, found
-    return found.pop()
 
 
 def test_a_gradient_of_an_older_version_is_rejected_and_changes_nothing(strategy, variables):

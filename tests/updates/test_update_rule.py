@@ -6,12 +6,9 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import Asynchronous, UpdateRule
+from tests.updates.descent import descend
 
 TIMEOUT = 120.0
-
-
-def descend(variable, gradient, rate):
-    variable.assign_sub(rate * gradient)
 
 
 @pytest.fixture

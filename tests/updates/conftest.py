@@ -1,0 +1,11 @@
+"""What several tests of update rules train."""
+
+import pytest
+import tensorflow as tf
+
+
+@pytest.fixture
+def variables(strategy):
+    """One on each of the two servers."""
+    with strategy.scope():
+        return [tf.Variable(lambda: tf.zeros([3])), tf.Variable(lambda: tf.zeros([4, 2]))]
