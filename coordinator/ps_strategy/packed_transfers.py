@@ -1,4 +1,4 @@
-"""A traced function's graph, changed so that tensors which go from one device to another at the same time go as one.
+"""A graph, changed so that tensors which can go from one device to another at the same time go as one.
 
     ps 0    read a   read b                        ps 0    read a   read b
               |        |        two messages                  \\_ join _/         one message
@@ -6,21 +6,27 @@
                                                               /     \\
                                                           use a     use b
 
-Which tensors go at the same time: the *stage* of an operation is how often what it depends on has changed device before
-it. Tensors that leave a device at one stage for one other device are joined; as bytes, if they are of several types.
+When a tensor can go: the *stage* of an operation is how often what it depends on has changed device before it. A tensor
+is sent at the last stage at which it makes none of its users later than it is anyway: what the next step looks up goes
+with the gradients of this one, since its rows are read after they are changed. Tensors that leave a device at one stage
+for one other device are joined; as bytes, if they are of several types.
 
 Promises:
 - What the function computes does not change, nor what it does to variables, nor in which order.
 - No operation comes to depend on itself. (Along an edge of the graph stages never fall, and they rise where the device
-  changes. So what is joined at one stage cannot depend on what is split from it, which is of a later one.)
+  changes. So what is sent at one stage is of that stage or an earlier one, and all that depends on it is of a later.)
 """
 
 import dataclasses
+import functools
 import graphlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from coordinator.ps_strategy import tensorflow_internals
 
 # A tensor that is larger than this, in bytes, goes alone: copying it would cost more than a message does.
 LARGEST_PACKED = 2**20
@@ -35,84 +41,118 @@ _PACKED_TYPES = frozenset(
         *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64),
     }
 )
-# Of how many bytes something has.
-_COUNT = tf.int32
+
+# A vector of numbers on a device; the same one for the same.
+_Constant = Callable[[tuple[int, ...], str | None], Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Way:
-    """From where to where, and when."""
-
-    source: str
-    target: str
-    stage: int
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Sent:
-    """A tensor that goes some way, and the names of the operations that use it there."""
+    """A tensor that goes to a device, and the operations that use it there, by the positions of their inputs.
+
+    Attributes:
+      section: the number of the part of the graph that uses it first.
+      stage: the last one at which it makes no user later.
+    """
 
     tensor: Any
-    users: list[str]
-
-    @property
-    def is_open(self) -> bool:
-        """Whether its first dimension is known only when it is there."""
-        return not self.tensor.shape.is_fully_defined()
-
-    def count(self, unit: tf.DType) -> int:
-        """How many of these it has, if it is not open."""
-        return int(self.tensor.shape.num_elements() * self.tensor.dtype.size // unit.size)
+    section: float = math.inf
+    stage: float = math.inf
+    users: list[tuple[tf.Operation, int]] = dataclasses.field(default_factory=list)
 
 
-def packed(graph: tf.Graph, devices: Mapping[str, str]) -> Any:
-    """The definition of the graph so changed, a `GraphDef`.
+def pack_transfers(graph: tf.Graph, devices: Mapping[str, str], sections: Sequence[str] = ()) -> None:
+    """Changes the graph so.
 
     Args:
-      graph: of a traced function.
+      graph: of a function that is not made yet, with all control dependencies in it.
       devices: where the resources are that it is given: devices, by the names of the operations that stand for them.
+      sections: the name scopes of parts that follow each other. Tensors of parts that are not neighbours are not
+        joined: if nothing else orders the parts, all would have to be there at once.
     """
-    definition = graph.as_graph_def()
-    nodes = {node.name: node for node in definition.node}
-    for number, (way, sent) in enumerate(_ways(graph, devices)):
-        arrived = _Junction(definition, f"packed_{number}", way, sent).send()
-        for each, name in zip(sent, arrived, strict=True):
-            for user in each.users:
-                _pass_instead(nodes[user], _input_name(each.tensor), name)
-    return definition
+    numbers = {name: number for number, name in enumerate(sections)}
+    constant = functools.cache(_constant)
+    with graph.as_default(), tf.control_dependencies(None):
+        for source, target, sent in list(_messages(graph, devices, numbers)):
+            arrived = _send([each.tensor for each in sent], source or None, target or None, constant)
+            for each, tensor in zip(sent, arrived, strict=True):
+                for user, position in each.users:
+                    tensorflow_internals.replace_input(user, position, tensor)
 
 
-def _ways(graph: tf.Graph, devices: Mapping[str, str]) -> Iterator[tuple[_Way, list[_Sent]]]:
-    """What goes each way by which more than one tensor goes."""
+def is_worth_packing(tensor: Any) -> bool:
+    """Whether it is small, or may be, as far as its shape tells; all of that but the first dimension must be known."""
+    shape = tensor.shape
+    if shape.is_fully_defined():
+        return bool(0 < shape.num_elements() * tensor.dtype.size <= LARGEST_PACKED)
+    return bool(shape.rank is not None and shape[1:].is_fully_defined() and shape[1:].num_elements())
+
+
+def _messages(
+    graph: tf.Graph, devices: Mapping[str, str], sections: Mapping[str, int]
+) -> Iterator[tuple[str, str, list[_Sent]]]:
+    """From where to where more than one tensor can go together, and which."""
+    ways: dict[tuple[str, str, float], list[_Sent]] = {}
+    for (_, source, target), each in _sent(graph, devices, sections).items():
+        ways.setdefault((source, target, each.stage), []).append(each)
+    for (source, target, _), there in ways.items():
+        for together in _neighbours(there):
+            if len(together) > 1:
+                yield source, target, together
+
+
+def _sent(
+    graph: tf.Graph, devices: Mapping[str, str], sections: Mapping[str, int]
+) -> dict[tuple[str, str, str], _Sent]:
+    """What goes, by its name, from where and where to."""
     places, stages = _places_and_stages(graph, devices)
-    ways: dict[_Way, dict[str, _Sent]] = {}
+    sent: dict[tuple[str, str, str], _Sent] = {}
     for operation in graph.get_operations():
         target = places[operation.name]
-        for tensor in operation.inputs:
-            source = places[tensor.op.name]
-            if source != target and tensor.op.type not in _PLACED_WITH_USER and _may_be_packed(tensor):
-                there = ways.setdefault(_Way(source, target, stages[tensor.op.name]), {})
-                there.setdefault(tensor.name, _Sent(tensor, [])).users.append(operation.name)
-    for way, there in ways.items():
-        if len(there) > 1:
-            yield way, list(there.values())
+        for position, tensor in enumerate(operation.inputs):
+            maker = tensor.op
+            source = places[maker.name]
+            if source == target or maker.type in _PLACED_WITH_USER:
+                continue
+            if tensor.dtype in _PACKED_TYPES and is_worth_packing(tensor):
+                each = sent.setdefault((tensor.name, source, target), _Sent(tensor))
+                each.section = min(each.section, sections.get(operation.name.partition("/")[0], 0))
+                each.stage = min(each.stage, stages[operation.name] - 1)
+                each.users.append((operation, position))
+    return sent
 
 
-def _places_and_stages(graph: tf.Graph, devices: Mapping[str, str]) -> tuple[dict[str, str], dict[str, int]]:
-    """Where each operation is, as far as that can be told, and how many changes of place come before it."""
+def _neighbours(sent: Sequence[_Sent]) -> Iterator[list[_Sent]]:
+    """Those of one section and of the next, together."""
+    together: list[_Sent] = []
+    for each in sorted(sent, key=lambda each: each.section):
+        if together and each.section > together[0].section + 1:
+            yield together
+            together = []
+        together.append(each)
+    yield together
+
+
+def _places_and_stages(graph: tf.Graph, devices: Mapping[str, str]) -> tuple[dict[str, str], dict[str, float]]:
+    """Where each operation is, as far as that can be told, and at which stage."""
     places: dict[str, str] = {}
-    stages: dict[str, int] = {}
-    for operation in _after_what_they_need(graph):
-        place = places[operation.name] = _place(operation, devices, places)
-        stages[operation.name] = max((stages[name] + (places[name] != place) for name in _needed(operation)), default=0)
-    return places, stages
-
-
-def _after_what_they_need(graph: tf.Graph) -> Iterator[tf.Operation]:
-    """The operations, none before one that it needs; in their own order, one may wait for a later one."""
+    stages: dict[str, float] = {}
     operations = {operation.name: operation for operation in graph.get_operations()}
     needed = {name: _needed(operation) for name, operation in operations.items()}
-    return map(operations.__getitem__, graphlib.TopologicalSorter(needed).static_order())
+    # None before one that it needs; in the graph's own order one may wait for a later one.
+    order = list(graphlib.TopologicalSorter(needed).static_order())
+    for name in order:
+        place = places[name] = _place(operations[name], devices, places)
+        stages[name] = max((stages[other] + (places[other] != place) for other in needed[name]), default=0)
+    latest: dict[str, float] = {}
+    for name in reversed(order):
+        if operations[name].type == "Identity":
+            # It takes no time, so that it may as well wait for what waits for it.
+            stages[name] = latest.get(name, stages[name])
+        for other in needed[name]:
+            bound = stages[name] - (places[other] != places[name])
+            latest[other] = min(latest.get(other, bound), bound)
+    return places, stages
 
 
 def _needed(operation: tf.Operation) -> list[str]:
@@ -135,137 +175,66 @@ def _server(device: str) -> str:
     return _WORKER if spec.job in (None, "worker") else spec.to_string()
 
 
-def is_worth_packing(tensor: Any) -> bool:
-    """Whether a tensor's shape is known, but for the first dimension, and it is not known to be too large."""
-    shape = tensor.shape
-    if shape.rank is None:
-        return False
-    if shape.is_fully_defined():
-        return bool(shape.num_elements() * tensor.dtype.size <= LARGEST_PACKED)
-    return bool(shape[1:].is_fully_defined())
-
-
-def _may_be_packed(tensor: Any) -> bool:
-    # The length of what is empty cannot be told from its bytes.
-    return tensor.dtype in _PACKED_TYPES and is_worth_packing(tensor) and 0 not in tensor.shape.as_list()
-
-
-class _Junction:
-    """The nodes that join tensors where they are, and split them where they are used.
+def _send(tensors: Sequence[Any], source: str | None, target: str | None, constant: _Constant) -> list[Any]:
+    """Joins tensors where they are, and splits them where they are used.
 
     Args:
-      definition: gets the nodes.
-      name: what their names begin with.
-      way: which way the tensors go.
-      sent: the tensors.
+      tensors: at least two.
+      source: the device that they are on; None is the worker.
+      target: where they are used.
+      constant: a vector of these numbers, on a device.
+
+    Returns:
+      The tensors as they have arrived.
     """
-
-    def __init__(self, definition: Any, name: str, way: _Way, sent: Sequence[_Sent]) -> None:
-        self._definition = definition
-        self._name = name
-        self._way = way
-        self._sent = sent
-        dtypes = {each.tensor.dtype for each in sent}
-        self._opens = sum(each.is_open for each in sent)
-        # The length of a single open one is what is left. Those of several, a header tells.
-        self._has_header = self._opens > 1
-        # What the message is a vector of.
-        self._unit = tf.uint8 if self._has_header or len(dtypes) > 1 else dtypes.pop()
-        self._constants = 0
-
-    def send(self) -> list[str]:
-        """Adds them; returns what the tensors are called where they arrive, in their order."""
-        source = self._way.source
-        in_order = sorted(self._sent, key=lambda each: each.is_open)
-        parts = [self._flat(each.tensor, number) for number, each in enumerate(in_order)]
-        sizes = [each.count(self._unit) for each in in_order if not each.is_open]
-        if self._has_header:
-            parts.insert(0, self._header(parts[len(sizes) :]))
-            sizes.insert(0, self._opens * _COUNT.size)
-        inputs = [*parts, self._constant(0, source)]
-        joined = self._node("joined", "ConcatV2", inputs, source, N=len(parts), T=self._unit, Tidx=_COUNT)
-        pieces = self._split(joined, sizes)[-len(in_order) :]
-        arrived = {
-            each.tensor.name: self._tensor(each.tensor, piece, number)
-            for number, (each, piece) in enumerate(zip(in_order, pieces, strict=True))
-        }
-        return [arrived[each.tensor.name] for each in self._sent]
-
-    def _header(self, opens: Sequence[str]) -> str:
-        """How many bytes each open part has, as bytes."""
-        there = self._way.source
-        counts = [
-            self._node(f"count_{number}", "Size", [part], there, T=tf.uint8, out_type=_COUNT)
-            for number, part in enumerate(opens)
-        ]
-        together = self._node("counts", "Pack", counts, there, N=len(counts), T=_COUNT)
-        header = self._node("header", "Bitcast", [together], there, T=_COUNT, type=tf.uint8)
-        return self._reshaped("flat_header", header, [-1], there, tf.uint8)
-
-    def _split(self, joined: str, sizes: Sequence[int]) -> list[str]:
-        """The parts of a message where it has arrived: those of these sizes, then the open ones."""
-        there, number = self._way.target, len(sizes) + self._opens
-        if self._has_header:
-            inputs = [self._constant(sizes, there), self._counts_there(joined), self._constant(0, there)]
-            all_sizes = self._node("sizes", "ConcatV2", inputs, there, N=2, T=_COUNT, Tidx=_COUNT)
+    known = [tensor for tensor in tensors if tensor.shape.is_fully_defined()]
+    # Those whose first dimension is known only when they are there.
+    opens = [tensor for tensor in tensors if not tensor.shape.is_fully_defined()]
+    # Of one, that is what is left of the message; of several, the message tells their sizes in a header.
+    has_header = len(opens) > 1
+    dtypes = {tensor.dtype for tensor in tensors}
+    unit = tf.uint8 if has_header or len(dtypes) > 1 else dtypes.pop()
+    sizes: Any = [tensor.shape.num_elements() * tensor.dtype.size // unit.size for tensor in known]
+    header = len(opens) * tf.int32.size
+    with tf.device(source):
+        flat = constant((-1,), source)
+        parts = [_flat(tensor, unit, flat) for tensor in (*known, *opens)]
+        if has_header:
+            counts = tf.stack([tf.size(part) for part in parts[len(known) :]])
+            parts.insert(0, tf.reshape(tf.bitcast(counts, unit), flat))
+        joined = tf.concat(parts, 0)
+    with tf.device(target):
+        if has_header:
+            counts = tf.bitcast(tf.reshape(joined[:header], [len(opens), tf.int32.size]), tf.int32)
+            all_sizes = tf.concat([constant((header, *sizes), target), counts], 0)
+            arrived = tf.split(joined, all_sizes, num=len(parts))[1:]
         else:
-            all_sizes = self._constant([*sizes, *[-1] * self._opens], there)
-        inputs = [joined, all_sizes, self._constant(0, there)]
-        split = self._node("split", "SplitV", inputs, there, num_split=number, T=self._unit, Tlen=_COUNT)
-        return [f"{split}:{place}" for place in range(number)]
-
-    def _flat(self, tensor: Any, number: int) -> str:
-        """A tensor as a vector of units, where it is."""
-        there, dtype, name = self._way.source, tensor.dtype, _input_name(tensor)
-        if dtype != self._unit:
-            name = self._node(f"bytes_{number}", "Bitcast", [name], there, T=dtype, type=self._unit)
-        return self._reshaped(f"flat_{number}", name, [-1], there, self._unit)
-
-    def _tensor(self, tensor: Any, part: str, number: int) -> str:
-        """A vector of units as the tensor that it was, where it has arrived."""
-        there, dtype = self._way.target, tensor.dtype
-        shape = [-1 if size is None else size for size in tensor.shape]
-        if dtype.size > self._unit.size:
-            shape.append(dtype.size)
-        shaped = self._reshaped(f"arrived_{number}", part, shape, there, self._unit)
-        if dtype == self._unit:
-            return shaped
-        return self._node(f"tensor_{number}", "Bitcast", [shaped], there, T=self._unit, type=dtype)
-
-    def _counts_there(self, joined: str) -> str:
-        """What the header of a message says, where it has arrived."""
-        there, number = self._way.target, self._opens
-        ends = [self._constant([end], there) for end in (0, number * _COUNT.size)]
-        header = self._node("header_there", "Slice", [joined, *ends], there, T=tf.uint8, Index=_COUNT)
-        rows = self._reshaped("rows", header, [number, _COUNT.size], there, tf.uint8)
-        return self._node("counts_there", "Bitcast", [rows], there, T=tf.uint8, type=_COUNT)
-
-    def _reshaped(self, name: str, tensor: str, shape: list[int], device: str, dtype: tf.DType) -> str:
-        return self._node(name, "Reshape", [tensor, self._constant(shape, device)], device, T=dtype, Tshape=_COUNT)
-
-    def _constant(self, value: Any, device: str) -> str:
-        self._constants += 1
-        tensor = tf.make_tensor_proto(value, _COUNT)
-        return self._node(f"constant_{self._constants}", "Const", [], device, dtype=_COUNT, value=tensor)
-
-    def _node(self, name: str, operation: str, inputs: list[str], device: str, **attributes: Any) -> str:
-        node = self._definition.node.add(name=f"{self._name}/{name}", op=operation, input=inputs, device=device)
-        for key, value in attributes.items():
-            if isinstance(value, tf.DType):
-                node.attr[key].type = value.as_datatype_enum
-            elif isinstance(value, int):
-                node.attr[key].i = value
-            else:
-                node.attr[key].tensor.CopyFrom(value)
-        return str(node.name)
+            all_sizes = constant((*sizes, *[-1] * len(opens)), target)
+            arrived = tf.split(joined, all_sizes, num=len(parts))
+        there = {
+            tensor.name: _like(tensor, part, constant(_shape(tensor, unit), target))
+            for tensor, part in zip((*known, *opens), arrived, strict=True)
+        }
+    return [there[tensor.name] for tensor in tensors]
 
 
-def _input_name(tensor: Any) -> str:
-    """What a tensor is called among the inputs of a node."""
-    return tensor.op.name if tensor.value_index == 0 else tensor.name
+def _flat(tensor: Any, unit: tf.DType, flat: Any) -> Any:
+    """A tensor as a vector of units."""
+    return tf.reshape(tensor if tensor.dtype == unit else tf.bitcast(tensor, unit), flat)
 
 
-def _pass_instead(node: Any, former: str, present: str) -> None:
-    for position, name in enumerate(node.input):
-        if name == former:
-            node.input[position] = present
+def _shape(tensor: Any, unit: tf.DType) -> tuple[int, ...]:
+    """The shape of a tensor, of units."""
+    shape = tuple(-1 if size is None else size for size in tensor.shape)
+    return (*shape, tensor.dtype.size) if tensor.dtype.size > unit.size else shape
+
+
+def _like(tensor: Any, part: Any, shape: Any) -> Any:
+    """A vector of units as the tensor that it was, of that shape in units."""
+    shaped = tf.reshape(part, shape)
+    return shaped if tensor.dtype == part.dtype else tf.bitcast(shaped, tensor.dtype)
+
+
+def _constant(numbers: tuple[int, ...], device: str | None) -> Any:
+    with tf.device(device):
+        return tf.constant(numbers, tf.int32, [len(numbers)])

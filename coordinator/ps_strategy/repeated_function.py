@@ -19,6 +19,7 @@ import tensorflow as tf
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.cluster_definition import CLIENT_JOB
 from coordinator.ps_strategy.compiled_functions import is_on_parameter_server
+from coordinator.ps_strategy.packed_transfers import pack_transfers
 from coordinator.ps_strategy.step_copies import StepCopies
 
 # Runs a concrete function with its inputs, captures among them; gives its outputs.
@@ -95,7 +96,8 @@ def _build(
         tf.TensorSpec(tensor.shape if is_one else [count, *tensor.shape], tensor.dtype)
         for tensor, is_one in zip(concrete.inputs, is_shared, strict=True)
     ]
-    steps = StepCopies(concrete, _servers_of_resources(concrete))
+    servers = _servers_of_resources(concrete)
+    steps = StepCopies(concrete, servers)
 
     def repeat(*given: Any) -> list[Any]:
         for placeholder, original in zip(given, concrete.inputs, strict=True):
@@ -108,7 +110,15 @@ def _build(
         together = [_pack([found[position] for found in outputs for position in each]) for each in packed]
         return together + [found[position] for found in outputs for position in loose]
 
-    return tf.function(repeat, input_signature=signature, autograph=False).get_concrete_function()
+    def pack(graph: Any) -> None:
+        devices = {
+            placeholder.op.name: servers[original.op.name]
+            for placeholder, original in zip(graph.inputs, concrete.inputs, strict=True)
+            if original.op.name in servers
+        }
+        pack_transfers(graph, devices, [f"step_{step}" for step in range(count)])
+
+    return tensorflow_internals.built_function(repeat, signature, pack)
 
 
 def _servers_of_resources(concrete: Any) -> dict[str, str]:

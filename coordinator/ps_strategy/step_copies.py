@@ -10,8 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.packed_transfers import packed
-
 # Far from each other, so that copies draw numbers of their own.
 _BETWEEN_SEEDS = 0x9E3779B1
 _SEEDS = 2**31
@@ -32,7 +30,7 @@ class StepCopies:
         self._outputs = [tensor.name for tensor in concrete.outputs]
         self._shapes = [tensor.shape for tensor in concrete.outputs]
         self._definition = _without_inputs(
-            packed(concrete.graph, devices), {tensor.op.name for tensor in concrete.inputs}, devices
+            concrete.graph.as_graph_def(), {tensor.op.name for tensor in concrete.inputs}, devices
         )
         # Outputs wait for all that the function does to variables; what runs the copies waits for that at their end.
         _let_go(self._definition, {tensor.op.name for tensor in concrete.outputs})

@@ -1,7 +1,7 @@
 """The one door to TensorFlow's private API.
 
 Nothing else in the library imports from `tensorflow.python`. Each use in here says in a line why no public name serves;
-`tests/ps_strategy/test_tensorflow_internals.py` fails loudly when one of them changes its meaning.
+`tests/ps_strategy/test_tensorflow_internals.py` and those named after a module fail loudly when one changes its meaning.
 
 Two variables of the environment are set here (`prepare_process`) because TensorFlow's C++ reads them there and offers
 no other switch.
@@ -18,6 +18,7 @@ from coordinator.ps_strategy.tensorflow_internals.calls import (
 )
 from coordinator.ps_strategy.tensorflow_internals.compilation import compiled_calls, is_compiled
 from coordinator.ps_strategy.tensorflow_internals.function_registration import FunctionRegistration
+from coordinator.ps_strategy.tensorflow_internals.graphs import built_function, replace_input
 from coordinator.ps_strategy.tensorflow_internals.handles import (
     attach_initial_value,
     attached_initial_value,
@@ -60,6 +61,7 @@ __all__ = [
     "attach_initial_value",
     "attached_initial_value",
     "bind_executor",
+    "built_function",
     "call",
     "captures_of",
     "compiled_calls",
@@ -84,6 +86,7 @@ __all__ = [
     "reads_as_ever",
     "reads_replaced",
     "replace_handles",
+    "replace_input",
     "resource_creator_scope",
     "restored_functions",
     "set_server_def",
