@@ -73,13 +73,16 @@ class Model:
         return f"<Model: {len(self.variables)} variables on {len(self.parts)} servers>"
 
 
-def pull(variables: Sequence[Any], after: Sequence[Any], only_on: str | None = None) -> tuple[list[Any], Any]:
-    """Brings the values of variables to the worker, those of each server together.
+def pull(
+    variables: Sequence[Any], after: Sequence[Any], only_on: str | None = None, *, is_joined: bool = True
+) -> tuple[list[Any], Any]:
+    """Brings the values of variables to the worker.
 
     Args:
       variables: `tf.Variable`s, wherever they are.
       after: tensors; nothing is read before they are there.
       only_on: the device of the variables that wait for these; None is all.
+      is_joined: whether those of one server are joined here; see `send`.
 
     Returns:
       The values, and how many bytes they have, an int64 scalar.
@@ -90,7 +93,7 @@ def pull(variables: Sequence[Any], after: Sequence[Any], only_on: str | None = N
         awaited = list(after) if only_on in (None, device) else []
         with tf.device(device), tf.control_dependencies(awaited):
             read = [variables[number].read_value() for number in numbers]
-        parcel = send(read, device, None)
+        parcel = send(read, device, None, is_joined=is_joined)
         values.update(zip(numbers, parcel.tensors, strict=True))
         sizes.append(parcel.size)
     return [values[number] for number in range(len(variables))], tf.add_n(sizes)

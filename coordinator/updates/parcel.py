@@ -1,4 +1,9 @@
-"""Many tensors sent from one device to another as few."""
+"""Many tensors sent from one device to another as few.
+
+By hand, for steps that wait for other workers and so run alone: of steps that run several in one call all transfers are
+joined when that call is made (`coordinator.ps_strategy.packed_transfers`), and what was joined before would be copied
+twice.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,18 +29,19 @@ class Parcel:
     size: tf.Tensor
 
 
-def send(tensors: Sequence[Any], source: str | None, target: str | None) -> Parcel:
-    """Brings tensors from one device to another, those of one dtype as one message if they are small.
+def send(tensors: Sequence[Any], source: str | None, target: str | None, *, is_joined: bool = True) -> Parcel:
+    """Brings tensors from one device to another.
 
     Args:
       tensors: any; all dimensions but the first must be known of those that are to be packed.
       source: the device that they are on; None is the worker.
       target: where they are needed; None is the worker.
+      is_joined: whether those of one dtype are joined here, if they are small.
     """
     arrived: dict[int, Any] = {}
     groups: dict[tf.DType, list[int]] = {}
     for number, tensor in enumerate(tensors):
-        if tensor.dtype not in _NEVER_PACKED and is_worth_packing(tensor):
+        if is_joined and tensor.dtype not in _NEVER_PACKED and is_worth_packing(tensor):
             groups.setdefault(tensor.dtype, []).append(number)
         else:
             arrived[number] = _moved(tensor, target)

@@ -198,7 +198,8 @@ class UpdateRule(tf.Module):
         numbers = parts.model.pulled_at_once()
         variables = [parts.model.variables[number] for number in numbers]
         wait_for_version = None if self._is_version_for_all_servers else self.ledger.home
-        values, size = pull([*variables, *parts.optimizer.scalars], [version], wait_for_version)
+        pulled = [*variables, *parts.optimizer.scalars]
+        values, size = pull(pulled, [version], wait_for_version, is_joined=self.may_wait)
         return ModelCopies(dict(zip(numbers, values, strict=False)), values[len(numbers) :], version, size, 1)
 
     def _end(self) -> None:
@@ -266,7 +267,7 @@ class UpdateRule(tf.Module):
         """Brings the gradients of a server's variables there, and more tensors with them."""
         numbers = [number for number in self._parts.model.numbers_on(device) if number in gradients]
         tensors = flat(gradients, numbers)
-        parcel = send([*tensors, *extras], None, device)
+        parcel = send([*tensors, *extras], None, device, is_joined=self.may_wait)
         there, more = parcel.tensors[: len(tensors)], parcel.tensors[len(tensors) :]
         with tf.device(device):
             return SentGradients(device, numbers, rebuilt(gradients, numbers, there), more, parcel.size)
