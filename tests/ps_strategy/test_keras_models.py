@@ -102,7 +102,11 @@ def train_alike(strategy, make_model, tolerance=1e-4):
 
 
 @pytest.mark.parametrize(
-    "make_model", [functional_model, unbuilt_sequential_model, subclassed_model, Subclassed, recurrent_model]
+    "make_model",
+    [
+        *(functional_model, unbuilt_sequential_model, subclassed_model, Subclassed),
+        pytest.param(recurrent_model, marks=pytest.mark.long),
+    ],
 )
 def test_a_model_learns_as_in_one_process_and_with_racing_workers(strategy, make_model):
     training = train_alike(strategy, make_model)

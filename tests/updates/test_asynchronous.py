@@ -109,7 +109,9 @@ SCALES = [
 ]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", ["function", "Keras, a number", pytest.param("Keras, a schedule", marks=pytest.mark.long)]
+)
 def test_a_stale_gradient_has_its_learning_rate_and_the_next_one_has_the_usual(strategy, name):
     for modulation, staleness, scale in SCALES:
         with strategy.scope():

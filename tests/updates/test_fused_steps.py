@@ -22,18 +22,20 @@ def test_steps_of_the_asynchronous_rule_are_fused_and_each_is_counted(strategy, 
     assert fused.sizes
 
 
+RULES_THAT_WAIT = {
+    "bounded delay": lambda variables: BoundedDelay(descend, variables, 2, learning_rate=1.0),
+    "synchronous": lambda variables: Synchronous(descend, variables, 1, learning_rate=1.0),
+    "stale synchronous": lambda variables: StaleSynchronous(descend, variables, 3, max_lead=4, learning_rate=1.0),
+    "model average": lambda variables: ModelAverage(descend, variables, learning_rate=1.0),
+}
+
+
+# One by default: the rules say in one and the same place that they wait.
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda variables: Synchronous(descend, variables, 1, learning_rate=1.0),
-        lambda variables: StaleSynchronous(descend, variables, 3, max_lead=4, learning_rate=1.0),
-        lambda variables: BoundedDelay(descend, variables, 2, learning_rate=1.0),
-        lambda variables: ModelAverage(descend, variables, learning_rate=1.0),
-    ],
-    ids=["synchronous", "stale synchronous", "bounded delay", "model average"],
+    "name", ["bounded delay", *(pytest.param(name, marks=pytest.mark.long) for name in [*RULES_THAT_WAIT][1:])]
 )
-def test_steps_of_a_rule_that_may_wait_are_not_fused_however_deep_in_the_function(strategy, fused, make):
-    _, step = rule_and_step(strategy, make)
+def test_steps_of_a_rule_that_may_wait_are_not_fused_however_deep_in_the_function(strategy, fused, name):
+    _, step = rule_and_step(strategy, RULES_THAT_WAIT[name])
     inner = tf.function(step.python_function)
 
     @tf.function
