@@ -11,6 +11,7 @@ another closure fails, or close      they are withdrawn, as if each ran alone
 """
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable
 
@@ -60,6 +61,21 @@ def test_a_function_that_failed_in_a_call_of_several_is_run_alone_afterwards(run
             assert isinstance(futures[1].exception(LIMIT), ZeroDivisionError)
             results([futures[0], *futures[2:]])
     assert runtime.fused_calls == [(0, 4)]
+
+
+def test_the_log_says_why_functions_of_one_call_run_again_alone(
+    runtime: FakeRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = dataclasses.replace(FOUR, stop_on_error=False)
+    with caplog.at_level(logging.INFO, logger="coordinator"), running_cluster(runtime, options) as cluster:
+        gate = behind_a_gate(cluster, runtime)
+        futures = schedule(cluster, [lambda _: None, lambda _: None, fail, lambda _: None])
+        gate.open()
+        assert futures[2].exception(LIMIT)
+        results([*futures[:2], futures[3]])
+    [said] = [record.getMessage() for record in caplog.records if "each alone" in record.getMessage()]
+    assert "4 calls of" in said
+    assert said.endswith("ZeroDivisionError: mine")
 
 
 def test_an_error_withdraws_the_others_if_it_is_to_stop_everything(runtime: FakeRuntime) -> None:
