@@ -1,5 +1,7 @@
 """A traced function that can run on any worker."""
 
+import concurrent.futures
+import contextlib
 import functools
 import weakref
 from collections.abc import Mapping, Sequence
@@ -12,6 +14,9 @@ from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.lone_functions import is_lone
 from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource, WorkerContext
 from coordinator.ps_strategy.repeated_function import RepeatedFunction
+
+# How long a worker waits for another one to make the call that both need, before it makes its own, in seconds.
+_LONGEST_MAKING = 120.0
 
 
 class TracedFunction:
@@ -32,7 +37,7 @@ class TracedFunction:
         # What it captured, and what is passed for it; the first changes when parameter servers were recovered.
         self._bound = self._bind()
         # A table of a SavedModel makes its copies itself, so it must not go before the function, as its model may.
-        self._repeated: dict[tuple[int, tuple[bool, ...]], RepeatedFunction] = {}
+        self._repeated: dict[tuple[int, tuple[bool, ...]], concurrent.futures.Future[RepeatedFunction]] = {}
         self._owners = [tensorflow_internals.owner_of_handle(tensor) for tensor in concrete.captured_inputs]
 
     @functools.cached_property
@@ -105,13 +110,26 @@ class TracedFunction:
           Exception: what `call_on` raises.
         """
         is_shared = tuple(all(value is values[0] for value in values) for values in zip(*steps, strict=True))
-        key = len(steps), is_shared
-        repeated = self._repeated.get(key)
-        if repeated is None:
-            # Two workers that need it at once may both make it: no lock is held while TensorFlow traces.
-            repeated = self._repeated[key] = RepeatedFunction(self._concrete, len(steps), is_shared)
+        repeated = self._repeated_function(len(steps), is_shared)
         results = repeated.call_on(steps, self._captures_on(context), functools.partial(self._run, context))
         return [tensorflow_internals.packed_outputs(self._concrete, result) for result in results]
+
+    def _repeated_function(self, count: int, is_shared: tuple[bool, ...]) -> RepeatedFunction:
+        """One for all workers: they come to need it at about the same time, and making it takes seconds."""
+        key, mine = (count, is_shared), concurrent.futures.Future[RepeatedFunction]()
+        present = self._repeated.setdefault(key, mine)
+        if present is not mine:
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                return present.result(_LONGEST_MAKING)
+            return RepeatedFunction(self._concrete, count, is_shared)
+        try:
+            mine.set_result(RepeatedFunction(self._concrete, count, is_shared))
+        except BaseException as error:
+            # Others who wait for it have the error too; who comes later tries for himself.
+            del self._repeated[key]
+            mine.set_exception(error)
+            raise
+        return mine.result()
 
     def _captures_on(self, context: WorkerContext) -> list[Any]:
         return [_own_copy(capture, context) for capture in self._captures()]
