@@ -19,7 +19,7 @@ from collections.abc import Hashable
 # What is not the steps' own may take this part of the time of a call.
 _OVERHEAD = 0.05
 # A call of several steps is to take no longer, in seconds: their results come all at its end.
-_LONGEST = 0.2
+_LONGEST = 0.4
 # Beyond this the client is what takes the time.
 _MOST = 64
 # A size is tried after one that is at most so much smaller.

@@ -38,7 +38,7 @@ def test_long_steps_run_alone() -> None:
 
 def test_no_call_takes_longer_than_a_few_hundred_milliseconds() -> None:
     overhead, each = 0.02, 0.02
-    assert overhead + max(train(Pace(None), overhead, each, 200)) * each <= 0.25
+    assert overhead + max(train(Pace(None), overhead, each, 200)) * each <= 0.4
 
 
 def test_a_size_is_not_made_before_it_would_have_saved_a_good_part_of_what_making_it_takes() -> None:
