@@ -72,25 +72,28 @@ class LocalJob:
         """
         try:
             with SignalReader(_SIGNALS, lambda number: self._events.put(events.SignalReceived(number))):
-                try:
-                    self._servers.start()
-                    self._start_thread("coordinator-servers-ready", self._wait_servers_ready)
-                    while self._course.state is not State.ENDED:
-                        for action in self._course.advance(self._next_event(), time.monotonic()):
-                            self._carry_out(action)
-                finally:
-                    self._close()
+                self._run_course()
         except LaunchError:
             if not self._is_ended_by_signal():
                 raise
         return self._course.exit_code
 
+    def _run_course(self) -> None:
+        try:
+            self._servers.start()
+            self._start_thread("coordinator-servers-ready", self._wait_servers_ready)
+            while self._course.state is not State.ENDED:
+                for action in self._course.advance(self._next_event(), time.monotonic()):
+                    self._carry_out(action)
+        finally:
+            self._close()
+
     def _is_ended_by_signal(self) -> bool:
         """Whether a signal came before the failure: Ctrl-C ends a server that has no session of its own yet, too."""
         while not self._events.empty():
-            match self._events.get_nowait():
-                case events.SignalReceived() as received:
-                    self._course.advance(received, time.monotonic())
+            event = self._events.get_nowait()
+            if isinstance(event, events.SignalReceived):
+                self._course.advance(event, time.monotonic())
         return self._course.state is State.ENDED
 
     def _next_event(self) -> events.Event:

@@ -98,6 +98,7 @@ def _build(
     ]
     servers = _servers_of_resources(concrete)
     steps = StepCopies(concrete, servers)
+    names = [f"step_{step}" for step in range(count)]
 
     def repeat(*given: Any) -> list[Any]:
         for placeholder, original in zip(given, concrete.inputs, strict=True):
@@ -106,7 +107,7 @@ def _build(
             [value] * count if is_one else tf.unstack(value, count)
             for value, is_one in zip(given, is_shared, strict=True)
         ]
-        outputs = [steps.add([each[step] for each in inputs], f"step_{step}") for step in range(count)]
+        outputs = [steps.add([each[step] for each in inputs], name) for step, name in enumerate(names)]
         together = [_pack([found[position] for found in outputs for position in each]) for each in packed]
         return together + [found[position] for found in outputs for position in loose]
 
@@ -116,7 +117,7 @@ def _build(
             for placeholder, original in zip(graph.inputs, concrete.inputs, strict=True)
             if original.op.name in servers
         }
-        pack_transfers(graph, devices, [f"step_{step}" for step in range(count)])
+        pack_transfers(graph, devices, names)
 
     return tensorflow_internals.built_function(repeat, signature, pack)
 

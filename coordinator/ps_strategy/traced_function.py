@@ -17,6 +17,8 @@ from coordinator.ps_strategy.repeated_function import RepeatedFunction
 
 # How long a worker waits for another one to make the call that both need, before it makes its own, in seconds.
 _LONGEST_MAKING = 120.0
+# How many steps, and which of their inputs they share.
+_Repetition = tuple[int, tuple[bool, ...]]
 
 
 class TracedFunction:
@@ -37,7 +39,7 @@ class TracedFunction:
         # What it captured, and what is passed for it; the first changes when parameter servers were recovered.
         self._bound = self._bind()
         # A table of a SavedModel makes its copies itself, so it must not go before the function, as its model may.
-        self._repeated: dict[tuple[int, tuple[bool, ...]], concurrent.futures.Future[RepeatedFunction]] = {}
+        self._repeated: dict[_Repetition, concurrent.futures.Future[RepeatedFunction]] = {}
         self._owners = [tensorflow_internals.owner_of_handle(tensor) for tensor in concrete.captured_inputs]
 
     @functools.cached_property
@@ -116,20 +118,24 @@ class TracedFunction:
 
     def _repeated_function(self, count: int, is_shared: tuple[bool, ...]) -> RepeatedFunction:
         """One for all workers: they come to need it at about the same time, and making it takes seconds."""
-        key, mine = (count, is_shared), concurrent.futures.Future[RepeatedFunction]()
-        present = self._repeated.setdefault(key, mine)
-        if present is not mine:
-            with contextlib.suppress(concurrent.futures.TimeoutError):
-                return present.result(_LONGEST_MAKING)
-            return RepeatedFunction(self._concrete, count, is_shared)
+        key = count, is_shared
+        made = self._repeated.get(key)
+        if made is None:
+            mine = concurrent.futures.Future[RepeatedFunction]()
+            made = self._repeated.setdefault(key, mine)
+            if made is mine:
+                self._make_repeated(key, mine)
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            return made.result(_LONGEST_MAKING)
+        return RepeatedFunction(self._concrete, count, is_shared)
+
+    def _make_repeated(self, key: _Repetition, made: concurrent.futures.Future[RepeatedFunction]) -> None:
         try:
-            mine.set_result(RepeatedFunction(self._concrete, count, is_shared))
-        except BaseException as error:
+            made.set_result(RepeatedFunction(self._concrete, *key))
+        except BaseException as error:  # noqa: BLE001 - raised by whoever asks for the result
             # Others who wait for it have the error too; who comes later tries for himself.
             del self._repeated[key]
-            mine.set_exception(error)
-            raise
-        return mine.result()
+            made.set_exception(error)
 
     def _captures_on(self, context: WorkerContext) -> list[Any]:
         return [_own_copy(capture, context) for capture in self._captures()]

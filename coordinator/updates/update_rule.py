@@ -260,7 +260,7 @@ class UpdateRule(tf.Module):
                 pulled: Pulled = found[-1]
                 return pulled
             graph = tensorflow_internals.graph_around(graph)
-        scalars, _ = pull(parts.optimizer.scalars, [])
+        scalars, _ = pull(parts.optimizer.scalars, [], is_joined=self.may_wait)
         return Pulled(tf.constant(0, tf.int64), parts.strategy.worker_index(), scalars)
 
     def _send_to(self, device: str, gradients: dict[int, Any], extras: Sequence[Any]) -> SentGradients:

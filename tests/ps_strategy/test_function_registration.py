@@ -56,33 +56,6 @@ def test_a_function_is_registered_when_the_change_of_the_cluster_is_over(registr
     assert traced.wait(TIMEOUT)
 
 
-def test_a_change_of_the_cluster_waits_for_a_function_that_is_being_registered(registration, monkeypatch, tracing):
-    begun, may_end, changed = threading.Event(), threading.Event(), threading.Event()
-    register = registration._register
-
-    def register_slowly(function):
-        begun.set()
-        assert may_end.wait(TIMEOUT)
-        register(function)
-
-    monkeypatch.setattr(registration, "_register", register_slowly)
-    traced = tracing()
-    assert begun.wait(TIMEOUT)
-
-    def change():
-        with registration.held_back():
-            changed.set()
-
-    thread = threading.Thread(target=change)
-    thread.start()
-    assert not changed.wait(0.2)
-    assert not traced.is_set()
-    may_end.set()
-    assert changed.wait(TIMEOUT)
-    assert traced.wait(TIMEOUT)
-    thread.join(TIMEOUT)
-
-
 def traced_and_dropped():
     """Traces a function that nobody has any more; returns its name."""
     name = tf.function(lambda: tf.constant(3)).get_concrete_function().name
@@ -115,27 +88,36 @@ def test_a_function_is_dropped_although_a_server_is_not_connected(registration, 
     traced_and_dropped()
 
 
-def test_a_change_of_the_cluster_waits_for_a_function_that_is_being_removed(registration, monkeypatch):
-    begun, may_end, changed = threading.Event(), threading.Event(), threading.Event()
-    remove = registration._remove
+@pytest.mark.parametrize("what", ["_register", "_remove"])
+def test_a_change_of_the_cluster_waits_for_a_function_that_is_being_registered_or_removed(
+    registration, monkeypatch, what
+):
+    begun, may_end, ended, changed = (threading.Event() for _ in range(4))
+    usual = getattr(registration, what)
 
-    def remove_slowly(name):
+    def slowly(function):
         begun.set()
         assert may_end.wait(TIMEOUT)
-        remove(name)
+        usual(function)
+
+    def trace_and_drop():
+        traced_and_dropped()
+        ended.set()
 
     def change():
         with registration.held_back():
             changed.set()
 
-    monkeypatch.setattr(registration, "_remove", remove_slowly)
-    threads = [threading.Thread(target=traced_and_dropped), threading.Thread(target=change)]
+    monkeypatch.setattr(registration, what, slowly)
+    threads = [threading.Thread(target=target) for target in (trace_and_drop, change)]
     threads[0].start()
     assert begun.wait(TIMEOUT)
     threads[1].start()
     assert not changed.wait(0.2)
+    assert not ended.is_set()
     may_end.set()
     assert changed.wait(TIMEOUT)
+    assert ended.wait(TIMEOUT)
     for thread in threads:
         thread.join(TIMEOUT)
 

@@ -32,7 +32,7 @@ RULES_THAT_WAIT = {
 
 # One by default: the rules say in one and the same place that they wait.
 @pytest.mark.parametrize(
-    "name", ["bounded delay", *(pytest.param(name, marks=pytest.mark.long) for name in [*RULES_THAT_WAIT][1:])]
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name != "bounded delay")) for name in RULES_THAT_WAIT]
 )
 def test_steps_of_a_rule_that_may_wait_are_not_fused_however_deep_in_the_function(strategy, fused, name):
     _, step = rule_and_step(strategy, RULES_THAT_WAIT[name])

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.python.eager import context
-from tensorflow.python.framework import errors
 
 
 class FunctionRegistration:
@@ -91,7 +91,7 @@ class FunctionRegistration:
 
     def _remove_connected(self, name: Any) -> None:
         # After a change that failed there may be servers without a connection: these forget what they had anyway.
-        with contextlib.suppress(errors.InvalidArgumentError):
+        with contextlib.suppress(tf.errors.InvalidArgumentError):
             self._remove(name)
 
     def _end_one(self) -> None:
