@@ -63,11 +63,11 @@ def test_an_ordinary_variable_may_be_an_argument_and_stays_one(strategy):
         variable = tf.Variable([1.0, 2.0])
 
     @tf.function
-    def double(argument):
-        argument.assign_add(argument)
+    def add(argument):
+        argument.assign_add([1.0, 2.0])
 
-    on_every_worker(strategy, double, variable)
-    assert variable.numpy().tolist() == [8.0, 16.0]
+    on_every_worker(strategy, add, variable)
+    assert variable.numpy().tolist() == [4.0, 8.0]
 
 
 def test_the_copies_are_on_the_workers_cpus(strategy, counter):  # row 62
