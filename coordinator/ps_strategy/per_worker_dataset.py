@@ -11,8 +11,8 @@ from coordinator.ps_strategy.per_worker_resource import PerWorkerResource, Worke
 class PerWorkerIterator(PerWorkerResource, tf.types.experimental.SupportsTracingProtocol):
     """One iterator per worker. Pass it as an argument of a scheduled function and call `next` on it there.
 
-    An iterator of a worker that was restarted begins anew. When the last reference to this object goes, so do the
-    iterators on the workers.
+    An iterator of a worker that was restarted begins anew, and so does one that was interrupted; see
+    `interrupted_iterators`. When the last reference to this object goes, so do the iterators on the workers.
     """
 
     def __init__(self, name: str, element_spec: Any, build: Callable[[WorkerContext], tf.data.Dataset]) -> None:
@@ -26,11 +26,30 @@ class PerWorkerIterator(PerWorkerResource, tf.types.experimental.SupportsTracing
 
         super().__init__(f"iterator of {name}", build_iterator)
         self._is_endless = is_endless
+        # On which incarnation of a worker a call with its iterator failed. Each is used by its worker's thread alone.
+        self._failed: dict[int, int] = {}
         self._element_spec = element_spec
 
     def is_endless_on(self, worker: int) -> bool:
         """Whether the worker's iterator is made, and known never to come to an end."""
         return self._is_endless.get(worker, False)
+
+    def may_be_interrupted_on(self, context: WorkerContext) -> bool:
+        """Whether a call that used the worker's iterator failed."""
+        return self._failed.get(context.index) == context.incarnation
+
+    def note_failed_call_on(self, context: WorkerContext) -> None:
+        """A call that used the worker's iterator failed."""
+        self._failed[context.index] = context.incarnation
+
+    def forget_failed_calls_on(self, context: WorkerContext) -> None:
+        """The worker's iterator is not interrupted, or nothing can be done about it."""
+        self._failed.pop(context.index, None)
+
+    def begin_anew_on(self, context: WorkerContext) -> None:
+        """The worker's iterator is made again when it is next used."""
+        self.forget_failed_calls_on(context)
+        self.make_anew_on(context)
 
     @property
     def element_spec(self) -> Any:

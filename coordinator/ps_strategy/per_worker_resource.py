@@ -45,8 +45,8 @@ class PerWorkerResource:
     def __init__(self, name: str, build: Callable[[WorkerContext], Any]) -> None:
         self.name = name
         self._build = build
-        # Each entry is used by its worker's thread alone.
-        self._copies: dict[int, tuple[int, Any]] = {}
+        # With the incarnation that each was made for. Each entry is used by its worker's thread alone.
+        self._copies: dict[int, tuple[int | None, Any]] = {}
 
     def value_on(self, context: WorkerContext) -> Any:
         """The copy of this worker, made now if need be.
@@ -69,6 +69,11 @@ class PerWorkerResource:
             ) from error
         self._copies[context.index] = (context.incarnation, value)
         return value
+
+    def make_anew_on(self, context: WorkerContext) -> None:
+        """The copy of this worker is made again when it is next used; until then it is kept."""
+        if context.index in self._copies:
+            self._copies[context.index] = None, self._copies[context.index][1]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

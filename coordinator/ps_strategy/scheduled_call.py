@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.future import Future
+from coordinator.ps_strategy.interrupted_iterators import iterators_in_use
 from coordinator.ps_strategy.per_worker_dataset import PerWorkerIterator
 from coordinator.ps_strategy.per_worker_resource import WorkerContext
 from coordinator.ps_strategy.repeated_function import is_stackable
@@ -39,8 +40,9 @@ class ScheduledCall:
         args, kwargs = self.args, self.kwargs
         if self._takes_futures:
             args, kwargs = tf.nest.map_structure(_result_of_future, (tuple(args), dict(kwargs)))
-        outputs = self.function.call_on(context, args, kwargs)
-        return tf.nest.map_structure(_on_client, outputs)
+        with iterators_in_use(self.iterators, context):
+            outputs = self.function.call_on(context, args, kwargs)
+            return tf.nest.map_structure(_on_client, outputs)
 
     def likeness_on(self, worker: int) -> Likeness | None:
         """Calls of equal likeness may run in one call on this worker. None: this one runs alone there.
@@ -50,22 +52,33 @@ class ScheduledCall:
         """
         if self._takes_futures or not self.function.may_be_repeated:
             return None
-        leaves = tf.nest.flatten((self.args, self.kwargs))
-        if any(isinstance(leaf, PerWorkerIterator) and not leaf.is_endless_on(worker) for leaf in leaves):
+        if not all(iterator.is_endless_on(worker) for iterator in self.iterators):
             return None
-        return Likeness(self.function.token, tuple(map(_in_common, leaves)))
+        return Likeness(self.function.token, tuple(map(_in_common, self.leaves)))
 
     @staticmethod
     def run_together(calls: Sequence["ScheduledCall"], context: WorkerContext) -> list[Any]:
         """Runs calls of equal likeness, one after the other in one call; their results, on the client."""
         first = calls[0]
-        leaves = [tf.nest.flatten((call.args, call.kwargs)) for call in calls]
+        leaves = [call.leaves for call in calls]
         if all(one is other for each in leaves[1:] for one, other in zip(leaves[0], each, strict=True)):
             steps = [first.function.inputs_on(context, first.args, first.kwargs)] * len(calls)
         else:
             steps = [call.function.inputs_on(context, call.args, call.kwargs) for call in calls]
-        results = first.function.call_repeatedly(context, steps)
+        with iterators_in_use(first.iterators, context):
+            results = first.function.call_repeatedly(context, steps)
         return [tf.nest.map_structure(_on_client, result) for result in results]
+
+    @property
+    def leaves(self) -> list[Any]:
+        """Its arguments, out of the structures that they are in."""
+        leaves: list[Any] = tf.nest.flatten((self.args, self.kwargs))
+        return leaves
+
+    @property
+    def iterators(self) -> list[PerWorkerIterator]:
+        """The iterators among them."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, PerWorkerIterator)]
 
 
 def _in_common(leaf: Any) -> Hashable:

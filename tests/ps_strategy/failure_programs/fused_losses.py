@@ -19,8 +19,19 @@ STEPS = 48
 OPTIONS = coordinator.Options(steps_per_dispatch=8)
 
 
+def _slowly(number: Any) -> Any:
+    """The same number."""
+    matrix = tf.fill([600, 600], tf.cast(number, tf.float32) * 1e-3)
+    for _ in range(4):
+        matrix = tf.tanh(matrix @ matrix)
+    # No tanh is more than 1, which TensorFlow does not know.
+    return number + tf.cast(tf.reduce_min(matrix) > 2.0, number.dtype)
+
+
 class Training:
     """A slow step that counts on both parameter servers, and notes which runs of it there were.
+
+    Its data is slow too, so that a call which is cut off mostly waits for some.
 
     Attributes:
       fused: the sizes of the calls of several.
@@ -33,7 +44,8 @@ class Training:
         with strategy.scope():
             self.runs = tf.Variable(tf.zeros([STEPS], tf.int32))
             self.count = tf.Variable(0)
-        self._iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(1, 2).repeat()))
+        data = tf.data.Dataset.range(1, 2).repeat().map(_slowly)
+        self._iterator = iter(strategy.experimental_distribute_dataset(data))
         self._function = tf.function(self._step)
         runtime = strategy.cluster._runtime
         run_fused = runtime.run_fused
@@ -47,10 +59,7 @@ class Training:
     def _step(self, batches: Any, number: Any) -> Any:
         self.traces += 1
         one = tf.cast(next(batches), tf.int32)
-        matrix = tf.fill([600, 600], tf.cast(one, tf.float32) * 1e-3)
-        for _ in range(4):
-            matrix = tf.tanh(matrix @ matrix)
-        with tf.control_dependencies([matrix]):
+        with tf.control_dependencies([_slowly(one)]):
             self.runs.scatter_nd_add([[number]], [one])
             self.count.assign_add(one)
         return number

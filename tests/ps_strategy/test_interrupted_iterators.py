@@ -1,0 +1,170 @@
+"""Iterators whose call is cut off while it waits for an element, which TensorFlow cancels for good."""
+
+import functools
+import logging
+
+import pytest
+import tensorflow as tf
+
+import coordinator
+from tests.deadline import wait_until
+
+WORKER = 1
+TIMEOUT = 60.0
+
+
+@tf.function
+def take(iterator):
+    return next(iterator)
+
+
+class Source:
+    """Data of which one element is given only while a door is open: a file, which the worker sees while it is busy.
+
+    Args:
+      strategy: on whose workers it is.
+      folder: for the file, and another one that tells that somebody waits before the door.
+    """
+
+    def __init__(self, strategy, folder):
+        self._strategy = strategy
+        self._door = folder / "open"
+        self._awaited = folder / "awaited"
+
+    def iterator(self, *, endless=True, prefetched=False):
+        """Gives 0 to 5; 0 is behind the door if elements are fetched ahead, else 2: so a call waits before it."""
+        options = tf.data.Options()
+        options.experimental_optimization.inject_prefetch = False
+        passed = functools.partial(self._pass, 0 if prefetched else 2)
+
+        def make(_):
+            dataset = tf.data.Dataset.range(6)
+            dataset = (dataset.repeat() if endless else dataset).map(passed)
+            return (dataset.prefetch(1) if prefetched else dataset).with_options(options)
+
+        return iter(self._strategy.experimental_distribute_datasets_from_function(make))
+
+    def wait_awaited(self):
+        """Waits until a call waits for the element behind the door."""
+        wait_until(self._awaited.exists)
+
+    def open(self):
+        """Opens the door, for good."""
+        self._door.touch()
+
+    def _pass(self, kept, number):
+        if number == kept:
+            tf.io.write_file(str(self._awaited), "")
+            looks = tf.constant(0, tf.int64)
+            # What does not depend on the loop would be looked at once.
+            while tf.size(tf.io.matching_files(self._door_or(looks))) == 0:
+                looks += 1
+            number += tf.minimum(looks, 0)
+        return number
+
+    def _door_or(self, number):
+        return tf.strings.join([str(self._door), tf.strings.substr(tf.strings.as_string(number), 0, 0)])
+
+
+def took(strategy, iterator):
+    return int(strategy.schedule(take, (iterator,), worker=WORKER).result(TIMEOUT))
+
+
+def wait_free(strategy):
+    """Waits until the call that was cut off has ended."""
+    strategy.schedule(tf.function(lambda: tf.constant(0)), worker=WORKER).result(TIMEOUT)
+
+
+@pytest.fixture
+def source(strategy, tmp_path):
+    return Source(strategy, tmp_path)
+
+
+def interrupted(strategy, source, **options):
+    """An iterator of which a call waited for an element when it was cancelled."""
+    iterator = source.iterator(**options)
+    if not options.get("prefetched"):
+        assert [took(strategy, iterator) for _ in range(2)] == [0, 1]
+    future = strategy.schedule(take, (iterator,), worker=WORKER)
+    source.wait_awaited()
+    assert future.cancel()
+    wait_free(strategy)
+    source.open()
+    return iterator
+
+
+@pytest.mark.parametrize(
+    ("endless", "prefetched"), [(True, False), (True, True), (False, False)], ids=["endless", "prefetched", "finite"]
+)
+def test_an_iterator_that_is_known_to_be_interrupted_begins_anew(
+    strategy, source, caplog, endless, prefetched
+):  # row 36
+    iterator = interrupted(strategy, source, endless=endless, prefetched=prefetched)
+    with caplog.at_level(logging.WARNING):
+        assert [took(strategy, iterator) for _ in range(4)] == [0, 1, 2, 3]
+    assert [record.getMessage() for record in caplog.records if "begins anew" in record.getMessage()] == [
+        f"{iterator.name} on /job:worker/replica:0/task:{WORKER}/device:CPU:0 begins anew: a call that waited for an "
+        "element was cut off."
+    ]
+
+
+def test_an_iterator_that_may_have_ended_too_early_is_not_begun_anew_but_told(strategy, source, caplog):
+    iterator = interrupted(strategy, source, endless=False, prefetched=True)
+    for _ in range(2):
+        with pytest.raises(tf.errors.OutOfRangeError):
+            took(strategy, iterator)
+        with pytest.raises(tf.errors.OutOfRangeError):
+            strategy.join(TIMEOUT)
+    told = [record.getMessage() for record in caplog.records if "ended it too early" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith(f"{iterator.name} on /job:worker")
+
+
+def test_the_end_of_data_is_no_reason_to_begin_anew_or_to_warn(strategy, source, caplog):
+    source.open()
+    iterator = source.iterator(endless=False)
+    assert [took(strategy, iterator) for _ in range(6)] == [*range(6)]
+    for _ in range(3):
+        with pytest.raises(tf.errors.OutOfRangeError):
+            took(strategy, iterator)
+        with pytest.raises(tf.errors.OutOfRangeError):
+            strategy.join(TIMEOUT)
+    assert "early" not in caplog.text
+    assert "anew" not in caplog.text
+
+
+def test_a_function_that_always_says_that_it_was_cancelled_fails_with_that(strategy, source):
+    source.open()
+    iterator = source.iterator()
+
+    @tf.function
+    def closed(iterator):
+        queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.int64])
+        with tf.control_dependencies([tf.raw_ops.QueueCloseV2(handle=queue)]):
+            tf.raw_ops.QueueEnqueueV2(handle=queue, components=[next(iterator)])
+
+    for _ in range(2):
+        with pytest.raises(tf.errors.CancelledError):
+            strategy.schedule(closed, (iterator,), worker=WORKER).result(TIMEOUT)
+        with pytest.raises(tf.errors.CancelledError):
+            strategy.join(TIMEOUT)
+
+
+def test_an_error_elsewhere_interrupts_what_waits_for_data_and_it_goes_on_afterwards(strategy, source):  # rows 35, 36
+    iterator = source.iterator()
+    assert [took(strategy, iterator) for _ in range(2)] == [0, 1]
+    waiting = strategy.schedule(take, (iterator,), worker=WORKER)
+    source.wait_awaited()
+
+    @tf.function
+    def fail(number):
+        tf.debugging.assert_equal(number, 1, "an error elsewhere")
+
+    strategy.schedule(fail, (tf.constant(0),), worker=0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="an error elsewhere"):
+        strategy.join(TIMEOUT)
+    with pytest.raises(coordinator.ClosureCancelledError):
+        waiting.result(timeout=0)
+    wait_free(strategy)
+    source.open()
+    assert [took(strategy, iterator) for _ in range(4)] == [0, 1, 2, 3]
