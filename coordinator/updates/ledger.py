@@ -88,9 +88,7 @@ class Ledger(tf.Module):
           **happened: how often, by name; Python numbers or int64 scalars.
         """
         with tf.device(self.home):
-            self.counts.assign_add(
-                tf.stack([tf.cast(happened.get(name, 0), tf.int64) for name in COUNTS]), read_value=False
-            )
+            self.counts.assign_add(tf.stack([_number(happened.get(name, 0)) for name in COUNTS]), read_value=False)
 
     def slowest_clock(self, besides: Any) -> Any:
         """The least clock of the active workers but one; NOBODY if there is none. To be called under the lock."""
@@ -98,21 +96,21 @@ class Ledger(tf.Module):
         return tf.reduce_min(tf.where(others, self.clocks.read_value(), tf.constant(NOBODY, tf.int64)))
 
     def note_staleness(self, staleness: Any, gradients: Any = 1) -> None:
-        """Counts a gradient of this staleness, or so many; int64 scalars. To be called under the lock."""
-        slot = tf.clip_by_value(staleness, 0, LARGEST_STALENESS)
-        counted = tf.one_hot(slot, LARGEST_STALENESS + 1, on_value=gradients, dtype=tf.int64)
-        self.histogram.assign_add(counted, read_value=False)
+        """Counts a gradient of this staleness, or so many, atomically; int64 scalars."""
+        slot = tf.clip_by_value(staleness, _number(0), _number(LARGEST_STALENESS))
+        _add_at(self.histogram, slot, gradients)
 
-    def note_seen(self, worker: Any, waited: Any = 0.0) -> None:
-        """Notes that a worker is here now, and has waited for so many seconds; to be called under the lock."""
+    def note_seen(self, worker: Any, waited: Any = None) -> None:
+        """Notes that a worker is here now, and has waited for so many seconds. Never twice for it at the same time."""
         now = tf.timestamp()
         first, _, before = tf.unstack(self.seconds.sparse_read(worker))
-        row = tf.stack([tf.where(first > 0, first, now), now, before + tf.cast(waited, tf.float64)])
-        self.seconds.scatter_nd_update([[worker]], [row])
+        waited = before if waited is None else before + tf.cast(waited, tf.float64)
+        row = tf.stack([tf.where(first > _constant(0, tf.float64), first, now), now, waited])
+        self.seconds.scatter_update(tf.IndexedSlices(row, worker))
 
     def note_step(self, worker: Any, steps: Any = 1) -> None:
-        """Notes that a worker has finished a step, or so many; to be called under the lock."""
-        self.clocks.scatter_nd_add([[worker]], [tf.cast(steps, tf.int64)])
+        """Notes that a worker has finished a step, or so many. Never twice for it at the same time."""
+        _add_at(self.clocks, worker, steps)
         self.note_seen(worker)
 
     def __repr__(self) -> str:
@@ -122,3 +120,21 @@ class Ledger(tf.Module):
 def zeros(shape: list[int], dtype: tf.DType, name: str) -> tf.Variable:
     """A variable of zeros that can be made again after its server was lost."""
     return tf.Variable(lambda: tf.zeros(shape, dtype), trainable=False, name=name)
+
+
+def _add_at(vector: tf.Variable, position: Any, number: Any) -> None:
+    """Adds to one element of an int64 variable, atomically, as a `scatter_add` is not."""
+    vector.scatter_nd_add(
+        tf.reshape(position, _constant([1, 1], tf.int32)), tf.reshape(_number(number), _constant([1], tf.int32))
+    )
+
+
+def _number(value: Any) -> Any:
+    """An int64 scalar."""
+    return tf.cast(value, tf.int64) if tf.is_tensor(value) else _constant(value, tf.int64)
+
+
+def _constant(value: Any, dtype: tf.DType) -> Any:
+    """A constant that waits for nothing, so that the steps of one call have it in common."""
+    with tf.control_dependencies(None):
+        return tf.constant(value, dtype)
