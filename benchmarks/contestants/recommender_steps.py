@@ -25,8 +25,14 @@ class RecommenderSteps:
             self._model = RecommenderModel()
             self._rule = None
             if side.may_have_rules:
+                # What `descend` does to a variable is one addition, with which no other one interferes.
                 self._rule = updates.Asynchronous(
-                    descend, self._model.variables, embeddings=self._model.tables, learning_rate=LEARNING_RATE
+                    descend,
+                    self._model.variables,
+                    use_locking=False,
+                    embeddings=self._model.tables,
+                    learning_rate=LEARNING_RATE,
+                    allow_duplicate_indices=True,
                 )
 
     def run(self, work: str, seconds: float) -> dict[str, float]:

@@ -21,7 +21,7 @@ class Asynchronous(UpdateRule):
     (arXiv 1511.05950); other gradients that are pushed at the same time are not touched.
 
     Args:
-      optimizer, variables, embeddings, learning_rate: see `UpdateRule`.
+      optimizer, variables, embeddings, learning_rate, allow_duplicate_indices: see `UpdateRule`.
       use_locking: True applies one gradient at a time to the variables of a server, its optimizer's slots included.
         False lets updates mix, which loses some where an optimizer reads before it writes.
       lr_staleness_modulation: False; True; or a function that takes the staleness, an int64 scalar, and returns what
@@ -40,6 +40,7 @@ class Asynchronous(UpdateRule):
         *,
         embeddings: Sequence[Any] = (),
         learning_rate: Any = None,
+        allow_duplicate_indices: bool = False,
     ) -> None:
         if not (isinstance(lr_staleness_modulation, bool) or callable(lr_staleness_modulation)):
             raise TypeError(
@@ -47,7 +48,12 @@ class Asynchronous(UpdateRule):
                 f"{lr_staleness_modulation!r}."
             )
         super().__init__(
-            optimizer, variables, embeddings=embeddings, learning_rate=learning_rate, use_locking=use_locking
+            optimizer,
+            variables,
+            embeddings=embeddings,
+            learning_rate=learning_rate,
+            use_locking=use_locking,
+            allow_duplicate_indices=allow_duplicate_indices,
         )
         scale = decisions.learning_rate_scale if lr_staleness_modulation is True else lr_staleness_modulation or None
         self._scale = tf.function(scale) if scale else None
@@ -91,7 +97,7 @@ class Asynchronous(UpdateRule):
                 rate = rate * tf.cast(self._scale(staleness), tf.float32)
             with built() as applied:
                 self._apply(sent, scalars, rate)
-            with ledger.lock.hold(applied):
+            with tf.control_dependencies(applied):
                 counted = ledger.version.assign_add(1, read_value=False)
                 ledger.note_staleness(staleness)
                 ledger.note_step(worker)
@@ -112,4 +118,6 @@ class Asynchronous(UpdateRule):
         one function wait for each other, on whatever servers they are.
         """
         with tf.device(sent.device):
+            if not self._use_locking:
+                return update(sent)
             return tf.function(lambda: update(sent), autograph=False)()

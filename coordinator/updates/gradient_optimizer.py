@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from coordinator.ps_strategy import keras_internals
+from coordinator.updates.model import without_repeats
 
 UpdateFunction = Callable[[tf.Variable, Any, Any], object]
 
@@ -82,14 +83,15 @@ class KerasOptimizer:
         return keras_internals.learning_rate(self._optimizer, scalars)
 
     def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Clipped by their global norm, if the optimizer does that."""
+        """One row for each index; clipped by their global norm, if the optimizer does that."""
+        gradients = [without_repeats(gradient) for gradient in gradients]
         greatest = self._optimizer.global_clipnorm
         if greatest is None:
             return gradients
         # The optimizer divides them by their scale before it would clip them; here that is still to come.
         greatest *= self._optimizer.loss_scale_factor or 1.0
         norm = tf.linalg.global_norm([tf.cast(gradient, tf.float32) for gradient in gradients])
-        return tf.clip_by_global_norm(list(gradients), greatest, norm)[0]
+        return tf.clip_by_global_norm(gradients, greatest, norm)[0]
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
         """Applies all of the optimizer's rules to these variables."""
@@ -108,14 +110,15 @@ class FunctionOptimizer:
     """A function `(variable, gradient, learning_rate)` that changes a variable.
 
     Args:
-      update: takes a `tf.Variable`, its gradient (a tensor, or `tf.IndexedSlices` without repeated indices), and a
-        float32 scalar.
+      update: takes a `tf.Variable`, its gradient (a tensor, or `tf.IndexedSlices`), and a float32 scalar.
       learning_rate: a number, or a scalar variable.
+      allow_duplicate_indices: whether `tf.IndexedSlices` may have an index more than once.
     """
 
-    def __init__(self, update: UpdateFunction, learning_rate: Any) -> None:
+    def __init__(self, update: UpdateFunction, learning_rate: Any, allow_duplicate_indices: bool = False) -> None:
         self._update = update
         self._rate = learning_rate
+        self._allow_duplicate_indices = allow_duplicate_indices
 
     @property
     def scalars(self) -> Sequence[Any]:
@@ -127,8 +130,8 @@ class FunctionOptimizer:
         return tf.cast(scalars[0] if scalars else self._rate, tf.float32)
 
     def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """As they are."""
-        return gradients
+        """One row for each index, unless there may be more."""
+        return gradients if self._allow_duplicate_indices else [without_repeats(gradient) for gradient in gradients]
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
         """Calls the function for each."""
@@ -142,16 +145,24 @@ class FunctionOptimizer:
         return f"<FunctionOptimizer {getattr(self._update, '__name__', self._update)!r}>"
 
 
-def gradient_optimizer(optimizer: Any, variables: Sequence[Any], learning_rate: Any) -> GradientOptimizer:
+def gradient_optimizer(
+    optimizer: Any, variables: Sequence[Any], learning_rate: Any, allow_duplicate_indices: bool = False
+) -> GradientOptimizer:
     """What applies the gradients of a rule.
 
     Raises:
       TypeError: `optimizer` is neither a Keras 3 optimizer nor a function, or a function came without a learning rate.
-      ValueError: an option of the optimizer does not go with a rule; a Keras optimizer came with a learning rate.
+      ValueError: an option of the optimizer does not go with a rule; a Keras optimizer came with a learning rate, or
+        with duplicate indices allowed.
     """
     if keras_internals.is_optimizer(optimizer):
         if learning_rate is not None:
             raise ValueError("learning_rate goes with an update function; a Keras optimizer has its own.")
+        if allow_duplicate_indices:
+            raise ValueError(
+                "allow_duplicate_indices goes with an update function that only adds; a Keras optimizer reads what it "
+                "changes, so that it needs one row for each index."
+            )
         scalars = keras_internals.scalar_variables(optimizer)
         if any(tf.DeviceSpec.from_string(variable.device).job != "ps" for variable in scalars):
             raise ValueError("The optimizer's variables are on no parameter server. Make it inside strategy.scope().")
@@ -163,4 +174,4 @@ def gradient_optimizer(optimizer: Any, variables: Sequence[Any], learning_rate: 
         )
     if learning_rate is None:
         raise TypeError("An update function needs learning_rate=, a number or a scalar tf.Variable.")
-    return FunctionOptimizer(optimizer, learning_rate)
+    return FunctionOptimizer(optimizer, learning_rate, allow_duplicate_indices)

@@ -19,7 +19,7 @@ from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStr
 from coordinator.updates.exclusive import Exclusive
 from coordinator.updates.gradient_optimizer import gradient_optimizer
 from coordinator.updates.ledger import Ledger
-from coordinator.updates.model import Model, flat, pull, rebuilt, without_repeats
+from coordinator.updates.model import Model, flat, pull, rebuilt
 from coordinator.updates.parcel import send
 from coordinator.updates.pulled import ModelCopies, Pulled
 from coordinator.updates.rule_parts import Parts
@@ -40,6 +40,9 @@ class UpdateRule(tf.Module):
       embeddings: those of which steps look up rows, and which are never copied to a worker as a whole ahead of time.
       learning_rate: for an update function: a number or a scalar `tf.Variable`.
       use_locking: whether a gradient's update of a server's variables keeps others out until it is done.
+      allow_duplicate_indices: whether an update function may be given `tf.IndexedSlices` that have an index more than
+        once. One that only adds to a variable what is in proportion to the gradient, as plain SGD does with
+        `scatter_sub`, has the same effect then. Otherwise rows of the same index are summed first, on the worker.
 
     Raises:
       RuntimeError: not in the scope of a `coordinator.ParameterServerStrategy`.
@@ -54,6 +57,7 @@ class UpdateRule(tf.Module):
         embeddings: Sequence[Any] = (),
         learning_rate: Any = None,
         use_locking: bool = True,
+        allow_duplicate_indices: bool = False,
     ) -> None:
         super().__init__(type(self).__name__)
         strategy = tf.distribute.get_strategy()
@@ -66,7 +70,7 @@ class UpdateRule(tf.Module):
         self._parts = Parts(
             strategy,
             model,
-            gradient_optimizer(optimizer, model.originals, learning_rate),
+            gradient_optimizer(optimizer, model.originals, learning_rate, allow_duplicate_indices),
             {
                 part.device: Exclusive(f"coordinator/updates/{self.ledger.number}/{number}", part.device)
                 for number, part in enumerate(model.parts)
@@ -246,7 +250,7 @@ class UpdateRule(tf.Module):
         there = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
         if not there:
             raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
-        prepared = self._parts.optimizer.prepared([without_repeats(gradient) for gradient in there.values()])
+        prepared = self._parts.optimizer.prepared(list(there.values()))
         with tensorflow_internals.reads_as_ever(model.variables):
             pulled = dataclasses.replace(self._pulled_before(), version=tf.convert_to_tensor(version, tf.int64))
             return self._push(dict(zip(there, prepared, strict=True)), pulled)

@@ -82,6 +82,46 @@ def test_without_locking_updates_that_read_and_write_lose_some(strategy):
     assert rule.version.numpy() == rule.statistics().updates == pushes
 
 
+@pytest.mark.parametrize("use_locking", [True, False])
+def test_updates_that_only_add_lose_nothing_with_and_without_locking(strategy, use_locking):
+    with strategy.scope():
+        variables = [tf.Variable(tf.zeros([2])) for _ in range(3)]
+        rule = Asynchronous(descend, variables, use_locking, learning_rate=1.0)
+    run(strategy, ones_for(rule, variables), PUSHES)
+    for variable in variables:
+        np.testing.assert_array_equal(variable.numpy(), [-PUSHES] * 2)
+    statistics = rule.statistics()
+    assert statistics.updates == statistics.pushes == statistics.pulls == statistics.staleness.count == PUSHES
+    assert sum(statistics.clocks.values()) == PUSHES
+
+
+@pytest.mark.parametrize(("allowed", "rows"), [(False, [3, 1]), (True, [3, 1, 3])])
+def test_rows_of_one_index_are_summed_unless_there_may_be_several(strategy, allowed, rows):
+    with strategy.scope():
+        table = tf.Variable(tf.zeros([5, 2]))
+        seen = tf.Variable(tf.zeros([3], tf.int64))
+
+    def descend_and_note(variable, gradient, rate):
+        seen.assign(tf.pad(gradient.indices, [[0, 3 - tf.size(gradient.indices)]]))
+        descend(variable, gradient, rate)
+
+    with strategy.scope():
+        rule = Asynchronous(
+            descend_and_note, [table], embeddings=[table], learning_rate=0.5, allow_duplicate_indices=allowed
+        )
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            pass
+        values = tf.constant([[1.0, 2.0], [10.0, 20.0], [3.0, 4.0]])
+        return rule.push([tf.IndexedSlices(values, tf.constant([3, 1, 3], tf.int64))], version)
+
+    run(strategy, step)
+    np.testing.assert_array_equal(table.numpy(), [[0, 0], [-5, -10], [0, 0], [-2, -3], [0, 0]])
+    np.testing.assert_array_equal(seen.numpy()[: len(rows)], rows)
+
+
 def scale_by_cases(staleness):
     if staleness > 2:
         return 0.5

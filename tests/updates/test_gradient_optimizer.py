@@ -192,7 +192,7 @@ def test_gradients_of_several_precisions_are_clipped_by_one_norm(strategy):
 def refused(strategy, make_optimizer, **options):
     with strategy.scope():
         variables = new_variables()
-        return gradient_optimizer(make_optimizer(variables), variables, options.get("learning_rate"))
+        return gradient_optimizer(make_optimizer(variables), variables, options.pop("learning_rate", None), **options)
 
 
 def built_adafactor(variables):
@@ -226,6 +226,11 @@ def test_a_learning_rate_goes_with_a_function_and_with_nothing_else(strategy):
         refused(strategy, lambda _: optimizers.SGD(0.1), learning_rate=0.1)
     with pytest.raises(TypeError, match="needs learning_rate="):
         refused(strategy, lambda _: lambda variable, gradient, rate: None)
+
+
+def test_a_keras_optimizer_is_given_no_index_twice(strategy):
+    with pytest.raises(ValueError, match="allow_duplicate_indices goes with an update function"):
+        refused(strategy, lambda _: optimizers.SGD(0.1), allow_duplicate_indices=True)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", None, optimizers.SGD])
