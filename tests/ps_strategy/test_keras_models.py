@@ -104,8 +104,11 @@ def train_alike(strategy, make_model, tolerance=1e-4):
 @pytest.mark.parametrize(
     "make_model",
     [
-        *(functional_model, unbuilt_sequential_model, subclassed_model, Subclassed),
-        pytest.param(recurrent_model, marks=pytest.mark.long),
+        *(functional_model, Subclassed),
+        *(
+            pytest.param(make, marks=pytest.mark.long)
+            for make in (unbuilt_sequential_model, subclassed_model, recurrent_model)
+        ),
     ],
 )
 def test_a_model_learns_as_in_one_process_and_with_racing_workers(strategy, make_model):

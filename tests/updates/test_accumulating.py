@@ -169,7 +169,7 @@ def test_a_variable_without_gradients_stays_as_it_is(strategy, variables):
     np.testing.assert_array_equal(variables[1].numpy(), np.zeros([4, 2]))
 
 
-@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+@pytest.mark.parametrize("dtype", [tf.float16, pytest.param(tf.bfloat16, marks=pytest.mark.long)])
 def test_half_precision_is_accumulated_in_full(strategy, dtype):
     with strategy.scope():
         variables = [tf.Variable(lambda: tf.zeros([2], dtype)) for _ in range(2)]

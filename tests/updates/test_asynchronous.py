@@ -78,7 +78,7 @@ def test_without_locking_updates_that_read_and_write_lose_some(strategy):
         run(strategy, step, PUSHES)
         pushes += PUSHES
     assert 0 < variable.numpy() < pushes
-    # The version is counted under a lock of its own.
+    # The version is counted atomically.
     assert rule.version.numpy() == rule.statistics().updates == pushes
 
 

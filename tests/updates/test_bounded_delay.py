@@ -30,7 +30,10 @@ def new_step(rule, variables, slow_worker=-1):
     return step
 
 
-@pytest.mark.parametrize(("max_delay", "grads_to_wait"), [(0, 1), (1, 1), (4, 1), (0, 3), (1, 2)])
+@pytest.mark.parametrize(
+    ("max_delay", "grads_to_wait"),
+    [(0, 1), (1, 2), *(pytest.param(*both, marks=pytest.mark.long) for both in ((1, 1), (4, 1), (0, 3)))],
+)
 def test_no_gradient_is_older_than_max_delay_and_none_is_rejected(strategy, variables, max_delay, grads_to_wait):
     with strategy.scope():
         rule = BoundedDelay(descend, variables, max_delay, grads_to_wait=grads_to_wait, learning_rate=1.0)
@@ -57,7 +60,7 @@ def test_workers_are_idle_while_they_wait_for_the_slow_one(strategy, variables):
     assert all(0 <= share <= 1 for share in shares.values())
 
 
-@pytest.mark.parametrize("unbounded", [float("inf"), None])
+@pytest.mark.parametrize("unbounded", [float("inf"), pytest.param(None, marks=pytest.mark.long)])
 def test_nobody_waits_if_there_is_no_limit(strategy, variables, unbounded):
     with strategy.scope():
         rule = BoundedDelay(descend, variables, unbounded, learning_rate=1.0)

@@ -32,7 +32,7 @@ RULES_THAT_WAIT = {
 
 # One by default: the rules say in one and the same place that they wait.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name != "bounded delay")) for name in RULES_THAT_WAIT]
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name != "stale synchronous")) for name in RULES_THAT_WAIT]
 )
 def test_steps_of_a_rule_that_may_wait_are_not_fused_however_deep_in_the_function(strategy, fused, name):
     _, step = rule_and_step(strategy, RULES_THAT_WAIT[name])
@@ -43,7 +43,6 @@ def test_steps_of_a_rule_that_may_wait_are_not_fused_however_deep_in_the_functio
         return tf.cond(tf.constant(True) & (tf.timestamp() > 0.0), inner, lambda: tf.constant(0.0))
 
     fused.run(step, [()] * 4)
-    fused.run(inner, [()] * 4)
     fused.run(outer, [()] * COUNT)
     assert not fused.sizes
 

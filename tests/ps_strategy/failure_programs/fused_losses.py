@@ -15,7 +15,7 @@ from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
 
 TIMEOUT = 150.0
-STEPS = 48
+STEPS = 32
 OPTIONS = coordinator.Options(steps_per_dispatch=8)
 
 
