@@ -214,6 +214,7 @@ def test_a_worker_that_dies_in_mid_epoch_costs_nothing_but_time(
                 shared_cluster.kill("worker", 0)
 
     killed: list[int] = []
+    retried = strategy.cluster.statistics().retried
     with strategy.scope():
         model = compiled(strategy, classifier())
     try:
@@ -223,8 +224,9 @@ def test_a_worker_that_dies_in_mid_epoch_costs_nothing_but_time(
     finally:
         shared_cluster.restart("worker", 0)
     assert killed
-    # The step under way runs again.
-    assert 180 <= int(model.optimizer.iterations) <= 180 + 4
+    # The steps under way run again.
+    retried = strategy.cluster.statistics().retried - retried
+    assert 180 <= int(model.optimizer.iterations) <= 180 + retried
     assert {name: len(values) for name, values in history.items()} == dict.fromkeys(
         ("loss", "accuracy", "val_loss", "val_accuracy"), 3
     )
