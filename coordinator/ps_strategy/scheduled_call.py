@@ -40,7 +40,7 @@ class ScheduledCall:
         args, kwargs = self.args, self.kwargs
         if self._takes_futures:
             args, kwargs = tf.nest.map_structure(_result_of_future, (tuple(args), dict(kwargs)))
-        with iterators_in_use(self.iterators, context):
+        with iterators_in_use(_iterators(self.leaves), context):
             outputs = self.function.call_on(context, args, kwargs)
             return tf.nest.map_structure(_on_client, outputs)
 
@@ -52,9 +52,10 @@ class ScheduledCall:
         """
         if self._takes_futures or not self.function.may_be_repeated:
             return None
-        if not all(iterator.is_endless_on(worker) for iterator in self.iterators):
+        leaves = self.leaves
+        if not all(iterator.is_endless_on(worker) for iterator in _iterators(leaves)):
             return None
-        return Likeness(self.function.token, tuple(map(_in_common, self.leaves)))
+        return Likeness(self.function.token, tuple(map(_in_common, leaves)))
 
     @staticmethod
     def run_together(calls: Sequence["ScheduledCall"], context: WorkerContext) -> list[Any]:
@@ -65,7 +66,7 @@ class ScheduledCall:
             steps = [first.function.inputs_on(context, first.args, first.kwargs)] * len(calls)
         else:
             steps = [call.function.inputs_on(context, call.args, call.kwargs) for call in calls]
-        with iterators_in_use(first.iterators, context):
+        with iterators_in_use(_iterators(leaves[0]), context):
             results = first.function.call_repeatedly(context, steps)
         return [tf.nest.map_structure(_on_client, result) for result in results]
 
@@ -75,10 +76,9 @@ class ScheduledCall:
         leaves: list[Any] = tf.nest.flatten((self.args, self.kwargs))
         return leaves
 
-    @property
-    def iterators(self) -> list[PerWorkerIterator]:
-        """The iterators among them."""
-        return [leaf for leaf in self.leaves if isinstance(leaf, PerWorkerIterator)]
+
+def _iterators(leaves: Sequence[Any]) -> list[PerWorkerIterator]:
+    return [leaf for leaf in leaves if isinstance(leaf, PerWorkerIterator)]
 
 
 def _in_common(leaf: Any) -> Hashable:
