@@ -53,5 +53,6 @@ def test_a_frozen_server_keeps_its_variables_whatever_happens_meanwhile(seen):
 
 
 def test_the_model_is_one_version(seen):
-    # Keras counts its iterations by reading and assigning, so racing workers may lose some, but never add one.
-    assert 0 < seen["iterations"] <= seen["steps"]
+    assert seen["iterations"] > 0
+    # They are on two servers, and a step whose worker died may have counted on one of them only before it ran again.
+    assert abs(seen["iterations"] - seen["steps"]) <= seen["retried since the last restoration"], seen

@@ -167,6 +167,7 @@ def main() -> None:
         loop.start()
         try:
             seen: dict[str, Any] = {name: observe(case, cluster, training) for name, case in CASES.items()}
+            retried = strategy.cluster.statistics().retried
             seen["frozen"] = frozen_server_while_a_worker_dies(cluster, training)
         finally:
             stop.set()
@@ -175,6 +176,7 @@ def main() -> None:
         seen["traces"] = training.traces
         steps = int(training.step_count.numpy())
         seen["steps"], seen["iterations"] = steps, int(training.optimizer.iterations)
+        seen["retried since the last restoration"] = strategy.cluster.statistics().retried - retried
     print(json.dumps(seen))  # noqa: T201 - its answer
 
 
