@@ -4,10 +4,10 @@
 
 26 categories are looked up in a table of 260,000 x 16 that is split over two parameter servers; with 13 counts they go
 through a network of three layers; plain SGD. "ours" and "pull/push" are the same step, with its own SGD and with the
-update rule `coordinator.updates.Asynchronous`; "alone" is the first, each step in a call of its own. "single" is one
-process with all variables in its own memory. Figures are examples per second: the medians of rounds in which many steps
-are scheduled at once and joined. Each column runs for a while before it is counted: meanwhile this library learns how
-many steps pay in one call, and makes such calls.
+update rule `coordinator.updates.Asynchronous`, which is told that plain SGD needs no locks and no sums of rows; "alone"
+is the first, each step in a call of its own. "single" is one process with all variables in its own memory. Figures are
+examples per second: the medians of rounds in which many steps are scheduled at once and joined. Each column runs for a
+while before it is counted: meanwhile this library learns how many steps pay in one call, and makes such calls.
 """
 
 from collections.abc import Sequence
