@@ -17,6 +17,7 @@ Promises:
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -28,11 +29,11 @@ _logger = logging.getLogger("coordinator")
 
 
 @contextlib.contextmanager
-def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> Iterator[None]:
-    """A scope for one call on a worker.
+def iterators_in_use(arguments: Any, context: WorkerContext) -> Iterator[None]:
+    """A scope for one call on a worker. Nothing is looked at unless the call fails.
 
     Args:
-      iterators: those that the call is given.
+      arguments: what the call is given: a structure with iterators in it.
       context: the worker.
 
     Raises:
@@ -41,6 +42,7 @@ def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerCont
     try:
         yield
     except (ClosureCancelledError, tf.errors.OpError) as error:
+        iterators = [leaf for leaf in tf.nest.flatten(arguments) if isinstance(leaf, PerWorkerIterator)]
         suspects = [each for each in iterators if each.may_be_interrupted_on(context)]
         _note_failed_call(iterators, error, context)
         if interrupted := [each for each in suspects if _is_interrupted(each, error, context)]:

@@ -40,7 +40,7 @@ class ScheduledCall:
         args, kwargs = self.args, self.kwargs
         if self._takes_futures:
             args, kwargs = tf.nest.map_structure(_result_of_future, (tuple(args), dict(kwargs)))
-        with iterators_in_use(_iterators(self.leaves), context):
+        with iterators_in_use((self.args, self.kwargs), context):
             outputs = self.function.call_on(context, args, kwargs)
             return tf.nest.map_structure(_on_client, outputs)
 
@@ -52,8 +52,8 @@ class ScheduledCall:
         """
         if self._takes_futures or not self.function.may_be_repeated:
             return None
-        leaves = self.leaves
-        if not all(iterator.is_endless_on(worker) for iterator in _iterators(leaves)):
+        leaves = tf.nest.flatten((self.args, self.kwargs))
+        if any(isinstance(leaf, PerWorkerIterator) and not leaf.is_endless_on(worker) for leaf in leaves):
             return None
         return Likeness(self.function.token, tuple(map(_in_common, leaves)))
 
@@ -61,24 +61,14 @@ class ScheduledCall:
     def run_together(calls: Sequence["ScheduledCall"], context: WorkerContext) -> list[Any]:
         """Runs calls of equal likeness, one after the other in one call; their results, on the client."""
         first = calls[0]
-        leaves = [call.leaves for call in calls]
+        leaves = [tf.nest.flatten((call.args, call.kwargs)) for call in calls]
         if all(one is other for each in leaves[1:] for one, other in zip(leaves[0], each, strict=True)):
             steps = [first.function.inputs_on(context, first.args, first.kwargs)] * len(calls)
         else:
             steps = [call.function.inputs_on(context, call.args, call.kwargs) for call in calls]
-        with iterators_in_use(_iterators(leaves[0]), context):
+        with iterators_in_use((first.args, first.kwargs), context):
             results = first.function.call_repeatedly(context, steps)
         return [tf.nest.map_structure(_on_client, result) for result in results]
-
-    @property
-    def leaves(self) -> list[Any]:
-        """Its arguments, out of the structures that they are in."""
-        leaves: list[Any] = tf.nest.flatten((self.args, self.kwargs))
-        return leaves
-
-
-def _iterators(leaves: Sequence[Any]) -> list[PerWorkerIterator]:
-    return [leaf for leaf in leaves if isinstance(leaf, PerWorkerIterator)]
 
 
 def _in_common(leaf: Any) -> Hashable:
