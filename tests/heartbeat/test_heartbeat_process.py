@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.heartbeat.heartbeat_child import HeartbeatChild
 from coordinator.launch.free_addresses import free_addresses
-from tests.deadline import LIMIT
+from tests.deadline import LIMIT, wait_until
 from tests.program_runner import ProgramRunner
 from tests.status_server import StatusServer
 
@@ -207,7 +207,10 @@ def test_a_pause_of_the_process_is_not_taken_for_the_silence_of_a_server(client:
 
 
 def test_its_command_line_says_what_it_is(child: HeartbeatChild) -> None:
-    command = psutil.Process(child.pid).cmdline()
+    process = psutil.Process(child.pid)
+    # It has none for a moment while its program is loaded.
+    wait_until(process.cmdline)
+    command = process.cmdline()
     assert command[2:6] == ["-m", "coordinator.heartbeat.heartbeat_process", "--client", str(os.getpid())]
 
 
