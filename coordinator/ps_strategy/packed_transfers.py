@@ -9,7 +9,8 @@
 When a tensor can go: the *stage* of an operation is how often what it depends on has changed device before it. A tensor
 is sent at the last stage at which it makes none of its users later than it is anyway: what the next step looks up goes
 with the gradients of this one, since its rows are read after they are changed. Tensors that leave a device at one stage
-for one other device are joined; as bytes, if they are of several types.
+for one other device are joined; as bytes, if they are of several types. Not so a tensor that is there only when another
+worker has done something, and one that is not.
 
 Promises:
 - What the function computes does not change, nor what it does to variables, nor in which order.
@@ -21,6 +22,8 @@ import dataclasses
 import functools
 import graphlib
 import math
+import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,6 +45,10 @@ _PACKED_TYPES = frozenset(
     }
 )
 
+# Operations that may wait for what others do: what they give must hold nothing else up, since the others may wait for
+# that. A loop may look for it again and again. A lock is none of them: who has it needs nobody else to let it go.
+_WAITING = re.compile("Queue|Barrier|TakeGradient|Stage|Unstage|^While$")
+
 # A vector of numbers on a device; the same one for the same.
 _Constant = Callable[[tuple[int, ...], str | None], Any]
 
@@ -53,15 +60,17 @@ class _Sent:
     Attributes:
       section: the number of the part of the graph that uses it first.
       stage: the last one at which it makes no user later.
+      awaited: the operations that may wait for others, on which it depends; a bit for each.
     """
 
     tensor: Any
+    awaited: int
     section: float = math.inf
     stage: float = math.inf
     users: list[tuple[tf.Operation, int]] = dataclasses.field(default_factory=list)
 
 
-def pack_transfers(graph: tf.Graph, devices: Mapping[str, str], sections: Sequence[str] = ()) -> None:
+def pack_transfers(graph: tf.Graph, devices: Mapping[str, str], sections: Sequence[str] = ()) -> int:
     """Changes the graph so.
 
     Args:
@@ -69,15 +78,20 @@ def pack_transfers(graph: tf.Graph, devices: Mapping[str, str], sections: Sequen
       devices: where the resources are that it is given: devices, by the names of the operations that stand for them.
       sections: the name scopes of parts that follow each other. Tensors of parts that are not neighbours are not
         joined: if nothing else orders the parts, all would have to be there at once.
+
+    Returns:
+      How many messages of several tensors there are now.
     """
     numbers = {name: number for number, name in enumerate(sections)}
     constant = functools.cache(_constant)
     with graph.as_default(), tf.control_dependencies(None):
-        for source, target, sent in list(_messages(graph, devices, numbers)):
+        messages = list(_messages(graph, devices, numbers))
+        for source, target, sent in messages:
             arrived = _send([each.tensor for each in sent], source or None, target or None, constant)
             for each, tensor in zip(sent, arrived, strict=True):
                 for user, position in each.users:
                     tensorflow_internals.replace_input(user, position, tensor)
+    return len(messages)
 
 
 def is_worth_packing(tensor: Any) -> bool:
@@ -92,10 +106,10 @@ def _messages(
     graph: tf.Graph, devices: Mapping[str, str], sections: Mapping[str, int]
 ) -> Iterator[tuple[str, str, list[_Sent]]]:
     """From where to where more than one tensor can go together, and which."""
-    ways: dict[tuple[str, str, float], list[_Sent]] = {}
+    ways: dict[tuple[str, str, float, int], list[_Sent]] = {}
     for (_, source, target), each in _sent(graph, devices, sections).items():
-        ways.setdefault((source, target, each.stage), []).append(each)
-    for (source, target, _), there in ways.items():
+        ways.setdefault((source, target, each.stage, each.awaited), []).append(each)
+    for (source, target, _, _), there in ways.items():
         for together in _neighbours(there):
             if len(together) > 1:
                 yield source, target, together
@@ -105,7 +119,7 @@ def _sent(
     graph: tf.Graph, devices: Mapping[str, str], sections: Mapping[str, int]
 ) -> dict[tuple[str, str, str], _Sent]:
     """What goes, by its name, from where and where to."""
-    places, stages = _places_and_stages(graph, devices)
+    places, stages, awaited = _places_stages_and_awaited(graph, devices)
     sent: dict[tuple[str, str, str], _Sent] = {}
     for operation in graph.get_operations():
         target = places[operation.name]
@@ -115,7 +129,7 @@ def _sent(
             if source == target or maker.type in _PLACED_WITH_USER:
                 continue
             if tensor.dtype in _PACKED_TYPES and is_worth_packing(tensor):
-                each = sent.setdefault((tensor.name, source, target), _Sent(tensor))
+                each = sent.setdefault((tensor.name, source, target), _Sent(tensor, awaited[maker.name]))
                 each.section = min(each.section, sections.get(operation.name.partition("/")[0], 0))
                 each.stage = min(each.stage, stages[operation.name] - 1)
                 each.users.append((operation, position))
@@ -133,26 +147,53 @@ def _neighbours(sent: Sequence[_Sent]) -> Iterator[list[_Sent]]:
     yield together
 
 
-def _places_and_stages(graph: tf.Graph, devices: Mapping[str, str]) -> tuple[dict[str, str], dict[str, float]]:
-    """Where each operation is, as far as that can be told, and at which stage."""
+def _places_stages_and_awaited(
+    graph: tf.Graph, devices: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, float], dict[str, int]]:
+    """Where each operation is, as far as that can be told, at which stage, and what it or one before it waits for."""
     places: dict[str, str] = {}
     stages: dict[str, float] = {}
+    awaited: dict[str, int] = {}
     operations = {operation.name: operation for operation in graph.get_operations()}
     needed = {name: _needed(operation) for name, operation in operations.items()}
+    waiting = _waiting(graph)
+
+    def is_moved(needed_name: str, name: str) -> bool:
+        return places[needed_name] != places[name] and operations[needed_name].type not in _PLACED_WITH_USER
+
     # None before one that it needs; in the graph's own order one may wait for a later one.
     order = list(graphlib.TopologicalSorter(needed).static_order())
     for name in order:
-        place = places[name] = _place(operations[name], devices, places)
-        stages[name] = max((stages[other] + (places[other] != place) for other in needed[name]), default=0)
+        places[name] = _place(operations[name], devices, places)
+        stages[name] = max((stages[other] + is_moved(other, name) for other in needed[name]), default=0)
+        awaited[name] = functools.reduce(operator.or_, (awaited[other] for other in needed[name]), waiting.get(name, 0))
     latest: dict[str, float] = {}
     for name in reversed(order):
         if operations[name].type == "Identity":
             # It takes no time, so that it may as well wait for what waits for it.
             stages[name] = latest.get(name, stages[name])
         for other in needed[name]:
-            bound = stages[name] - (places[other] != places[name])
+            bound = stages[name] - is_moved(other, name)
             latest[other] = min(latest.get(other, bound), bound)
-    return places, stages
+    return places, stages, awaited
+
+
+def _waiting(graph: tf.Graph) -> dict[str, int]:
+    """A bit for each operation that may wait for others, itself or in a function that it calls."""
+    definition = graph.as_graph_def()
+    inner = {function.signature.name: function.node_def for function in definition.library.function}
+
+    @functools.cache
+    def may_wait_in(name: str) -> bool:
+        return any(map(may_wait, inner.get(name, ())))
+
+    def may_wait(node: Any) -> bool:
+        if _WAITING.search(node.op):
+            return True
+        called = (each for value in node.attr.values() for each in (value.func, *value.list.func))
+        return any(may_wait_in(each.name) for each in called if each.name)
+
+    return {node.name: 1 << number for number, node in enumerate(filter(may_wait, definition.node))}
 
 
 def _needed(operation: tf.Operation) -> list[str]:

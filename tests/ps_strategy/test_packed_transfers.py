@@ -26,7 +26,7 @@ def messages(concrete):
     nodes = {node.name: node for node in concrete.graph.as_graph_def().node}
     return sorted(
         {
-            (nodes[name.split(":")[0]].device, node.device, name)
+            (nodes[name.lstrip("^").split(":")[0]].device, node.device, name)
             for node in nodes.values()
             for name in node.input
             if nodes[name.lstrip("^").split(":")[0]].device != node.device
@@ -205,6 +205,34 @@ def test_what_is_needed_at_once_does_not_wait_for_what_is_there_later():
     assert sum(nodes[name.partition("/")[0]].op == "AddV2" for name in nodes[sent].input) < 2
     first = next(node for node in nodes.values() if node.op == "Mul" and any("add" in name for name in node.input))
     assert not any("split" in name or "Reshape" in name for name in first.input)
+
+
+def taken(_):
+    queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.int32], shapes=[[]])
+    return tf.ensure_shape(tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.int32])[0], [])
+
+
+def looked_for(x):
+    return tf.while_loop(lambda i: i < 3, lambda i: i + tf.cast(tf.timestamp() > 0, tf.int32), [x])[0]
+
+
+@pytest.mark.parametrize("wait", [taken, looked_for], ids=lambda wait: wait.__name__)
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_what_may_wait_for_others_holds_nothing_up_that_need_not_wait(wait, is_inside):
+    def fn(x):
+        a, b, c = on(0, 2 * x, 3 * x, 5 * x)
+        with tf.device(SERVERS[0]):
+            awaited = tf.function(wait)(x) if is_inside else wait(x)
+            after = [awaited + 1, awaited + 2]
+        return [a + b + c + x, after[0] + after[1] + x]
+
+    def back(concrete):
+        nodes = {node.name: node for node in concrete.graph.as_graph_def().node}
+        sent = [nodes[name.lstrip("^")] for source, _, name in messages(concrete) if source == SERVERS[0]]
+        return sorted(len(node.input) - 1 for node in sent if node.op == "ConcatV2")
+
+    concrete = built(fn, tf.TensorSpec([], tf.int32))
+    assert back(concrete) == [2, 3], "those that wait, and those that do not"
 
 
 def test_parts_that_nothing_orders_are_joined_two_by_two():
