@@ -18,8 +18,6 @@ import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.cluster_definition import CLIENT_JOB
-from coordinator.ps_strategy.compiled_functions import is_on_parameter_server
-from coordinator.ps_strategy.packed_transfers import pack_transfers
 from coordinator.ps_strategy.step_copies import StepCopies
 
 # Runs a concrete function with its inputs, captures among them; gives its outputs.
@@ -96,13 +94,11 @@ def _build(
         tf.TensorSpec(tensor.shape if is_one else [count, *tensor.shape], tensor.dtype)
         for tensor, is_one in zip(concrete.inputs, is_shared, strict=True)
     ]
-    servers = _servers_of_resources(concrete)
-    steps = StepCopies(concrete, servers)
+    steps = StepCopies(concrete, count)
     names = [f"step_{step}" for step in range(count)]
 
     def repeat(*given: Any) -> list[Any]:
-        for placeholder, original in zip(given, concrete.inputs, strict=True):
-            tensorflow_internals.copy_handle_data(original, placeholder)
+        steps.note_inputs(given)
         inputs = [
             [value] * count if is_one else tf.unstack(value, count)
             for value, is_one in zip(given, is_shared, strict=True)
@@ -111,26 +107,7 @@ def _build(
         together = [_pack([found[position] for found in outputs for position in each]) for each in packed]
         return together + [found[position] for found in outputs for position in loose]
 
-    def pack(graph: Any) -> None:
-        devices = {
-            placeholder.op.name: servers[original.op.name]
-            for placeholder, original in zip(graph.inputs, concrete.inputs, strict=True)
-            if original.op.name in servers
-        }
-        pack_transfers(graph, devices, names)
-
-    return tensorflow_internals.built_function(repeat, signature, pack)
-
-
-def _servers_of_resources(concrete: Any) -> dict[str, str]:
-    """The devices of captured resources on parameter servers, by the names of the inputs that stand for them."""
-    captured = concrete.captured_inputs
-    symbolic = concrete.inputs[len(concrete.inputs) - len(captured) :]
-    return {
-        tensor.op.name: capture.device
-        for tensor, capture in zip(symbolic, captured, strict=True)
-        if is_on_parameter_server(capture)
-    }
+    return tensorflow_internals.built_function(repeat, signature, lambda graph: steps.pack_transfers(graph, names))
 
 
 def _by_transfer(outputs: Sequence[Any]) -> tuple[list[list[int]], list[int]]:

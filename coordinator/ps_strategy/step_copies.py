@@ -10,27 +10,33 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.compiled_functions import is_on_parameter_server
+from coordinator.ps_strategy.packed_transfers import pack_transfers
+
 # Far from each other, so that copies draw numbers of their own.
 _BETWEEN_SEEDS = 0x9E3779B1
 _SEEDS = 2**31
 
 
 class StepCopies:
-    """Adds copies of a function to the graph that is being built.
+    """Adds copies of a function to the graph of another one, which takes the same inputs.
 
     Operations that draw random numbers from a seed have another one in each copy; they would all draw the same.
 
     Args:
       concrete: a `tf.types.experimental.ConcreteFunction`.
-      devices: where the resources are that it is given: devices, by the names of the operations that stand for them.
+      count: how many copies there will be. Those of which there are more or fewer draw other numbers, too.
     """
 
-    def __init__(self, concrete: Any, devices: Mapping[str, str]) -> None:
+    def __init__(self, concrete: Any, count: int) -> None:
+        self._concrete = concrete
+        self._servers = servers_of_resources(concrete)
         self._inputs = [tensor.name for tensor in concrete.inputs]
         self._outputs = [tensor.name for tensor in concrete.outputs]
         self._shapes = [tensor.shape for tensor in concrete.outputs]
         self._definition = _without_inputs(
-            concrete.graph.as_graph_def(), {tensor.op.name for tensor in concrete.inputs}, devices
+            concrete.graph.as_graph_def(), {tensor.op.name for tensor in concrete.inputs}, self._servers
         )
         # Outputs wait for all that the function does to variables; what runs the copies waits for that at their end.
         _let_go(self._definition, {tensor.op.name for tensor in concrete.outputs})
@@ -38,14 +44,20 @@ class StepCopies:
         self._used = {name for name in self._inputs if name.removesuffix(":0") in used}
         # Each with its own seed.
         self._seeded = [(node, node.attr["seed2"].i) for node in self._definition.node if _is_seeded(node)]
-        self._copies = 0
+        # So far, and those of all smaller counts.
+        self._copies = count * (count - 1) // 2
+
+    def note_inputs(self, given: Sequence[Any]) -> None:
+        """Tells TensorFlow what is known of the function's inputs of some symbolic tensors that stand for them."""
+        for placeholder, original in zip(given, self._concrete.inputs, strict=True):
+            tensorflow_internals.copy_handle_data(original, placeholder)
 
     def add(self, inputs: Sequence[Any], name: str) -> list[Any]:
         """Adds one more.
 
         Args:
           inputs: one symbolic tensor for each of the function's, in place of its captures too.
-          name: of the copy, another for each.
+          name: of the copy, another for each: the scope of its operations. Without one they are named as they are.
 
         Returns:
           Its flat outputs.
@@ -67,6 +79,31 @@ class StepCopies:
         for output, shape in zip(outputs, self._shapes, strict=True):
             output.set_shape(shape)
         return outputs
+
+    def pack_transfers(self, graph: Any, names: Sequence[str] = ()) -> int:
+        """See `packed_transfers.pack_transfers`.
+
+        Args:
+          graph: that the copies were added to; its inputs stand for the function's.
+          names: of the copies, if there are several, in their order.
+        """
+        devices = {
+            placeholder.op.name: self._servers[original.op.name]
+            for placeholder, original in zip(graph.inputs, self._concrete.inputs, strict=True)
+            if original.op.name in self._servers
+        }
+        return pack_transfers(graph, devices, names)
+
+
+def servers_of_resources(concrete: Any) -> dict[str, str]:
+    """The devices of captured resources on parameter servers, by the names of the inputs that stand for them."""
+    captured = concrete.captured_inputs
+    symbolic = concrete.inputs[len(concrete.inputs) - len(captured) :]
+    return {
+        tensor.op.name: capture.device
+        for tensor, capture in zip(symbolic, captured, strict=True)
+        if is_on_parameter_server(capture)
+    }
 
 
 def _without_inputs(definition: Any, inputs: set[str], devices: Mapping[str, str]) -> Any:

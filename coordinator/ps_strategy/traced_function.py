@@ -12,6 +12,7 @@ import tensorflow as tf
 from coordinator.errors import ClosureCancelledError
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.lone_functions import is_lone
+from coordinator.ps_strategy.packed_function import PackedFunction
 from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource, WorkerContext
 from coordinator.ps_strategy.repeated_function import RepeatedFunction
 
@@ -78,8 +79,10 @@ class TracedFunction:
           ClosureCancelledError: the call was cancelled.
           tf.errors.OpError: it failed.
         """
-        inputs = self.inputs_on(context, args, kwargs or {})
-        return self._run(context, self._concrete, [*inputs, *self._captures_on(context)])
+        inputs = [*self.inputs_on(context, args, kwargs or {}), *self._captures_on(context)]
+        if self._packed is None:
+            return self._run(context, self._concrete, inputs)
+        return self._packed.run(functools.partial(self._run, context), inputs)
 
     def inputs_on(self, context: WorkerContext, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The tensors that the function is given on a worker for these arguments, its captures left out.
@@ -94,9 +97,14 @@ class TracedFunction:
 
     @functools.cached_property
     def may_be_repeated(self) -> bool:
-        """Whether several calls of it may be made as one."""
+        """Whether it may be copied, and several calls of it be made as one."""
         is_transferable = all(tensor.dtype not in (tf.resource, tf.variant) for tensor in self._concrete.outputs)
         return is_transferable and not is_lone(self._concrete)
+
+    @functools.cached_property
+    def _packed(self) -> PackedFunction | None:
+        """Calls it alone; None if it may not be copied."""
+        return PackedFunction(self._concrete) if self.may_be_repeated else None
 
     def call_repeatedly(self, context: WorkerContext, steps: Sequence[Sequence[Any]]) -> list[Any]:
         """Runs the function on a worker once for each of `steps`, in order, as one call.
@@ -140,10 +148,10 @@ class TracedFunction:
     def _captures_on(self, context: WorkerContext) -> list[Any]:
         return [_own_copy(capture, context) for capture in self._captures()]
 
-    def _run(self, context: WorkerContext, concrete: Any, inputs: Sequence[Any]) -> Any:
+    def _run(self, context: WorkerContext, concrete: Any, inputs: Sequence[Any], stands_for: Any = None) -> Any:
         try:
             with tf.device(context.device):
-                return tensorflow_internals.call(concrete, inputs, context.cancellation)
+                return tensorflow_internals.call(concrete, inputs, context.cancellation, stands_for=stands_for)
         except tf.errors.OpError as error:
             # A cancelled call may report any error: TensorFlow often passes on that of the call for whose sake it was
             # cancelled.

@@ -1,8 +1,8 @@
 """Many tensors sent from one device to another as few.
 
-By hand, for steps that wait for other workers and so run alone: of steps that run several in one call all transfers are
-joined when that call is made (`coordinator.ps_strategy.packed_transfers`), and what was joined before would be copied
-twice.
+By hand, for steps that may wait for other workers, in branches and loops too. Of all others the transfers are joined
+when they run several in one call or have run often (`coordinator.ps_strategy.packed_transfers`), and what was joined
+before would be copied twice.
 """
 
 import dataclasses

@@ -62,9 +62,16 @@ def test_an_argument_may_be_returned_and_be_waited_for():
     assert run(fn, [1, 2], [3, 4]) == [[1, 3, 3], [3, 5, 3]]
 
 
+@pytest.fixture
+def seed_of_all():
+    """Sets TensorFlow's global seed; there is none afterwards."""
+    yield tf.random.set_seed
+    tf.random.set_seed(None)
+
+
 @pytest.mark.parametrize("seeds", [(0, 0), (None, 5), (7, None), (7, 5)])
-def test_steps_draw_random_numbers_of_their_own(seeds):
-    tf.random.set_seed(seeds[0]) if seeds[0] is not None else None
+def test_steps_draw_random_numbers_of_their_own(seeds, seed_of_all):
+    seed_of_all(seeds[0])
 
     @tf.function
     def fn():
@@ -72,6 +79,15 @@ def test_steps_draw_random_numbers_of_their_own(seeds):
 
     drawn = [each[0] for each in run(fn, *[[]] * STEPS)]
     assert len({tuple(np.asarray(each)) for each in drawn}) == STEPS
+
+
+def test_other_numbers_are_drawn_where_there_are_more_or_fewer_steps():
+    @tf.function
+    def fn():
+        return tf.random.uniform([4], seed=7)
+
+    drawn = [each[0] for steps in (2, 3, 4) for each in run(fn, *[[]] * steps)]
+    assert len({tuple(np.asarray(each)) for each in drawn}) == len(drawn)
 
 
 def test_an_operation_may_be_colocated_with_a_variable():

@@ -61,13 +61,15 @@ def flat_inputs(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return list(concrete.function_type.unpack_inputs(bound))
 
 
-def call(concrete: Any, inputs: Sequence[Any], manager: CancellationManager) -> Any:
+def call(concrete: Any, inputs: Sequence[Any], manager: CancellationManager, *, stands_for: Any = None) -> Any:
     """Runs a concrete function on the current device, and packs its outputs as the function returned them.
 
     Args:
       concrete: a `tf.types.experimental.ConcreteFunction`.
       inputs: `flat_inputs`, then one tensor for each of `concrete.captured_inputs`.
       manager: cancels the call.
+      stands_for: the concrete function in whose place it is run, and to the caller that one; its operations have the
+        same names, and its flat outputs are the same. None is itself.
 
     Raises:
       tf.errors.OpError: with the place in the user's code, as an ordinary call has it.
@@ -75,11 +77,12 @@ def call(concrete: Any, inputs: Sequence[Any], manager: CancellationManager) -> 
     # Private: captures of our choice cannot be given to a public call, and the manager of an ordinary call is read
     # from a global that the threads of all workers would share.
     function = concrete.inference_fn
+    told = function if stands_for is None else _Told(function.name, stands_for.inference_fn)
     ctx = context.context()
     attributes: list[Any] = []
     for name_and_value in ctx.function_call_options.as_attrs().items():
         attributes.extend(name_and_value)
-    with atomic_function.InterpolateRuntimeError(function):
+    with atomic_function.InterpolateRuntimeError(told):
         outputs = execute.execute_with_cancellation(
             function.name.decode("utf-8"),
             num_outputs=len(function.function_type.flat_outputs),
@@ -88,7 +91,22 @@ def call(concrete: Any, inputs: Sequence[Any], manager: CancellationManager) -> 
             ctx=ctx,
             cancellation_manager=manager._manager,
         )
-    return function.function_type.pack_output(outputs or None)
+    return told.function_type.pack_output(outputs or None)
+
+
+class _Told:
+    """What errors and results of a function are told by, if it is run in the place of another one."""
+
+    def __init__(self, name: bytes, other: Any) -> None:
+        self.name = name
+        self.children = other.children
+        self.function_type = other.function_type
+        self._other = other
+
+    @property
+    def graph_debug_info(self) -> Any:
+        """Where its operations were made; it takes long to get."""
+        return self._other.graph_debug_info
 
 
 def packed_outputs(concrete: Any, values: Sequence[Any]) -> Any:

@@ -8,7 +8,9 @@ from tensorflow.python.eager.polymorphic_function import concrete_function, func
 from tensorflow.python.framework import func_graph
 
 
-def built_function(body: Callable[..., Any], signature: Sequence[tf.TensorSpec], change: Callable[[Any], None]) -> Any:
+def built_function(
+    body: Callable[..., Any], signature: Sequence[tf.TensorSpec], change: Callable[[Any], object]
+) -> Any:
     """A concrete function of a graph that is changed after it was traced.
 
     Args:

@@ -1,0 +1,193 @@
+"""A function that is called often by itself does the same with joined messages."""
+
+import collections
+import logging
+
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy import packed_function, tensorflow_internals
+from coordinator.ps_strategy.packed_function import PackedFunction
+
+TIMEOUT = 120.0
+Pair = collections.namedtuple("Pair", ["sum", "more"])
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """The messages of a function are joined when it is called for the third time."""
+    monkeypatch.setattr(packed_function, "_CALLS_BEFORE", 3)
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Whether each call so far was of the function with joined messages."""
+    called = []
+    call = tensorflow_internals.call
+
+    def noted(*args, stands_for=None):
+        called.append(stands_for is not None)
+        return call(*args, stands_for=stands_for)
+
+    monkeypatch.setattr(tensorflow_internals, "call", noted)
+    return called
+
+
+@pytest.fixture
+def pair(strategy):
+    """Two variables on one parameter server, and so something to join."""
+    with strategy.scope():
+        first = tf.Variable([1.0, 2.0])
+        while True:
+            second = tf.Variable([[3.0]])
+            if second.device == first.device:
+                return first, second
+
+
+def one_by_one(strategy, fn, *arguments):
+    return [strategy.schedule(fn, args).result(TIMEOUT) for args in arguments]
+
+
+def test_it_does_the_same_and_returns_the_same(strategy, pair, called):
+    first, second = pair
+
+    @tf.function
+    def step(x):
+        total = tf.reduce_sum(first) * x + second
+        first.assign_add([1.0, 1.0])
+        second.assign_sub(total * 0.5)
+        return {"pair": Pair(total, None), "rows": tf.RaggedTensor.from_row_lengths(first + x, [2, 0])}
+
+    xs = [float(x) for x in range(6)]
+    found = one_by_one(strategy, step, *[[tf.constant(x)] for x in xs])
+    assert called == [False] * 2 + [True] * 4
+    a, b = [1.0, 2.0], 3.0
+    for x, result in zip(xs, found, strict=True):
+        total = sum(a) * x + b
+        a, b = [each + 1 for each in a], b - total * 0.5
+        assert type(result["pair"]) is Pair
+        assert result["pair"].more is None
+        assert result["pair"].sum == pytest.approx(total)
+        assert result["rows"].to_list() == [pytest.approx([each + x for each in a]), []]
+    assert second.numpy().item() == pytest.approx(b)
+
+
+def test_finite_data_ends_where_it_ends(strategy, pair, called):
+    data = strategy.experimental_distribute_datasets_from_function(lambda _: tf.data.Dataset.range(4).repeat(2))
+    iterator = iter(data)
+    first, second = pair
+
+    @tf.function
+    def step(iterator):
+        first.assign_add([0.0, 1.0])
+        return tf.cast(next(iterator), tf.float32) * second[0, 0] * first[0]
+
+    workers = len(strategy.cluster.workers)
+    futures = [strategy.schedule(step, (iterator,)) for _ in range(9 * workers)]
+    with pytest.raises(tf.errors.OutOfRangeError):
+        strategy.join(TIMEOUT)
+    seen = sorted(future.result(TIMEOUT) for future in futures if future.exception(TIMEOUT) is None)
+    # Each worker sees each element twice, unless it was left without a step for the last of them.
+    assert set(seen) <= {0.0, 3.0, 6.0, 9.0}
+    assert max(map(seen.count, seen)) <= 2 * workers
+    assert sum(called) > len(called) / 2
+
+
+def test_an_error_keeps_the_place_in_the_users_code(strategy, pair, called):
+    first, second = pair
+
+    @tf.function
+    def divide(x):
+        total = tf.reduce_sum(first) + second
+        return tf.math.floordiv(tf.cast(total, tf.int32), x)
+
+    assert one_by_one(strategy, divide, *[[tf.constant(2)]] * 4)[-1] == [[3]]
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        strategy.schedule(divide, [tf.constant(0)]).result(TIMEOUT)
+    assert called[-1]
+    assert "Detected at node floordiv" in str(caught.value)
+    assert f'File "{__file__}", line {divide.python_function.__code__.co_firstlineno + 3}, in divide' in str(
+        caught.value
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        strategy.join(TIMEOUT)
+
+
+def test_a_function_with_nothing_to_join_stays_as_it_is(strategy, pair, called):
+    first, second = pair
+
+    @tf.function
+    def on_one(x):
+        return first + x
+
+    @tf.function
+    def on_two(x):
+        second.assign_add([[1.0]], read_value=False)
+        return first + x
+
+    for fn in (on_one, on_two):
+        one_by_one(strategy, fn, *[[tf.constant(1.0)]] * 5)
+    assert not any(called)
+
+
+def test_workers_that_wait_for_each_other_can_still_do_so(strategy, pair, called):
+    first, second = pair
+
+    def exchange(own, other):
+        # Were this one message with the variables, neither would ever have anything to put.
+        with tf.device(first.device):
+            queues = [
+                tf.raw_ops.FIFOQueueV2(component_types=[tf.float32], shapes=[[]], shared_name=name)
+                for name in (own, other)
+            ]
+            [taken] = tf.raw_ops.QueueDequeueV2(handle=queues[1], component_types=[tf.float32])
+            there = tf.ensure_shape(taken, []) + 1.0
+        put = first[0] * second[0, 0]
+        with tf.device(first.device):
+            tf.raw_ops.QueueEnqueueV2(handle=queues[0], components=[put])
+        return there + 1.0
+
+    left = tf.function(lambda: exchange("left", "right"), autograph=False)
+    right = tf.function(lambda: exchange("right", "left"), autograph=False)
+    for _ in range(5):
+        futures = [strategy.schedule(fn) for fn in (left, right)]
+        assert [future.result(TIMEOUT) for future in futures] == [5.0, 5.0]
+    assert called[-1]
+
+
+def test_what_cannot_be_copied_runs_as_it_is(strategy, pair, called, monkeypatch, caplog):
+    first, second = pair
+
+    def broken(*_):
+        raise ValueError("no copies today")
+
+    monkeypatch.setattr(packed_function, "packed_function", broken)
+
+    @tf.function
+    def step(x):
+        return first[0] * second[0, 0] * x
+
+    with caplog.at_level(logging.WARNING):
+        assert one_by_one(strategy, step, *[[tf.constant(2.0)]] * 5) == [6.0] * 5
+    assert not any(called)
+    [record] = caplog.records
+    assert "could not be joined; it runs as it is" in record.message
+    assert "no copies today" in caplog.text
+
+
+def test_one_caller_makes_it_while_the_others_go_on(monkeypatch):
+    made = []
+    monkeypatch.setattr(packed_function, "servers_of_resources", lambda _: {"a": "there", "b": "there"})
+
+    def make(concrete):
+        # Whoever comes meanwhile has the function itself.
+        made.append(packed.run(run, []))
+        return "packed"
+
+    def run(concrete, inputs, stands_for):
+        return concrete, stands_for
+
+    monkeypatch.setattr(packed_function, "packed_function", make)
+    packed = PackedFunction("itself")
+    assert [packed.run(run, []) for _ in range(5)] == [("itself", None)] * 2 + [("packed", "itself")] * 3
+    assert made == [("itself", None)]
