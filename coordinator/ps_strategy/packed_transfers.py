@@ -9,8 +9,8 @@
 When a tensor can go: the *stage* of an operation is how often what it depends on has changed device before it. A tensor
 is sent at the last stage at which it makes none of its users later than it is anyway: what the next step looks up goes
 with the gradients of this one, since its rows are read after they are changed. Tensors that leave a device at one stage
-for one other device are joined; as bytes, if they are of several types. Not so a tensor that is there only when another
-worker has done something, and one that is not.
+for one other device are joined; as words or bytes, if they are of several types. Not so a tensor that is there only
+when another worker has done something, and one that is not.
 
 Promises:
 - What the function computes does not change, nor what it does to variables, nor in which order.
@@ -233,47 +233,59 @@ def _send(tensors: Sequence[Any], source: str | None, target: str | None, consta
     opens = [tensor for tensor in tensors if not tensor.shape.is_fully_defined()]
     # Of one, that is what is left of the message; of several, the message tells their sizes in a header.
     has_header = len(opens) > 1
-    dtypes = {tensor.dtype for tensor in tensors}
-    unit = tf.uint8 if has_header or len(dtypes) > 1 else dtypes.pop()
+    unit = _unit({tensor.dtype for tensor in tensors} | ({tf.int32} if has_header else set()))
     sizes: Any = [tensor.shape.num_elements() * tensor.dtype.size // unit.size for tensor in known]
-    header = len(opens) * tf.int32.size
+    header = len(opens) * tf.int32.size // unit.size
     with tf.device(source):
         flat = constant((-1,), source)
         parts = [_flat(tensor, unit, flat) for tensor in (*known, *opens)]
         if has_header:
             counts = tf.stack([tf.size(part) for part in parts[len(known) :]])
-            parts.insert(0, tf.reshape(tf.bitcast(counts, unit), flat))
+            parts.insert(0, _flat(counts, unit, flat))
         joined = tf.concat(parts, 0)
+
+    def there_constant(numbers: tuple[int, ...]) -> Any:
+        return constant(numbers, target)
+
     with tf.device(target):
         if has_header:
-            counts = tf.bitcast(tf.reshape(joined[:header], [len(opens), tf.int32.size]), tf.int32)
+            counts = _like(joined[:header], tf.int32, tf.TensorShape([len(opens)]), there_constant)
             all_sizes = tf.concat([constant((header, *sizes), target), counts], 0)
             arrived = tf.split(joined, all_sizes, num=len(parts))[1:]
         else:
             all_sizes = constant((*sizes, *[-1] * len(opens)), target)
             arrived = tf.split(joined, all_sizes, num=len(parts))
         there = {
-            tensor.name: _like(tensor, part, constant(_shape(tensor, unit), target))
+            tensor.name: _like(part, tensor.dtype, tensor.shape, there_constant)
             for tensor, part in zip((*known, *opens), arrived, strict=True)
         }
     return [there[tensor.name] for tensor in tensors]
 
 
+def _unit(dtypes: set[tf.DType]) -> tf.DType:
+    """What tensors of these types are taken for in one message, so that few of them have to be taken for another."""
+    if len(dtypes) == 1:
+        return next(iter(dtypes))
+    if any(dtype.size % tf.float32.size for dtype in dtypes):
+        return tf.uint8
+    # Nothing is done to them but to move them, so that any word may be a number.
+    return tf.float32 if tf.float32 in dtypes else tf.int32
+
+
 def _flat(tensor: Any, unit: tf.DType, flat: Any) -> Any:
     """A tensor as a vector of units."""
-    return tf.reshape(tensor if tensor.dtype == unit else tf.bitcast(tensor, unit), flat)
+    units = tensor if tensor.dtype == unit else tf.bitcast(tensor, unit)
+    return units if units.shape.rank == 1 else tf.reshape(units, flat)
 
 
-def _shape(tensor: Any, unit: tf.DType) -> tuple[int, ...]:
-    """The shape of a tensor, of units."""
-    shape = tuple(-1 if size is None else size for size in tensor.shape)
-    return (*shape, tensor.dtype.size) if tensor.dtype.size > unit.size else shape
-
-
-def _like(tensor: Any, part: Any, shape: Any) -> Any:
-    """A vector of units as the tensor that it was, of that shape in units."""
-    shaped = tf.reshape(part, shape)
-    return shaped if tensor.dtype == part.dtype else tf.bitcast(shaped, tensor.dtype)
+def _like(part: Any, dtype: tf.DType, shape: tf.TensorShape, constant: Callable[[tuple[int, ...]], Any]) -> Any:
+    """A vector of units as a tensor of this type and shape."""
+    in_units = shape.concatenate([dtype.size // part.dtype.size] if dtype.size > part.dtype.size else [])
+    if in_units.rank == 1:
+        part.set_shape(in_units)
+    else:
+        part = tf.reshape(part, constant(tuple(-1 if size is None else size for size in in_units)))
+    return part if part.dtype == dtype else tf.bitcast(part, dtype)
 
 
 def _constant(numbers: tuple[int, ...], device: str | None) -> Any:

@@ -119,6 +119,32 @@ def test_tensors_of_all_types_and_shapes_arrive_as_they_were():
             assert found.dtype == value.dtype
 
 
+@pytest.mark.parametrize("has_numbers", [True, False])
+def test_words_arrive_as_they_were_whatever_they_would_be_as_numbers(has_numbers):
+    """Words of four bytes: as floating-point numbers they are tiny, infinite or none."""
+    words = np.array([[1, 2], [0x7F800001, 0x7FC12345], [-1, 0x7F800000]], np.int64)
+    given = [words, words[:, 0], words.astype(np.int32), words.astype(np.int32).view(np.float64)]
+    if has_numbers:
+        given.append(words.astype(np.int32).view(np.float32))
+
+    def fn(*tensors):
+        with tf.device(SERVERS[0]):
+            there = [tf.reverse(tensor, [0]) for tensor in tensors]
+        return [tf.reverse(tensor, [0]) for tensor in there]
+
+    opens = {0, 2}
+    specs = [
+        tf.TensorSpec([None if number in opens else 3, *value.shape[1:]], value.dtype)
+        for number, value in enumerate(given)
+    ]
+    concrete = built(lambda *tensors: fn(*[tf.reverse(tensor, [0]) for tensor in tensors]), *specs)
+    assert ways(concrete) == [("", SERVERS[0]), (SERVERS[0], "")]
+    kinds = {tensor.dtype for op in concrete.graph.get_operations() if op.type == "SplitV" for tensor in op.outputs}
+    assert kinds == {tf.float32 if has_numbers else tf.int32}
+    for found, value in zip(results(concrete, *given), given, strict=True):
+        assert found[::-1].tobytes() == value.tobytes()
+
+
 @pytest.mark.parametrize("rows", [0, 5])
 def test_one_of_unknown_length_needs_no_header(rows):
     def fn(x, y):
