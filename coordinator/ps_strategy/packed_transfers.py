@@ -169,7 +169,7 @@ def _places_stages_and_awaited(
         awaited[name] = functools.reduce(operator.or_, (awaited[other] for other in needed[name]), waiting.get(name, 0))
     latest: dict[str, float] = {}
     for name in reversed(order):
-        if operations[name].type == "Identity":
+        if operations[name].type in ("Identity", "IdentityN"):
             # It takes no time, so that it may as well wait for what waits for it.
             stages[name] = latest.get(name, stages[name])
         for other in needed[name]:

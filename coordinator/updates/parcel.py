@@ -36,19 +36,22 @@ def send(tensors: Sequence[Any], source: str | None, target: str | None, *, is_j
       tensors: any; all dimensions but the first must be known of those that are to be packed.
       source: the device that they are on; None is the worker.
       target: where they are needed; None is the worker.
-      is_joined: whether those of one dtype are joined here, if they are small.
+      is_joined: whether those of one dtype are joined here, if they are small. Otherwise none is there before all are.
     """
+    size = bytes_of(tensors, source)
+    if not is_joined:
+        with tf.device(target):
+            return Parcel(tf.identity_n(tensors), size)
     arrived: dict[int, Any] = {}
     groups: dict[tf.DType, list[int]] = {}
     for number, tensor in enumerate(tensors):
-        if is_joined and tensor.dtype not in _NEVER_PACKED and is_worth_packing(tensor):
+        if tensor.dtype not in _NEVER_PACKED and is_worth_packing(tensor):
             groups.setdefault(tensor.dtype, []).append(number)
         else:
             arrived[number] = _moved(tensor, target)
     for numbers in groups.values():
         packed = [tensors[number] for number in numbers]
         arrived.update(zip(numbers, _packed(packed, source, target), strict=True))
-    size = bytes_of(tensors, source)
     return Parcel([arrived[number] for number in range(len(tensors))], size)
 
 
