@@ -13,11 +13,12 @@ since all of that call had to be run again.
 """
 
 import dataclasses
+import math
 from collections import OrderedDict
 from collections.abc import Hashable
 
 # What is not the steps' own may take this part of the time of a call.
-_OVERHEAD = 0.05
+_OVERHEAD = 0.025
 # A call of several steps is to take no longer, in seconds: their results come all at its end.
 _LONGEST = 0.4
 # Beyond this the client is what takes the time.
@@ -102,7 +103,9 @@ class _Course:
         is_worth_it = _FORESIGHT * self.wasted >= following * self.making
         if self.made[-1] < following <= available and is_worth_it:
             return following
-        return max(size for size in self.made if size <= max(1, min(wanted, available)))
+        most = max(1, min(self._longest(), available))
+        # More than what is wanted costs nothing once it is made.
+        return min((size for size in self.made if wanted <= size <= most), default=self._largest_made(most))
 
     def note(self, steps: int, seconds: float) -> None:
         self.calls += 1
@@ -140,9 +143,17 @@ class _Course:
         size = 1
         while size < _MOST and size * each * _OVERHEAD < overhead * (1 - _OVERHEAD):
             size *= 2
-        while size > 1 and overhead + size * each > _LONGEST:
+        while size > 1 and size > self._longest():
             size //= 2
         return size
+
+    def _longest(self) -> float:
+        """The size beyond which a call would take too long."""
+        overhead, each = self._parts()
+        return (_LONGEST - overhead) / each if each else math.inf
+
+    def _largest_made(self, most: float) -> int:
+        return max(size for size in self.made if size <= most)
 
 
 def _power_of_two(limit: int) -> int:

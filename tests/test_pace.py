@@ -21,11 +21,21 @@ def test_a_function_that_was_not_run_yet_runs_alone() -> None:
     assert Pace(None).steps("step", ENOUGH) == 1
 
 
-def test_short_steps_are_brought_together_until_the_call_itself_takes_a_twentieth_of_the_time() -> None:
+def test_short_steps_are_brought_together_until_the_call_itself_takes_a_fortieth_of_the_time() -> None:
     overhead, each = 1e-3, 1e-3
     size = max(train(Pace(None), overhead, each, 200))
-    assert overhead / (overhead + size * each) <= 0.05
-    assert overhead / (overhead + size / 2 * each) > 0.05
+    assert overhead / (overhead + size * each) <= 1 / 40
+    assert overhead / (overhead + size / 2 * each) > 1 / 40
+
+
+def test_more_than_is_wanted_is_brought_together_if_it_is_made_and_not_too_long() -> None:
+    pace = Pace(None)
+    each = 0.05
+    assert max(train(pace, 0.02, each, 200)) == 4
+    # Two would be enough now, and are not made.
+    assert train(pace, 0.0025, each, 400)[-30:].count(4) >= 29
+    # Four would take too long.
+    assert set(train(pace, 0.004, 0.12, 400)[-30:]) == {1}
 
 
 def test_steps_that_take_next_to_nothing_are_brought_together_up_to_a_limit() -> None:
