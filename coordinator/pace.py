@@ -103,9 +103,10 @@ class _Course:
         is_worth_it = _FORESIGHT * self.wasted >= following * self.making
         if self.made[-1] < following <= available and is_worth_it:
             return following
-        most = max(1, min(self._longest(), available))
+        most = min(self._longest(), available)
+        possible = [size for size in self.made if size <= max(1, most)]
         # More than what is wanted costs nothing once it is made.
-        return min((size for size in self.made if wanted <= size <= most), default=self._largest_made(most))
+        return next((size for size in possible if size >= wanted), possible[-1])
 
     def note(self, steps: int, seconds: float) -> None:
         self.calls += 1
@@ -143,7 +144,8 @@ class _Course:
         size = 1
         while size < _MOST and size * each * _OVERHEAD < overhead * (1 - _OVERHEAD):
             size *= 2
-        while size > 1 and size > self._longest():
+        longest = self._longest()
+        while size > 1 and size > longest:
             size //= 2
         return size
 
@@ -151,9 +153,6 @@ class _Course:
         """The size beyond which a call would take too long."""
         overhead, each = self._parts()
         return (_LONGEST - overhead) / each if each else math.inf
-
-    def _largest_made(self, most: float) -> int:
-        return max(size for size in self.made if size <= most)
 
 
 def _power_of_two(limit: int) -> int:

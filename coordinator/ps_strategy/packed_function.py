@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +9,7 @@ import tensorflow as tf
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.step_copies import StepCopies, servers_of_resources
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger("coordinator")
 
 # A function that was called so often will be called again. Joining takes about as long as tracing it did, and each
 # worker then has to get to know another function.
@@ -25,37 +24,32 @@ class PackedFunction:
     It does what the function does, and draws other random numbers. May be used by several threads.
 
     Args:
-      concrete: a `tf.types.experimental.ConcreteFunction` that may be copied; see `TracedFunction.may_be_repeated`.
+      concrete: a `tf.types.experimental.ConcreteFunction`.
+      may_be_copied: whether the messages of a copy may be joined; otherwise it is always the function itself.
     """
 
-    def __init__(self, concrete: Any) -> None:
+    def __init__(self, concrete: Any, *, may_be_copied: bool) -> None:
         self._concrete = concrete
-        self._packed: Any = None
+        self._present = concrete
         # Of one resource there is nothing that could go together.
-        is_worth_it = len(servers_of_resources(concrete)) > 1
+        is_worth_it = may_be_copied and len(servers_of_resources(concrete)) > 1
         self._calls = itertools.count(1) if is_worth_it else itertools.repeat(0)
 
-    def run(self, run: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-        """Calls it.
-
-        Args:
-          run: calls a concrete function with inputs, in the place of another one: `(concrete, inputs, stands_for)`.
-          inputs: of the function, captures among them.
-        """
+    def for_next_call(self) -> Any:
+        """What is to be called now: a concrete function of the same inputs, outputs, and names of operations."""
         # A number is given to one thread alone.
         if next(self._calls) == _CALLS_BEFORE:
-            self._packed = self._made()
-        if self._packed is None:
-            return run(self._concrete, inputs, None)
-        return run(self._packed, inputs, self._concrete)
+            self._present = self._made()
+        return self._present
 
     def _made(self) -> Any:
-        """The function with joined messages; None if there are none."""
+        """The function with joined messages; itself if there are none."""
         try:
-            return packed_function(self._concrete)
-        except Exception:  # noqa: BLE001 - the function itself runs, whatever is in its graph
-            _log.warning("The messages of %s could not be joined; it runs as it is.", self._concrete, exc_info=True)
-            return None
+            return packed_function(self._concrete) or self._concrete
+        except Exception:
+            # The function itself runs, whatever is in its graph.
+            _logger.warning("The messages of %s could not be joined; it runs as it is.", self._concrete, exc_info=True)
+            return self._concrete
 
 
 def packed_function(concrete: Any) -> Any:

@@ -80,9 +80,7 @@ class TracedFunction:
           tf.errors.OpError: it failed.
         """
         inputs = [*self.inputs_on(context, args, kwargs or {}), *self._captures_on(context)]
-        if self._packed is None:
-            return self._run(context, self._concrete, inputs)
-        return self._packed.run(functools.partial(self._run, context), inputs)
+        return self._run(context, self._packed.for_next_call(), inputs, self._concrete)
 
     def inputs_on(self, context: WorkerContext, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The tensors that the function is given on a worker for these arguments, its captures left out.
@@ -102,9 +100,9 @@ class TracedFunction:
         return is_transferable and not is_lone(self._concrete)
 
     @functools.cached_property
-    def _packed(self) -> PackedFunction | None:
-        """Calls it alone; None if it may not be copied."""
-        return PackedFunction(self._concrete) if self.may_be_repeated else None
+    def _packed(self) -> PackedFunction:
+        """What is called when it runs alone."""
+        return PackedFunction(self._concrete, may_be_copied=self.may_be_repeated)
 
     def call_repeatedly(self, context: WorkerContext, steps: Sequence[Sequence[Any]]) -> list[Any]:
         """Runs the function on a worker once for each of `steps`, in order, as one call.

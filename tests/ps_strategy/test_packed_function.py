@@ -27,7 +27,7 @@ def called(monkeypatch):
 
     def noted(concrete, *args, stands_for=None):
         if all(output.dtype != tf.variant for output in concrete.outputs):
-            called.append(stands_for is not None)
+            called.append(stands_for not in (None, concrete))
         return call(concrete, *args, stands_for=stands_for)
 
     monkeypatch.setattr(tensorflow_internals, "call", noted)
@@ -184,13 +184,10 @@ def test_one_caller_makes_it_while_the_others_go_on(monkeypatch):
 
     def make(concrete):
         # Whoever comes meanwhile has the function itself.
-        made.append(packed.run(run, []))
+        made.append(packed.for_next_call())
         return "packed"
 
-    def run(concrete, inputs, stands_for):
-        return concrete, stands_for
-
     monkeypatch.setattr(packed_function, "packed_function", make)
-    packed = PackedFunction("itself")
-    assert [packed.run(run, []) for _ in range(5)] == [("itself", None)] * 2 + [("packed", "itself")] * 3
-    assert made == [("itself", None)]
+    packed = PackedFunction("itself", may_be_copied=True)
+    assert [packed.for_next_call() for _ in range(5)] == ["itself"] * 2 + ["packed"] * 3
+    assert made == ["itself"]

@@ -69,7 +69,7 @@ def call(concrete: Any, inputs: Sequence[Any], manager: CancellationManager, *, 
       inputs: `flat_inputs`, then one tensor for each of `concrete.captured_inputs`.
       manager: cancels the call.
       stands_for: the concrete function in whose place it is run, and to the caller that one; its operations have the
-        same names, and its flat outputs are the same. None is itself.
+        same names, and its flat outputs are the same. None is itself, as that one may be.
 
     Raises:
       tf.errors.OpError: with the place in the user's code, as an ordinary call has it.
@@ -77,7 +77,7 @@ def call(concrete: Any, inputs: Sequence[Any], manager: CancellationManager, *, 
     # Private: captures of our choice cannot be given to a public call, and the manager of an ordinary call is read
     # from a global that the threads of all workers would share.
     function = concrete.inference_fn
-    told = function if stands_for is None else _Told(function.name, stands_for.inference_fn)
+    told = function if stands_for in (None, concrete) else _Told(function.name, stands_for.inference_fn)
     ctx = context.context()
     attributes: list[Any] = []
     for name_and_value in ctx.function_call_options.as_attrs().items():
