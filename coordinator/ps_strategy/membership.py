@@ -5,8 +5,9 @@
 A server is known by its address and by the incarnation that it had when it was connected to. It is lost when it does
 not answer a probe, answers as another incarnation, or has been silent for so long that the heartbeat hung up on it.
 Only servers that answer are ever named to TensorFlow, so that nobody waits for a dead one; one that dies while it is
-named makes the naming fail, to be tried again. Nothing is named while a parameter server does not answer, because
-TensorFlow would drop what is on it; and after each naming its `Witness` says whether it has.
+named makes the naming fail, to be tried again. All parameter servers are named or nothing is: one that joins later may
+stay unknown to the others. One that is out of TensorFlow's own reach would lose what it has, so nothing is named then
+either; and after each naming its `Witness` says whether it has.
 
 A lost worker is let go of before it is connected to again, even if it is the same run of the server: what TensorFlow
 told it meanwhile (new functions, above all) has not reached it.
@@ -301,16 +302,16 @@ class Membership:
         If the naming fails, no connection is new, and those that it ended are gone.
         """
         parameter_servers = {task: kept for task, kept in self._connected.items() if task.job == "ps"}
-        if not all(map(self.is_connected, parameter_servers)):
-            return False
         numbers = [kept.number for kept in parameter_servers.values()]
+        if not (all(map(self.is_connected, parameter_servers)) and self._witnesses.are_reached(numbers)):
+            return False
         named = dict(parameter_servers)
         # The parameter servers have just answered.
         for task, status in self._answering(set(tasks) - set(named)).items():
             named[task] = self._connection_to(task, status)
-        self._connected = {
-            task: connection for task, connection in self._connected.items() if named.get(task) == connection
-        }
+        if named and not named.keys() >= set(self.parameter_servers):
+            return False
+        self._connected = {task: kept for task, kept in self._connected.items() if named.get(task) == kept}
         addresses = {task: self._addresses[task] for task in sorted(named)}
         try:
             definition = server_def(self._protocol, self._client_address, addresses)

@@ -1,7 +1,9 @@
 """A variable of the library's own on each parameter server, which tells whether what was made there still exists.
 
 When TensorFlow is told of a change of the cluster while it cannot reach a server, it takes that server for a new one
-and drops what was on it, although the same process goes on. Nothing but the loss of a variable shows that.
+and drops what was on it, although the same process goes on. Nothing but the loss of a variable shows that. A server
+may answer a probe and yet be out of TensorFlow's reach: its own connection was cut off, and is tried again only after
+a pause. So witnesses are read before such a change too.
 """
 
 import concurrent.futures
@@ -40,17 +42,35 @@ class Witness:
 
         self._variable = _apart(make)
 
+    def is_reached(self) -> bool:
+        """Whether TensorFlow's connection to the server serves now, whatever the server answers."""
+        try:
+            self.read()
+        except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
+            return False
+        except tf.errors.OpError:
+            pass  # The server answered, and the variable is gone: that is what `is_there` tells.
+        return True
+
     def is_there(self) -> bool:
         """Whether it can be read. A refused connection is tried again for about three seconds."""
         pause = threading.Event()
         for _ in range(_TRIES):
             try:
-                return bool(_apart(self._variable.numpy))
+                return self.read()
             except UNREACHED:
                 pause.wait(_PAUSE)
             except tf.errors.OpError:
                 return False
         return False
+
+    def read(self) -> bool:
+        """Its value, which is true.
+
+        Raises:
+          tf.errors.OpError: it is gone, or the server could not be reached.
+        """
+        return bool(_apart(self._variable.numpy))
 
 
 class Witnesses:
@@ -78,6 +98,10 @@ class Witnesses:
                     _logger.info("%s was lost as soon as it was connected to: %s", device, error.message)
                     lost.add(device)
         return lost
+
+    def are_reached(self, numbers: Iterable[int]) -> bool:
+        """Whether TensorFlow's connections to all of these parameter servers serve now."""
+        return all(self._witnesses[number].is_reached() for number in numbers)
 
     def question(self, numbers: Iterable[int]) -> None:
         """Notes which of them are gone, after something that may have cost parameter servers what they had."""

@@ -7,9 +7,11 @@ class FakeWitnesses:
     """Takes the place of the real ones.
 
     Attributes:
+      reached: whether TensorFlow's connections serve.
       forgetful: whether parameter servers lose what they have at the next change of the cluster.
     """
 
+    reached = True
     forgetful = False
 
     def __init__(self) -> None:
@@ -19,6 +21,10 @@ class FakeWitnesses:
     def place(self, numbers: Mapping[str, int]) -> set[str]:
         self.placed.update(numbers.values())
         return set()
+
+    def are_reached(self, numbers: Iterable[int]) -> bool:
+        assert set(numbers) <= self.placed
+        return self.reached
 
     def question(self, numbers: Iterable[int]) -> None:
         numbers = list(numbers)

@@ -220,6 +220,36 @@ def test_a_parameter_server_that_dies_while_it_is_named_stays_lost(servers, conn
     assert runtime.reconnect_parameter_servers()
 
 
+def test_nothing_is_named_without_a_parameter_server(servers, connect):
+    runtime = connect()
+    servers.restart(PS)
+    servers.before_naming = lambda tasks: servers.incarnations.pop(PS, None)
+    assert not runtime.reconnect_parameter_servers()
+    servers.before_naming = lambda tasks: None
+    servers.kill(FIRST)
+    named = len(servers.named)
+    runtime.disconnect(0)
+    assert len(servers.named) == named, "named later than the others, it may stay unknown to them"
+    servers.incarnations[PS] = 2
+    assert runtime.reconnect_parameter_servers()
+    assert servers.named[named:] == [{PS, SECOND}]
+
+
+def test_nothing_is_named_while_a_parameter_server_is_out_of_tensorflows_reach(servers, connect, monkeypatch):
+    """It may answer a probe before TensorFlow tries its own connection again, which was cut off."""
+    runtime = connect()
+    servers.restart(FIRST)
+    named = len(servers.named)
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeWitnesses, "reached", False)
+        runtime.disconnect(0)
+        assert not runtime.reconnect(0)
+    assert len(servers.named) == named
+    assert runtime.lost_parameter_server() is None
+    assert runtime.reconnect(0)
+    assert servers.named[named:] == [{PS, SECOND}, ALL]
+
+
 def test_nothing_is_named_while_a_parameter_server_does_not_answer(servers, connect):
     """TensorFlow would take it for a new one, and drop its variables, although it may only be slow."""
     runtime = connect()

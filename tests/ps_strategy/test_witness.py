@@ -8,6 +8,7 @@ PROGRAM = """
 import coordinator
 from coordinator.ps_strategy.witness import Witness, Witnesses
 from coordinator.testing import LocalCluster
+from tests.deadline import wait_until
 
 with LocalCluster(workers=1, ps=2) as cluster:
     strategy = coordinator.ParameterServerStrategy(cluster.resolver)
@@ -15,12 +16,64 @@ with LocalCluster(workers=1, ps=2) as cluster:
     witnesses = Witnesses()
     assert witnesses.place({device: number for number, device in enumerate(devices)}) == set()
     cluster.restart("ps", 1)
+    wait_until(lambda: witnesses.are_reached([0, 1]))  # It answers, though not with what was made there.
     witnesses.question([0, 1])
     assert [witnesses.are_gone(number) for number in (0, 1)] == [False, True]
     cluster.kill("ps", 0)
+    assert not witnesses.are_reached([0])
     assert witnesses.place({devices[0]: 2}) == {devices[0]}
     # A call elsewhere in this thread is not harmed by what the witnesses met.
     assert not Witnesses().are_gone(0)
+    strategy.close()
+"""
+
+# While it is frozen, TensorFlow's connection to it is cut off, and tried in vain again and again; when it thaws, the
+# next try may be a second away.
+THAWED = """
+import threading
+
+import tensorflow as tf
+
+import coordinator
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.testing import LocalCluster
+from tests.deadline import wait_until
+
+options = coordinator.Options(heartbeat_interval=0.2, heartbeat_timeout=2.0)
+with LocalCluster(workers=2, ps=1) as cluster:
+    strategy = coordinator.ParameterServerStrategy(cluster.resolver, options=options)
+    [server] = strategy.parameter_servers
+    with strategy.scope():
+        variable = tf.Variable(3.0)
+
+    def is_read():
+        with tensorflow_internals.own_executor():
+            try:
+                return variable.numpy() == 3.0
+            except tf.errors.UnavailableError:
+                return False
+
+    stop = threading.Event()
+
+    def read_on():
+        while not stop.wait(0.05):
+            is_read()
+
+    reader = threading.Thread(target=read_on)
+    reader.start()
+    for address in (None, cluster.spec["worker"][1], None):
+        cluster.freeze("ps", 0)
+        wait_until(lambda: not server.healthy())
+        cluster.thaw("ps", 0)
+        wait_until(server.healthy)
+        if address is None:
+            strategy.cluster.remove_worker(1)
+        else:
+            strategy.cluster.add_worker(address)
+        wait_until(is_read)
+        assert server.healthy()
+    stop.set()
+    reader.join()
     strategy.close()
 """
 
@@ -31,9 +84,16 @@ def test_a_restarted_server_has_nothing_of_what_was_made_there(run_program):
     run_program(PROGRAM, timeout=200)
 
 
+@pytest.mark.long
+@pytest.mark.cluster
+def test_a_server_that_thaws_keeps_what_was_made_there_whatever_changes_at_once(run_program):
+    run_program(THAWED, timeout=200)
+
+
 def test_a_server_that_goes_on_has_it_all(strategy):
     device = f"{strategy.parameter_servers[0].device}/device:CPU:0"
     assert Witness(device).is_there()
+    assert Witness(device).is_reached()
     witnesses = Witnesses()
     assert witnesses.place({strategy.parameter_servers[1].device: 7}) == set()
     witnesses.question([7])
