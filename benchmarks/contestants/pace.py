@@ -13,11 +13,15 @@ class Pace:
     Args:
       run: does it so many times.
       least_rate: what is taken for the rate if it was lower, so that a round never is of too few.
+      first_count: how often it is done to find the rate at first.
     """
 
-    def __init__(self, run: Callable[[int], object], least_rate: float = 1.0) -> None:
+    def __init__(
+        self, run: Callable[[int], object], least_rate: float = 1.0, *, first_count: int = _FIRST_COUNT
+    ) -> None:
         self._run = run
         self._least_rate = least_rate
+        self._first_count = first_count
         self._rate: float | None = None
 
     def rate(self, seconds: float) -> float:
@@ -25,7 +29,7 @@ class Pace:
         if self._rate is None:
             # Whatever is made once is made now.
             self._run(1)
-            self._rate = self._timed(_FIRST_COUNT)
+            self._rate = self._timed(self._first_count)
         count = max(round(max(self._rate, self._least_rate) * seconds), 1)
         self._rate = self._timed(min(count, _MOST))
         return self._rate

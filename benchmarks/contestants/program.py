@@ -32,6 +32,7 @@ SIDES: dict[str, Callable[[Any], Side]] = {
     "alone": functools.partial(Library, steps_per_dispatch=1),
     "peer": Peer,
     "bare": BareLoop,
+    "hand": BareLoop,
     "single": SingleProcess,
 }
 # Where each course's class is: what one of them imports is loaded for that one alone.

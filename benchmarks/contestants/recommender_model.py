@@ -4,6 +4,7 @@ Its shape is that of DLRM (Naumov et al., arXiv 1906.00091) without the products
 """
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,14 +26,8 @@ class RecommenderModel:
     """
 
     def __init__(self) -> None:
-        def normal(*shape: int, number: int) -> tf.Tensor:
-            return tf.random.stateless_normal(shape, [1, number], stddev=shape[0] ** -0.5)
-
-        self.tables = [tf.Variable(normal(ROWS // TABLES, DEPTH, number=number)) for number in range(TABLES)]
-        self.dense = []
-        for number, (inputs, outputs) in enumerate(itertools.pairwise(WIDTHS)):
-            self.dense.append(tf.Variable(normal(inputs, outputs, number=TABLES + number)))
-            self.dense.append(tf.Variable(tf.zeros([outputs])))
+        self.tables = [tf.Variable(value) for value in table_values()]
+        self.dense = [tf.Variable(value) for value in dense_values()]
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -42,14 +37,42 @@ class RecommenderModel:
     def gradients(self, counts: tf.Tensor, rows: tf.Tensor, labels: tf.Tensor) -> list[Any]:
         """The gradients of the mean cross entropy of a batch: `tf.IndexedSlices` for the tables, then dense ones."""
         with tf.GradientTape() as tape:
-            embedded = tf.nn.embedding_lookup(self.tables, rows)
-            hidden = tf.concat([counts, tf.reshape(embedded, [-1, CATEGORIES * DEPTH])], axis=1)
-            for layer in range(len(WIDTHS) - 1):
-                kernel, bias = self.dense[2 * layer : 2 * layer + 2]
-                hidden = tf.matmul(hidden, kernel) + bias
-                hidden = tf.nn.relu(hidden) if layer < len(WIDTHS) - 2 else hidden
-            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, hidden))
+            loss = mean_cross_entropy(self.tables, self.dense, counts, rows, labels)
         return tape.gradient(loss, self.variables)
+
+
+def table_values() -> list[tf.Tensor]:
+    """What the tables begin as."""
+    return [_normal(ROWS // TABLES, DEPTH, number=number) for number in range(TABLES)]
+
+
+def dense_values() -> list[tf.Tensor]:
+    """What the kernel and the bias of each layer begin as."""
+    values = []
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(WIDTHS)):
+        values += [_normal(inputs, outputs, number=TABLES + number), tf.zeros([outputs])]
+    return values
+
+
+def mean_cross_entropy(
+    tables: Sequence[Any], dense: Sequence[Any], counts: tf.Tensor, rows: tf.Tensor, labels: tf.Tensor
+) -> tf.Tensor:
+    """The loss of a batch.
+
+    Args:
+      tables: the parts of the embedding.
+      dense: the kernel and the bias of each layer.
+      counts: float32 `[batch, COUNTS]`.
+      rows: int64 `[batch, CATEGORIES]`.
+      labels: float32 `[batch, 1]`.
+    """
+    embedded = tf.nn.embedding_lookup(tables, rows)
+    hidden = tf.concat([counts, tf.reshape(embedded, [-1, CATEGORIES * DEPTH])], axis=1)
+    for layer in range(len(WIDTHS) - 1):
+        kernel, bias = dense[2 * layer : 2 * layer + 2]
+        hidden = tf.matmul(hidden, kernel) + bias
+        hidden = tf.nn.relu(hidden) if layer < len(WIDTHS) - 2 else hidden
+    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, hidden))
 
 
 def descend(variable: tf.Variable, gradient: Any, learning_rate: Any = LEARNING_RATE) -> None:
@@ -58,3 +81,7 @@ def descend(variable: tf.Variable, gradient: Any, learning_rate: Any = LEARNING_
         variable.scatter_sub(tf.IndexedSlices(learning_rate * gradient.values, gradient.indices))
     else:
         variable.assign_sub(learning_rate * gradient)
+
+
+def _normal(*shape: int, number: int) -> tf.Tensor:
+    return tf.random.stateless_normal(shape, [1, number], stddev=shape[0] ** -0.5)

@@ -67,7 +67,7 @@ def test_one_that_does_not_answer_in_time_is_ended(tmp_path):
 
 def test_every_course_and_side_has_a_name():
     assert set(COURSES) == {"dispatch", "latency", "recommender", "dense"}
-    assert set(SIDES) == {"ours", "alone", "peer", "bare", "single"}
+    assert set(SIDES) == {"ours", "alone", "peer", "bare", "hand", "single"}
 
 
 def test_the_network_takes_the_digits():

@@ -1,0 +1,60 @@
+"""The recommender as somebody writes it who does by hand what makes training across servers fast.
+
+All dense variables of a parameter server are one, so that they are read and changed at once; and several steps are one
+function. What is won in that way is what a library can hope for that is given the plain model.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.contestants.recommender_model import dense_values, descend, mean_cross_entropy, table_values
+
+# Which of the dense variables each server has.
+_DENSE_OF_SERVERS = ((0, 1), (2, 3, 4, 5))
+
+
+class PackedRecommenderModel:
+    """Variables that are made where the caller's scope says: a table and a vector for each of two servers.
+
+    Attributes:
+      tables: as those of `RecommenderModel`.
+      vectors: the dense variables of each server, one behind the other.
+    """
+
+    def __init__(self) -> None:
+        self.tables = [tf.Variable(value) for value in table_values()]
+        values = dense_values()
+        self._shapes = [value.shape for value in values]
+        self.vectors = [
+            tf.Variable(tf.concat([tf.reshape(values[number], [-1]) for number in numbers], 0))
+            for numbers in _DENSE_OF_SERVERS
+        ]
+
+    def steps(self, count: int) -> Callable[[Any], None]:
+        """A function that takes so many steps with the batches of an iterator; each is a step of `RecommenderModel`."""
+
+        def take(batches: Any) -> None:
+            for _ in range(count):
+                self._step(*next(batches))
+
+        return take
+
+    def _step(self, counts: tf.Tensor, rows: tf.Tensor, labels: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            vectors = [vector.read_value() for vector in self.vectors]
+            tape.watch(vectors)
+            loss = mean_cross_entropy(self.tables, self._dense(vectors), counts, rows, labels)
+        variables = [*self.tables, *self.vectors]
+        gradients = tape.gradient(loss, [*self.tables, *vectors])
+        for variable, gradient in zip(variables, gradients, strict=True):
+            descend(variable, gradient)
+
+    def _dense(self, vectors: list[tf.Tensor]) -> list[tf.Tensor]:
+        dense = {}
+        for numbers, vector in zip(_DENSE_OF_SERVERS, vectors, strict=True):
+            parts = tf.split(vector, [self._shapes[number].num_elements() for number in numbers])
+            for number, part in zip(numbers, parts, strict=True):
+                dense[number] = tf.reshape(part, self._shapes[number])
+        return [dense[number] for number in sorted(dense)]
