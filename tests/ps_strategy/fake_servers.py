@@ -1,6 +1,8 @@
 """Three servers that are a dictionary, and what TensorFlow is told of them."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import tensorflow as tf
@@ -65,6 +67,13 @@ class FakeServers:
 
     def restart(self, task: Task) -> None:
         self.incarnations[task] = self.incarnations.get(task, 1) + 1
+
+    @contextlib.contextmanager
+    def dying_when_named(self, task: Task) -> Iterator[None]:
+        """In this scope a server dies as soon as TensorFlow is told of a change."""
+        self.before_naming = lambda tasks: self.incarnations.pop(task, None)
+        yield
+        self.before_naming = lambda tasks: None
 
     def update_server_def(self, definition, client_timeout) -> None:
         tasks = {Task(job.name, index) for job in definition.cluster.job for index in job.tasks if job.name != "chief"}

@@ -116,9 +116,8 @@ def test_a_worker_that_dies_while_it_is_named_harms_nobody_else(servers, connect
     first = Work()
     runtime.run(0, first, None)
     servers.restart(SECOND)
-    servers.before_naming = lambda tasks: servers.incarnations.pop(SECOND, None)
-    assert not runtime.reconnect(1)
-    servers.before_naming = lambda tasks: None
+    with servers.dying_when_named(SECOND):
+        assert not runtime.reconnect(1)
     assert runtime.is_reachable(0)
     assert not runtime.is_reachable(1)
 
@@ -131,8 +130,8 @@ def test_a_worker_that_dies_while_it_is_named_harms_nobody_else(servers, connect
 def test_another_worker_that_dies_while_one_is_named_is_left_out_next_time(servers, connect):
     runtime = connect()
     servers.restart(SECOND)
-    servers.before_naming = lambda tasks: servers.incarnations.pop(FIRST, None)
-    assert not runtime.reconnect(1)
+    with servers.dying_when_named(FIRST):
+        assert not runtime.reconnect(1)
     assert runtime.reconnect(1)
     assert servers.named[-1] == {PS, SECOND}
     assert not runtime.is_reachable(0)
@@ -173,8 +172,8 @@ def test_a_worker_that_a_failed_change_left_out_is_not_thought_connected(servers
     runtime = connect()
     incarnation = servers.incarnations.pop(FIRST)
     servers.restart(SECOND)
-    servers.before_naming = lambda tasks: servers.incarnations.pop(SECOND, None)
-    assert not runtime.reconnect(1)
+    with servers.dying_when_named(SECOND):
+        assert not runtime.reconnect(1)
     servers.incarnations[FIRST] = incarnation
     assert not runtime.is_reachable(0)
 
@@ -212,9 +211,8 @@ def test_parameter_servers_are_connected_to_again_when_they_answer(servers, conn
 def test_a_parameter_server_that_dies_while_it_is_named_stays_lost(servers, connect):
     runtime = connect()
     servers.restart(PS)
-    servers.before_naming = lambda tasks: servers.incarnations.pop(PS, None)
-    assert not runtime.reconnect_parameter_servers()
-    servers.before_naming = lambda tasks: None
+    with servers.dying_when_named(PS):
+        assert not runtime.reconnect_parameter_servers()
     servers.incarnations[PS] = 2
     assert runtime.lost_parameter_servers(), "the connection to it failed"
     assert runtime.reconnect_parameter_servers()
@@ -223,9 +221,8 @@ def test_a_parameter_server_that_dies_while_it_is_named_stays_lost(servers, conn
 def test_nothing_is_named_without_a_parameter_server(servers, connect):
     runtime = connect()
     servers.restart(PS)
-    servers.before_naming = lambda tasks: servers.incarnations.pop(PS, None)
-    assert not runtime.reconnect_parameter_servers()
-    servers.before_naming = lambda tasks: None
+    with servers.dying_when_named(PS):
+        assert not runtime.reconnect_parameter_servers()
     servers.kill(FIRST)
     named = len(servers.named)
     runtime.disconnect(0)
