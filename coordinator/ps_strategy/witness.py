@@ -45,7 +45,7 @@ class Witness:
     def is_reached(self) -> bool:
         """Whether TensorFlow's connection to the server serves now, whatever the server answers."""
         try:
-            self.read()
+            self._read()
         except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
             return False
         except tf.errors.OpError:
@@ -57,19 +57,15 @@ class Witness:
         pause = threading.Event()
         for _ in range(_TRIES):
             try:
-                return self.read()
+                return self._read()
             except UNREACHED:
                 pause.wait(_PAUSE)
             except tf.errors.OpError:
                 return False
         return False
 
-    def read(self) -> bool:
-        """Its value, which is true.
-
-        Raises:
-          tf.errors.OpError: it is gone, or the server could not be reached.
-        """
+    def _read(self) -> bool:
+        """Its value, which is true. A `tf.errors.OpError`: it is gone, or the server could not be reached."""
         return bool(_apart(self._variable.numpy))
 
 
