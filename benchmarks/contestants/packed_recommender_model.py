@@ -1,15 +1,14 @@
 """The recommender as somebody writes it who does by hand what makes training across servers fast.
 
-All dense variables of a parameter server are one, so that they are read and changed at once; and several steps are one
+All dense variables of a parameter server are one, so that they are read and changed at once; several steps are one
 function. What is won in that way is what a library can hope for that is given the plain model.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.contestants.recommender_model import dense_values, descend, mean_cross_entropy, table_values
+from benchmarks.contestants.recommender_model import dense_values, mean_cross_entropy, table_values
 
 # Which of the dense variables each server has.
 _DENSE_OF_SERVERS = ((0, 1), (2, 3, 4, 5))
@@ -32,29 +31,21 @@ class PackedRecommenderModel:
             for numbers in _DENSE_OF_SERVERS
         ]
 
-    def steps(self, count: int) -> Callable[[Any], None]:
-        """A function that takes so many steps with the batches of an iterator; each is a step of `RecommenderModel`."""
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """All of them."""
+        return [*self.tables, *self.vectors]
 
-        def take(batches: Any) -> None:
-            for _ in range(count):
-                self._step(*next(batches))
-
-        return take
-
-    def _step(self, counts: tf.Tensor, rows: tf.Tensor, labels: tf.Tensor) -> None:
+    def gradients(self, counts: tf.Tensor, rows: tf.Tensor, labels: tf.Tensor) -> list[Any]:
+        """As those of `RecommenderModel`."""
         with tf.GradientTape() as tape:
-            vectors = [vector.read_value() for vector in self.vectors]
-            tape.watch(vectors)
-            loss = mean_cross_entropy(self.tables, self._dense(vectors), counts, rows, labels)
-        variables = [*self.tables, *self.vectors]
-        gradients = tape.gradient(loss, [*self.tables, *vectors])
-        for variable, gradient in zip(variables, gradients, strict=True):
-            descend(variable, gradient)
+            loss = mean_cross_entropy(self.tables, self._dense(), counts, rows, labels)
+        return tape.gradient(loss, self.variables)
 
-    def _dense(self, vectors: list[tf.Tensor]) -> list[tf.Tensor]:
+    def _dense(self) -> list[tf.Tensor]:
         dense = {}
-        for numbers, vector in zip(_DENSE_OF_SERVERS, vectors, strict=True):
-            parts = tf.split(vector, [self._shapes[number].num_elements() for number in numbers])
+        for numbers, vector in zip(_DENSE_OF_SERVERS, self.vectors, strict=True):
+            parts = tf.split(vector.read_value(), [self._shapes[number].num_elements() for number in numbers])
             for number, part in zip(numbers, parts, strict=True):
                 dense[number] = tf.reshape(part, self._shapes[number])
         return [dense[number] for number in sorted(dense)]

@@ -1,5 +1,6 @@
 """Training steps of the recommender, many of them queued at once."""
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -53,24 +54,34 @@ class RecommenderSteps:
         return {"rate": steps * batch_size * self._paces[work].rate(seconds)}
 
     def _step_by_step(self, kind: str, iterator: Any) -> Pace:
-        step = tf.function(_plain_step(self._model) if kind == "plain" else _rule_step(self._model, self._rule))
+        step = tf.function(plain_step(self._model) if kind == "plain" else _rule_step(self._model, self._rule))
         return Pace(lambda count: self._side.run(step, (iterator,), count))
 
     def _by_hand(self, iterator: Any) -> Pace:
         with self._side.scope():
             model = PackedRecommenderModel()
-        steps = tf.function(model.steps(_STEPS_BY_HAND))
+        steps = tf.function(_repeated(plain_step(model), _STEPS_BY_HAND))
         # A call for each worker, so that none is idle at the end.
         return Pace(lambda count: self._side.run(steps, (iterator,), count * _WORKERS), first_count=1)
 
 
-def _plain_step(model: RecommenderModel) -> Any:
+def plain_step(model: RecommenderModel | PackedRecommenderModel) -> Callable[[Any], None]:
+    """A step with the next of some batches, on a model's own SGD."""
+
     def step(batches: Any) -> None:
         gradients = model.gradients(*next(batches))
         for variable, gradient in zip(model.variables, gradients, strict=True):
             descend(variable, gradient)
 
     return step
+
+
+def _repeated(step: Callable[[Any], None], count: int) -> Callable[[Any], None]:
+    def steps(batches: Any) -> None:
+        for _ in range(count):
+            step(batches)
+
+    return steps
 
 
 def _rule_step(model: RecommenderModel, rule: Any) -> Any:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from benchmarks.contestants.criteo_like import CATEGORIES, COUNTS, ROWS, criteo_like
 from benchmarks.contestants.packed_recommender_model import PackedRecommenderModel
 from benchmarks.contestants.recommender_model import TABLES, RecommenderModel, dense_values, descend
+from benchmarks.contestants.recommender_steps import plain_step
 from benchmarks.recommender import COLUMNS, contest, table
 from benchmarks.rounds import Rounds
 
@@ -66,11 +67,10 @@ def _length(model, batch):
 
 def test_what_is_written_by_hand_takes_the_same_steps():
     model, packed = RecommenderModel(), PackedRecommenderModel()
-    batches = iter(criteo_like(32))
-    packed.steps(3)(iter(criteo_like(32)))
-    for _ in range(3):
-        for variable, gradient in zip(model.variables, model.gradients(*next(batches)), strict=True):
-            descend(variable, gradient)
+    for each in (model, packed):
+        step, batches = plain_step(each), iter(criteo_like(32))
+        for _ in range(3):
+            step(batches)
     for one, other in zip(model.tables, packed.tables, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
     dense = np.concatenate([np.ravel(variable) for variable in model.dense])
