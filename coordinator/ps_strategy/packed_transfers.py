@@ -38,7 +38,7 @@ _WORKER = ""
 # TensorFlow puts what these give where it is used.
 _PLACED_WITH_USER = frozenset({"Const", "Shape", "ShapeN", "Size", "Rank"})
 # What TensorFlow can take for bytes.
-_PACKED_TYPES = frozenset(
+PACKED_TYPES = frozenset(
     {
         *(tf.float16, tf.bfloat16, tf.float32, tf.float64),
         *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64),
@@ -128,7 +128,7 @@ def _sent(
             source = places[maker.name]
             if source == target or maker.type in _PLACED_WITH_USER:
                 continue
-            if tensor.dtype in _PACKED_TYPES and is_worth_packing(tensor):
+            if tensor.dtype in PACKED_TYPES and is_worth_packing(tensor):
                 each = sent.setdefault((tensor.name, source, target), _Sent(tensor, awaited[maker.name]))
                 each.section = min(each.section, sections.get(operation.name.partition("/")[0], 0))
                 each.stage = min(each.stage, stages[operation.name] - 1)
@@ -236,56 +236,77 @@ def _send(tensors: Sequence[Any], source: str | None, target: str | None, consta
     unit = _unit({tensor.dtype for tensor in tensors} | ({tf.int32} if has_header else set()))
     sizes: Any = [tensor.shape.num_elements() * tensor.dtype.size // unit.size for tensor in known]
     header = len(opens) * tf.int32.size // unit.size
+    here, there = functools.partial(_on, constant, source), functools.partial(_on, constant, target)
     with tf.device(source):
-        flat = constant((-1,), source)
-        parts = [_flat(tensor, unit, flat) for tensor in (*known, *opens)]
+        parts = [_flat(tensor, unit, here) for tensor in (*known, *opens)]
         if has_header:
             counts = tf.stack([tf.size(part) for part in parts[len(known) :]])
-            parts.insert(0, _flat(counts, unit, flat))
+            parts.insert(0, _flat(counts, unit, here))
         joined = tf.concat(parts, 0)
-
-    def there_constant(numbers: tuple[int, ...]) -> Any:
-        return constant(numbers, target)
-
     with tf.device(target):
         if has_header:
-            counts = _like(joined[:header], tf.int32, tf.TensorShape([len(opens)]), there_constant)
-            all_sizes = tf.concat([constant((header, *sizes), target), counts], 0)
+            counts = _like(joined[:header], tf.int32, tf.TensorShape([len(opens)]), there)
+            all_sizes = tf.concat([there((header, *sizes)), counts], 0)
             arrived = tf.split(joined, all_sizes, num=len(parts))[1:]
         else:
-            all_sizes = constant((*sizes, *[-1] * len(opens)), target)
+            all_sizes = there((*sizes, *[-1] * len(opens)))
             arrived = tf.split(joined, all_sizes, num=len(parts))
-        there = {
-            tensor.name: _like(part, tensor.dtype, tensor.shape, there_constant)
+        by_name = {
+            tensor.name: _like(part, tensor.dtype, tensor.shape, there)
             for tensor, part in zip((*known, *opens), arrived, strict=True)
         }
-    return [there[tensor.name] for tensor in tensors]
+    return [by_name[tensor.name] for tensor in tensors]
 
 
 def _unit(dtypes: set[tf.DType]) -> tf.DType:
-    """What tensors of these types are taken for in one message, so that few of them have to be taken for another."""
+    """Returns the dtype that tensors of these dtypes are bitcast to in one message.
+
+    Tensors of several dtypes travel as integers, never as floats: most small integers are denormal numbers as floats,
+    which TensorFlow's constant folding and its kernels may replace by zero.
+    """
     if len(dtypes) == 1:
         return next(iter(dtypes))
-    if any(dtype.size % tf.float32.size for dtype in dtypes):
-        return tf.uint8
-    # Nothing is done to them but to move them, so that any word may be a number.
-    return tf.float32 if tf.float32 in dtypes else tf.int32
+    return tf.uint8 if any(dtype.size % tf.int32.size for dtype in dtypes) else tf.int32
 
 
-def _flat(tensor: Any, unit: tf.DType, flat: Any) -> Any:
-    """A tensor as a vector of units."""
+# Returns a vector of these numbers on the device that it was made for.
+_ConstantHere = Callable[[tuple[int, ...]], Any]
+
+
+def _flat(tensor: Any, unit: tf.DType, constant: _ConstantHere) -> Any:
+    """Returns a tensor as a vector of units."""
+    if tensor.dtype.size > unit.size:
+        tensor = tf.reshape(tensor, constant(_kept_shape(tensor.shape.rank + 2)))
     units = tensor if tensor.dtype == unit else tf.bitcast(tensor, unit)
-    return units if units.shape.rank == 1 else tf.reshape(units, flat)
+    return units if units.shape.rank == 1 else tf.reshape(units, constant((-1,)))
 
 
-def _like(part: Any, dtype: tf.DType, shape: tf.TensorShape, constant: Callable[[tuple[int, ...]], Any]) -> Any:
-    """A vector of units as a tensor of this type and shape."""
-    in_units = shape.concatenate([dtype.size // part.dtype.size] if dtype.size > part.dtype.size else [])
-    if in_units.rank == 1:
-        part.set_shape(in_units)
-    else:
-        part = tf.reshape(part, constant(tuple(-1 if size is None else size for size in in_units)))
-    return part if part.dtype == dtype else tf.bitcast(part, dtype)
+def _like(part: Any, dtype: tf.DType, shape: tf.TensorShape, constant: _ConstantHere) -> Any:
+    """Returns a vector of units as a tensor of this dtype and shape."""
+    ratio = dtype.size // part.dtype.size
+    if ratio > 1:
+        part = tf.reshape(part, constant((*_kept_shape(shape.rank + 1), ratio)))
+    if part.dtype != dtype:
+        part = tf.bitcast(part, dtype)
+    if part.shape.rank == shape.rank == 1:
+        part.set_shape(shape)
+        return part
+    return tf.reshape(part, constant(tuple(-1 if size is None else size for size in shape)))
+
+
+def _kept_shape(rank: int) -> tuple[int, ...]:
+    """Returns a shape for the side of a Bitcast on which the elements are larger.
+
+    Of two Bitcast operations that follow each other TensorFlow's arithmetic optimizer makes one: of
+    uint8 -> int64 -> int32 a uint8 -> int32, which fails when it runs. A Reshape keeps them apart, unless it is removed
+    because it changes nothing. So the ranks differ: that of the tensor, one more where it arrives, two more where it is
+    sent.
+    """
+    return (-1,) + (1,) * (rank - 1)
+
+
+def _on(constant: _Constant, device: str | None, numbers: tuple[int, ...]) -> Any:
+    return constant(numbers, device)
 
 
 def _constant(numbers: tuple[int, ...], device: str | None) -> Any:

@@ -20,6 +20,14 @@ from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.cluster_definition import CLIENT_JOB
 from coordinator.ps_strategy.step_copies import StepCopies
 
+# TensorFlow sends these, and has no kernels that stack, join or split them.
+_NEVER_STACKED = frozenset(
+    {
+        *(tf.resource, tf.variant, tf.qint8, tf.quint8, tf.qint16, tf.quint16, tf.qint32),
+        *(tf.dtypes.experimental.int4, tf.dtypes.experimental.uint4),
+    }
+)
+
 # Runs a concrete function with its inputs, captures among them; gives its outputs.
 _Run = Callable[[Any, Sequence[Any]], Sequence[Any]]
 
@@ -115,7 +123,7 @@ def _by_transfer(outputs: Sequence[Any]) -> tuple[list[list[int]], list[int]]:
     packed: dict[tf.DType, list[int]] = {}
     loose = []
     for position, output in enumerate(outputs):
-        if output.shape.is_fully_defined():
+        if output.shape.is_fully_defined() and output.dtype not in _NEVER_STACKED:
             packed.setdefault(output.dtype, []).append(position)
         else:
             loose.append(position)
@@ -133,5 +141,5 @@ def is_stackable(value: Any) -> bool:
     """Whether such an input may differ from step to step: numbers or strings that are on the client."""
     if isinstance(value, tf.Tensor):
         is_on_client = tf.DeviceSpec.from_string(value.device).job == CLIENT_JOB
-        return is_on_client and value.dtype not in (tf.resource, tf.variant)
+        return is_on_client and value.dtype not in _NEVER_STACKED
     return isinstance(value, np.ndarray | np.generic | int | float | complex | str | bytes)

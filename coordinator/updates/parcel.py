@@ -11,9 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.packed_transfers import is_worth_packing
+from coordinator.ps_strategy.packed_transfers import PACKED_TYPES, is_worth_packing
 
-_NEVER_PACKED = (tf.string, tf.resource, tf.variant)
+# A message has tensors of one dtype: those that TensorFlow can join and split, and that gradients and variables have.
+_PACKED_TYPES = PACKED_TYPES | {tf.bool, tf.complex64, tf.complex128}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ def send(tensors: Sequence[Any], source: str | None, target: str | None, *, is_j
     arrived: dict[int, Any] = {}
     groups: dict[tf.DType, list[int]] = {}
     for number, tensor in enumerate(tensors):
-        if tensor.dtype not in _NEVER_PACKED and is_worth_packing(tensor):
+        if tensor.dtype in _PACKED_TYPES and is_worth_packing(tensor):
             groups.setdefault(tensor.dtype, []).append(number)
         else:
             arrived[number] = _moved(tensor, target)
