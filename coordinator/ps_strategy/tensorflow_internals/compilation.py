@@ -4,8 +4,17 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tensorflow.python.framework import op_def_registry
+
 # Private: nothing public tells that a function is to be compiled; this attribute is what the runtime itself looks at.
 _COMPILED = "_XlaMustCompile"
+
+# What operations call those of their inputs that are the last arguments of their function. An operation that has
+# several functions has inputs for each, with the name of the function before it.
+_CAPTURED = ("other_arguments", "captured_inputs", "captured_tensors")
+
+# Their first input chooses the function, which is given the others.
+_CHOOSING = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 
 
 def is_compiled(concrete: Any) -> bool:
@@ -39,21 +48,58 @@ def compiled_calls(concrete: Any, is_remote: Callable[[Any], bool]) -> Iterator[
 def _calls(nodes: Sequence[Any], remote: dict[str, Any], functions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The same for the nodes of one graph, in which `remote` has the resources by the names of their placeholders."""
     for node in nodes:
-        given = [name for name in node.input if not name.startswith("^")]
-        if remote.keys().isdisjoint(given):
+        if remote.keys().isdisjoint(node.input):
             continue
-        for name in _called(node):
-            function = functions[name]
-            # A branch takes all inputs but the first, which chooses it.
-            taken = given[len(given) - len(function.signature.input_arg) :]
+        for role, name in _called(node):
+            function = functions.get(name)
+            if function is None:
+                continue
             inner = {
-                argument.name: remote[outer]
-                for argument, outer in zip(function.signature.input_arg, taken, strict=True)
-                if outer in remote
+                argument: remote[outer] for argument, outer in passed_inputs(node, role, function) if outer in remote
             }
             if inner and _must_compile(function):
                 yield _python_name(name), next(iter(inner.values()))
             yield from _calls(function.node_def, inner, functions)
+
+
+def passed_inputs(node: Any, role: str, function: Any) -> list[tuple[str, str]]:
+    """What an operation passes on of its own inputs to a function that it calls.
+
+    Args:
+      node: the `tf.compat.v1.NodeDef` of the operation.
+      role: the attribute of it that names the function, or has it in a list.
+      function: the `FunctionDef`.
+
+    Returns:
+      The names of the function's arguments, each with the name of the operation's input that is passed for it. The
+      elements that an operation on a dataset passes are not among its inputs; of an operation that calls its function
+      in an unknown way, nothing is said.
+    """
+    given = [name for name in node.input if not name.startswith("^")]
+    arguments = [argument.name for argument in function.signature.input_arg]
+    places = _input_places(node, len(given))
+    names = (f"{role}_other_arguments", f"{role}_other_args", *_CAPTURED)
+    captured = next((places[name] for name in names if name in places), None)
+    taken = given[captured or slice(int(node.op in _CHOOSING), None)]
+    if len(taken) > len(arguments) or (len(taken) < len(arguments) and captured is None):
+        return []
+    return list(zip(arguments[len(arguments) - len(taken) :], taken, strict=True))
+
+
+def _input_places(node: Any, count: int) -> dict[str, slice]:
+    """Where in an operation's inputs each input of its definition is; nothing if that does not add up."""
+    # Private: only an operation of a `tf.Graph` has a public definition, and those in functions are none.
+    definition = op_def_registry.get(node.op)
+    if definition is None:
+        return {}
+    places: dict[str, slice] = {}
+    start = 0
+    for argument in definition.input_arg:
+        number, types = node.attr.get(argument.number_attr), node.attr.get(argument.type_list_attr)
+        end = start + (number.i if number is not None else len(types.list.type) if types is not None else 1)
+        places[argument.name] = slice(start, end)
+        start = end
+    return places if start == count else {}
 
 
 def _must_compile(function: Any) -> bool:
@@ -62,10 +108,14 @@ def _must_compile(function: Any) -> bool:
     return _COMPILED in function.attr and bool(function.attr[_COMPILED].b)
 
 
-def _called(node: Any) -> list[str]:
-    """The functions that an operation calls."""
-    values = node.attr.values()
-    return [function.name for value in values for function in (value.func, *value.list.func) if function.name]
+def _called(node: Any) -> list[tuple[str, str]]:
+    """The attributes of an operation that name functions, and the functions that it calls."""
+    return [
+        (role, function.name)
+        for role, value in node.attr.items()
+        for function in (value.func, *value.list.func)
+        if function.name
+    ]
 
 
 def _python_name(name: str) -> str:

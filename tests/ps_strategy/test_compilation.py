@@ -1,0 +1,76 @@
+"""Functions that XLA is to compile are found wherever an operation calls them with a remote resource."""
+
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy import tensorflow_internals
+
+
+def is_resource(captured):
+    return captured.dtype == tf.resource
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices(([1.0, 2.0], [3, 4]))
+
+
+def single(x):
+    return tf.data.Dataset.from_tensors(x)
+
+
+def to_key(x):
+    return tf.cast(x, tf.int64)
+
+
+def parts(dataset):
+    return tf.data.experimental.parallel_interleave(lambda x, y: single(x), cycle_length=1)(dataset)
+
+
+# `f` is the compiled function of one number; what is around it has arguments, elements and states beside its captures.
+CALLS = {
+    "map": lambda f: dataset().map(lambda x, y: (y, f(x))),
+    "parallel map": lambda f: dataset().map(lambda x, y: (y, f(x)), num_parallel_calls=2),
+    "map of batches": lambda f: dataset().map(lambda x, y: f(x), num_parallel_calls=2).batch(2),
+    "filter": lambda f: dataset().filter(lambda x, y: f(x) > 0.0),
+    "flat_map": lambda f: dataset().flat_map(lambda x, y: single(f(x))),
+    "interleave": lambda f: dataset().interleave(lambda x, y: single(f(x)), cycle_length=2),
+    "parallel interleave": lambda f: dataset().interleave(lambda x, y: single(f(x)), num_parallel_calls=2),
+    "scan": lambda f: dataset().scan((0.0, 0), lambda state, each: (state, f(each[0]))),
+    "take_while": lambda f: dataset().take_while(lambda x, y: f(x) > 0.0),
+    "reduce": lambda f: dataset().reduce((0.0, 0), lambda state, each: (f(each[0]), state[1])),
+    "key of a group": lambda f: dataset().group_by_window(lambda x, y: to_key(f(x)), lambda k, each: each, 2),
+    "reduced group": lambda f: dataset().group_by_window(
+        lambda x, y: to_key(x), lambda k, each: each.map(lambda x, y: f(x)), 2
+    ),
+    "tf.vectorized_map": lambda f: tf.vectorized_map(f, tf.constant([1.0, 2.0]), fallback_to_while_loop=True),
+    "tf.map_fn": lambda f: tf.map_fn(f, tf.constant([1.0, 2.0])),
+    "tf.cond": lambda f: tf.cond(tf.random.uniform([]) > 0.5, lambda: f(1.0), lambda: 0.0),
+    "tf.switch_case": lambda f: tf.switch_case(tf.random.uniform([], 0, 2, tf.int32), [lambda: 0.0, lambda: f(1.0)]),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_a_compiled_function_is_found_with_the_resource_that_it_is_given(case):
+    other, variable = tf.Variable(1.0), tf.Variable(2.0)
+    compiled = tf.function(lambda x: x * variable, jit_compile=True)
+    plain = tf.function(lambda x: x * variable)
+
+    def calling(f):
+        # What is captured first must not be taken for what the compiled function captured.
+        return tf.function(lambda: CALLS[case](lambda x: f(x * other)), autograph=False).get_concrete_function()
+
+    found = list(tensorflow_internals.compiled_calls(calling(compiled), is_resource))
+    assert found
+    assert all(tensorflow_internals.owner_of_handle(captured) is variable for _, captured in found)
+    assert not list(tensorflow_internals.compiled_calls(calling(plain), is_resource))
+
+
+def test_an_operation_that_calls_its_function_in_an_unknown_way_is_passed_over():
+    variable = tf.Variable(2.0)
+    body = tf.function(lambda index, x: x * variable).get_concrete_function(tf.constant(0), tf.constant(1.0))
+
+    @tf.function
+    def step():
+        return tf.raw_ops.For(start=0, limit=3, delta=1, input=[tf.constant(1.0), variable.handle], body=body)
+
+    assert not list(tensorflow_internals.compiled_calls(step.get_concrete_function(), is_resource))
