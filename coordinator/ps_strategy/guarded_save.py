@@ -2,7 +2,8 @@
 
 Promises: nothing is saved while variables are being recovered; a save that fails because a parameter server was lost is
 made again when it is back, so that its caller does not notice. A save that fails leaves the latest checkpoint as it
-was: TensorFlow makes a checkpoint the latest one only when all of it is written.
+was: TensorFlow makes a checkpoint the latest one only when all of it is written. An asynchronous save, whose failure
+would reach nobody, is refused.
 """
 
 import logging
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.saved_progress import SavedProgress
 
 _logger = logging.getLogger("coordinator")
@@ -33,7 +35,8 @@ class GuardedSave:
     """Takes the place of `manager.save`, on one `tf.train.CheckpointManager`; called like it.
 
     Args:
-      manager: whose `save` it is. It keeps `GuardedSave` until `release`.
+      manager: whose `save` it is. It keeps `GuardedSave` until `release`; as long, its checkpoint is not saved or
+        restored asynchronously.
       progress: told what each checkpoint holds.
       recovery: of the parameter servers.
     """
@@ -44,9 +47,11 @@ class GuardedSave:
         self._progress = progress
         self._recovery = recovery
         manager.save = self
+        tensorflow_internals.refuse_asynchronous(manager.checkpoint, asynchronous_refused)
 
     def release(self) -> None:
-        """Gives the manager its own `save` back, unless somebody replaced it again."""
+        """Gives the manager its own `save` back, unless somebody replaced it again; its checkpoint is as before."""
+        tensorflow_internals.accept_asynchronous(self._manager.checkpoint)
         if self._manager.save is self:
             self._manager.save = self._save
 
@@ -55,8 +60,14 @@ class GuardedSave:
 
         Raises:
           ParameterServerLost: one is lost and does not come back.
+          ValueError: it is to be saved asynchronously.
           tf.errors.OpError: anything else that went wrong.
         """
+        if any(
+            isinstance(each, tf.train.CheckpointOptions) and each.enable_async for each in (*args, *kwargs.values())
+        ):
+            # Before the checkpoint's number is counted up.
+            raise asynchronous_refused()
         while True:
             with self._recovery.hold_off():
                 missing = self._recovery.missing()
@@ -76,3 +87,13 @@ class GuardedSave:
             _logger.warning("A checkpoint is saved as soon as this is over: %s", missing)
             if not self._recovery.wait_recovered(None):
                 raise missing
+
+
+def asynchronous_refused() -> ValueError:
+    """What is raised when the checkpoint is to be saved or restored asynchronously."""
+    return ValueError(
+        "The checkpoint that restore_from restores cannot be saved or restored with "
+        "tf.train.CheckpointOptions(enable_async=True): TensorFlow's asynchronous checkpoint goes on using the "
+        "variables of a parameter server that was lost, so that no later save would succeed. Leave enable_async out; "
+        "workers go on with what is scheduled while manager.save() writes a checkpoint."
+    )

@@ -71,16 +71,21 @@ class ParameterServerRecovery:
 
         Raises:
           TypeError: `source`, `step` or `on_rollback` is nothing that serves.
+          ValueError: the manager's checkpoint is an asynchronous one.
         """
         found = RestoreSource(source)
         _check(step)
         if on_rollback is not None and not callable(on_rollback):
             raise TypeError(f"on_rollback must be a function that takes a RolledBack, got {on_rollback!r}.")
         self._on_rollback = on_rollback
-        if self._save is not None:
-            self._save.release()
+        self.release_manager()
         self._save = None if found.manager is None else GuardedSave(found.manager, self._progress, self)
         self._source, self._step = found, step
+
+    def release_manager(self) -> None:
+        """Gives the checkpoint manager, if there is one, its own `save` back."""
+        if self._save is not None:
+            self._save.release()
 
     def hold_off(self) -> Lock:
         """A scope in which no recovery begins; entering it waits for the end of an attempt that is under way."""

@@ -96,6 +96,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             self._cluster.follow(cluster_resolver.worker_addresses, cluster_resolver.interval)
         ending = contextlib.ExitStack()
         ending.enter_context(keras_internals.rows_read_alone())
+        ending.callback(self._recovery.release_manager)
         ending.callback(self._cluster.close)
         # Closes when the strategy is forgotten, and at the end of the program.
         self._closing = weakref.finalize(self, ending.close)
@@ -189,7 +190,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
           source: a `tf.train.CheckpointManager`, whose newest checkpoint that can be read is restored, the initial
             values before there is one; or a function without arguments that restores one and returns its path. Until
             `restore_from` is called with another, `save` of the manager is one that waits for lost parameter servers
-            and saves again, rather than raise what they made it raise.
+            and saves again, rather than raise what they made it raise; with
+            `tf.train.CheckpointOptions(enable_async=True)` it raises `ValueError`, and so does its checkpoint.
           step: what is counted when it is told how far back a recovery went: an integer variable that is in the
             checkpoint, such as `optimizer.iterations`, or a function that returns an int. Without it, these are
             functions that have finished.
@@ -198,6 +200,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
         Raises:
           TypeError: `source`, `step` or `on_rollback` is something else.
+          ValueError: the manager's checkpoint was saved with `enable_async` before.
         """
         self._recovery.restore_from(source, step, on_rollback)
         self._cluster.recovery.recover_with(self._recovery.try_once)

@@ -29,6 +29,7 @@ class RestoreSource:
 
     Raises:
       TypeError: it is neither.
+      ValueError: the manager's checkpoint was saved or restored asynchronously before.
     """
 
     def __init__(self, source: Any) -> None:
@@ -42,6 +43,13 @@ class RestoreSource:
             raise TypeError(
                 "restore_from takes a tf.train.CheckpointManager, or a function without arguments that restores a "
                 f"checkpoint and returns its path; got {source!r}.{advice}"
+            )
+        if self.manager is not None and tensorflow_internals.saves_asynchronously(self.manager.checkpoint):
+            raise ValueError(
+                "restore_from was given a manager whose checkpoint was saved or restored with "
+                "tf.train.CheckpointOptions(enable_async=True) before, which does not survive the loss of a parameter "
+                "server. Give it a manager of a new tf.train.Checkpoint of the same objects, and leave enable_async "
+                "out."
             )
         self._source = source
 

@@ -125,3 +125,52 @@ def test_releasing_gives_the_manager_its_own_save_back(manager, progress, recove
     manager.save = own
     guarded.release()
     assert manager.save == own
+
+
+@pytest.fixture
+def asynchronous() -> tf.train.CheckpointOptions:
+    return tf.train.CheckpointOptions(enable_async=True)
+
+
+def ways_to_save(manager):
+    """Each saves or restores the manager's checkpoint with the options that it is given."""
+    checkpoint, prefix = manager.checkpoint, f"{manager.directory}/other"
+    other = tf.train.CheckpointManager(checkpoint, f"{manager.directory}/others", max_to_keep=1)
+    written = checkpoint.write(f"{manager.directory}/written")
+    return {
+        "manager.save": lambda options: manager.save(options=options),
+        "manager.save, by position": lambda options: manager.save(None, True, options),
+        "save of another manager of it": lambda options: other.save(options=options),
+        "checkpoint.save": lambda options: checkpoint.save(prefix, options=options),
+        "checkpoint.write": lambda options: checkpoint.write(prefix, options),
+        "checkpoint.read": lambda options: checkpoint.read(written, options),
+        "checkpoint.restore": lambda options: checkpoint.restore(written, options),
+    }
+
+
+def test_a_checkpoint_is_not_saved_or_restored_asynchronously(manager, progress, recovery, asynchronous):
+    guarded = GuardedSave(manager, progress, recovery)
+    for use in ways_to_save(manager).values():
+        with pytest.raises(ValueError, match=r"enable_async=True.*Leave enable_async out"):
+            use(asynchronous)
+        use(tf.train.CheckpointOptions())
+    # The checkpoint is restored as it was saved, not asynchronously.
+    manager.checkpoint.step.assign(8)
+    manager.checkpoint.restore(manager.save())
+    assert manager.checkpoint.step.numpy() == 8
+    guarded.release()
+    assert manager.save(options=asynchronous)
+    manager.checkpoint.sync()
+
+
+def test_the_former_name_of_the_option_is_refused_as_well(manager, progress, recovery):
+    GuardedSave(manager, progress, recovery)
+    with pytest.raises(ValueError, match="enable_async"):
+        manager.save(options=tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True))
+
+
+def test_a_refused_save_is_not_counted(manager, progress, recovery, asynchronous):
+    GuardedSave(manager, progress, recovery)
+    with pytest.raises(ValueError, match="enable_async"):
+        manager.save(options=asynchronous)
+    assert manager.save().endswith("ckpt-1")

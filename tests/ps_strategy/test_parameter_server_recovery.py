@@ -141,6 +141,8 @@ def test_a_manager_that_is_replaced_gets_its_own_save_back(tmp_path):
     assert type(manager.save).__name__ == "GuardedSave"
     recovery.restore_from(lambda: None)
     assert type(manager.save).__name__ == "method"
+    assert manager.save(options=tf.train.CheckpointOptions(enable_async=True))
+    manager.checkpoint.sync()
 
 
 @pytest.mark.parametrize("step", ["10", 10, tf.constant(1.0), object()], ids=["text", "number", "no integer", "object"])

@@ -148,6 +148,13 @@ def test_a_checkpoint_is_refused_with_advice(variable):
         RestoreSource(tf.train.Checkpoint(variable=variable))
 
 
+def test_a_checkpoint_that_was_saved_asynchronously_is_refused(manager):
+    manager.save(options=tf.train.CheckpointOptions(enable_async=True))
+    manager.checkpoint.sync()
+    with pytest.raises(ValueError, match=r"enable_async=True.*a manager of a new tf.train.Checkpoint"):
+        RestoreSource(manager)
+
+
 @pytest.mark.parametrize("library", [keras, tf_keras])
 def test_a_model_and_its_optimizer_come_back_without_a_word(library, tmp_path, prepare, capfd, caplog):
     model = library.Sequential([library.layers.Dense(3), library.layers.Dense(1)])

@@ -48,10 +48,13 @@ from coordinator.ps_strategy.tensorflow_internals.reads import (
     reads_replaced,
 )
 from coordinator.ps_strategy.tensorflow_internals.resources import (
+    accept_asynchronous,
     forget_last_saved_step,
     is_restored_resource,
+    refuse_asynchronous,
     resource_creator_scope,
     restored_functions,
+    saves_asynchronously,
 )
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
 
@@ -59,6 +62,7 @@ __all__ = [
     "CancellationManager",
     "FunctionRegistration",
     "Reader",
+    "accept_asynchronous",
     "attach_initial_value",
     "attached_initial_value",
     "bind_executor",
@@ -86,10 +90,12 @@ __all__ = [
     "read_variable",
     "reads_as_ever",
     "reads_replaced",
+    "refuse_asynchronous",
     "replace_handles",
     "replace_input",
     "resource_creator_scope",
     "restored_functions",
+    "saves_asynchronously",
     "set_server_def",
     "update_server_def",
     "variable_handle",

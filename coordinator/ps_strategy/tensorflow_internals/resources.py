@@ -1,10 +1,13 @@
-"""Lookup tables, and what a checkpoint manager remembers."""
+"""Lookup tables, and what checkpoints and their managers remember."""
 
 from collections.abc import Callable
 from typing import Any
 
 from tensorflow.python.framework import ops
 from tensorflow.python.trackable import resource as trackable_resource
+
+# Of a checkpoint: what saves and restores it asynchronously, once it was needed, and the method that makes it.
+_ASYNCHRONOUS, _MAKES_ASYNCHRONOUS = "_async_checkpointer_impl", "_async_checkpointer"
 
 
 def resource_creator_scope(kind: str, creator: Callable[..., Any]) -> Any:
@@ -30,3 +33,27 @@ def forget_last_saved_step(manager: Any) -> None:
     """Lets a `tf.train.CheckpointManager` with a `checkpoint_interval` save at whichever step comes next."""
     # Private: it remembers the step of its last attempt, which may lie ahead once a checkpoint was restored.
     manager._last_checkpoint_step = None
+
+
+def saves_asynchronously(checkpoint: Any) -> bool:
+    """Whether a `tf.train.Checkpoint` was saved or restored with `enable_async` before: it goes on like that."""
+    # Private: nothing public tells.
+    return getattr(checkpoint, _ASYNCHRONOUS, None) is not None
+
+
+def refuse_asynchronous(checkpoint: Any, error: Callable[[], Exception]) -> None:
+    """Has a `tf.train.Checkpoint` raise what `error` returns when it is saved or restored with `enable_async`."""
+
+    def refuse() -> None:
+        # It is set before this is called, and would make the next restore without options an asynchronous one.
+        checkpoint._checkpoint_options = None
+        raise error()
+
+    # Private: a manager saves its checkpoint by a private method, and this is where all ways to do so meet. The
+    # attribute is set past the checkpoint's own tracking of attributes.
+    vars(checkpoint)[_MAKES_ASYNCHRONOUS] = refuse
+
+
+def accept_asynchronous(checkpoint: Any) -> None:
+    """Undoes `refuse_asynchronous`."""
+    vars(checkpoint).pop(_MAKES_ASYNCHRONOUS, None)

@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +51,17 @@ def leave_by(error: BaseException, spec: str, running: list[coordinator.Future])
         raise error
 
 
+def release_manager(spec: str) -> None:
+    """A strategy that is closed gives the manager that it restores from its own `save` back."""
+    with nothing_left_behind(), tempfile.TemporaryDirectory() as folder:
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(), folder, max_to_keep=1)
+        with connect(spec) as strategy:
+            strategy.restore_from(manager)
+            with pytest.raises(ValueError, match="enable_async"):
+                manager.save(options=tf.train.CheckpointOptions(enable_async=True))
+        assert manager.save.__func__ is tf.train.CheckpointManager.save
+
+
 def close_in_every_way(spec: str) -> None:
     """One strategy after another, each closed in its own way."""
     with nothing_left_behind(), connect(spec) as strategy:
@@ -76,6 +88,8 @@ def close_in_every_way(spec: str) -> None:
         assert first.schedule(tf.function(lambda: tf.constant(1))).result(TIMEOUT) == 1
         first.close()
         first.close()
+
+    release_manager(spec)
 
     with nothing_left_behind():
         forgotten = connect(spec)
