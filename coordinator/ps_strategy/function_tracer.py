@@ -17,6 +17,7 @@ from coordinator.ps_strategy.compiled_functions import CompiledFunctions
 from coordinator.ps_strategy.fresh_functions import FreshFunctions
 from coordinator.ps_strategy.known_traces import KnownTraces
 from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles
+from coordinator.ps_strategy.retraced_functions import RetracedFunctions
 from coordinator.ps_strategy.schedule_arguments import ScheduleArguments
 from coordinator.ps_strategy.scheduled_call import ScheduledCall
 from coordinator.ps_strategy.traced_function import TracedFunction
@@ -37,6 +38,7 @@ class FunctionTracer:
         self._fresh = FreshFunctions()
         self._known = KnownTraces()
         self._compiled = CompiledFunctions()
+        self._retraced = RetracedFunctions()
         # By the function that was scheduled, which none of them keeps alive: what was made for one of them on the
         # workers serves as long as that lives. A concrete function would keep itself alive.
         self._traced: weakref.WeakKeyDictionary[Any, dict[Any, TracedFunction]] = weakref.WeakKeyDictionary()
@@ -46,6 +48,7 @@ class FunctionTracer:
         self._fresh.begin_anew()
         self._known.forget()
         self._traced.clear()
+        self._retraced.forget()
 
     def call_of(self, fn: Any, args: Any, kwargs: Any, scope: _Scope) -> tuple[ScheduledCall, Sequence[Future]]:
         """The call of a function that was scheduled, and the futures among its arguments.
@@ -86,4 +89,6 @@ class FunctionTracer:
         traced = self._traced.setdefault(fn, {})
         if concrete not in traced:
             traced[concrete] = TracedFunction(concrete, self._handles)
+            arguments = tensorflow_internals.named_arguments(fn, args, kwargs)
+            self._retraced.note(fn, traced[concrete].name, arguments)
         return traced[concrete]

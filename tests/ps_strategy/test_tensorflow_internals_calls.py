@@ -41,3 +41,13 @@ def test_outputs_are_packed_as_the_function_returned_them():
     values = [output.numpy() for output in tf.nest.flatten(ragged(tf.constant([5.0, 6.0])), expand_composites=True)]
     _, rows = tensorflow_internals.packed_outputs(concrete, values)
     assert rows.to_list() == [[5.0], [6.0]]
+
+
+def test_arguments_are_told_by_the_names_of_their_parameters():
+    class Model:
+        @tf.function
+        def step(self, x, *others, rate=1.0, **options):
+            return x
+
+    found = tensorflow_internals.named_arguments(Model().step, (1, 2, 3), {"rate": 4, "flag": True})
+    assert found == {"x": 1, "others": (2, 3), "rate": 4, "options": {"flag": True}}

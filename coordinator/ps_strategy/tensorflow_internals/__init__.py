@@ -14,6 +14,7 @@ from coordinator.ps_strategy.tensorflow_internals.calls import (
     captures_of,
     flat_inputs,
     fresh,
+    named_arguments,
     packed_outputs,
     with_defaults,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "is_restored_resource",
     "is_within",
     "make_shared",
+    "named_arguments",
     "new_handle",
     "own_executor",
     "owner_of_handle",

@@ -50,6 +50,16 @@ def with_defaults(
     return bound.args, bound.kwargs
 
 
+def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a `tf.function` is given in a call, by the names of its parameters.
+
+    Raises:
+      TypeError: the arguments do not match the function's signature.
+    """
+    # Private: the public signature of the Python function has the object of a method among its parameters.
+    return dict(function.function_type.bind_partial(*args, **kwargs).arguments)
+
+
 def flat_inputs(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The tensors that a concrete function takes for these arguments, its captures left out.
 

@@ -1,0 +1,116 @@
+"""Warns of a function that is traced again and again, and says which of its arguments is the cause.
+
+What a function was traced with is noted once for each trace, so a call that needs no new trace costs nothing. Neither
+functions nor their arguments are kept alive.
+"""
+
+import logging
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+_logger = logging.getLogger("coordinator")
+
+# A trace takes some tens of milliseconds at least; a function that has several kinds of calls has fewer than this.
+_MANY = 20
+
+_MOST_CAUSES = 3
+_EXAMPLES = 3
+_LONGEST_EXAMPLE = 60
+
+_LITERALS = (bool, int, float, complex, str, bytes, type(None))
+
+
+class _Trait(NamedTuple):
+    """What a trace depends on, in one place among the arguments: two of equal text and identity are the same."""
+
+    place: str
+    what: str
+    advice: str
+    text: str
+    identity: int = 0
+
+
+class RetracedFunctions:
+    """Counts the traces of each function."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._traces: weakref.WeakKeyDictionary[Any, list[list[_Trait]]] = weakref.WeakKeyDictionary()
+        self._warned: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def forget(self) -> None:
+        """Counts from 0 again: functions are to be traced once more, whatever their arguments are."""
+        with self._lock:
+            self._traces.clear()
+
+    def note(self, function: Any, name: str, arguments: Mapping[str, Any]) -> None:
+        """Notes a new trace, and logs a warning at the twentieth of a function.
+
+        Args:
+          function: the `tf.function`.
+          name: of the Python function.
+          arguments: those that it was traced with, by the names of its parameters.
+        """
+        with self._lock:
+            if function in self._warned:
+                return
+        traits = [trait for key, value in arguments.items() for trait in _traits(key, value)]
+        with self._lock:
+            traces = self._traces.setdefault(function, [])
+            traces.append(traits)
+            if len(traces) != _MANY:
+                return
+            self._warned.add(function)
+            del self._traces[function]
+        _logger.warning(
+            "The function %r was traced %d times, and a trace takes longer than many calls.%s",
+            name,
+            _MANY,
+            _causes(traces),
+        )
+
+
+def _traits(place: str, value: Any) -> Iterator[_Trait]:
+    """All that a trace depends on in an argument, each with its place as it would be written in Python."""
+    if isinstance(value, list | tuple | dict):
+        advice = "Pass one of the same structure each time."
+        yield _Trait(place, "structure", advice, f"{type(value).__name__} of {len(value)}")
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _traits(f"{place}[{key!r}]", part)
+    elif isinstance(value, _LITERALS):
+        instead = "" if isinstance(value, str | bytes) else " or a NumPy value"
+        advice = f"Pass tf.constant({place}){instead}: one trace serves all values of a tensor."
+        yield _Trait(place, "Python value", advice, _short(repr(value)), hash(value))
+    elif hasattr(value, "dtype") and hasattr(value, "shape"):
+        advice = "Give the tf.function an input_signature or reduce_retracing=True, or pad the argument."
+        yield _Trait(place, "shape", advice, str(value.shape))
+        dtype = getattr(value.dtype, "name", str(value.dtype))
+        yield _Trait(place, "dtype", "Convert it to one dtype.", dtype)
+    elif hasattr(value, "element_spec"):
+        advice = "Give the elements of all datasets the same shapes and dtypes."
+        yield _Trait(place, "element_spec", advice, _short(str(value.element_spec)), hash(str(value.element_spec)))
+    else:
+        yield _Trait(place, "identity", "Pass the same object each time.", type(value).__name__, id(value))
+
+
+def _causes(traces: list[list[_Trait]]) -> str:
+    """What differs most from trace to trace, in sentences; empty if nothing does."""
+    found: dict[tuple[str, str], dict[tuple[str, int], _Trait]] = {}
+    for traits in traces:
+        for trait in traits:
+            found.setdefault((trait.place, trait.what), {})[trait.text, trait.identity] = trait
+    most = max(map(len, found.values()), default=1)
+    differing = [list(each.values()) for each in found.values() if len(each) == most > 1]
+    return "".join(map(_cause, differing[:_MOST_CAUSES]))
+
+
+def _cause(traits: list[_Trait]) -> str:
+    place, what, advice, *_ = traits[0]
+    examples = ", ".join(trait.text for trait in traits[:_EXAMPLES])
+    return f" The {what} of its argument {place!r} differs ({examples}, ...). {advice}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_EXAMPLE else text[: _LONGEST_EXAMPLE - 3] + "..."
