@@ -184,7 +184,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         When its process is back at its address, all variables of all parameter servers are restored from the latest
         checkpoint, in the same Python objects; a variable that the checkpoint does not hold gets its initial value
         again. So everything is as a restarted client would find it, but nothing is traced anew, and the loop that
-        schedules goes on.
+        schedules goes on. A checkpoint that was saved while functions ran is no snapshot: its variables are of
+        different moments. For a snapshot call `join` before `manager.save()`.
 
         Args:
           source: a `tf.train.CheckpointManager`, whose newest checkpoint that can be read is restored, the initial
