@@ -3,7 +3,7 @@
 Promises: nothing is saved while variables are being recovered; a save that fails because a parameter server was lost is
 made again when it is back, so that its caller does not notice. A save that fails leaves the latest checkpoint as it
 was: TensorFlow makes a checkpoint the latest one only when all of it is written. An asynchronous save, whose failure
-would reach nobody, is refused.
+its caller would not see, is refused.
 """
 
 import logging

@@ -113,7 +113,7 @@ def test_new_iterators_over_data_of_one_kind_are_no_reason_to_warn(strategy, sch
     assert warnings() == []
 
 
-def test_traces_that_begin_anew_do_not_count_as_the_callers(strategy, scheduled, warnings):
+def test_a_request_to_trace_all_functions_again_is_no_reason_to_warn(strategy, scheduled, warnings):
     @tf.function
     def step(rate):
         return tf.constant(1.0) * rate
@@ -152,7 +152,7 @@ def test_other_causes_are_named_as_what_they_are(warnings):
         assert f"The {cause} of its argument 'x' differs" in warnings()[-1]
 
 
-def test_long_values_are_cut_short_and_still_told_apart(function, warnings):
+def test_long_values_are_cut_short_and_still_distinguished(function, warnings):
     retraced = RetracedFunctions()
     for number in range(MANY):
         retraced.note(function, "step", {"text": "a" * 10_000 + str(number)})

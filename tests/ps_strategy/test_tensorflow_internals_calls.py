@@ -43,7 +43,7 @@ def test_outputs_are_packed_as_the_function_returned_them():
     assert rows.to_list() == [[5.0], [6.0]]
 
 
-def test_arguments_are_told_by_the_names_of_their_parameters():
+def test_arguments_are_found_by_the_names_of_their_parameters():
     class Model:
         @tf.function
         def step(self, x, *others, rate=1.0, **options):

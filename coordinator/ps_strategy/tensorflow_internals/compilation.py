@@ -63,7 +63,7 @@ def _calls(nodes: Sequence[Any], remote: dict[str, Any], functions: dict[str, An
 
 
 def passed_inputs(node: Any, role: str, function: Any) -> list[tuple[str, str]]:
-    """What an operation passes on of its own inputs to a function that it calls.
+    """Which inputs of an operation it passes to a function that it calls.
 
     Args:
       node: the `tf.compat.v1.NodeDef` of the operation.
