@@ -14,6 +14,7 @@ import inspect
 import itertools
 import logging
 import threading
+import time
 import types
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -252,8 +253,10 @@ class Cluster:
         parts = [part for part in (*watches, *workers) if part is not None]
         for part in parts:
             part.stop()
+        deadline = time.monotonic() + self._options.close_timeout
         for part in parts:
-            if part.thread is not threading.current_thread() and not part.wait_stopped(self._options.close_timeout):
+            remaining = max(0.0, deadline - time.monotonic())
+            if part.thread is not threading.current_thread() and not part.wait_stopped(remaining):
                 _logger.warning("%s still runs a call that cannot be cancelled; its thread is left behind.", part)
         self._runtime.close()
 

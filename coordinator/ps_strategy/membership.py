@@ -4,16 +4,13 @@
 
 A server is known by its address and by the incarnation that it had when it was connected to. It is lost when it does
 not answer a probe, answers as another incarnation, or has been silent for so long that the heartbeat hung up on it.
-Only servers that answer are ever named to TensorFlow, so that nobody waits for a dead one; one that dies while it is
-named makes the naming fail, to be tried again. All parameter servers are named or nothing is: one that joins later may
-stay unknown to the others. One that is out of TensorFlow's own reach would lose what it has, so nothing is named then
-either; and after each naming its `Witness` says whether it has.
+Only servers that answer are ever named to TensorFlow; one that dies while it is named makes that fail. All
+parameter servers are named or nothing is: one that joins later may stay unknown to the others. One that is out of
+TensorFlow's own reach would lose what it has, so nothing is named then either; and after each naming its `Witness` says
+whether it has. A lost worker is disconnected before it is connected to again, even if it is the same run of the server:
+functions that were registered meanwhile have not reached it. It is connected only if it reaches all parameter servers.
 
-A lost worker is let go of before it is connected to again, even if it is the same run of the server: what TensorFlow
-told it meanwhile (new functions, above all) has not reached it.
-
-Changes are made under one lock, which is never held together with the queue's. A server that freezes meanwhile holds
-it up until the heartbeat hangs up.
+Changes are made under one lock, which is never held together with the queue's, and in bounded time: `ClusterChanges`.
 """
 
 import itertools
@@ -31,8 +28,8 @@ from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.heartbeat.pulse import PulseState
 from coordinator.heartbeat.task_probe import TaskProbe, TaskStatus
 from coordinator.options import Options
-from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.cluster_definition import ClusterDefinition, Task, check_address, server_def
+from coordinator.ps_strategy.cluster_change import ClusterChanges
+from coordinator.ps_strategy.cluster_definition import ClusterDefinition, Task, check_address
 from coordinator.ps_strategy.connection import Connection
 from coordinator.ps_strategy.server_admission import ServerAdmission
 from coordinator.ps_strategy.witness import Witnesses
@@ -52,8 +49,6 @@ class Membership:
     """
 
     def __init__(self, definition: ClusterDefinition, client_address: str, options: Options) -> None:
-        self._protocol = definition.protocol
-        self._client_address = client_address
         self._options = options
         self._admission = ServerAdmission(client_address, options)
         self._heartbeat = Heartbeat(options.heartbeat_interval, options.heartbeat_timeout)
@@ -62,11 +57,10 @@ class Membership:
         self._addresses = dict(definition.addresses)
         self._probes = {task: TaskProbe(address) for task, address in self._addresses.items()}
         self._connected: dict[Task, Connection] = {}
-        # What TensorFlow was told last, which may name servers that were lost since.
-        self._named: frozenset[Task] = frozenset()
         self._numbers = itertools.count()
         self._witnesses = Witnesses()
-        self._functions = tensorflow_internals.FunctionRegistration(options.heartbeat_timeout)
+        timeouts = options.client_timeout, options.heartbeat_timeout
+        self._changes = ClusterChanges(definition.protocol, client_address, *timeouts)
         # What was wrong when TensorFlow was told last, for whoever waits for it.
         self._complaint = ""
         self._closed = False
@@ -161,7 +155,7 @@ class Membership:
     def let_go(self, task: Task, lost: Connection | None) -> None:
         """Gives up the connection to a worker, so that nothing waits for it, if it still is the one that was lost."""
         with self._lock:
-            is_known = task in self._connected or task in self._named
+            is_known = task in self._connected or task in self._changes.named
             if is_known and (self._connected.get(task) == lost or not self.is_connected(task)):
                 self._connected = _without(self._connected, task)
                 self._name(self._connected)
@@ -174,7 +168,21 @@ class Membership:
             # The return of another worker may have brought this one back too.
             if not self._closed and task in self._addresses and not self.is_connected(task):
                 self._renew([task])
+        self.reach_parameter_servers([task])
         return self.is_connected(task)
+
+    def reach_parameter_servers(self, workers: Collection[Task] | None = None) -> None:
+        """Has workers, None for all, reach all parameter servers, and disconnects those that cannot.
+
+        Calls of a worker that has not found a recovered server again would fail on the way, half applied.
+        """
+        present = self._connected
+        asked = [task for task in present if task.job == "worker" and (workers is None or task in workers)]
+        if present.keys() >= set(self.parameter_servers):
+            numbers = [present[task].number for task in self.parameter_servers]
+            for task in self._witnesses.unreached_from(asked, numbers):
+                _logger.warning("%s does not reach all parameter servers; it is connected to again.", task)
+                self.let_go(task, present[task])
 
     def reconnect_parameter_servers(self) -> bool:
         """Connects to all parameter servers that were lost, if each of them answers now; their variables are gone.
@@ -218,7 +226,7 @@ class Membership:
     def close(self) -> None:
         """Lets every server go, which frees what this client made on it."""
         self._closed = True
-        if self._lock.acquire(timeout=self._options.close_timeout):
+        if self._lock.acquire(timeout=self._options.heartbeat_timeout):
             try:
                 self._connected = {}
                 self._name(())
@@ -226,7 +234,7 @@ class Membership:
                 self._lock.release()
         else:
             _logger.warning("A server that stopped answering still holds up a change of the cluster; it is not let go.")
-        self._functions.close()
+        self._changes.close()
         self._heartbeat.close()
         self._admission.close()
         for probe in self._probes.values():
@@ -292,7 +300,7 @@ class Membership:
     def _renew(self, lost: Collection[Task]) -> bool:
         """Makes new connections to servers that were lost; whether it could be tried."""
         kept = _without(self._connected, *lost)
-        stale_workers = [task for task in lost if task.job == "worker" and task in self._named]
+        stale_workers = [task for task in lost if task.job == "worker" and task in self._changes.named]
         self._connected = kept
         return (not stale_workers or self._name(kept)) and self._name({*kept, *lost})
 
@@ -308,42 +316,34 @@ class Membership:
         named = dict(parameter_servers)
         # The parameter servers have just answered.
         for task, status in self._answering(set(tasks) - set(named)).items():
-            named[task] = self._connection_to(task, status)
+            connection: Any = self._connected.get(task)
+            if connection is None or connection.incarnation != status.incarnation:
+                connection = Connection(status.incarnation, next(self._numbers), time.monotonic())
+            named[task] = connection
         if named and not named.keys() >= set(self.parameter_servers):
             return False
         self._connected = {task: kept for task, kept in self._connected.items() if named.get(task) == kept}
         addresses = {task: self._addresses[task] for task in sorted(named)}
         try:
-            definition = server_def(self._protocol, self._client_address, addresses)
-            with self._functions.held_back():
-                tensorflow_internals.update_server_def(definition, self._options.client_timeout)
+            self._changes.make(addresses)
         except tf.errors.OpError as error:
             _logger.info("Connecting to %s failed and is tried again: %s", ", ".join(map(str, named)), error.message)
             self._complaint = (
                 f" Those that answer could not be connected to: {error.message} Do they run the same TensorFlow as "
                 f"this program, {tf.version.VERSION}?"
             )
-            self._named |= frozenset(named)
             self._witnesses.question(numbers)
             return False
-        self._named, self._complaint = frozenset(named), ""
+        self._complaint = ""
         self._witnesses.question(numbers)
         for address in addresses.values():
             # Has it look at once for the connections that were made just now.
             self._heartbeat.watch(address)
         admitted = self._admission.admit(named, addresses)
-        unwitnessed = self._witnesses.place(
-            {task.device: each.number for task, each in admitted.items() if task.job == "ps"}
-        )
+        servers = {task.device: each.number for task, each in admitted.items() if task.job == "ps"}
+        unwitnessed = self._witnesses.place(servers)
         self._connected = {task: each for task, each in admitted.items() if task.device not in unwitnessed}
         return True
-
-    def _connection_to(self, task: Task, status: TaskStatus) -> Connection:
-        """The connection that we have to this run of the server, or a new one."""
-        connection: Any = self._connected.get(task)
-        if connection is not None and connection.incarnation == status.incarnation:
-            return connection
-        return Connection(status.incarnation, next(self._numbers), time.monotonic())
 
 
 def _without(mapping: Mapping[Task, Value], *tasks: Task) -> dict[Task, Value]:

@@ -106,6 +106,9 @@ class ParameterServerRecovery:
     def try_once(self) -> bool:
         """Makes one attempt, and tells what it cost; whether all variables are there. Raises what `recover` does."""
         rolled_back = self.recover()
+        if rolled_back is None and self.missing() is not None:
+            return False
+        self._runtime.reach_parameter_servers()
         if rolled_back is None:
             return self.missing() is None
         _logger.warning("%s", rolled_back)

@@ -142,6 +142,10 @@ class TensorFlowRuntime:
         """Connects to those that were lost, if all answer; see `Membership.reconnect_parameter_servers`."""
         return self._membership.reconnect_parameter_servers()
 
+    def reach_parameter_servers(self) -> None:
+        """Has each worker reach all parameter servers; see `Membership.reach_parameter_servers`."""
+        self._membership.reach_parameter_servers()
+
     def disconnect(self, worker: int) -> None:
         """Lets go of a worker that was lost, so that nothing waits for it."""
         self._membership.let_go(_worker(worker), self._attempted.get(worker))

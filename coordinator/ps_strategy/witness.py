@@ -7,18 +7,23 @@ a pause. So witnesses are read before such a change too.
 """
 
 import concurrent.futures
+import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.cluster_change import on_own_thread
+from coordinator.ps_strategy.cluster_definition import Task
 from coordinator.ps_strategy.failure_table import UNREACHED
 
 _TRIES = 10
 _PAUSE = 0.3
+# In seconds; longer than a frozen server is waited for, by default.
+_LONGEST_CALL = 10.0
 
 _logger = logging.getLogger("coordinator")
 
@@ -53,16 +58,27 @@ class Witness:
         return True
 
     def is_there(self) -> bool:
-        """Whether it can be read. A refused connection is tried again for about three seconds."""
+        """Whether it can be read. A refused connection is tried again for about three seconds.
+
+        A read that takes too long says nothing about the variable.
+        """
         pause = threading.Event()
         for _ in range(_TRIES):
             try:
                 return self._read()
+            except tf.errors.DeadlineExceededError:
+                return True
             except UNREACHED:
                 pause.wait(_PAUSE)
             except tf.errors.OpError:
                 return False
         return False
+
+    def answer(self) -> Any:
+        """Builds, in a function, a question that goes to the server and comes back: a bool scalar, which is true."""
+        sent = tf.timestamp() > 0.0
+        with tf.device(self._variable.device):
+            return tf.logical_and(self._variable.read_value(), sent)
 
     def _read(self) -> bool:
         """Its value, which is true. A `tf.errors.OpError`: it is gone, or the server could not be reached."""
@@ -75,6 +91,7 @@ class Witnesses:
     def __init__(self) -> None:
         self._witnesses: dict[int, Witness] = {}
         self._gone: set[int] = set()
+        self._traced: tuple[tuple[int, ...], Any] | None = None
 
     def place(self, numbers: Mapping[str, int]) -> set[str]:
         """Sees to it that each parameter server has one.
@@ -103,17 +120,68 @@ class Witnesses:
         """Notes which of them are gone, after something that may have cost parameter servers what they had."""
         self._gone.update(number for number in numbers if not self._witnesses[number].is_there())
 
+    def unreached_from(self, workers: Sequence[Task], numbers: Sequence[int]) -> list[Task]:
+        """Has each of some workers reach each of some parameter servers, and these the workers.
+
+        TensorFlow tries a connection that was refused again only after a pause, and until then every call from that
+        worker to that server fails. So this tries for some seconds.
+
+        Args:
+          workers: all connected to.
+          numbers: of the connections to the parameter servers.
+
+        Returns:
+          The workers that could not.
+        """
+        if not workers:
+            return []
+        reach = functools.partial(_is_run_on, self._reaching(tuple(numbers)))
+        with concurrent.futures.ThreadPoolExecutor(len(workers), "coordinator-reach") as threads:
+            return [worker for worker, did in zip(workers, threads.map(reach, workers), strict=True) if not did]
+
+    def _reaching(self, numbers: tuple[int, ...]) -> Any:
+        """The function that a worker runs to reach these parameter servers; traced once for the same ones."""
+        if self._traced is None or self._traced[0] != numbers:
+            witnesses = [self._witnesses[number] for number in numbers]
+            function = tf.function(lambda: tf.reduce_all([each.answer() for each in witnesses]), autograph=False)
+            self._traced = numbers, function.get_concrete_function()
+        return self._traced[1]
+
     def are_gone(self, number: int) -> bool:
         """Whether what was made over a connection is gone, as it was found when asked last."""
         return number in self._gone
 
 
+def _is_run_on(concrete: Any, worker: Task) -> bool:
+    """Whether a worker runs a function without error, tried for some seconds."""
+
+    def run() -> None:
+        with tf.device(f"{worker.device}/device:CPU:0"):
+            tensorflow_internals.call(concrete, concrete.captured_inputs, tensorflow_internals.CancellationManager())
+
+    pause = threading.Event()
+    for _ in range(_TRIES):
+        try:
+            _apart(run)
+        except tf.errors.DeadlineExceededError:
+            return False
+        except tf.errors.OpError:
+            pause.wait(_PAUSE)
+        else:
+            return True
+    return False
+
+
 def _apart(call: Callable[[], Result]) -> Result:
-    """Calls on a thread of its own: an error stays with the executor of the thread that saw it."""
+    """Calls on a thread of its own, and waits for a limited time: all of this process's threads may be busy.
 
-    def run() -> Result:
-        with tensorflow_internals.own_executor():
-            return call()
-
-    with concurrent.futures.ThreadPoolExecutor(1, "coordinator-witness") as thread:
-        return thread.submit(run).result()
+    Raises:
+      tf.errors.DeadlineExceededError: the call has not returned in time.
+      tf.errors.OpError: it raised that.
+    """
+    called = on_own_thread("coordinator-witness", call)
+    try:
+        return called.result(_LONGEST_CALL)
+    except concurrent.futures.TimeoutError:
+        message = f"TensorFlow has not read a variable in {_LONGEST_CALL:g} s."
+        raise tf.errors.DeadlineExceededError(None, None, message) from None

@@ -1,6 +1,8 @@
 """Witnesses on servers that are not there: they are gone when a test says so."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+from coordinator.ps_strategy.cluster_definition import Task
 
 
 class FakeWitnesses:
@@ -8,6 +10,7 @@ class FakeWitnesses:
 
     Attributes:
       reached: whether TensorFlow's connections serve.
+      unreaching: workers that do not reach the parameter servers.
       forgetful: whether parameter servers lose what they have at the next change of the cluster.
     """
 
@@ -17,6 +20,7 @@ class FakeWitnesses:
     def __init__(self) -> None:
         self.placed: set[int] = set()
         self.gone: set[int] = set()
+        self.unreaching: set[Task] = set()
 
     def place(self, numbers: Mapping[str, int]) -> set[str]:
         self.placed.update(numbers.values())
@@ -25,6 +29,10 @@ class FakeWitnesses:
     def are_reached(self, numbers: Iterable[int]) -> bool:
         assert set(numbers) <= self.placed
         return self.reached
+
+    def unreached_from(self, workers: Sequence[Task], numbers: Sequence[int]) -> list[Task]:
+        assert set(numbers) <= self.placed
+        return [worker for worker in workers if worker in self.unreaching]
 
     def question(self, numbers: Iterable[int]) -> None:
         numbers = list(numbers)

@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from coordinator.ps_strategy import tensorflow_internals
+
+WORKER = "/job:worker/replica:0/task:0/device:CPU:0"
 SERVERS = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2)]
 _INTEGERS = [tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64]
 _FLOATS = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
@@ -130,3 +133,11 @@ def _gathered(tensor: Any) -> Any:
 
 
 _OPERATIONS: list[Callable[[Any], Any]] = [tf.identity, _reversed, _gathered, lambda tensor: tf.reshape(tensor, [-1])]
+
+
+def run_on_worker(concrete: Any, fed: Sequence[Any]) -> list[bytes]:
+    """What a function gives, run on a worker and two parameter servers: the bits of each tensor."""
+    with tf.device(WORKER), tensorflow_internals.own_executor():
+        inputs = [tf.constant(value, tensor.dtype) for value, tensor in zip(fed, concrete.inputs, strict=True)]
+        outputs = tensorflow_internals.call(concrete, inputs, tensorflow_internals.CancellationManager())
+        return [bits(tensor.numpy()) for tensor in outputs]

@@ -26,12 +26,17 @@ NO_HEARTBEAT = SimpleNamespace(
 
 
 @pytest.fixture
-def admission(monkeypatch) -> FakeAdmission:
+def witnesses() -> FakeWitnesses:
+    return FakeWitnesses()
+
+
+@pytest.fixture
+def admission(monkeypatch, witnesses) -> FakeAdmission:
     admission = FakeAdmission()
     probe = SimpleNamespace(status=lambda timeout: TaskStatus(1, ("CPU:0",)), close=lambda: None)
     monkeypatch.setattr(membership, "ServerAdmission", lambda address, options: admission)
     monkeypatch.setattr(membership, "Heartbeat", lambda interval, timeout: NO_HEARTBEAT)
-    monkeypatch.setattr(membership, "Witnesses", FakeWitnesses)
+    monkeypatch.setattr(membership, "Witnesses", lambda: witnesses)
     monkeypatch.setattr(membership, "TaskProbe", lambda address: probe)
     monkeypatch.setattr(tensorflow_internals, "update_server_def", lambda definition, client_timeout: None)
     return admission
@@ -93,3 +98,16 @@ def test_the_suspicion_is_named_where_connecting_fails_although_all_answer(membe
     monkeypatch.setattr(tensorflow_internals, "update_server_def", fail)
     with pytest.raises(TimeoutError, match=r"Not of my kind\. Do they run the same TensorFlow as this program"):
         members.connect()
+
+
+def test_a_worker_that_does_not_reach_a_recovered_server_is_let_go(witnesses, members):
+    members.connect()
+    witnesses.unreaching.add(FIRST)
+    members.reach_parameter_servers()
+    assert not members.is_connected(FIRST)
+    assert members.is_connected(SECOND)
+    assert not members.reconnect(FIRST), "it takes no work before it reaches all parameter servers"
+    witnesses.unreaching.clear()
+    assert members.reconnect(FIRST)
+    members.reach_parameter_servers()
+    assert members.is_connected(FIRST)

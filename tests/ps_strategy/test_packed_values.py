@@ -8,11 +8,8 @@ import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.packed_transfers import pack_transfers
-from coordinator.updates.parcel import send
 from tests.ps_strategy.fused_calls import COUNT, FusedCalls
-from tests.ps_strategy.random_transfers import COMMON, DTYPES, SERVERS, WORDS, RandomTransfers, bits, random_value
-
-WORKER = "/job:worker/replica:0/task:0/device:CPU:0"
+from tests.ps_strategy.random_transfers import COMMON, DTYPES, WORDS, RandomTransfers, bits, random_value, run_on_worker
 
 
 @contextlib.contextmanager
@@ -53,14 +50,6 @@ def run_here(concrete, fed):
     return [bits(tensor.numpy()) for tensor in run(*given)]
 
 
-def run_on_worker(concrete, fed):
-    """What a function gives, run on a worker and two parameter servers."""
-    with tf.device(WORKER), tensorflow_internals.own_executor():
-        inputs = [tf.constant(value, tensor.dtype) for value, tensor in zip(fed, concrete.inputs, strict=True)]
-        outputs = tensorflow_internals.call(concrete, inputs, tensorflow_internals.CancellationManager())
-        return [bits(tensor.numpy()) for tensor in outputs]
-
-
 @pytest.mark.parametrize("is_optimized", [True, False], ids=["grappler", "no-grappler"])
 @pytest.mark.parametrize("dtypes", [DTYPES, COMMON, WORDS], ids=["all", "common", "words"])
 def test_packed_tensors_of_every_dtype_are_the_same_bits(dtypes, is_optimized):
@@ -77,26 +66,6 @@ def test_packed_tensors_are_the_same_bits_on_real_servers(strategy, dtypes, is_o
     with grappler(is_used=is_optimized):
         found, expected = (run_on_worker(built(transfers, is_packed), transfers.fed) for is_packed in (True, False))
     assert found == expected
-
-
-@pytest.mark.parametrize("way", ["to a server", "from a server"])
-def test_a_parcel_of_every_dtype_is_the_same_bits(strategy, way):
-    transfers = RandomTransfers(7)
-    server = SERVERS[1]
-    source, target = (None, server) if way == "to a server" else (server, None)
-
-    def fn(*fed):
-        sent = transfers(*fed)
-        with tf.device(source):
-            sent = [tf.identity(tensor) for tensor in sent]
-        arrived = send(sent, source, target).tensors
-        with tf.device(target):
-            arrived = [tf.identity(tensor) for tensor in arrived]
-        return [*map(tf.identity, arrived), *map(tf.identity, sent)]
-
-    concrete = tensorflow_internals.built_function(fn, transfers.signature, lambda _: None)
-    found = run_on_worker(concrete, transfers.fed)
-    assert found[: len(found) // 2] == found[len(found) // 2 :]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)

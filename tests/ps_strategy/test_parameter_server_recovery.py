@@ -157,6 +157,7 @@ class Runtime:
     def __init__(self) -> None:
         self.lost: list[str] = []
         self.answer = True
+        self.reached: list[bool] = []
 
     def lost_parameter_servers(self):
         return tuple(self.lost)
@@ -169,6 +170,9 @@ class Runtime:
             self.lost = []
         return self.answer
 
+    def reach_parameter_servers(self):
+        self.reached.append(not self.lost)
+
 
 def test_a_server_that_was_only_slow_to_answer_is_not_recovered():
     runtime, restored = Runtime(), []
@@ -180,6 +184,22 @@ def test_a_server_that_was_only_slow_to_answer_is_not_recovered():
     assert recovery.recover() is None
     assert recovery.missing() is None
     assert not restored
+
+
+def test_workers_reach_recovered_servers_before_anything_goes_on():
+    runtime, events = Runtime(), []
+    recovery = new_recovery(runtime)
+    recovery.restore_from(lambda: events.append("restored"))
+    runtime.lost, runtime.answer = ["/job:ps/task:0"], False
+    assert not recovery.try_once()
+    assert not runtime.reached
+    runtime.answer = True
+    assert recovery.try_once()
+    assert events == ["restored"]
+    assert runtime.reached == [True]
+    # Servers that only did not answer for a while may have been out of a worker's reach too.
+    assert recovery.try_once()
+    assert runtime.reached == [True, True]
 
 
 def test_no_attempt_is_made_while_a_checkpoint_is_saved():

@@ -6,6 +6,7 @@ from coordinator.ps_strategy.witness import Witness, Witnesses
 
 PROGRAM = """
 import coordinator
+from coordinator.ps_strategy.cluster_definition import Task
 from coordinator.ps_strategy.witness import Witness, Witnesses
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
@@ -15,12 +16,15 @@ with LocalCluster(workers=1, ps=2) as cluster:
     devices = [server.device for server in strategy.parameter_servers]
     witnesses = Witnesses()
     assert witnesses.place({device: number for number, device in enumerate(devices)}) == set()
+    workers = [Task("worker", 0)]
+    assert witnesses.unreached_from(workers, [0, 1]) == []
     cluster.restart("ps", 1)
     wait_until(lambda: witnesses.are_reached([0, 1]))  # It answers, though not with what was made there.
     witnesses.question([0, 1])
     assert [witnesses.are_gone(number) for number in (0, 1)] == [False, True]
     cluster.kill("ps", 0)
     assert not witnesses.are_reached([0])
+    assert witnesses.unreached_from(workers, [0]) == workers
     assert witnesses.place({devices[0]: 2}) == {devices[0]}
     # A call elsewhere in this thread is not harmed by what the witnesses met.
     assert not Witnesses().are_gone(0)

@@ -1,0 +1,64 @@
+"""Generators of `tf.data.Dataset.from_generator` run in the client and may wait. Closing does not wait for them."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.cluster_change import ClusterChanges
+from coordinator.ps_strategy.cluster_definition import Task
+from tests.ps_strategy.failure_programs import waiting_generator
+
+TIMEOUT = 60.0
+
+
+@pytest.fixture
+def endless_change(monkeypatch):
+    """Has TensorFlow's next change of the cluster last until the event that this returns is set."""
+    may_end, begun = threading.Event(), []
+
+    def wait(definition, client_timeout):
+        begun.append(definition)
+        assert may_end.wait(TIMEOUT)
+
+    monkeypatch.setattr(tensorflow_internals, "update_server_def", wait)
+    yield may_end, begun
+    may_end.set()
+
+
+def test_a_change_that_does_not_end_raises_and_the_next_one_waits_for_it(endless_change, caplog):
+    may_end, begun = endless_change
+    changes = ClusterChanges("grpc", "127.0.0.1:1", 600.0, patience=0.05)
+    server, leaving, staying = Task("ps", 0), Task("worker", 0), Task("worker", 1)
+    changes.named = {server: "127.0.0.1:2", leaving: "127.0.0.1:3", staying: "127.0.0.1:4"}
+    left = {server: "127.0.0.1:2", staying: "127.0.0.1:4"}
+    with pytest.raises(tf.errors.DeadlineExceededError):
+        changes.make(left)
+    assert [record.args[1] for record in caplog.records] == ["127.0.0.1:3", "127.0.0.1:3, 127.0.0.1:4"]
+    with pytest.raises(tf.errors.DeadlineExceededError):
+        changes.make({})
+    assert len(begun) == 1, "one change at a time"
+    may_end.set()
+    changes.make(left)
+    assert len(begun) == 2
+    assert changes.named == left
+    changes.close()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "close",
+        *[
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("leave_block", "interrupt", "end_program", "remove_worker", "restart_worker")
+        ],
+    ],
+)
+def test_a_strategy_ends_while_generators_wait(run_program, ending):
+    assert ending in waiting_generator.ENDINGS
+    program = run_program(Path(waiting_generator.__file__).read_text(), ending, timeout=120)
+    assert "ended" in program.stdout
