@@ -39,9 +39,9 @@ def is_pull_due(steps_since_pull: Any, get_model_frequency: int) -> Any:
 def may_lead(clock: Any, slowest_clock: Any, max_lead: int) -> Any:
     """Whether a worker may begin a step, so that it never has finished over `max_lead` more than the slowest.
 
-    One that is as slow as the slowest always may: nobody else would bring it nearer. (SSP, Ho et al. 2013.)
+    `max_lead` is at least 1, so that the slowest worker always may. (SSP, Ho et al. 2013.)
     """
-    return (clock < slowest_clock + max_lead) | (clock <= slowest_clock)
+    return clock < slowest_clock + max_lead
 
 
 def rejoined_clock(clock: Any, slowest_clock: Any) -> Any:

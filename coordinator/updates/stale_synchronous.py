@@ -54,11 +54,11 @@ class StaleSynchronous(Asynchronous):
       optimizer, variables, embeddings, learning_rate: see `UpdateRule`. Each worker has an optimizer of this kind for
         its own copy, with slots of its own and the learning rate of the shared one.
       get_model_frequency: a worker pulls before every so many of its steps; 1 pulls before each.
-      max_lead: None never waits; with 1 the workers go in step, and so they do with 0.
+      max_lead: at least 1, with which the workers go in step; None never waits.
       use_locking, lr_staleness_modulation: see `Asynchronous`; the local copy is changed with the full rate.
 
     Raises:
-      ValueError: `get_model_frequency` is not at least 1, or `max_lead` not at least 0.
+      ValueError: `get_model_frequency` is not at least 1, or `max_lead` not at least 1.
       TypeError: they are no integers; and see `Asynchronous`.
     """
 
@@ -76,7 +76,7 @@ class StaleSynchronous(Asynchronous):
     ) -> None:
         _check("get_model_frequency", get_model_frequency, least=1)
         if max_lead is not None:
-            _check("max_lead", max_lead, least=0)
+            _check("max_lead", max_lead, least=1, because="; with 1 the workers go in step")
         super().__init__(
             optimizer,
             variables,
@@ -147,8 +147,8 @@ class StaleSynchronous(Asynchronous):
         )
 
 
-def _check(name: str, value: Any, *, least: int) -> None:
+def _check(name: str, value: Any, *, least: int, because: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an integer, got {value!r}.")
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}.")
+        raise ValueError(f"{name} must be at least {least}, got {value}{because}.")

@@ -99,6 +99,7 @@ def test_a_sweep_changes_one_setting_and_what_follows_from_it() -> None:
         ({"compare": "asynchronous,hogwild"}, "compare must be of asynchronous, .*; got 'hogwild'"),
         ({"compare": "asynchronous", "rule": "synchronous"}, "compare names the rules"),
         ({"rule": "bounded_delay"}, "max_delay must be given"),
+        ({"rule": "stale_synchronous", "max_lead": 0}, "max_lead must be a whole number of at least 1, got 0"),
         ({"rule": "delayed"}, "delay must be given"),
         ({"rule": "delayed", "delay": "-1s"}, "delay must be a time of at least 0 with its unit"),
         ({"rule": "bounded_delay", "max_delay": "-1"}, "max_delay must be a whole number of at least 0"),

@@ -71,7 +71,7 @@ def waiting(rule):
     return rule.ledger.present.is_waiting.numpy()[:WORKERS].tolist()
 
 
-@pytest.mark.parametrize(("max_lead", "reached"), [(0, 1), (3, 3), pytest.param(1, 1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("max_lead", "reached"), [(1, 1), pytest.param(3, 3, marks=pytest.mark.long)])
 def test_workers_wait_when_they_have_finished_so_many_steps_more_than_the_slowest(strategy, weights, max_lead, reached):
     rule = make_rule(strategy, weights, 2, max_lead=max_lead)
     step, stops = descending_step(rule, weights), Stops(strategy, rule, weights)

@@ -22,7 +22,7 @@ class StaleSynchronous(Rule):
 
     Attributes:
       get_model_frequency: a worker pulls before every so many of its steps, at least 1.
-      max_lead: a worker has finished at most so many steps more than the slowest, at least 0; None never waits.
+      max_lead: a worker has finished at most so many steps more than the slowest, at least 1; None never waits.
       lr_staleness_modulation: see `Asynchronous`; a worker's own copy is changed with the full rate.
 
     Raises:
@@ -37,7 +37,7 @@ class StaleSynchronous(Rule):
         check_modulation(self.lr_staleness_modulation)
         check_whole("get_model_frequency", self.get_model_frequency, least=1)
         if self.max_lead is not None:
-            check_whole("max_lead", self.max_lead, least=0)
+            check_whole("max_lead", self.max_lead, least=1)
 
     @property
     def name(self) -> str:
