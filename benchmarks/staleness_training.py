@@ -102,7 +102,7 @@ class Training:
             self._bench.strategy.schedule(self._step, args=(self._bench.minibatches, number), worker=worker)
         self._bench.strategy.join(DEADLINE)
         ledger = self.rule.ledger
-        for seen in (ledger.counts, ledger.histogram, ledger.seconds):
+        for seen in (ledger.counts, ledger.seconds):
             seen.assign(tf.zeros_like(seen))
 
 

@@ -99,10 +99,9 @@ class Asynchronous(UpdateRule):
                 self._apply(sent, scalars, rate)
             with tf.control_dependencies(applied):
                 counted = ledger.version.assign_add(1, read_value=False)
-                ledger.note_staleness(staleness)
                 ledger.note_step(worker)
         with tf.control_dependencies([counted]):
-            ledger.count(updates=1, pushes=1, bytes_pushed=size)
+            ledger.count(updates=1, pushes=1, bytes_pushed=size, staleness=staleness, worker=worker)
             return tf.identity(rate)
 
     def _update(self, sent: SentGradients) -> None:

@@ -79,9 +79,10 @@ class CommittedPushes:
             self._pushes.assign(vector_list(pushes), read_value=False)
             counted = tf.cast(accepted, tf.int64)
             # Those that wait are applied before it.
-            ledger.note_staleness(decisions.staleness(version + waiting // self._grads_to_wait, pulled_version))
+            staleness = decisions.staleness(version + waiting // self._grads_to_wait, pulled_version)
             ledger.note_step(worker, counted)
-            ledger.count(pushes=1, rejected=1 - counted, bytes_pushed=size)
+            seen = {"staleness": staleness, "worker": worker, "steps": counted}
+            ledger.count(pushes=1, rejected=1 - counted, bytes_pushed=size, **seen)
             return accepted, self._complete(pushes, self._grads_to_wait)
 
     def complete(self, least: Any) -> Any:

@@ -65,7 +65,7 @@ class DelayedPushes:
             counted = tf.cast(is_own, tf.int64)
             self._assign(self._waiting, tf.concat([_entries(self._waiting), entry[None][:counted]], 0))
             ledger.note_step(worker, counted)
-            ledger.count(pushes=1, rejected=1 - counted, bytes_pushed=size)
+            ledger.count(pushes=1, rejected=1 - counted, bytes_pushed=size, worker=worker, steps=counted)
             return is_own
 
     def release(self, everything: Any) -> Any:
@@ -107,9 +107,9 @@ class DelayedPushes:
             counted = tf.cast(is_open, tf.int64)
             # A sum, since there may be none.
             pulled_version = tf.reduce_sum(due[:counted, _PULLED_VERSION])
-            ledger.note_staleness(decisions.staleness(ledger.version.read_value(), pulled_version), counted)
+            staleness = decisions.staleness(ledger.version.read_value(), pulled_version)
             ledger.version.assign_add(counted, read_value=False)
-            ledger.count(updates=counted)
+            ledger.count(updates=counted, staleness=staleness, gradients=counted)
             due = due[counted:]
             self._assign(self._due, due)
             return _ids(due, _entries(self._waiting), least)

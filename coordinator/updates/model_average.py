@@ -226,8 +226,8 @@ class ModelAverage(Asynchronous):
         with ledger.lock.hold(home):
             version = ledger.version.read_value()
             ledger.version.assign_add(tf.cast(is_taken, tf.int64), read_value=False)
-            ledger.note_staleness(decisions.staleness(version, before))
-        ledger.count(updates=is_taken, pushes=1, bytes_pushed=sent)
+            staleness = decisions.staleness(version, before)
+        ledger.count(updates=is_taken, pushes=1, bytes_pushed=sent, staleness=staleness)
         own.note_averaged(version + 1, now)
         return [*averages, brought]
 
@@ -272,6 +272,7 @@ class ModelAverage(Asynchronous):
                 [worker] = send([pulled.worker], None, self.ledger.home).tensors
                 with self.ledger.lock.hold([worker]):
                     self.ledger.note_step(worker)
+                self.ledger.count(worker=worker)
         with tf.control_dependencies(operations):
             return tf.constant(True)
 

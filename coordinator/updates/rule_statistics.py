@@ -55,7 +55,10 @@ class Staleness:
 
 @dataclasses.dataclass(frozen=True)
 class RuleStatistics:
-    """A snapshot of a rule's counts, over all of training, restored checkpoints included.
+    """What a rule had counted at one moment, over all of training, restored checkpoints included.
+
+    All that one push counts is in it, or none of it, whatever runs meanwhile: `staleness.count` is `pushes`, with
+    `Delayed` it is `updates`.
 
     Attributes:
       updates: how often the model was changed: its version.
@@ -65,7 +68,9 @@ class RuleStatistics:
       bytes_pulled: what they brought, rows that were looked up included.
       bytes_pushed: what was sent with gradients.
       staleness: of the gradients that were pushed, rejected ones included.
-      clocks: steps that each worker has finished, by task index; workers that never were there are left out.
+      clocks: steps that each worker has finished, one for each of its pushes that was taken, by task index; without the
+        workers that never were there. The clock that a rule compares may be further ahead: a worker that joins in late
+        starts at the clock of the slowest, which is not counted here.
       idle_shares: the part of its time, from 0 to 1, that each worker has waited because the rule made it wait.
     """
 
@@ -86,15 +91,14 @@ class RuleStatistics:
         Raises:
           tf.errors.OpError: its server does not answer.
         """
-        counts = dict(zip(COUNTS, map(int, ledger.counts.numpy()), strict=True))
-        histogram = ledger.histogram.numpy()
-        seconds, clocks = ledger.seconds.numpy(), ledger.clocks.numpy()
-        seen = np.flatnonzero(seconds[:, FIRST_SEEN])
+        found = ledger.snapshot()
+        histogram, seconds, steps = found.histogram, found.seconds, found.steps
+        seen = np.flatnonzero((seconds[:, FIRST_SEEN] > 0) | (steps > 0))
         lengths = np.maximum(seconds[:, LAST_SEEN] - seconds[:, FIRST_SEEN], 1e-9)
         return cls(
-            **counts,
+            **found.counts,
             staleness=Staleness(tuple(map(int, histogram[: int(histogram.nonzero()[0].max(initial=0)) + 1]))),
-            clocks={int(worker): int(clocks[worker]) for worker in seen},
+            clocks={int(worker): int(steps[worker]) for worker in seen},
             idle_shares={int(worker): float(min(seconds[worker, WAITED] / lengths[worker], 1.0)) for worker in seen},
         )
 

@@ -4,8 +4,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates import Asynchronous, RuleStatistics, Staleness
+from coordinator.updates import (
+    Asynchronous,
+    BoundedDelay,
+    Delayed,
+    ModelAverage,
+    RuleStatistics,
+    Staleness,
+    StaleSynchronous,
+    Synchronous,
+)
 from coordinator.updates.ledger import LARGEST_STALENESS, LAST_SEEN, WAITED
+from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import on_every_worker
 from tests.updates.descent import descend
 
@@ -138,3 +148,48 @@ def test_they_are_readable():
         "3 updates, 1 of 4 gradients rejected, staleness mean 1.00, median 0, p99 2, max 2; 5 pulls; 2.0 MB pulled, "
         "1.5 MB pushed; workers idle 25%, 50%"
     )
+
+
+RULES = {
+    "asynchronous": lambda variables: Asynchronous(descend, variables, learning_rate=0.1),
+    "unlocked": lambda variables: Asynchronous(descend, variables, use_locking=False, learning_rate=0.1),
+    "stale synchronous": lambda variables: StaleSynchronous(descend, variables, 2, learning_rate=0.1),
+    "synchronous": lambda variables: Synchronous(descend, variables, 2, learning_rate=0.1),
+    "bounded delay": lambda variables: BoundedDelay(descend, variables, 4, learning_rate=0.1),
+    "delayed": lambda variables: Delayed(descend, variables, 0.0, learning_rate=0.1),
+    "model average": lambda variables: ModelAverage(descend, variables, learning_rate=0.1),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_statistics_agree_with_each_other_while_workers_push(strategy, name):
+    with strategy.scope():
+        rule = RULES[name]([tf.Variable(tf.zeros([3])), tf.Variable(tf.zeros([5]))])
+    step, found = step_of(rule), []
+    futures = [strategy.schedule(step) for _ in range(90)]
+    while not all(future.done() for future in futures):
+        found.append(rule.statistics())
+    found.append(rule.statistics())
+    for statistics in found:
+        applied = statistics.updates if name == "delayed" else statistics.pushes
+        assert statistics.staleness.count == applied, statistics
+        if name != "model average":
+            assert sum(statistics.clocks.values()) == statistics.pushes - statistics.rejected, statistics
+        assert statistics.updates <= statistics.pushes - statistics.rejected
+    assert sum(found[-1].clocks.values()) == 90 - found[-1].rejected
+
+
+def test_clocks_count_no_step_that_a_worker_was_put_ahead(strategy):
+    with strategy.scope():
+        rule = StaleSynchronous(
+            descend, [tf.Variable(tf.zeros([3])), tf.Variable(tf.zeros([5]))], 2, 1, learning_rate=0.1
+        )
+    ledger, step = rule.ledger, step_of(rule)
+    strategy.schedule(step, worker=0).result(TIMEOUT)
+    # From then on the client says nothing more about worker 0.
+    wait_until(lambda: not ledger.present.is_active.numpy()[0])
+    ledger.clocks.scatter_nd_update([[0]], tf.constant([7], tf.int64))
+    ledger.present.is_active.scatter_nd_update([[0]], [True])
+    strategy.schedule(step, worker=1).result(TIMEOUT)
+    assert ledger.clocks.numpy()[1] == 8
+    assert rule.statistics().clocks == {0: 1, 1: 1}

@@ -117,9 +117,9 @@ class _Reading:
 
     @classmethod
     def of(cls, rule: UpdateRule) -> "_Reading":
-        ledger = rule.ledger
-        histogram, waited = ledger.histogram.numpy(), float(ledger.seconds.numpy()[:, WAITED].sum())
-        return cls(time.monotonic(), time.time(), int(ledger.version.numpy()), histogram, waited)
+        found = rule.ledger.snapshot()
+        waited = float(found.seconds[:, WAITED].sum())
+        return cls(time.monotonic(), time.time(), found.counts["updates"], found.histogram, waited)
 
     def since(self, before: "_Reading") -> Counted:
         return Counted(
