@@ -238,6 +238,10 @@ class Cluster:
         """The names of the workers that cannot be given closures now. Probes each."""
         return tuple(worker.device for worker in self.workers if not worker.healthy())
 
+    def refuse_closed(self, what: str) -> None:
+        """Raises StrategyClosedError, with words on what is refused, if the cluster was closed."""
+        self._queue.refuse_stopped(what)
+
     def close(self) -> None:
         """Withdraws what waits, cancels what runs, ends the threads and lets the servers go. May be called again."""
         if self._closed:

@@ -96,8 +96,10 @@ class Accumulating(UpdateRule):
           How many there were.
 
         Raises:
+          StrategyClosedError: the strategy is closed.
           tf.errors.OpError: a parameter server does not answer.
         """
+        self._refuse_closed("flush")
         present = self._present()
         if present is self:
             return self._make_last_updates()

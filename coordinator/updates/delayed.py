@@ -70,6 +70,7 @@ class Delayed(Accumulating):
           How many gradients that were.
 
         Raises:
+          StrategyClosedError: the strategy is closed.
           tf.errors.OpError: a parameter server does not answer.
         """
         return super().flush()

@@ -125,8 +125,10 @@ class ModelAverage(Asynchronous):
 
         Raises:
           TimeoutError: not in time.
+          StrategyClosedError: the strategy is closed.
           Exception: what `strategy.join` raises.
         """
+        self._refuse_closed("abort")
         self._parts.strategy.join(timeout)
         present = self._present()
         if present is self:
@@ -135,7 +137,12 @@ class ModelAverage(Asynchronous):
             present.abort()
 
     def resume(self) -> None:
-        """Goes on averaging after `abort`."""
+        """Goes on averaging after `abort`.
+
+        Raises:
+          StrategyClosedError: the strategy is closed.
+        """
+        self._refuse_closed("resume")
         present = self._present()
         if present is self:
             self._averaged.averaging.go_on()

@@ -140,7 +140,13 @@ class UpdateRule(tf.Module):
         )[0]
 
     def statistics(self) -> RuleStatistics:
-        """What the rule has seen so far; read from its home server."""
+        """What the rule has seen so far; read from its home server.
+
+        Raises:
+          StrategyClosedError: the strategy is closed.
+          tf.errors.OpError: the server does not answer.
+        """
+        self._refuse_closed("statistics")
         return RuleStatistics.of(self._present().ledger)
 
     def switch_to(self, rule: "UpdateRule") -> None:
@@ -155,8 +161,10 @@ class UpdateRule(tf.Module):
 
         Raises:
           ValueError: it is made for other variables, or in use.
+          StrategyClosedError: the strategy is closed.
           Exception: what `join` raises; then nothing is switched.
         """
+        self._refuse_closed("switch_to")
         present = self._present()
         if rule is present or rule._parts.successor or present._parts.strategy is not rule._parts.strategy:
             raise ValueError("switch_to takes a rule of the same strategy that was not used before.")
@@ -217,6 +225,12 @@ class UpdateRule(tf.Module):
 
     def _present(self) -> "UpdateRule":
         return self._parts.successor[0]._present() if self._parts.successor else self
+
+    def _refuse_closed(self, called: str) -> None:
+        """Refuses what asks the parameter servers, which the strategy lets go of when it is closed."""
+        self._parts.strategy.cluster.refuse_closed(
+            f"rule.{called}() asks the parameter servers and cannot be called any more; call it before strategy.close()"
+        )
 
     @contextlib.contextmanager
     def _pull_scope(self) -> Iterator[Any]:
