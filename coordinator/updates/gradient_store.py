@@ -169,7 +169,6 @@ class GradientStore:
         is_same = tf.reduce_all(committed[:, None] == pushes, -1)
         chosen = is_same[: self._most]
         is_chosen = tf.reduce_any(chosen, 0)
-        use(ChosenRows(lists, tf.argmax(tf.cast(chosen, tf.int32), 1), is_chosen))
         is_kept = tf.reduce_any(is_same, 0) | ~_outlived(pushes, may_reject=self._may_reject)
         is_kept &= ~is_chosen & (pushes[:, 0] != _NO_WORKER)
         kept = tf.cast(tf.where(is_kept)[:, 0], tf.int32)
@@ -178,7 +177,10 @@ class GradientStore:
             lambda: tf.stack([*lists[:-1], vector_list(tf.where(is_kept[:, None], pushes, _NO_WORKER))]),
             lambda: self._only(lists, kept, [*columns, len(lists) - 1]),
         )
-        self._lists.assign(left, read_value=False)
+        dropped = self._lists.assign(left, read_value=False)
+        # In this order, so that rows whose use fails are not used again: of what it changes, it has changed a part.
+        with tf.control_dependencies([dropped]):
+            use(ChosenRows(lists, tf.argmax(tf.cast(chosen, tf.int32), 1), is_chosen))
         return tf.constant(True)
 
     def _only(self, lists: Sequence[Any], kept: Any, columns: Sequence[int]) -> Any:
