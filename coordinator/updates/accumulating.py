@@ -125,6 +125,11 @@ class Accumulating(UpdateRule):
 
     # What they share.
 
+    @property
+    def _looks_at_ids(self) -> bool:
+        # A row that is no row would fail the update of which it is a part, in a later step perhaps, and on its server.
+        return True
+
     def _push(self, gradients: dict[int, Any], pulled: Pulled) -> Any:
         self._settle_kinds(gradients)
         there, added = self._bring(gradients, pulled)

@@ -275,7 +275,8 @@ class ModelAverage(Asynchronous):
             if rest:
                 self._push_shared(rest, pulled)
             else:
-                self._parts.optimizer.count()
+                with tf.control_dependencies(list(pulled.checks)):
+                    self._parts.optimizer.count()
                 [worker] = send([pulled.worker], None, self.ledger.home).tensors
                 with self.ledger.lock.hold([worker]):
                     self.ledger.note_step(worker)

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coordinator.updates.checked_gradients import awaiting
+
 
 @dataclasses.dataclass(frozen=True)
 class Pulled:
@@ -14,12 +16,21 @@ class Pulled:
       worker: the index of the worker, an int64 scalar.
       scalars: the values of the optimizer's scalars.
       kept: what the rule's own pull keeps for its push; None if the pull was in another function.
+      checks: what has to be done on the worker before the push changes anything; the other tensors wait for it.
     """
 
     version: Any
     worker: Any
     scalars: Sequence[Any]
     kept: Any = None
+    checks: Sequence[Any] = ()
+
+    def after(self, checks: Sequence[Any]) -> "Pulled":
+        """The same, which is there when the checks of a push are made."""
+        if not checks:
+            return self
+        version, worker, *scalars = (awaiting(checks, each) for each in (self.version, self.worker, *self.scalars))
+        return dataclasses.replace(self, version=version, worker=worker, scalars=scalars, checks=checks)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,8 +114,9 @@ class StaleSynchronous(Asynchronous):
         is_accepted = super()._push(gradients, pulled)
         local, parts = self._kept.model, self._parts
         dense = {number: gradient for number, gradient in gradients.items() if number not in parts.model.embeddings}
-        local.apply(dense, parts.optimizer.learning_rate(pulled.scalars))
-        local.steps.assign_add(1, read_value=False)
+        with tf.control_dependencies(list(pulled.checks)):
+            local.apply(dense, parts.optimizer.learning_rate(pulled.scalars))
+            local.steps.assign_add(1, read_value=False)
         return is_accepted
 
     def _go_on_from(self, rule: UpdateRule) -> None:

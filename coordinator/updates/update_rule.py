@@ -16,6 +16,7 @@ import tensorflow as tf
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.lone_functions import mark_as_lone
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
+from coordinator.updates.checked_gradients import checked
 from coordinator.updates.exclusive import Exclusive
 from coordinator.updates.gradient_optimizer import gradient_optimizer
 from coordinator.updates.ledger import Ledger
@@ -109,7 +110,11 @@ class UpdateRule(tf.Module):
 
         Raises:
           RuntimeError: outside of a scheduled function.
-          ValueError: there are more or fewer gradients than variables, or all are None.
+          ValueError: there are more or fewer gradients than variables, all are None, or the shape of one, or the id of
+            a row, is not one that its variable has. What is not known of shapes while the function is traced is
+            checked when it runs, before anything is sent: then it raises `tf.errors.InvalidArgumentError`. So are ids
+            by the rules that collect gradients on the servers before they apply them.
+          TypeError: a gradient's dtype is neither its variable's nor a floating-point one, which is cast to it.
         """
         return self._present()._push_all(gradients, version)
 
@@ -195,6 +200,11 @@ class UpdateRule(tf.Module):
         """Whether what is pulled from other servers is of the pulled version, too, which takes a message to each."""
         return True
 
+    @property
+    def _looks_at_ids(self) -> bool:
+        """Whether a step looks at the ids of rows before it sends any: some operations for each variable."""
+        return False
+
     def _begin(self) -> Any:
         """Waits until the worker may pull, and returns the version that it will pull, an int64 scalar."""
         with tf.device(self.ledger.home):
@@ -264,10 +274,11 @@ class UpdateRule(tf.Module):
         there = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
         if not there:
             raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
+        there, checks = checked(there, model.variables, looks_at_ids=self._looks_at_ids)
         prepared = self._parts.optimizer.prepared(list(there.values()))
         with tensorflow_internals.reads_as_ever(model.variables):
             pulled = dataclasses.replace(self._pulled_before(), version=tf.convert_to_tensor(version, tf.int64))
-            return self._push(dict(zip(there, prepared, strict=True)), pulled)
+            return self._push(dict(zip(there, prepared, strict=True)), pulled.after(checks))
 
     def _pulled_before(self) -> Pulled:
         """What the pull of this step found; if it was in another function, what would be found now."""
