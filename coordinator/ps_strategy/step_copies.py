@@ -87,12 +87,19 @@ class StepCopies:
           graph: that the copies were added to; its inputs stand for the function's.
           names: of the copies, if there are several, in their order.
         """
-        devices = {
+        return pack_transfers(graph, self.devices_in(graph), names)
+
+    def devices_in(self, graph: Any) -> dict[str, str]:
+        """Returns where the resources are that the function is given, by the names of a graph's inputs for them.
+
+        Args:
+          graph: whose first inputs are the function's.
+        """
+        return {
             placeholder.op.name: self._servers[original.op.name]
-            for placeholder, original in zip(graph.inputs, self._concrete.inputs, strict=True)
+            for placeholder, original in zip(graph.inputs, self._concrete.inputs, strict=False)
             if original.op.name in self._servers
         }
-        return pack_transfers(graph, devices, names)
 
 
 def servers_of_resources(concrete: Any) -> dict[str, str]:

@@ -104,12 +104,13 @@ class TracedFunction:
         """What is called when it runs alone."""
         return PackedFunction(self._concrete, may_be_copied=self.may_be_repeated)
 
-    def call_repeatedly(self, context: WorkerContext, steps: Sequence[Sequence[Any]]) -> list[Any]:
+    def call_repeatedly(self, context: WorkerContext, steps: Sequence[Sequence[Any]], call: int = 0) -> list[Any]:
         """Runs the function on a worker once for each of `steps`, in order, as one call.
 
         Args:
           context: the worker.
           steps: for each the `inputs_on` the worker.
+          call: a number that no other call on this worker has, for `finished_of`.
 
         Returns:
           What the function returned for each, on the client: NumPy values, or composite tensors.
@@ -117,9 +118,24 @@ class TracedFunction:
         Raises:
           Exception: what `call_on` raises.
         """
-        is_shared = tuple(all(value is values[0] for value in values) for values in zip(*steps, strict=True))
-        repeated = self._repeated_function(len(steps), is_shared)
-        results = repeated.call_on(steps, self._captures_on(context), functools.partial(self._run, context))
+        repeated = self._repeated_function(len(steps), _are_shared(steps))
+        results = repeated.call_on(steps, self._captures_on(context), functools.partial(self._run, context), call)
+        return [tensorflow_internals.packed_outputs(self._concrete, result) for result in results]
+
+    def finished_of(self, context: WorkerContext, steps: Sequence[Sequence[Any]], call: int) -> list[Any]:
+        """Returns the results of the first steps of a call that failed, as far as they are known to have finished.
+
+        Args:
+          context: the worker.
+          steps: what `call_repeatedly` was given.
+          call: likewise.
+        """
+        repeated = self._repeated_function(len(steps), _are_shared(steps))
+        try:
+            with tf.device(context.device):
+                results = repeated.finished_of(call)
+        except tf.errors.OpError:
+            return []
         return [tensorflow_internals.packed_outputs(self._concrete, result) for result in results]
 
     def _repeated_function(self, count: int, is_shared: tuple[bool, ...]) -> RepeatedFunction:
@@ -172,6 +188,10 @@ class TracedFunction:
 
     def _resource_or_tensor(self, tensor: Any) -> Any:
         return self._handles.resource_for(tensor) or tensor
+
+
+def _are_shared(steps: Sequence[Sequence[Any]]) -> tuple[bool, ...]:
+    return tuple(all(value is values[0] for value in values) for values in zip(*steps, strict=True))
 
 
 class ResourceBuild:
