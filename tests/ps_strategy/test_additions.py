@@ -144,3 +144,32 @@ def test_a_layer_of_the_users_own_counts_every_call(strategy: coordinator.Parame
 
     run(strategy, step)
     assert int(layer.calls) == STEPS
+
+
+# Rows, and additions to all of them, that take workers long enough to meet.
+ROWS, WIDTH, IN_A_STEP, RACING_STEPS = 2048, 64, 10, 200
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda table, rows: table.scatter_add(rows), 1),
+        (lambda table, rows: table.scatter_sub(rows), -1),
+        (lambda table, rows: table.assign_add(rows.values).scatter_sub(rows).scatter_add(rows), 1),
+        (lambda table, rows: tf.tuple([table.scatter_add(rows).read_value(), table.assign_add(rows.values)]), 2),
+    ],
+    ids=["scatter_add", "scatter_sub", "one after another", "beside assign_add"],
+)
+def test_no_addition_to_rows_is_lost(
+    strategy: coordinator.ParameterServerStrategy, change: Callable[[tf.Variable, tf.IndexedSlices], Any], expected: int
+) -> None:
+    with strategy.scope():
+        table = tf.Variable(tf.zeros([ROWS, WIDTH]))
+
+    @tf.function
+    def step() -> None:
+        for _ in tf.range(IN_A_STEP):
+            change(table, tf.IndexedSlices(tf.ones([ROWS, WIDTH]), tf.range(ROWS)))
+
+    run(strategy, step, RACING_STEPS)
+    np.testing.assert_array_equal(table, np.full([ROWS, WIDTH], expected * RACING_STEPS * IN_A_STEP))

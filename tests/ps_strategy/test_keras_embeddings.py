@@ -116,6 +116,28 @@ def test_an_embedding_is_trained_as_in_one_process(strategy, name):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+def test_sgd_of_racing_workers_loses_no_gradient_of_an_embedding(strategy):
+    rows, width, in_a_step, steps = 2048, 64, 10, 200
+    with strategy.scope():
+        embedding = keras.layers.Embedding(rows, width, embeddings_initializer="zeros")
+        embedding.build()
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(embedding.trainable_variables)
+
+    @tf.function
+    def step():
+        for _ in range(in_a_step):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(embedding(tf.range(rows)))
+            optimizer.apply(tape.gradient(loss, embedding.trainable_variables), embedding.trainable_variables)
+
+    for _ in range(steps):
+        strategy.schedule(step)
+    strategy.join()
+    np.testing.assert_array_equal(embedding.embeddings, np.full([rows, width], -steps * in_a_step))
+    assert int(optimizer.iterations) == steps * in_a_step
+
+
 def test_a_table_on_no_server_is_looked_up_as_keras_does_it_which_reads_it_twice():
     table = keras.Variable(tf.ones([5, 2]))
     look_up = tf.function(lambda ids: keras.ops.take(table, ids, axis=0))

@@ -1,7 +1,8 @@
 """Variables that many workers read and change at once.
 
-They keep every addition, however many workers add at the same time, and scalars are read once by a function that uses
-them many times, as an optimizer uses its learning rate and its count of updates for each variable of a model.
+They keep every addition, to all of a variable or to some of its rows, however many workers add at the same time.
+Scalars are read once by a function that uses them many times, as an optimizer uses its learning rate and its count of
+updates for each variable of a model.
 """
 
 import functools
@@ -12,6 +13,7 @@ from tensorflow.python.eager import record
 from tensorflow.python.ops import resource_variable_ops
 
 from coordinator.ps_strategy.tensorflow_internals.additions import change_of
+from coordinator.ps_strategy.tensorflow_internals.exclusive_scatter import ExclusiveScatter
 from coordinator.ps_strategy.tensorflow_internals.present_values import value_read_before
 
 
@@ -19,7 +21,8 @@ def make_shared(variable: Any) -> None:
     """Makes a variable one that functions which run at the same time may change.
 
     From now on, `variable.assign(variable + x)` and `- x` lose nothing, where the value was read in the same function,
-    and not changed by it in between. Other assignments are as they were.
+    and not changed by it in between. Other assignments are as they were. Nor is anything lost of `scatter_add`,
+    `scatter_sub`, `scatter_max`, `scatter_min` and `scatter_update`.
 
     A scalar that is not trainable is read once by a function, and again after the function has changed it, in the body
     of a loop, and where the function says that the read is to wait for something. `read_value()` always reads.
@@ -36,7 +39,7 @@ def _shared(kind: Any) -> Any:
     return type(f"Shared{kind.__name__}", (_Shared, kind), {"__module__": __name__})
 
 
-class _Shared:
+class _Shared(ExclusiveScatter):
     """Assigning it its own value plus something adds that, atomically; its value is read no more than needed."""
 
     def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:

@@ -1,0 +1,225 @@
+"""The methods that change rows of a shared variable do what those of a plain `tf.Variable` do, by exclusive kernels."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy import tensorflow_internals
+
+METHODS = ["scatter_add", "scatter_sub", "scatter_max", "scatter_min", "scatter_update"]
+INDICES = {"rank 0": 2, "rank 1": [3, 0, 1], "rank 2": [[4, 1], [0, 3]], "none": np.zeros([0], np.int32)}
+ROWS = 5
+
+
+def plain_and_shared(row, dtype=tf.float32, **options):
+    value = tf.cast(tf.reshape(tf.range(ROWS * int(np.prod(row))), [ROWS, *row]) % 7, dtype)
+    plain, shared = tf.Variable(value, **options), tf.Variable(value, **options)
+    tensorflow_internals.make_shared(shared)
+    return plain, shared
+
+
+def updates(indices, row, dtype=tf.float32):
+    shape = [*np.shape(indices), *row]
+    return tf.cast(tf.reshape(tf.range(int(np.prod(shape))), shape) * 2 + 1, dtype)
+
+
+def slices(values, indices):
+    return tf.IndexedSlices(values, tf.constant(indices))
+
+
+def change(variable, method, values, indices, is_function):
+    """The new value as the method returns it."""
+
+    def changed():
+        return getattr(variable, method)(slices(values, indices)).read_value()
+
+    return (tf.function(changed) if is_function else changed)()
+
+
+@pytest.mark.parametrize("is_function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("row", [(), (3,), (2, 2)])
+@pytest.mark.parametrize("rank", INDICES)
+def test_rows_are_changed_as_those_of_a_plain_variable(method, rank, row, is_function):
+    for values in (updates(INDICES[rank], row), 2.5, tf.constant(2.5)):
+        plain, shared = plain_and_shared(row)
+        found = [change(each, method, values, INDICES[rank], is_function) for each in (plain, shared)]
+        np.testing.assert_array_equal(*found)
+        np.testing.assert_array_equal(plain, shared)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "methods"),
+    [
+        *((dtype, METHODS) for dtype in ("float16", "bfloat16", "float64", "int8", "uint16", "int32", "int64")),
+        ("complex64", ["scatter_add", "scatter_sub", "scatter_update"]),
+    ],
+)
+def test_rows_of_other_types_are_changed_as_those_of_a_plain_variable(dtype, methods):
+    plain, shared = plain_and_shared((3,), tf.as_dtype(dtype))
+    for method in methods:
+        for values in (updates([1, 4], (3,), plain.dtype), 3):
+            found = [change(each, method, values, np.array([1, 4], np.int64), True) for each in (plain, shared)]
+            np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize(("one", "other"), [(True, False), (b"one", b"other")])
+def test_rows_of_truth_values_and_strings_are_assigned(one, other):
+    shared = tf.Variable([one, one, one])
+    tensorflow_internals.make_shared(shared)
+    assert change(shared, "scatter_update", [other], [1], False).numpy().tolist() == [one, other, one]
+
+
+@pytest.mark.parametrize("is_function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("method", ["scatter_add", "scatter_sub"])
+def test_changes_of_the_same_row_are_summed_and_the_last_extreme_is_kept(method, is_function):
+    plain, shared = plain_and_shared((3,))
+    for each in (plain, shared):
+        change(each, method, updates([1, 1, 4, 1], (3,)), [1, 1, 4, 1], is_function)
+    np.testing.assert_array_equal(plain, shared)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_not_known_before_it_runs_is_changed_alike(method):
+    def changed(variable):
+        @tf.function(input_signature=[tf.TensorSpec(None), tf.TensorSpec(None, tf.int32)])
+        def step(values, indices):
+            return getattr(variable, method)(tf.IndexedSlices(values, indices)).read_value()
+
+        return step
+
+    for options in ({}, {"shape": tf.TensorShape(None)}):
+        plain, shared = map(changed, plain_and_shared((3,), **options))
+        for values, indices in ((updates([1, 4], (3,)), [1, 4]), (tf.constant(9.0), [[2]]), (updates(3, (3,)), 3)):
+            np.testing.assert_array_equal(plain(values, tf.constant(indices)), shared(values, tf.constant(indices)))
+        for step in (plain, shared):
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                # Only a scalar is one value for all rows.
+                step(tf.ones([1, 3]), tf.constant([0, 1]))
+
+
+@pytest.mark.parametrize("is_function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("index", [ROWS, -1])
+def test_an_index_of_no_row_is_refused(method, index, is_function):
+    for variable in plain_and_shared((3,)):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            change(variable, method, tf.ones([2, 3]), [0, index], is_function)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(2, 2), (1, 3), (3,), (3, 3), (1,), (2, 3, 1)])
+def test_values_of_another_shape_are_refused(method, shape):
+    plain, shared = plain_and_shared((3,))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        change(shared, method, tf.ones(shape), [0, 1], False)
+    for variable in (plain, shared):
+        with pytest.raises(ValueError, match=r"[Ss]hape|[Dd]imension"):
+            change(variable, method, tf.ones(shape), [0, 1], True)
+    if shape != (2, 2):
+        # There, TensorFlow itself reads beyond the end of the values.
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            change(plain, method, tf.ones(shape), [0, 1], False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_no_change_of_rows_or_of_another_type_is_refused(method):
+    messages = []
+    for variable in plain_and_shared((3,)):
+        with pytest.raises(TypeError, match=r"must be a `tf\.IndexedSlices`") as caught:
+            getattr(variable, method)(tf.ones([3]))
+        messages.append(str(caught.value))
+        with pytest.raises(ValueError, match=r"incompatible with dtype|conversion requested dtype"):
+            getattr(variable, method)(slices(tf.ones([1, 3], tf.float64), [0]))
+    assert messages[0] == messages[1]
+    for scalar in (tf.Variable(1.0), tf.Variable(1.0)):
+        tensorflow_internals.make_shared(scalar)
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            getattr(scalar, method)(slices(1.0, 0))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_arguments_and_results_are_those_of_tensorflow(method):
+    plain, shared = plain_and_shared((3,))
+    results = [getattr(each, method)(slices(tf.ones([1, 3]), [1]), True, "named") for each in (plain, shared)]
+    assert isinstance(results[1], type(results[0]))
+    np.testing.assert_array_equal(*results)
+
+    @tf.function
+    def step():
+        # A variable is returned as its value.
+        return getattr(shared, method)(slices(tf.ones([1, 3]), [1]), use_locking=True, name="named")
+
+    assert "named" in {each.name for each in step.get_concrete_function().graph.get_operations()}
+    np.testing.assert_array_equal(step(), shared)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gradient_goes_through_a_change_as_in_tensorflow(method):
+    def gradient(variable, is_function):
+        def step():
+            with tf.GradientTape() as tape:
+                before = variable * 2.0
+                after = getattr(variable, method)(slices(tf.ones([1, 3]), [1])) * variable
+            return tape.gradient([before, after], variable)
+
+        return (tf.function(step) if is_function else step)()
+
+    for is_function in (False, True):
+        plain, shared = plain_and_shared((3,))
+        np.testing.assert_array_equal(gradient(plain, is_function), gradient(shared, is_function))
+
+
+def types_in(function):
+    operations = tf.function(function).get_concrete_function().graph.get_operations()
+    return {each.type for each in operations if each.type.startswith("Resource")}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_kernel_is_one_that_locks_also_for_what_a_change_returns(method):
+    _, shared = plain_and_shared((3,))
+    exclusive = "ResourceScatterNd" + method.removeprefix("scatter_").capitalize()
+    one = slices(tf.ones([1, 3]), [1])
+    assert types_in(lambda: getattr(shared, method)(one)) == {exclusive}
+    for first in (lambda: shared.assign_add(shared), lambda: shared.assign(shared * 2.0)):
+        assert types_in(lambda first=first: getattr(first(), method)(one)) == {exclusive}
+    assert types_in(lambda: getattr(getattr(shared, method)(one), method)(one)) == {exclusive}
+
+
+def test_changes_that_follow_each_other_happen_in_that_order():
+    _, shared = plain_and_shared((3,))
+
+    @tf.function
+    def step():
+        first = shared.scatter_update(slices(tf.zeros([ROWS, 3]), [0, 1, 2, 3, 4]))
+        return first.scatter_add(slices(2.0, [1])).scatter_max(slices(1.0, [0])).assign_add(tf.ones([ROWS, 3]))
+
+    np.testing.assert_array_equal(step()[:, 0], [2.0, 3.0, 1.0, 1.0, 1.0])
+
+
+def test_batches_of_rows_are_assigned_by_a_kernel_that_locks_already():
+    _, shared = plain_and_shared((3,))
+    assert types_in(lambda: shared.batch_scatter_update(slices(tf.ones([ROWS, 1]), [[0]] * ROWS))) == {
+        "ResourceScatterNdUpdate"
+    }
+
+
+def test_products_and_quotients_of_rows_have_no_kernel_that_locks():
+    _, shared = plain_and_shared((3,))
+    one = slices(tf.ones([1, 3]), [1])
+    assert types_in(lambda: shared.scatter_mul(one)) == {"ResourceScatterMul"}
+    assert types_in(lambda: shared.scatter_div(one)) == {"ResourceScatterDiv"}
+    assert not any(hasattr(tf.raw_ops, f"ResourceScatterNd{name}") for name in ("Mul", "Div"))
+
+
+def test_a_value_read_before_a_change_of_rows_is_not_the_present_one():
+    _, shared = plain_and_shared(())
+
+    @tf.function
+    def step():
+        before = shared + 1.0
+        shared.scatter_add(slices(10.0, [0]))
+        shared.assign(before)
+
+    step()
+    np.testing.assert_array_equal(shared, [1.0, 2.0, 3.0, 4.0, 5.0])
