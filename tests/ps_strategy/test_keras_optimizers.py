@@ -53,8 +53,8 @@ OPTIMIZERS = {
     "MultiOptimizer": lambda: by_rank(optimizers.SGD(0.1), optimizers.Adam(0.02)),
     "LossScaleOptimizer": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.02), 8.0, dynamic_growth_steps=3),
 }
-# With these, Keras itself cannot take `tf.IndexedSlices`, in one process either.
-DENSE_ONLY = {"RMSprop, centered, with momentum", "loss_scale_factor"}
+# With this, Keras itself cannot take `tf.IndexedSlices`, in one process either.
+DENSE_ONLY = {"loss_scale_factor"}
 INITIAL = [np.random.default_rng(0).normal(size=(7, 2)).astype(np.float32), np.zeros(2, np.float32)]
 
 
