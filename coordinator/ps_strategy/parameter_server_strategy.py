@@ -123,7 +123,12 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """Queues one call of `fn` for whichever worker is free, and returns at once unless the queue is full.
 
         The function is traced here, the first time that it meets such arguments, in a replica context: optimizers and
-        metrics work in it as they are. It runs at least once; it may run again when its worker is lost on the way.
+        metrics work in it as they are.
+
+        It runs at least once. It may run again, in part or as a whole, if its worker is lost on the way, if it takes
+        longer than `timeout`, if TensorFlow refuses the call for the moment, or if it shares a call with a function that
+        raises an error and is not known to have finished before; see docs/dispatch.md, "What may run twice". A function
+        that raises is not run again.
 
         Args:
           fn: a `tf.function` or concrete function.
