@@ -93,12 +93,6 @@ class Runtime(Protocol):
         Raises whatever went wrong with any of them.
         """
 
-    def finished_of_failed_call(self, worker: int) -> Sequence[Any]:
-        """The results of the first works of the call that failed last on `worker`, which had finished by then.
-
-        As far as that is known: works that are not among them may have run, in part or to their end.
-        """
-
     def classify(self, worker: int, error: BaseException) -> Failure:
         """Sorts an error that `run` raised on `worker`, looking at which tasks answer now."""
 

@@ -18,7 +18,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from coordinator.background_thread import BackgroundThread
 from coordinator.closure import Attempt
@@ -176,13 +175,10 @@ class Worker(BackgroundThread):
             self._settle_failure(attempts, error)
         else:
             self._transient_failures_in_a_row = 0
-            self._finish(attempts, results)
-
-    def _finish(self, attempts: Sequence[Attempt], results: Sequence[Any]) -> None:
-        for attempt, result in zip(attempts, results, strict=True):
-            # Counted first here and below: whoever finds everything settled must find it counted.
-            self._finished += 1
-            self._finished -= not self._queue.finish(attempt, result)
+            for one, result in zip(attempts, results, strict=True):
+                # Counted first here and below: whoever finds everything settled must find it counted.
+                self._finished += 1
+                self._finished -= not self._queue.finish(one, result)
 
     def _settle_failure(self, attempts: Sequence[Attempt], error: BaseException) -> None:
         failure = self._runtime.classify(self.index, error)
@@ -191,17 +187,10 @@ class Worker(BackgroundThread):
         if failure.kind is FailureKind.TRANSIENT:
             # What refused the call needs a moment to come round; at once, the retries would be used up before.
             self._stop.wait(self._options.reconnect_interval)
-        finished: Sequence[Any] = ()
-        if len(attempts) > 1:
-            self._dispatch.note_failure(failure.kind)
-            if failure.kind in (FailureKind.USER, FailureKind.TRANSIENT):
-                finished = self._runtime.finished_of_failed_call(self.index)
-                self._finish(attempts[: len(finished)], finished)
-        left = attempts[len(finished) :]
-        if len(left) == 1:
-            self._settle_failed_attempt(left[0], failure, may_recover)
+        if len(attempts) == 1:
+            self._settle_failed_attempt(attempts[0], failure, may_recover)
         else:
-            self._settle_failed_call(left, failure, may_recover)
+            self._settle_failed_call(attempts, failure, may_recover)
         is_transient = failure.kind is FailureKind.TRANSIENT
         self._transient_failures_in_a_row = self._transient_failures_in_a_row + 1 if is_transient else 0
         if failure.kind is FailureKind.WORKER_LOST:
@@ -226,6 +215,7 @@ class Worker(BackgroundThread):
 
         What no other attempt can mend is told by the first of them, and the others are withdrawn like all that waits.
         """
+        self._dispatch.note_failure(failure.kind)
         if failure.kind is FailureKind.USER:
             # Nobody else would know why the function runs alone from now on, if the call itself cannot be made.
             name, error = attempts[0].closure.name, failure.error

@@ -2,8 +2,7 @@
 
 what happens in the call             what becomes of its closures
 nothing                              each has its result, in order
-one of them fails                    those that are known to have finished have their results; all others run again,
-                                     each alone; the error is that one's
+one of them fails                    all run again, each alone; the error is that one's
 the worker is lost                   all run again, each alone; the loss counts for each
 a parameter server is lost for good  the first of them tells so; the others are withdrawn
 one is cancelled                     it has no result; the others have theirs
@@ -51,42 +50,6 @@ def test_an_error_is_that_of_its_own_closure_and_the_others_have_their_results(r
         assert runtime.fused_calls == [(0, 4)]
         statistics = cluster.statistics()
         assert (statistics.finished, statistics.failed, statistics.retried) == (4, 1, 4)
-
-
-@pytest.mark.parametrize("failing", range(4))
-def test_what_is_known_to_have_finished_before_an_error_is_not_run_again(runtime: FakeRuntime, failing: int) -> None:
-    runtime.knows_finished = True
-    order: list[int] = []
-    with running_cluster(runtime, dataclasses.replace(FOUR, stop_on_error=False)) as cluster:
-        gate = behind_a_gate(cluster, runtime)
-        futures = schedule(cluster, [fail if number == failing else recorder(order, number) for number in range(4)])
-        gate.open()
-        error = futures.pop(failing).exception(LIMIT)
-        expected = [number for number in range(4) if number != failing]
-        assert results(futures) == order == expected
-        assert isinstance(error, ZeroDivisionError)
-        assert len(error.__notes__) == 1
-        statistics = cluster.statistics()
-        left = 4 - failing
-        assert (statistics.finished, statistics.failed) == (4, 1)
-        assert statistics.retried == (left if left > 1 else 0)
-
-
-def test_what_finished_before_a_transient_failure_is_not_run_again(runtime: FakeRuntime) -> None:
-    runtime.knows_finished = True
-    order: list[int] = []
-
-    def fail_once(_: int) -> None:
-        order.append(-1)
-        if order.count(-1) == 1:
-            raise TransientError("refused")
-
-    with running_cluster(runtime, FOUR) as cluster:
-        gate = behind_a_gate(cluster, runtime)
-        futures = schedule(cluster, [recorder(order, 0), fail_once, recorder(order, 2), recorder(order, 3)])
-        gate.open()
-        assert results(futures) == [0, None, 2, 3]
-    assert order == [0, -1, -1, 2, 3]
 
 
 def test_a_function_that_failed_in_a_call_of_several_is_run_alone_afterwards(runtime: FakeRuntime) -> None:

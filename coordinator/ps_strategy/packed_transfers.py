@@ -210,19 +210,6 @@ def _place(operation: tf.Operation, devices: Mapping[str, str], places: Mapping[
     return next((places[name] for name in together if places.get(name)), _WORKER)
 
 
-def places_of(graph: tf.Graph, devices: Mapping[str, str]) -> dict[str, str]:
-    """Returns where each operation is, by name, as far as that can be told: "" is the worker.
-
-    Args:
-      graph: whose operations follow those that they take resources from.
-      devices: see `pack_transfers`.
-    """
-    places: dict[str, str] = {}
-    for operation in graph.get_operations():
-        places[operation.name] = _place(operation, devices, places)
-    return places
-
-
 def _server(device: str) -> str:
     """The device of a server that is not the worker; devices without a job are the worker's."""
     spec = tf.DeviceSpec.from_string(device)

@@ -19,7 +19,6 @@ import tensorflow as tf
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.cluster_definition import CLIENT_JOB
 from coordinator.ps_strategy.step_copies import StepCopies
-from coordinator.ps_strategy.step_progress import StepProgress
 
 # TensorFlow sends these, and has no kernels that stack, join or split them.
 _NEVER_STACKED = frozenset(
@@ -48,16 +47,13 @@ class RepeatedFunction:
         self._is_shared = (*is_shared, *[True] * captures)
         self._packed, self._loose = _by_transfer(concrete.outputs)
         self._shapes = [output.shape for output in concrete.outputs]
-        names = [f"step_{step}" for step in range(count)]
-        self._progress = StepProgress(names, concrete.outputs)
-        self._concrete = _build(concrete, names, self._is_shared, (self._packed, self._loose), self._progress)
+        self._concrete = _build(concrete, count, self._is_shared, self._packed, self._loose)
 
     def call_on(
         self,
         steps: Sequence[Sequence[Any]],
         captures: Sequence[Any],
         run: Callable[[Any, Sequence[Any]], Sequence[Any]],
-        call: int = 0,
     ) -> list[list[Any]]:
         """Runs it, and brings what the steps return to the client.
 
@@ -65,7 +61,6 @@ class RepeatedFunction:
           steps: the inputs of each, captures left out: tensors, on the client where they are not shared.
           captures: what all of them are given besides.
           run: runs a concrete function with such inputs.
-          call: a number that no other call on this worker has, for `finished_of`.
 
         Returns:
           For each step the flat outputs of the function, as NumPy values.
@@ -74,7 +69,7 @@ class RepeatedFunction:
             values[0] if is_shared else tf.stack(values)
             for values, is_shared in zip(zip(*steps, strict=True), self._is_shared, strict=False)
         ]
-        fetched = [tensor.numpy() for tensor in run(self._concrete, [*inputs, *captures, tf.constant(call, tf.int64)])]
+        fetched = [tensor.numpy() for tensor in run(self._concrete, [*inputs, *captures])]
         results: list[list[Any]] = [[None] * len(self._shapes) for _ in range(self._count)]
         for positions, values in zip(self._packed, fetched, strict=False):
             self._unpack(positions, values, results)
@@ -83,19 +78,6 @@ class RepeatedFunction:
             for position in self._loose:
                 result[position] = next(rest)
         return results
-
-    def finished_of(self, call: int) -> list[list[Any]]:
-        """Returns what the first steps of a call that failed have returned, as far as they are known to have finished.
-
-        Reads it from the current device, the worker that made the call.
-
-        Args:
-          call: its number.
-
-        Raises:
-          tf.errors.OpError: the worker does not answer, or did not begin the call.
-        """
-        return self._progress.read(call)
 
     def _unpack(self, positions: Sequence[int], values: Any, results: Sequence[list[Any]]) -> None:
         start = 0
@@ -110,37 +92,30 @@ class RepeatedFunction:
 
 def _build(
     concrete: Any,
-    names: Sequence[str],
+    count: int,
     is_shared: Sequence[bool],
-    transfers: tuple[Sequence[Sequence[int]], Sequence[int]],
-    progress: StepProgress,
+    packed: Sequence[Sequence[int]],
+    loose: Sequence[int],
 ) -> Any:
     """Traces the function of all steps; what it is traced from must not keep the repeated function alive."""
-    count, (packed, loose) = len(names), transfers
     signature = [
         tf.TensorSpec(tensor.shape if is_one else [count, *tensor.shape], tensor.dtype)
         for tensor, is_one in zip(concrete.inputs, is_shared, strict=True)
     ]
     steps = StepCopies(concrete, count)
-    outputs: list[list[Any]] = []
+    names = [f"step_{step}" for step in range(count)]
 
     def repeat(*given: Any) -> list[Any]:
-        # The last is the number of the call.
-        given = given[:-1]
         steps.note_inputs(given)
         inputs = [
             [value] * count if is_one else tf.unstack(value, count)
             for value, is_one in zip(given, is_shared, strict=True)
         ]
-        outputs.extend(steps.add([each[step] for each in inputs], name) for step, name in enumerate(names))
+        outputs = [steps.add([each[step] for each in inputs], name) for step, name in enumerate(names)]
         together = [_pack([found[position] for found in outputs for position in each]) for each in packed]
         return together + [found[position] for found in outputs for position in loose]
 
-    def finish(graph: Any) -> None:
-        progress.add_notes(graph, outputs, graph.inputs[-1], steps.devices_in(graph))
-        steps.pack_transfers(graph, names)
-
-    return tensorflow_internals.built_function(repeat, [*signature, tf.TensorSpec([], tf.int64)], finish)
+    return tensorflow_internals.built_function(repeat, signature, lambda graph: steps.pack_transfers(graph, names))
 
 
 def _by_transfer(outputs: Sequence[Any]) -> tuple[list[list[int]], list[int]]:

@@ -57,38 +57,17 @@ class ScheduledCall:
             return None
         return Likeness(self.function.token, tuple(map(_in_common, leaves)))
 
-
-class FusedCall:
-    """Calls of equal likeness, made one after the other in one call.
-
-    Args:
-      calls: at least two.
-      number: that no other call on the same worker has.
-    """
-
-    def __init__(self, calls: Sequence[ScheduledCall], number: int) -> None:
-        self._calls = calls
-        self._number = number
-        self._begun: tuple[WorkerContext, Sequence[Sequence[Any]]] | None = None
-
-    def run_on(self, context: WorkerContext) -> list[Any]:
-        """Runs them; returns their results, on the client."""
-        calls, first = self._calls, self._calls[0]
+    @staticmethod
+    def run_together(calls: Sequence["ScheduledCall"], context: WorkerContext) -> list[Any]:
+        """Runs calls of equal likeness, one after the other in one call; their results, on the client."""
+        first = calls[0]
         leaves = [tf.nest.flatten((call.args, call.kwargs)) for call in calls]
         if all(one is other for each in leaves[1:] for one, other in zip(leaves[0], each, strict=True)):
             steps = [first.function.inputs_on(context, first.args, first.kwargs)] * len(calls)
         else:
             steps = [call.function.inputs_on(context, call.args, call.kwargs) for call in calls]
-        self._begun = context, steps
         with iterators_in_use((first.args, first.kwargs), context):
-            results = first.function.call_repeatedly(context, steps, self._number)
-        return [tf.nest.map_structure(_on_client, result) for result in results]
-
-    def finished(self) -> list[Any]:
-        """Returns the results of the first of them, which are known to have finished before the call failed."""
-        if self._begun is None:
-            return []
-        results = self._calls[0].function.finished_of(*self._begun, self._number)
+            results = first.function.call_repeatedly(context, steps)
         return [tf.nest.map_structure(_on_client, result) for result in results]
 
 

@@ -87,19 +87,12 @@ class StepCopies:
           graph: that the copies were added to; its inputs stand for the function's.
           names: of the copies, if there are several, in their order.
         """
-        return pack_transfers(graph, self.devices_in(graph), names)
-
-    def devices_in(self, graph: Any) -> dict[str, str]:
-        """Returns where the resources are that the function is given, by the names of a graph's inputs for them.
-
-        Args:
-          graph: whose first inputs are the function's.
-        """
-        return {
+        devices = {
             placeholder.op.name: self._servers[original.op.name]
-            for placeholder, original in zip(graph.inputs, self._concrete.inputs, strict=False)
+            for placeholder, original in zip(graph.inputs, self._concrete.inputs, strict=True)
             if original.op.name in self._servers
         }
+        return pack_transfers(graph, devices, names)
 
 
 def servers_of_resources(concrete: Any) -> dict[str, str]:

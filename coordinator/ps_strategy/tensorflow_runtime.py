@@ -9,7 +9,7 @@ connection that it was begun with.
 """
 
 import dataclasses
-import itertools
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ from coordinator.ps_strategy.connection import Connection
 from coordinator.ps_strategy.failure_table import failure_of
 from coordinator.ps_strategy.membership import Membership
 from coordinator.ps_strategy.per_worker_resource import WorkerContext
-from coordinator.ps_strategy.scheduled_call import FusedCall, ScheduledCall
+from coordinator.ps_strategy.scheduled_call import ScheduledCall
 from coordinator.ps_strategy.tensorflow_internals import CancellationManager
 from coordinator.runtime import Failure, Likeness
 
@@ -45,9 +45,6 @@ class TensorFlowRuntime:
     def __init__(self, definition: ClusterDefinition, options: Options) -> None:
         # What each worker's last attempt was begun with; each entry is used by its worker's thread alone.
         self._attempted: dict[int, Connection | None] = {}
-        # Calls of several works that are under way, or failed last; each entry is used by its worker's thread alone.
-        self._fused: dict[int, FusedCall] = {}
-        self._call_numbers = itertools.count(1)
         # Holds the executor of each worker's thread: a thread whose executor is dropped falls back to the default one.
         self._of_thread = threading.local()
         self._membership = Membership(definition, _join_as_client(definition), options)
@@ -89,7 +86,6 @@ class TensorFlowRuntime:
 
     def run(self, worker: int, work: Any, cancellation: Any) -> Any:
         """Runs `work.run_on(WorkerContext)`."""
-        self._fused.pop(worker, None)
         return self._run(worker, work.run_on, cancellation)
 
     def likeness(self, worker: int, work: Any) -> Likeness | None:
@@ -98,15 +94,7 @@ class TensorFlowRuntime:
 
     def run_fused(self, worker: int, works: Sequence[Any], cancellation: Any) -> Sequence[Any]:
         """Runs scheduled calls that are alike as one."""
-        self._fused[worker] = call = FusedCall(works, next(self._call_numbers))
-        results = self._run(worker, call.run_on, cancellation)
-        del self._fused[worker]
-        return results
-
-    def finished_of_failed_call(self, worker: int) -> Sequence[Any]:
-        """The results of the first works of the call that failed last; see `FusedCall.finished`."""
-        call = self._fused.pop(worker, None)
-        return call.finished() if call is not None else ()
+        return self._run(worker, functools.partial(ScheduledCall.run_together, works), cancellation)
 
     def _run(self, worker: int, run_on: Callable[[WorkerContext], Any], cancellation: Any) -> Any:
         task = _worker(worker)

@@ -104,13 +104,12 @@ class TracedFunction:
         """What is called when it runs alone."""
         return PackedFunction(self._concrete, may_be_copied=self.may_be_repeated)
 
-    def call_repeatedly(self, context: WorkerContext, steps: Sequence[Sequence[Any]], call: int = 0) -> list[Any]:
+    def call_repeatedly(self, context: WorkerContext, steps: Sequence[Sequence[Any]]) -> list[Any]:
         """Runs the function on a worker once for each of `steps`, in order, as one call.
 
         Args:
           context: the worker.
           steps: for each the `inputs_on` the worker.
-          call: a number that no other call on this worker has, for `finished_of`.
 
         Returns:
           What the function returned for each, on the client: NumPy values, or composite tensors.
@@ -118,24 +117,9 @@ class TracedFunction:
         Raises:
           Exception: what `call_on` raises.
         """
-        repeated = self._repeated_function(len(steps), _are_shared(steps))
-        results = repeated.call_on(steps, self._captures_on(context), functools.partial(self._run, context), call)
-        return [tensorflow_internals.packed_outputs(self._concrete, result) for result in results]
-
-    def finished_of(self, context: WorkerContext, steps: Sequence[Sequence[Any]], call: int) -> list[Any]:
-        """Returns the results of the first steps of a call that failed, as far as they are known to have finished.
-
-        Args:
-          context: the worker.
-          steps: what `call_repeatedly` was given.
-          call: likewise.
-        """
-        repeated = self._repeated_function(len(steps), _are_shared(steps))
-        try:
-            with tf.device(context.device):
-                results = repeated.finished_of(call)
-        except tf.errors.OpError:
-            return []
+        is_shared = tuple(all(value is values[0] for value in values) for values in zip(*steps, strict=True))
+        repeated = self._repeated_function(len(steps), is_shared)
+        results = repeated.call_on(steps, self._captures_on(context), functools.partial(self._run, context))
         return [tensorflow_internals.packed_outputs(self._concrete, result) for result in results]
 
     def _repeated_function(self, count: int, is_shared: tuple[bool, ...]) -> RepeatedFunction:
@@ -188,10 +172,6 @@ class TracedFunction:
 
     def _resource_or_tensor(self, tensor: Any) -> Any:
         return self._handles.resource_for(tensor) or tensor
-
-
-def _are_shared(steps: Sequence[Sequence[Any]]) -> tuple[bool, ...]:
-    return tuple(all(value is values[0] for value in values) for values in zip(*steps, strict=True))
 
 
 class ResourceBuild:

@@ -47,14 +47,12 @@ class FakeRuntime:
     Attributes:
       is_closed: whether `close` was called.
       fused_calls: of each call of several works, the worker and how many works.
-      knows_finished: whether it is known which works had finished when a call of several failed.
     """
 
     def __init__(self, workers: int = 2) -> None:
         self._addresses = {index: f"worker{index}:2222" for index in range(workers)}
         self.is_closed = False
         self.fused_calls: list[tuple[int, int]] = []
-        self.knows_finished = False
         self.changed = threading.Condition()
         self._threads: dict[int, threading.Thread] = {}
         self._calls: dict[int, tuple[FakeCancellation, int]] = {}
@@ -64,7 +62,6 @@ class FakeRuntime:
         self._frozen: set[int] = set()
         self._hung_up: set[int] = set()
         self._lost_parameter_server: str | None = None
-        self._finished: dict[int, list[Any]] = {}
 
     def kill(self, worker: int) -> None:
         """The call under way and later ones on `worker` raise `WorkerLost`, until it is restarted and reconnected."""
@@ -161,14 +158,7 @@ class FakeRuntime:
     ) -> Sequence[Any]:
         """Runs one after the other, as one call: what ends one of them ends it."""
         self.fused_calls.append((worker, len(works)))
-        finished = self._finished[worker] = list[Any]()
-        for work in works:
-            finished.append(self.run(worker, work, cancellation))
-        return finished
-
-    def finished_of_failed_call(self, worker: int) -> Sequence[Any]:
-        """The results of the works before the one that failed, if `knows_finished`."""
-        return self._finished.pop(worker, []) if self.knows_finished else []
+        return [self.run(worker, work, cancellation) for work in works]
 
     def classify(self, worker: int, error: BaseException) -> Failure:  # noqa: ARG002 - the class says all
         """Sorts by the error's class."""
