@@ -127,7 +127,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
         It runs at least once. It may run again, in part or as a whole, if its worker is lost on the way, if it takes
         longer than `timeout`, if TensorFlow refuses the call for the moment, or if it shares a call with a function that
-        raises an error and is not known to have finished before; see docs/dispatch.md, "What may run twice".
+        raises an error; see docs/dispatch.md, "What may run twice".
 
         Args:
           fn: a `tf.function` or concrete function.
