@@ -126,7 +126,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         metrics work in it as they are.
 
         It runs at least once. It may run again, in part or as a whole, if its worker is lost on the way, if it takes
-        longer than `timeout`, if TensorFlow refuses the call for the moment, or if it shares a call with a function that
+        longer than `timeout`, if TensorFlow refuses the call for the moment, or if it shares a call with one that
         raises an error; see docs/dispatch.md, "What may run twice".
 
         Args:
