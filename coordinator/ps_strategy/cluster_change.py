@@ -5,7 +5,7 @@ longer named. Each of them first ends what it runs for the client, and that may 
 `from_generator` calls back a generator in this process, which may wait. So a change is made on a thread:
 
     make --> thread: update_server_def -----------------------> done
-      |          in time? else cut the connections to some servers, which ends the wait for them
+      |          in time? else cut the connections to the servers that leave, which ends the wait for them
       '--------> still not in time: DeadlineExceededError; the thread is left behind
 
 Promises: `make` returns or raises within four times `patience`. No change is begun before the one before it has ended.
@@ -36,7 +36,7 @@ class ClusterChanges:
       protocol: of all servers, such as `grpc`.
       client_address: `host:port` of this process's own TensorFlow server.
       client_timeout: see `update_server_def`.
-      patience: how long a change may take before connections are cut, in seconds.
+      patience: how long a server may take to let this client go before connections to it are cut, in seconds.
 
     Attributes:
       named: the servers that TensorFlow was given last, with their addresses. Some may have been lost since.
@@ -70,14 +70,16 @@ class ClusterChanges:
             with self._functions.held_back():
                 tensorflow_internals.update_server_def(definition, self._client_timeout)
 
-        may_cut = self._may_cut(addresses)
+        leaving = {task: address for task, address in self.named.items() if task not in addresses}
         self.named = {**self.named, **addresses}
         self._under_way = made = on_own_thread("coordinator-cluster-change", change)
-        for each in may_cut:
+        # Parameter servers leave last: what is on them is freed if they are told.
+        for job in ("worker", "ps"):
             concurrent.futures.wait([made], self._patience)
             if not made.done():
-                self._cut(each)
-        concurrent.futures.wait([made], self._patience)
+                self._cut([address for task, address in leaving.items() if task.job == job])
+        # A server that stays and freezes is hung up on by the heartbeat, which takes about `patience` too.
+        concurrent.futures.wait([made], 2 * self._patience)
         self._refuse_unfinished()
         made.result()
         self.named = dict(addresses)
@@ -86,22 +88,14 @@ class ClusterChanges:
         """Leaves TensorFlow as it was before."""
         self._functions.close()
 
-    def _may_cut(self, addresses: Mapping[Task, str]) -> list[list[str]]:
-        """Returns which connections may be cut if a change takes long: to workers that leave, then to all workers.
-
-        Those to parameter servers only if they leave too: TensorFlow would take them for new ones, without variables.
-        """
-        leaving = {task: address for task, address in self.named.items() if task not in addresses}
-        first = [address for task, address in leaving.items() if task.job == "worker"]
-        return [first, [address for task, address in self.named.items() if task.job == "worker" or task in leaving]]
-
     def _cut(self, addresses: Collection[str]) -> None:
-        _logger.warning(
-            "A change of the cluster takes more than %g s; the connections to %s are cut. A generator of "
-            "tf.data.Dataset.from_generator that waits is the usual cause.",
-            self._patience,
-            ", ".join(addresses) or "no server",
-        )
+        if addresses:
+            _logger.warning(
+                "%s did not let this client go in %g s; the connections are cut. A generator of "
+                "tf.data.Dataset.from_generator that waits is the usual cause.",
+                ", ".join(addresses),
+                self._patience,
+            )
         for address in addresses:
             OpenConnections().shut_down(address)
 

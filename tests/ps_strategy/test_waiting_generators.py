@@ -36,7 +36,7 @@ def test_a_change_that_does_not_end_raises_and_the_next_one_waits_for_it(endless
     left = {server: "127.0.0.1:2", staying: "127.0.0.1:4"}
     with pytest.raises(tf.errors.DeadlineExceededError):
         changes.make(left)
-    assert [record.args[1] for record in caplog.records] == ["127.0.0.1:3", "127.0.0.1:3, 127.0.0.1:4"]
+    assert [record.args[0] for record in caplog.records] == ["127.0.0.1:3"], "those that stay are not disturbed"
     with pytest.raises(tf.errors.DeadlineExceededError):
         changes.make({})
     assert len(begun) == 1, "one change at a time"
@@ -44,6 +44,12 @@ def test_a_change_that_does_not_end_raises_and_the_next_one_waits_for_it(endless
     changes.make(left)
     assert len(begun) == 2
     assert changes.named == left
+    may_end.clear()
+    caplog.clear()
+    with pytest.raises(tf.errors.DeadlineExceededError):
+        changes.make({})
+    assert [record.args[0] for record in caplog.records] == ["127.0.0.1:4", "127.0.0.1:2"], "workers first"
+    may_end.set()
     changes.close()
 
 
