@@ -8,7 +8,7 @@ Only servers that answer are ever named to TensorFlow; one that dies while it is
 parameter servers are named or nothing is: one that joins later may stay unknown to the others. One that is out of
 TensorFlow's own reach would lose what it has, so nothing is named then either; and after each naming its `Witness` says
 whether it has. A lost worker is disconnected before it is connected to again, even if it is the same run of the server:
-functions that were registered meanwhile have not reached it. It is connected only if it reaches all parameter servers.
+functions that were registered meanwhile have not reached it. After a recovery it has to reach all parameter servers.
 
 Changes are made under one lock, which is never held together with the queue's, and in bounded time: `ClusterChanges`.
 """
@@ -63,7 +63,7 @@ class Membership:
         self._changes = ClusterChanges(definition.protocol, client_address, *timeouts)
         # What was wrong when TensorFlow was told last, for whoever waits for it.
         self._complaint = ""
-        self._closed = False
+        self._closed = self._has_recovered = False
         self.parameter_servers = definition.tasks("ps")
         self._heartbeat.start()
         for address in self._addresses.values():
@@ -168,7 +168,8 @@ class Membership:
             # The return of another worker may have brought this one back too.
             if not self._closed and task in self._addresses and not self.is_connected(task):
                 self._renew([task])
-        self.reach_parameter_servers([task])
+        if self._has_recovered:
+            self.reach_parameter_servers([task])
         return self.is_connected(task)
 
     def reach_parameter_servers(self, workers: Collection[Task] | None = None) -> None:
@@ -194,7 +195,7 @@ class Membership:
         with self._lock:
             lost = [task for task in self.parameter_servers if not self.is_connected(task)]
             if lost and not self._closed:
-                self._renew(lost)
+                self._has_recovered = self._renew(lost) or self._has_recovered
         return all(map(self.is_connected, self.parameter_servers))
 
     def add_worker(self, index: int, address: str) -> None:
@@ -340,8 +341,7 @@ class Membership:
             # Has it look at once for the connections that were made just now.
             self._heartbeat.watch(address)
         admitted = self._admission.admit(named, addresses)
-        servers = {task.device: each.number for task, each in admitted.items() if task.job == "ps"}
-        unwitnessed = self._witnesses.place(servers)
+        unwitnessed = self._witnesses.place({t.device: each.number for t, each in admitted.items() if t.job == "ps"})
         self._connected = {task: each for task, each in admitted.items() if task.device not in unwitnessed}
         return True
 

@@ -100,8 +100,10 @@ def test_the_suspicion_is_named_where_connecting_fails_although_all_answer(membe
         members.connect()
 
 
-def test_a_worker_that_does_not_reach_a_recovered_server_is_let_go(witnesses, members):
+def test_a_worker_that_does_not_reach_a_recovered_server_is_let_go(admission, witnesses, members):
     members.connect()
+    admission.forgetful.add(ADDRESSES[PS])
+    assert members.reconnect_parameter_servers()
     witnesses.unreaching.add(FIRST)
     members.reach_parameter_servers()
     assert not members.is_connected(FIRST)
