@@ -92,6 +92,7 @@ class Witnesses:
         self._witnesses: dict[int, Witness] = {}
         self._gone: set[int] = set()
         self._traced: tuple[tuple[int, ...], Any] | None = None
+        self._turn = threading.Lock()
 
     def place(self, numbers: Mapping[str, int]) -> set[str]:
         """Sees to it that each parameter server has one.
@@ -135,9 +136,11 @@ class Witnesses:
         """
         if not workers:
             return []
-        reach = functools.partial(_is_run_on, self._reaching(tuple(numbers)))
-        with concurrent.futures.ThreadPoolExecutor(len(workers), "coordinator-reach") as threads:
-            return [worker for worker, did in zip(workers, threads.map(reach, workers), strict=True) if not did]
+        # Two calls at once on one worker that both need two servers may wait for each other for ever.
+        with self._turn:
+            reach = functools.partial(_is_run_on, self._reaching(tuple(numbers)))
+            with concurrent.futures.ThreadPoolExecutor(len(workers), "coordinator-reach") as threads:
+                return [worker for worker, did in zip(workers, threads.map(reach, workers), strict=True) if not did]
 
     def _reaching(self, numbers: tuple[int, ...]) -> Any:
         """The function that a worker runs to reach these parameter servers; traced once for the same ones."""
