@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.packed_transfers import LARGEST_PACKED, pack_transfers
+from tests.ps_strategy.one_device import results
 
 SERVERS = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2)]
 
@@ -37,21 +38,6 @@ def messages(concrete):
 
 def ways(concrete):
     return [(source, target) for source, target, _ in messages(concrete)]
-
-
-def results(concrete, *args):
-    """What it gives, run here."""
-    here = concrete.graph.as_graph_def()
-    for node in here.node:
-        node.device = ""
-    names = [tensor.name for tensor in concrete.inputs]
-
-    @tf.function(autograph=False)
-    def run(*given):
-        outputs = [tensor.name for tensor in concrete.outputs]
-        return tf.graph_util.import_graph_def(here, dict(zip(names, given, strict=True)), outputs, name="copy")
-
-    return [tensor.numpy() for tensor in run(*map(tf.constant, args))]
 
 
 def on(server, *tensors):

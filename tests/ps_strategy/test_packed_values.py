@@ -9,6 +9,7 @@ import tensorflow as tf
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.packed_transfers import pack_transfers
 from tests.ps_strategy.fused_calls import COUNT, FusedCalls
+from tests.ps_strategy.one_device import results
 from tests.ps_strategy.random_transfers import COMMON, DTYPES, WORDS, RandomTransfers, bits, random_value, run_on_worker
 
 
@@ -36,18 +37,7 @@ def built(transfers, is_packed):
 
 def run_here(concrete, fed):
     """What a function gives, run in this process on one device."""
-    definition = concrete.graph.as_graph_def()
-    for node in definition.node:
-        node.device = ""
-    names = [tensor.name for tensor in concrete.inputs]
-
-    @tf.function(autograph=False)
-    def run(*given):
-        outputs = [tensor.name for tensor in concrete.outputs]
-        return tf.graph_util.import_graph_def(definition, dict(zip(names, given, strict=True)), outputs, name="copy")
-
-    given = [tf.constant(value, tensor.dtype) for value, tensor in zip(fed, concrete.inputs, strict=True)]
-    return [bits(tensor.numpy()) for tensor in run(*given)]
+    return [bits(value) for value in results(concrete, *fed)]
 
 
 @pytest.mark.parametrize("is_optimized", [True, False], ids=["grappler", "no-grappler"])
