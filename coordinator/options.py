@@ -41,8 +41,8 @@ class Options:
         killed is noticed by the next one, and what it left is freed then.
       version_mismatch: what to do about a server that runs another TensorFlow than this program: "error" refuses it,
         "warn" says so in the log and takes it.
-      close_timeout: how long `close` waits for what runs to end before it gives it up and says so. Letting the servers
-        go may take some seconds more: a few times `heartbeat_timeout` at most, if one of them does not let us go.
+      close_timeout: how long `close` waits for what runs to end before it gives it up and says so. Disconnecting
+        from the servers may take longer by a few times `heartbeat_timeout` if one of them does not end what it runs.
 
     Raises:
       ValueError: a switch is no bool, a count not a positive whole number, or a time not a positive number below

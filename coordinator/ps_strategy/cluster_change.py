@@ -36,7 +36,8 @@ class ClusterChanges:
       protocol: of all servers, such as `grpc`.
       client_address: `host:port` of this process's own TensorFlow server.
       client_timeout: see `update_server_def`.
-      patience: how long a server may take to let this client go before connections to it are cut, in seconds.
+      patience: how long a server may take to end what it runs for this client before connections to it are cut, in
+        seconds.
 
     Attributes:
       named: the servers that TensorFlow was given last, with their addresses. Some may have been lost since.
@@ -91,7 +92,7 @@ class ClusterChanges:
     def _cut(self, addresses: Collection[str]) -> None:
         if addresses:
             _logger.warning(
-                "%s did not let this client go in %g s; the connections are cut. A generator of "
+                "%s did not end what this client runs there in %g s; the connections are cut. A generator of "
                 "tf.data.Dataset.from_generator that waits is the usual cause.",
                 ", ".join(addresses),
                 self._patience,
@@ -106,7 +107,7 @@ class ClusterChanges:
 
 
 def on_own_thread(name: str, call: Callable[[], Result]) -> concurrent.futures.Future[Result]:
-    """Calls a function on a new daemon thread that has an executor of its own.
+    """Calls a function on a new daemon thread, with an executor that no other thread uses.
 
     An error stays with the executor of the thread that saw it. A call into TensorFlow that never returns keeps nothing
     but that thread.

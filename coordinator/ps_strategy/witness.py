@@ -176,7 +176,7 @@ def _is_run_on(concrete: Any, worker: Task) -> bool:
 
 
 def _apart(call: Callable[[], Result]) -> Result:
-    """Calls on a thread of its own, and waits for a limited time: all of this process's threads may be busy.
+    """Calls on a new thread, and waits for a limited time: all of this process's threads may be busy.
 
     Raises:
       tf.errors.DeadlineExceededError: the call has not returned in time.

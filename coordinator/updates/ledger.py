@@ -148,7 +148,7 @@ class Ledger(tf.Module):
         self.seconds.scatter_update(tf.IndexedSlices(row, worker))
 
     def note_step(self, worker: Any, steps: Any = 1) -> None:
-        """Puts a worker's clock forward by a step, or so many. Never twice for it at the same time."""
+        """Puts a worker's clock forward by a step, or several. Never twice for one worker at the same time."""
         self.clocks.scatter_nd_add(
             tf.reshape(worker, _constant([1, 1], tf.int32)), tf.reshape(_number(steps), _constant([1], tf.int32))
         )

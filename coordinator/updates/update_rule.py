@@ -237,7 +237,7 @@ class UpdateRule(tf.Module):
         return self._parts.successor[0]._present() if self._parts.successor else self
 
     def _refuse_closed(self, called: str) -> None:
-        """Refuses what asks the parameter servers, which the strategy lets go of when it is closed."""
+        """Refuses what asks the parameter servers, from which a closed strategy is disconnected."""
         self._parts.strategy.cluster.refuse_closed(
             f"rule.{called}() asks the parameter servers and cannot be called any more; call it before strategy.close()"
         )

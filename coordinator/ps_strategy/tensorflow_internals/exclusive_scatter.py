@@ -44,7 +44,7 @@ class ExclusiveScatter:
         return variable.scatter_nd_update(*_indices_and_updates(variable, sparse_delta), name)
 
     def _lazy_read(self, operation: Any) -> Any:
-        # Private: what an assignment returns is a variable too, of a class of its own that TensorFlow chooses here.
+        # Private: what an assignment returns is a variable too, of another class, which TensorFlow chooses here.
         unread: Any = super()._lazy_read(operation)  # type: ignore[misc]  # of the other base
         kind: Any = type(unread)
         unread.__class__ = _exclusive(kind)
