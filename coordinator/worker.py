@@ -204,6 +204,9 @@ class Worker(BackgroundThread):
         count = attempt.closure.record_failure(self.index, failure.kind)
         match decide(failure, count, self._options, may_recover=may_recover):
             case Decision.RETRY:
+                error = failure.error
+                text = "%s failed on %s and is run again: %s: %s"
+                _logger.info(text, attempt.closure, self.device, type(error).__name__, error)
                 self._hand_back(attempt)
             case Decision.FAIL:
                 reach = reach_of(failure.kind, self._options)

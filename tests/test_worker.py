@@ -239,6 +239,14 @@ def test_transient_failures_are_retried_and_counted_for_each_closure_alone() -> 
         assert all(future.result(0) in {0, 1} for future in futures)
 
 
+def test_why_a_function_is_run_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="coordinator"), running_cluster(FakeRuntime(workers=1)) as cluster:
+        cluster.schedule(refused(1), "step")
+        cluster.join(LIMIT)
+    device = "/job:worker/replica:0/task:0"
+    assert f"closure 0 (step) failed on {device} and is run again: TransientError: Connection refused" in caplog.text
+
+
 def test_a_transient_failure_that_stays_is_the_result() -> None:
     with running_cluster(FakeRuntime(workers=2)) as cluster:
         cluster.schedule(refused(OPTIONS.transient_retries + 1), "step")

@@ -6,6 +6,7 @@ It calls the pieces itself, one attempt at a time. It prints one JSON object: fo
 import contextlib
 import dataclasses
 import json
+import logging
 import pathlib
 import tempfile
 import time
@@ -281,6 +282,8 @@ CASES: dict[str, Callable[[Program], dict]] = {
 
 
 def main() -> None:
+    # Why a function was run again is told at this level.
+    logging.basicConfig(level=logging.INFO)
     seen = {}
     with LocalCluster(workers=2, ps=2) as cluster, tempfile.TemporaryDirectory() as folder:
         strategy = coordinator.ParameterServerStrategy(cluster.resolver)
