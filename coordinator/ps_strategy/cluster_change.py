@@ -24,6 +24,9 @@ from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.cluster_definition import Task, server_def
 from coordinator.ps_strategy.tensorflow_internals import FunctionRegistration
 
+# How patient whoever closes a strategy is at most, in seconds, however patient heartbeats are.
+LONGEST_PATIENCE_AT_CLOSE = 5.0
+
 _logger = logging.getLogger("coordinator")
 
 Result = TypeVar("Result")
@@ -40,6 +43,7 @@ class ClusterChanges:
         seconds.
 
     Attributes:
+      patience: as given; may be changed.
       named: the servers that TensorFlow was given last, with their addresses. Some may have been lost since.
     """
 
@@ -47,7 +51,7 @@ class ClusterChanges:
         self._protocol = protocol
         self._client_address = client_address
         self._client_timeout = client_timeout
-        self._patience = patience
+        self.patience = patience
         self._functions = FunctionRegistration(patience)
         self._under_way: concurrent.futures.Future[None] | None = None
         self.named: dict[Task, str] = {}
@@ -63,7 +67,7 @@ class ClusterChanges:
           tf.errors.OpError: a server does not answer.
         """
         if self._under_way is not None:
-            concurrent.futures.wait([self._under_way], self._patience)
+            concurrent.futures.wait([self._under_way], self.patience)
             self._refuse_unfinished()
         definition = server_def(self._protocol, self._client_address, addresses)
 
@@ -76,11 +80,11 @@ class ClusterChanges:
         self._under_way = made = on_own_thread("coordinator-cluster-change", change)
         # Parameter servers leave last: what is on them is freed if they are told.
         for job in ("worker", "ps"):
-            concurrent.futures.wait([made], self._patience)
+            concurrent.futures.wait([made], self.patience)
             if not made.done():
                 self._cut([address for task, address in leaving.items() if task.job == job])
         # A server that stays and freezes is hung up on by the heartbeat, which takes about `patience` too.
-        concurrent.futures.wait([made], 2 * self._patience)
+        concurrent.futures.wait([made], 2 * self.patience)
         self._refuse_unfinished()
         made.result()
         self.named = dict(addresses)
@@ -95,7 +99,7 @@ class ClusterChanges:
                 "%s did not end what this client runs there in %g s; the connections are cut. A generator of "
                 "tf.data.Dataset.from_generator that waits is the usual cause.",
                 ", ".join(addresses),
-                self._patience,
+                self.patience,
             )
         for address in addresses:
             OpenConnections().shut_down(address)

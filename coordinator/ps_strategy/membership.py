@@ -28,7 +28,7 @@ from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.heartbeat.pulse import PulseState
 from coordinator.heartbeat.task_probe import TaskProbe, TaskStatus
 from coordinator.options import Options
-from coordinator.ps_strategy.cluster_change import ClusterChanges
+from coordinator.ps_strategy.cluster_change import LONGEST_PATIENCE_AT_CLOSE, ClusterChanges
 from coordinator.ps_strategy.cluster_definition import ClusterDefinition, Task, check_address
 from coordinator.ps_strategy.connection import Connection
 from coordinator.ps_strategy.server_admission import ServerAdmission
@@ -57,10 +57,9 @@ class Membership:
         self._addresses = dict(definition.addresses)
         self._probes = {task: TaskProbe(address) for task, address in self._addresses.items()}
         self._connected: dict[Task, Connection] = {}
-        self._numbers = itertools.count()
-        self._witnesses = Witnesses()
-        timeouts = options.client_timeout, options.heartbeat_timeout
-        self._changes = ClusterChanges(definition.protocol, client_address, *timeouts)
+        self._numbers, self._witnesses = itertools.count(), Witnesses()
+        patience = options.heartbeat_timeout
+        self._changes = ClusterChanges(definition.protocol, client_address, options.client_timeout, patience)
         # What was wrong when TensorFlow was told last, for whoever waits for it.
         self._complaint = ""
         self._closed = self._has_recovered = False
@@ -227,7 +226,8 @@ class Membership:
     def close(self) -> None:
         """Lets every server go, which frees what this client made on it."""
         self._closed = True
-        if self._lock.acquire(timeout=self._options.heartbeat_timeout):
+        self._changes.patience = min(self._options.heartbeat_timeout, LONGEST_PATIENCE_AT_CLOSE)
+        if self._lock.acquire(timeout=self._changes.patience):
             try:
                 self._connected = {}
                 self._name(())

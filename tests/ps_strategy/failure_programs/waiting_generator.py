@@ -53,6 +53,14 @@ def close(cluster: LocalCluster) -> None:
     strategy.close()
 
 
+def close_despite_patient_heartbeats(cluster: LocalCluster) -> None:
+    """Calls `close` where a server may be silent for very long before it counts as lost."""
+    options = coordinator.Options(close_timeout=3.0, heartbeat_timeout=1000.0)
+    strategy = coordinator.ParameterServerStrategy(cluster.resolver, options=options)
+    schedule_on_all(strategy)
+    strategy.close()
+
+
 def leave_block(cluster: LocalCluster) -> None:
     """Leaves the strategy's block by an error."""
     try:
@@ -101,7 +109,15 @@ def restart_worker(cluster: LocalCluster) -> None:
 
 ENDINGS: dict[str, Callable[[LocalCluster], None]] = {
     function.__name__: function
-    for function in (close, leave_block, interrupt, end_program, remove_worker, restart_worker)
+    for function in (
+        close,
+        close_despite_patient_heartbeats,
+        leave_block,
+        interrupt,
+        end_program,
+        remove_worker,
+        restart_worker,
+    )
 }
 
 if __name__ == "__main__":
