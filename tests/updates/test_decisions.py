@@ -36,6 +36,8 @@ TABLE = [
     ("may_lead", (4, 3, 0), False),
     ("may_lead", (3, 3, 0), False),
     ("may_lead", (9, INFINITY, 1), True),
+    ("may_lead", (0, INFINITY, 2**63 - 1), True),
+    ("may_lead", (5, 5, 2**63 - 1), True),
     ("rejoined_clock", (2, 5), 5),
     ("rejoined_clock", (5, 2), 5),
     ("rejoined_clock", (5, 5), 5),
