@@ -18,13 +18,15 @@ import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.cluster_definition import CLIENT_JOB
+from coordinator.ps_strategy.packed_transfers import PACKED_TYPES
 from coordinator.ps_strategy.step_copies import StepCopies
 
-# TensorFlow sends these, and has no kernels that stack, join or split them.
-_NEVER_STACKED = frozenset(
+# What TensorFlow has kernels for that stack, join and split it. It sends more than these.
+_STACKED = frozenset(
     {
-        *(tf.resource, tf.variant, tf.qint8, tf.quint8, tf.qint16, tf.quint16, tf.qint32),
-        *(tf.dtypes.experimental.int4, tf.dtypes.experimental.uint4),
+        *PACKED_TYPES,
+        *(tf.bool, tf.complex64, tf.complex128, tf.string),
+        *(tf.dtypes.experimental.float8_e5m2, tf.dtypes.experimental.float8_e4m3fn),
     }
 )
 
@@ -123,7 +125,7 @@ def _by_transfer(outputs: Sequence[Any]) -> tuple[list[list[int]], list[int]]:
     packed: dict[tf.DType, list[int]] = {}
     loose = []
     for position, output in enumerate(outputs):
-        if output.shape.is_fully_defined() and output.dtype not in _NEVER_STACKED:
+        if output.shape.is_fully_defined() and output.dtype in _STACKED:
             packed.setdefault(output.dtype, []).append(position)
         else:
             loose.append(position)
@@ -141,5 +143,5 @@ def is_stackable(value: Any) -> bool:
     """Whether such an input may differ from step to step: numbers or strings that are on the client."""
     if isinstance(value, tf.Tensor):
         is_on_client = tf.DeviceSpec.from_string(value.device).job == CLIENT_JOB
-        return is_on_client and value.dtype not in _NEVER_STACKED
+        return is_on_client and value.dtype in _STACKED
     return isinstance(value, np.ndarray | np.generic | int | float | complex | str | bytes)

@@ -15,14 +15,18 @@ _INTEGERS = [tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint
 _FLOATS = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
 # TensorFlow sends these, and has few operations on them.
 _RARE = [
-    *(getattr(tf.dtypes.experimental, name) for name in ("float8_e5m2", "float8_e4m3fn", "int4", "uint4")),
-    *(tf.qint8, tf.quint8, tf.qint32),
+    *map(tf.as_dtype, ["float8_e5m2", "float8_e4m3fn", "int4", "uint4"]),
+    *(tf.qint8, tf.quint8, tf.qint16, tf.quint16, tf.qint32),
 ]
 # What goes as words of four bytes, if nothing else goes with it. TensorFlow folds no constants in a function that has
 # tensors of rare types.
 WORDS = [tf.int32, tf.int64, tf.float32, tf.float64]
 COMMON = [*_INTEGERS, *_FLOATS, tf.bool, tf.complex64, tf.complex128, tf.string]
 DTYPES = [*COMMON, *_RARE]
+# TensorFlow sends these too, and cannot write them into a graph.
+FED_ONLY = list(
+    map(tf.as_dtype, ["float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2fnuz", "float4_e2m1fn", "int2", "uint2"])
+)
 
 _SHAPES = [(), (1,), (4,), (2, 3), (0,), (0, 2), (7, 1, 2), (300,)]
 _KINDS = ["constant", "computed", "computed", "fed", "fed with unknown length"]
@@ -52,8 +56,10 @@ def random_value(rng: np.random.Generator, dtype: tf.DType, shape: Sequence[int]
         return np.array([rng.bytes(int(size)) for size in rng.integers(0, 9, count)], object).reshape(shape)
     if dtype is tf.bool:
         return rng.integers(0, 2, shape).astype(bool)
-    if dtype in _RARE:
-        return rng.integers(0, 7, shape).astype(np.int8).astype(dtype.as_numpy_dtype)
+    if dtype in [*_RARE, *FED_ONLY]:
+        return (
+            rng.integers(0, 2 if dtype.name.endswith("int2") else 7, shape).astype(np.int8).astype(dtype.as_numpy_dtype)
+        )
     kind = rng.integers(0, 3)
     if kind == 0:
         words = np.frombuffer(rng.bytes(count * dtype.size), np.uint8)

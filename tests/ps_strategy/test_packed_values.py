@@ -10,7 +10,16 @@ from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.packed_transfers import pack_transfers
 from tests.ps_strategy.fused_calls import COUNT, FusedCalls
 from tests.ps_strategy.one_device import results
-from tests.ps_strategy.random_transfers import COMMON, DTYPES, WORDS, RandomTransfers, bits, random_value, run_on_worker
+from tests.ps_strategy.random_transfers import (
+    COMMON,
+    DTYPES,
+    FED_ONLY,
+    WORDS,
+    RandomTransfers,
+    bits,
+    random_value,
+    run_on_worker,
+)
 
 
 @contextlib.contextmanager
@@ -58,7 +67,7 @@ def test_packed_tensors_are_the_same_bits_on_real_servers(strategy, dtypes, is_o
     assert found == expected
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("dtype", [*DTYPES, *FED_ONLY], ids=lambda dtype: dtype.name)
 def test_arguments_and_results_of_fused_calls_are_the_same_bits(strategy, monkeypatch, dtype):
     calls = FusedCalls(strategy, monkeypatch)
     rng, shapes = np.random.default_rng(5), [(), (3,), (0, 2), (5, 2)]
