@@ -42,7 +42,7 @@ class Options:
       version_mismatch: what to do about a server that runs another TensorFlow than this program: "error" refuses it,
         "warn" says so in the log and takes it.
       close_timeout: how long `close` waits for what runs to end before it gives it up and says so. Disconnecting
-        from the servers may take some 25 seconds more if one of them does not end what it runs.
+        from the servers may take up to some 40 seconds more if one of them does not end what it runs.
 
     Raises:
       ValueError: a switch is no bool, a count not a positive whole number, or a time not a positive number below

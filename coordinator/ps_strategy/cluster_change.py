@@ -8,28 +8,30 @@ longer named. Each of them first ends what it runs for the client, and that may 
       |          in time? else cut the connections to the servers that leave, which ends the wait for them
       '--------> still not in time: DeadlineExceededError; the thread is left behind
 
-Promises: `make` returns or raises within four times `patience`. No change is begun before the one before it has ended.
+Promises: `make` returns or raises within five times `patience`. No change is begun before the one before it has ended,
+be it of another strategy of this process: there is one cluster for all of TensorFlow.
 """
 
 import concurrent.futures
 import logging
-import threading
-from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar
+import time
+from collections.abc import Collection, Mapping
+from typing import ClassVar
 
 import tensorflow as tf
 
 from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.bounded_calls import on_own_thread
 from coordinator.ps_strategy.cluster_definition import Task, server_def
 from coordinator.ps_strategy.tensorflow_internals import FunctionRegistration
 
 # How patient whoever closes a strategy is at most, in seconds, however patient heartbeats are.
-LONGEST_PATIENCE_AT_CLOSE = 5.0
+LONGEST_PATIENCE_AT_CLOSE = 4.0
+# How long it takes to notice that patience has become less, in seconds.
+_LONGEST_SLEEP = 0.5
 
 _logger = logging.getLogger("coordinator")
-
-Result = TypeVar("Result")
 
 
 class ClusterChanges:
@@ -43,9 +45,11 @@ class ClusterChanges:
         seconds.
 
     Attributes:
-      patience: as given; may be changed.
+      patience: as given; may be changed, for a change that is under way too.
       named: the servers that TensorFlow was given last, with their addresses. Some may have been lost since.
     """
+
+    _under_way: ClassVar[concurrent.futures.Future[None] | None] = None
 
     def __init__(self, protocol: str, client_address: str, client_timeout: float, patience: float) -> None:
         self._protocol = protocol
@@ -53,7 +57,6 @@ class ClusterChanges:
         self._client_timeout = client_timeout
         self.patience = patience
         self._functions = FunctionRegistration(patience)
-        self._under_way: concurrent.futures.Future[None] | None = None
         self.named: dict[Task, str] = {}
 
     def make(self, addresses: Mapping[Task, str]) -> None:
@@ -66,9 +69,9 @@ class ClusterChanges:
           tf.errors.DeadlineExceededError: the change, or the one before it, takes too long. It may still be made.
           tf.errors.OpError: a server does not answer.
         """
-        if self._under_way is not None:
-            concurrent.futures.wait([self._under_way], self.patience)
-            self._refuse_unfinished()
+        if ClusterChanges._under_way is not None:
+            self._wait(ClusterChanges._under_way)
+            _refuse_unfinished(ClusterChanges._under_way)
         definition = server_def(self._protocol, self._client_address, addresses)
 
         def change() -> None:
@@ -77,15 +80,17 @@ class ClusterChanges:
 
         leaving = {task: address for task, address in self.named.items() if task not in addresses}
         self.named = {**self.named, **addresses}
-        self._under_way = made = on_own_thread("coordinator-cluster-change", change)
+        ClusterChanges._under_way = made = on_own_thread("coordinator-cluster-change", change)
         # Parameter servers leave last: what is on them is freed if they are told.
         for job in ("worker", "ps"):
-            concurrent.futures.wait([made], self.patience)
+            self._wait(made)
             if not made.done():
                 self._cut([address for task, address in leaving.items() if task.job == job])
         # A server that stays and freezes is hung up on by the heartbeat, which takes about `patience` too.
-        concurrent.futures.wait([made], 2 * self.patience)
-        self._refuse_unfinished()
+        self._wait(made, times=2)
+        if not made.done():
+            _logger.warning("TensorFlow has not finished a change of the cluster; the next one waits for that.")
+        _refuse_unfinished(made)
         made.result()
         self.named = dict(addresses)
 
@@ -104,35 +109,13 @@ class ClusterChanges:
         for address in addresses:
             OpenConnections().shut_down(address)
 
-    def _refuse_unfinished(self) -> None:
-        assert self._under_way is not None
-        if not self._under_way.done():
-            raise tf.errors.DeadlineExceededError(None, None, "TensorFlow has not finished a change of the cluster.")
+    def _wait(self, change: concurrent.futures.Future[None], times: int = 1) -> None:
+        """Waits for a change for so many times the patience that there is meanwhile."""
+        began = time.monotonic()
+        while not change.done() and (left := began + times * self.patience - time.monotonic()) > 0:
+            concurrent.futures.wait([change], min(left, _LONGEST_SLEEP))
 
 
-def on_own_thread(name: str, call: Callable[[], Result]) -> concurrent.futures.Future[Result]:
-    """Calls a function on a new daemon thread, with an executor that no other thread uses.
-
-    An error stays with the executor of the thread that saw it. A call into TensorFlow that never returns keeps nothing
-    but that thread.
-
-    Args:
-      name: of the thread.
-      call: the function.
-
-    Returns:
-      A future of what it returns.
-    """
-    future: concurrent.futures.Future[Result] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            with tensorflow_internals.own_executor():
-                result = call()
-        except BaseException as error:  # noqa: BLE001 - the future raises it
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future
+def _refuse_unfinished(change: concurrent.futures.Future[None]) -> None:
+    if not change.done():
+        raise tf.errors.DeadlineExceededError(None, None, "TensorFlow has not finished a change of the cluster.")

@@ -57,11 +57,10 @@ class Membership:
         self._addresses = dict(definition.addresses)
         self._probes = {task: TaskProbe(address) for task, address in self._addresses.items()}
         self._connected: dict[Task, Connection] = {}
-        self._numbers, self._witnesses = itertools.count(), Witnesses()
-        patience = options.heartbeat_timeout
+        patience, self._numbers = options.heartbeat_timeout, itertools.count()
+        self._witnesses = Witnesses(max(10.0, 2 * patience))
         self._changes = ClusterChanges(definition.protocol, client_address, options.client_timeout, patience)
-        # What was wrong when TensorFlow was told last, for whoever waits for it.
-        self._complaint = ""
+        self._complaint = ""  # What was wrong when TensorFlow was told last, for whoever waits for it.
         self._closed = self._has_recovered = False
         self.parameter_servers = definition.tasks("ps")
         self._heartbeat.start()
@@ -88,9 +87,8 @@ class Membership:
         if connection is None or self._is_void(task, connection):
             return False
         status = self._status(task)
-        if status is None or status.incarnation != connection.incarnation:
-            return False
-        return not self._admission.is_forgotten(self._addresses[task])
+        is_same = status is not None and status.incarnation == connection.incarnation
+        return is_same and not self._admission.is_forgotten(self._addresses[task])
 
     def seems_connected(self, task: Task) -> bool:
         """The same, by the last that the heartbeat has heard. Asks nobody, and may be late."""
@@ -172,14 +170,16 @@ class Membership:
         return self.is_connected(task)
 
     def reach_parameter_servers(self, workers: Collection[Task] | None = None) -> None:
-        """Has workers, None for all, reach all parameter servers, and disconnects those that cannot.
+        """Has workers, None for all and servers too, reach all parameter servers; disconnects workers that cannot.
 
-        Calls of a worker that has not found a recovered server again would fail on the way, half applied.
+        Calls of one that has not found a recovered server again would fail on the way, half applied.
         """
         present = self._connected
         asked = [task for task in present if task.job == "worker" and (workers is None or task in workers)]
         if present.keys() >= set(self.parameter_servers):
             numbers = [present[task].number for task in self.parameter_servers]
+            if workers is None and not self._witnesses.reach_each_other(numbers):
+                _logger.warning("The parameter servers do not all reach each other yet; functions may run twice.")
             for task in self._witnesses.unreached_from(asked, numbers):
                 _logger.warning("%s does not reach all parameter servers; it is connected to again.", task)
                 self.let_go(task, present[task])
@@ -226,8 +226,8 @@ class Membership:
     def close(self) -> None:
         """Lets every server go, which frees what this client made on it."""
         self._closed = True
-        self._changes.patience = min(self._options.heartbeat_timeout, LONGEST_PATIENCE_AT_CLOSE)
-        if self._lock.acquire(timeout=self._changes.patience):
+        self._changes.patience = patience = min(self._options.heartbeat_timeout, LONGEST_PATIENCE_AT_CLOSE)
+        if self._lock.acquire(timeout=5 * patience):
             try:
                 self._connected = {}
                 self._name(())

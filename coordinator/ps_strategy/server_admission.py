@@ -17,6 +17,7 @@ import tensorflow as tf
 from coordinator.errors import VersionMismatchError
 from coordinator.options import Options
 from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.bounded_calls import call_within
 from coordinator.ps_strategy.client_lease import ClientLease
 from coordinator.ps_strategy.client_note import Client, leave_note
 from coordinator.ps_strategy.cluster_definition import Task
@@ -26,6 +27,8 @@ _logger = logging.getLogger("coordinator")
 
 # Each greeting is a few short calls to another server: many at once cost little.
 _MOST_THREADS = 16
+# In seconds; there are former clients to be asked, too.
+_LONGEST_GREETING = 30.0
 
 
 class ServerRun(Protocol):
@@ -65,7 +68,6 @@ class ServerAdmission:
           addresses: `host:port` of each.
         """
         new = [task for task, run in connected.items() if self._admitted.get(task) is not run]
-        # In threads of their own: an error stays with the executor of the thread that saw it.
         with concurrent.futures.ThreadPoolExecutor(_MOST_THREADS, "coordinator-admission") as threads:
             greeted = threads.map(lambda task: self._greet(task, addresses[task], connected[task].incarnation), new)
             stay_out = {task for task, is_welcome in zip(new, greeted, strict=True) if not is_welcome}
@@ -95,15 +97,17 @@ class ServerAdmission:
         return f"<ServerAdmission: {len(self._admitted)} admitted, {len(self._refused)} refused>"
 
     def _greet(self, task: Task, address: str, incarnation: int) -> bool:
+        def greet() -> None:
+            check_version(task.device, address, is_error=self._is_mismatch_error)
+            leave_note(task.device, address, self._client, self._answer_timeout)
+
         try:
-            with tensorflow_internals.own_executor():
-                check_version(task.device, address, is_error=self._is_mismatch_error)
-                leave_note(task.device, address, self._client, self._answer_timeout)
+            call_within(_LONGEST_GREETING, "coordinator-greeting", greet)
         except VersionMismatchError as error:
             _logger.error("%s It takes no part.", error)
             self._refused[incarnation] = error
             return False
-        except tf.errors.OpError as error:
-            _logger.info("%s could not be greeted: %s", task, error.message)
+        except (tf.errors.OpError, TimeoutError) as error:
+            _logger.info("%s could not be greeted: %s", task, error)
             return False
         return True

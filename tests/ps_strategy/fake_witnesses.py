@@ -11,13 +11,15 @@ class FakeWitnesses:
     Attributes:
       reached: whether TensorFlow's connections serve.
       unreaching: workers that do not reach the parameter servers.
+      apart: whether parameter servers do not reach each other.
       forgetful: whether parameter servers lose what they have at the next change of the cluster.
     """
 
     reached = True
+    apart = False
     forgetful = False
 
-    def __init__(self) -> None:
+    def __init__(self, longest_call: float = 10.0) -> None:
         self.placed: set[int] = set()
         self.gone: set[int] = set()
         self.unreaching: set[Task] = set()
@@ -33,6 +35,10 @@ class FakeWitnesses:
     def unreached_from(self, workers: Sequence[Task], numbers: Sequence[int]) -> list[Task]:
         assert set(numbers) <= self.placed
         return [worker for worker in workers if worker in self.unreaching]
+
+    def reach_each_other(self, numbers: Sequence[int]) -> bool:
+        assert set(numbers) <= self.placed
+        return not self.apart
 
     def question(self, numbers: Iterable[int]) -> None:
         numbers = list(numbers)

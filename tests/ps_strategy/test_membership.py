@@ -36,7 +36,7 @@ def admission(monkeypatch, witnesses) -> FakeAdmission:
     probe = SimpleNamespace(status=lambda timeout: TaskStatus(1, ("CPU:0",)), close=lambda: None)
     monkeypatch.setattr(membership, "ServerAdmission", lambda address, options: admission)
     monkeypatch.setattr(membership, "Heartbeat", lambda interval, timeout: NO_HEARTBEAT)
-    monkeypatch.setattr(membership, "Witnesses", lambda: witnesses)
+    monkeypatch.setattr(membership, "Witnesses", lambda longest_call: witnesses)
     monkeypatch.setattr(membership, "TaskProbe", lambda address: probe)
     monkeypatch.setattr(tensorflow_internals, "update_server_def", lambda definition, client_timeout: None)
     return admission
@@ -113,3 +113,14 @@ def test_a_worker_that_does_not_reach_a_recovered_server_is_let_go(admission, wi
     assert members.reconnect(FIRST)
     members.reach_parameter_servers()
     assert members.is_connected(FIRST)
+
+
+def test_parameter_servers_that_do_not_reach_each_other_are_told_of_after_a_recovery(
+    admission, witnesses, members, caplog
+):
+    members.connect()
+    witnesses.apart = True
+    assert members.reconnect(FIRST), "a worker that returns has nothing to do with that"
+    assert "reach each other" not in caplog.text
+    members.reach_parameter_servers()
+    assert "The parameter servers do not all reach each other yet" in caplog.text

@@ -113,3 +113,11 @@ def test_a_warning_may_do(servers) -> None:
     admission.admit({FIRST: Run(1)}, ADDRESSES)
     assert servers.is_error is False
     admission.close()
+
+
+def test_a_server_that_does_not_answer_its_greeting_may_come_again(servers, admission) -> None:
+    servers.troubles["first:1"] = TimeoutError("A call into TensorFlow has not returned in 30 s.")
+    assert admission.admit({FIRST: Run(1)}, ADDRESSES) == {}
+    assert not admission.is_refused(1)
+    del servers.troubles["first:1"]
+    assert set(admission.admit({FIRST: Run(1)}, ADDRESSES)) == {FIRST}

@@ -315,22 +315,24 @@ def test_connecting_gives_up_in_time_and_names_who_is_missing(servers, connect, 
     assert servers.named == [set()], "what was begun is let go"
 
 
-def test_closing_does_not_wait_for_a_change_that_hangs(servers, connect, caplog):
-    runtime = connect()
-    hanging, naming = threading.Event(), threading.Event()
+@pytest.mark.parametrize(("where", "told"), [("naming", "has not finished a change"), ("admission", "is not let go")])
+def test_closing_does_not_wait_for_a_change_that_hangs(servers, connect, caplog, monkeypatch, where, told):
+    runtime = connect(heartbeat_interval=0.05, heartbeat_timeout=0.1)
+    hanging, begun = threading.Event(), threading.Event()
     servers.restart(SECOND)
 
-    def hang(tasks):
-        naming.set()
+    def hang(*_):
+        begun.set()
         hanging.wait()
+        return {}
 
-    servers.before_naming = hang
+    monkeypatch.setattr(*((servers, "before_naming") if where == "naming" else (FakeAdmission, "admit")), hang)
     thread = threading.Thread(target=runtime.reconnect, args=(1,))
     thread.start()
     try:
-        naming.wait()
+        begun.wait()
         runtime.close()
-        assert "is not let go" in caplog.text
+        assert told in caplog.text
     finally:
         hanging.set()
         thread.join()

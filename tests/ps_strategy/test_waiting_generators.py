@@ -7,8 +7,10 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.bounded_calls import on_own_thread
 from coordinator.ps_strategy.cluster_change import ClusterChanges
 from coordinator.ps_strategy.cluster_definition import Task
+from tests.deadline import wait_until
 from tests.ps_strategy.failure_programs import waiting_generator
 
 TIMEOUT = 60.0
@@ -36,7 +38,9 @@ def test_a_change_that_does_not_end_raises_and_the_next_one_waits_for_it(endless
     left = {server: "127.0.0.1:2", staying: "127.0.0.1:4"}
     with pytest.raises(tf.errors.DeadlineExceededError):
         changes.make(left)
-    assert [record.args[0] for record in caplog.records] == ["127.0.0.1:3"], "those that stay are not disturbed"
+    assert [record.args[0] for record in caplog.records if record.args] == ["127.0.0.1:3"], (
+        "those that stay are not disturbed"
+    )
     with pytest.raises(tf.errors.DeadlineExceededError):
         changes.make({})
     assert len(begun) == 1, "one change at a time"
@@ -48,8 +52,37 @@ def test_a_change_that_does_not_end_raises_and_the_next_one_waits_for_it(endless
     caplog.clear()
     with pytest.raises(tf.errors.DeadlineExceededError):
         changes.make({})
-    assert [record.args[0] for record in caplog.records] == ["127.0.0.1:4", "127.0.0.1:2"], "workers first"
+    assert [record.args[0] for record in caplog.records if record.args] == ["127.0.0.1:4", "127.0.0.1:2"], (
+        "workers first"
+    )
     may_end.set()
+    changes.close()
+
+
+def test_a_change_waits_for_one_of_another_strategy(endless_change):
+    may_end, begun = endless_change
+    first, second = (ClusterChanges("grpc", "127.0.0.1:1", 600.0, patience=0.05) for _ in range(2))
+    for changes in (first, second):
+        with pytest.raises(tf.errors.DeadlineExceededError):
+            changes.make({})
+    assert len(begun) == 1, "one change at a time"
+    may_end.set()
+    second.make({})
+    assert len(begun) == 2
+    second.close()
+    first.close()
+
+
+def test_less_patience_holds_for_a_change_that_is_waited_for(endless_change):
+    may_end, begun = endless_change
+    changes = ClusterChanges("grpc", "127.0.0.1:1", 600.0, patience=1000.0)
+    waiting = on_own_thread("patient-change", lambda: changes.make({}))
+    wait_until(lambda: begun)
+    changes.patience = 0.05
+    with pytest.raises(tf.errors.DeadlineExceededError):
+        waiting.result(TIMEOUT)
+    may_end.set()
+    changes.make({})
     changes.close()
 
 

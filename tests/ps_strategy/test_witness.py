@@ -1,7 +1,12 @@
 """Whether a parameter server still has what was made there, on real servers."""
 
-import pytest
+import types
 
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy import witness
+from coordinator.ps_strategy.cluster_definition import Task
 from coordinator.ps_strategy.witness import Witness, Witnesses
 
 PROGRAM = """
@@ -18,6 +23,7 @@ with LocalCluster(workers=1, ps=2) as cluster:
     assert witnesses.place({device: number for number, device in enumerate(devices)}) == set()
     workers = [Task("worker", 0)]
     assert witnesses.unreached_from(workers, [0, 1]) == []
+    assert witnesses.reach_each_other([0, 1])
     cluster.restart("ps", 1)
     wait_until(lambda: witnesses.are_reached([0, 1]))  # It answers, though not with what was made there.
     witnesses.question([0, 1])
@@ -25,6 +31,7 @@ with LocalCluster(workers=1, ps=2) as cluster:
     cluster.kill("ps", 0)
     assert not witnesses.are_reached([0])
     assert witnesses.unreached_from(workers, [0]) == workers
+    assert not witnesses.reach_each_other([0, 1])
     assert witnesses.place({devices[0]: 2}) == {devices[0]}
     # A call elsewhere in this thread is not harmed by what the witnesses met.
     assert not Witnesses().are_gone(0)
@@ -102,3 +109,37 @@ def test_a_server_that_goes_on_has_it_all(strategy):
     assert witnesses.place({strategy.parameter_servers[1].device: 7}) == set()
     witnesses.question([7])
     assert not witnesses.are_gone(7)
+
+
+def test_a_read_that_takes_too_long_says_nothing_and_a_late_error_of_tensorflow_is_tried_again(monkeypatch):
+    late, gone = tf.errors.DeadlineExceededError(None, None, "late"), tf.errors.NotFoundError(None, None, "gone")
+    variable = types.SimpleNamespace(numpy=None)
+    outcomes = [variable, TimeoutError(), TimeoutError(), late, True, late, gone]
+
+    def call_within(seconds, name, call):
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(witness, "call_within", call_within)
+    found = Witness("/job:ps/task:0/device:CPU:0")
+    assert found.is_there(), "too long"
+    assert not found.is_reached(), "too long"
+    assert found.is_there(), "late, then there"
+    assert not found.is_there(), "late, then gone"
+    assert not outcomes
+
+
+def test_workers_that_cannot_be_asked_do_not_reach_anything(monkeypatch, strategy):
+    def refuse(*args, **kwargs):
+        raise tf.errors.InvalidArgumentError(None, None, "Client for target ... not found.")
+
+    witnesses, workers = Witnesses(), [Task("worker", 0)]
+    witnesses.place({server.device: number for number, server in enumerate(strategy.parameter_servers)})
+    with monkeypatch.context() as patch:
+        patch.setattr(tf, "function", refuse)
+        assert witnesses.unreached_from(workers, [0, 1]) == workers
+        assert not witnesses.reach_each_other([0, 1])
+    assert witnesses.unreached_from(workers, [0, 1]) == []
+    assert witnesses.reach_each_other([0, 1])
