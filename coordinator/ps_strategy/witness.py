@@ -169,16 +169,16 @@ class Witnesses:
         """Has each of some parameter servers reach all others, for the same reason; whether they do."""
         witnesses = [self._witnesses[number] for number in numbers]
 
-        def values() -> Any:
+        def read_all_everywhere() -> Any:
             found = []
-            for each in witnesses:
-                values = [other.value() for other in witnesses]
-                with tf.device(each.device):
+            for reader in witnesses:
+                values = [each.value() for each in witnesses]
+                with tf.device(reader.device):
                     found.append(tf.reduce_all(values))
             return tf.reduce_all(found)
 
         try:
-            concrete = tf.function(values, autograph=False).get_concrete_function()
+            concrete = tf.function(read_all_everywhere, autograph=False).get_concrete_function()
         except tf.errors.OpError:
             return False
         return _is_run_on(None, concrete, self._longest_call)
