@@ -219,12 +219,11 @@ class Worker(BackgroundThread):
         What no other attempt can mend is told by the first of them, and the others are withdrawn like all that waits.
         """
         self._dispatch.note_failure(failure.kind)
-        if failure.kind is FailureKind.USER:
-            # Nobody else would know why the function runs alone from now on, if the call itself cannot be made.
+        told = attempts[:1] if is_hopeless(failure, may_recover=may_recover) else ()
+        if not told:
             name, error = attempts[0].closure.name, failure.error
             text = "%s: %d calls of %s in one failed and are run again, each alone: %s: %s"
             _logger.info(text, self.device, len(attempts), name, type(error).__name__, error)
-        told = attempts[:1] if is_hopeless(failure, may_recover=may_recover) else ()
         for attempt in reversed(attempts[len(told) :]):
             if failure.kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
                 attempt.closure.record_failure(self.index, failure.kind)

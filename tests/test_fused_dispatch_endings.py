@@ -78,6 +78,23 @@ def test_the_log_says_why_functions_of_one_call_run_again_alone(
     assert said.endswith("ZeroDivisionError: mine")
 
 
+def test_the_log_says_so_too_if_the_function_is_not_at_fault(
+    runtime: FakeRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = iter([TransientError("Connection refused")])
+
+    def refuse_once(_: int) -> None:
+        for error in refused:
+            raise error
+
+    with caplog.at_level(logging.INFO, logger="coordinator"), running_cluster(runtime, FOUR) as cluster:
+        gate = behind_a_gate(cluster, runtime)
+        futures = schedule(cluster, [lambda _: None, refuse_once, lambda _: None, lambda _: None])
+        gate.open()
+        results(futures)
+    assert "4 calls of step in one failed and are run again, each alone: TransientError: Connection" in caplog.text
+
+
 def test_an_error_withdraws_the_others_if_it_is_to_stop_everything(runtime: FakeRuntime) -> None:
     with running_cluster(runtime, FOUR) as cluster:
         gate = behind_a_gate(cluster, runtime)
