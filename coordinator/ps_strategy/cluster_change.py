@@ -26,8 +26,8 @@ from coordinator.ps_strategy.bounded_calls import on_own_thread
 from coordinator.ps_strategy.cluster_definition import Task, server_def
 from coordinator.ps_strategy.tensorflow_internals import FunctionRegistration
 
-# How patient whoever closes a strategy is at most, in seconds, however patient heartbeats are.
-LONGEST_PATIENCE_AT_CLOSE = 4.0
+# The most patience while a strategy is being closed, in seconds, however large `heartbeat_timeout` is.
+PATIENCE_AT_CLOSE = 4.0
 # How long it takes to notice that patience has become less, in seconds.
 _LONGEST_SLEEP = 0.5
 
@@ -45,7 +45,6 @@ class ClusterChanges:
         seconds.
 
     Attributes:
-      patience: as given; may be changed, for a change that is under way too.
       named: the servers that TensorFlow was given last, with their addresses. Some may have been lost since.
     """
 
@@ -55,7 +54,7 @@ class ClusterChanges:
         self._protocol = protocol
         self._client_address = client_address
         self._client_timeout = client_timeout
-        self.patience = patience
+        self._patience = patience
         self._functions = FunctionRegistration(patience)
         self.named: dict[Task, str] = {}
 
@@ -71,7 +70,8 @@ class ClusterChanges:
         """
         if ClusterChanges._under_way is not None:
             self._wait(ClusterChanges._under_way)
-            _refuse_unfinished(ClusterChanges._under_way)
+            if not ClusterChanges._under_way.done():
+                raise _unfinished()
         definition = server_def(self._protocol, self._client_address, addresses)
 
         def change() -> None:
@@ -90,9 +90,18 @@ class ClusterChanges:
         self._wait(made, times=2)
         if not made.done():
             _logger.warning("TensorFlow has not finished a change of the cluster; the next one waits for that.")
-        _refuse_unfinished(made)
+            raise _unfinished()
         made.result()
         self.named = dict(addresses)
+
+    def hurry(self) -> float:
+        """Limits the patience, of a change that is under way too, because the strategy is being closed.
+
+        Returns:
+          The longest that a change may take from now on, in seconds.
+        """
+        self._patience = min(self._patience, PATIENCE_AT_CLOSE)
+        return 5 * self._patience
 
     def close(self) -> None:
         """Leaves TensorFlow as it was before."""
@@ -104,18 +113,17 @@ class ClusterChanges:
                 "%s did not end what this client runs there in %g s; the connections are cut. A generator of "
                 "tf.data.Dataset.from_generator that waits is the usual cause.",
                 ", ".join(addresses),
-                self.patience,
+                self._patience,
             )
         for address in addresses:
             OpenConnections().shut_down(address)
 
     def _wait(self, change: concurrent.futures.Future[None], times: int = 1) -> None:
-        """Waits for a change for so many times the patience that there is meanwhile."""
+        """Waits for a change to end, at most `times` the patience, which may become less meanwhile."""
         began = time.monotonic()
-        while not change.done() and (left := began + times * self.patience - time.monotonic()) > 0:
+        while not change.done() and (left := began + times * self._patience - time.monotonic()) > 0:
             concurrent.futures.wait([change], min(left, _LONGEST_SLEEP))
 
 
-def _refuse_unfinished(change: concurrent.futures.Future[None]) -> None:
-    if not change.done():
-        raise tf.errors.DeadlineExceededError(None, None, "TensorFlow has not finished a change of the cluster.")
+def _unfinished() -> tf.errors.OpError:
+    return tf.errors.DeadlineExceededError(None, None, "TensorFlow has not finished a change of the cluster.")

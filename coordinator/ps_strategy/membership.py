@@ -28,7 +28,7 @@ from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.heartbeat.pulse import PulseState
 from coordinator.heartbeat.task_probe import TaskProbe, TaskStatus
 from coordinator.options import Options
-from coordinator.ps_strategy.cluster_change import LONGEST_PATIENCE_AT_CLOSE, ClusterChanges
+from coordinator.ps_strategy.cluster_change import ClusterChanges
 from coordinator.ps_strategy.cluster_definition import ClusterDefinition, Task, check_address
 from coordinator.ps_strategy.connection import Connection
 from coordinator.ps_strategy.server_admission import ServerAdmission
@@ -57,10 +57,11 @@ class Membership:
         self._addresses = dict(definition.addresses)
         self._probes = {task: TaskProbe(address) for task, address in self._addresses.items()}
         self._connected: dict[Task, Connection] = {}
-        patience, self._numbers = options.heartbeat_timeout, itertools.count()
-        self._witnesses = Witnesses(max(10.0, 2 * patience))
-        self._changes = ClusterChanges(definition.protocol, client_address, options.client_timeout, patience)
-        self._complaint = ""  # What was wrong when TensorFlow was told last, for whoever waits for it.
+        self._numbers = itertools.count()
+        self._witnesses = Witnesses(max(10.0, 2 * options.heartbeat_timeout))
+        timeouts = options.client_timeout, options.heartbeat_timeout
+        self._changes = ClusterChanges(definition.protocol, client_address, *timeouts)
+        self._complaint = ""  # Why the last change of the cluster failed, for the message of a TimeoutError.
         self._closed = self._has_recovered = False
         self.parameter_servers = definition.tasks("ps")
         self._heartbeat.start()
@@ -170,9 +171,9 @@ class Membership:
         return self.is_connected(task)
 
     def reach_parameter_servers(self, workers: Collection[Task] | None = None) -> None:
-        """Has workers, None for all and servers too, reach all parameter servers; disconnects workers that cannot.
+        """Makes workers, or all servers if None, reach the parameter servers; disconnects workers that cannot.
 
-        Calls of one that has not found a recovered server again would fail on the way, half applied.
+        Calls from a server that has not reached a recovered one yet would fail on the way, half applied.
         """
         present = self._connected
         asked = [task for task in present if task.job == "worker" and (workers is None or task in workers)]
@@ -226,8 +227,7 @@ class Membership:
     def close(self) -> None:
         """Lets every server go, which frees what this client made on it."""
         self._closed = True
-        self._changes.patience = patience = min(self._options.heartbeat_timeout, LONGEST_PATIENCE_AT_CLOSE)
-        if self._lock.acquire(timeout=5 * patience):
+        if self._lock.acquire(timeout=self._changes.hurry()):
             try:
                 self._connected = {}
                 self._name(())

@@ -40,7 +40,7 @@ class Witness:
       TimeoutError: it has not answered in time.
     """
 
-    def __init__(self, device: str, longest_call: float = 10.0) -> None:
+    def __init__(self, device: str, longest_call: float) -> None:
         def make() -> tf.Variable:
             with tf.device(device):
                 return tf.Variable(True, trainable=False, name="coordinator_witness")
@@ -66,7 +66,7 @@ class Witness:
     def is_there(self) -> bool:
         """Whether it can be read. A refused connection is tried again for about three seconds.
 
-        A read that takes too long, although nobody has hung up on the server, says nothing about the variable.
+        A read that takes too long, although the heartbeat has not hung up, says nothing about the variable.
         """
         pause = threading.Event()
         for _ in range(_TRIES):
@@ -89,7 +89,7 @@ class Witness:
         """Builds, in a function, a question that goes to the server and comes back: a bool scalar, which is true."""
         sent = tf.timestamp() > 0.0
         with tf.device(self.device):
-            return tf.logical_and(self._variable.read_value(), sent)
+            return tf.logical_and(self.value(), sent)
 
     def _read(self) -> bool:
         """Its value, which is true. A `tf.errors.OpError`: it is gone, or the server could not be reached."""
@@ -103,7 +103,7 @@ class Witnesses:
       longest_call: how long to wait for one answer, in seconds; longer than a frozen server is waited for.
     """
 
-    def __init__(self, longest_call: float = 10.0) -> None:
+    def __init__(self, longest_call: float) -> None:
         self._longest_call = longest_call
         self._witnesses: dict[int, Witness] = {}
         self._gone: set[int] = set()
@@ -166,7 +166,7 @@ class Witnesses:
             return [worker for worker, did in zip(workers, threads.map(reach, workers), strict=True) if not did]
 
     def reach_each_other(self, numbers: Sequence[int]) -> bool:
-        """Has each of some parameter servers reach all others, for the same reason; whether they do."""
+        """Makes each of some parameter servers reach all others, for the same reason. Returns True if they do."""
         witnesses = [self._witnesses[number] for number in numbers]
 
         def read_all_everywhere() -> Any:

@@ -41,7 +41,8 @@ def may_lead(clock: Any, slowest_clock: Any, max_lead: int) -> Any:
 
     `max_lead` is at least 1, so that the slowest worker always may. (SSP, Ho et al. 2013.)
     """
-    # The other way round the sum would overflow: the slowest clock of nobody is very large, and so may `max_lead` be.
+    # `slowest_clock + max_lead` would overflow: without other workers the slowest clock is 2**62, and `max_lead` may be
+    # as large.
     return clock - slowest_clock < max_lead
 
 

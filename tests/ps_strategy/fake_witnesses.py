@@ -19,7 +19,7 @@ class FakeWitnesses:
     apart = False
     forgetful = False
 
-    def __init__(self, longest_call: float = 10.0) -> None:
+    def __init__(self, longest_call: float) -> None:
         self.placed: set[int] = set()
         self.gone: set[int] = set()
         self.unreaching: set[Task] = set()

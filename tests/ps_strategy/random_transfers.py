@@ -57,9 +57,8 @@ def random_value(rng: np.random.Generator, dtype: tf.DType, shape: Sequence[int]
     if dtype is tf.bool:
         return rng.integers(0, 2, shape).astype(bool)
     if dtype in [*_RARE, *FED_ONLY]:
-        return (
-            rng.integers(0, 2 if dtype.name.endswith("int2") else 7, shape).astype(np.int8).astype(dtype.as_numpy_dtype)
-        )
+        most = 1 if dtype.name.endswith("int2") else 6
+        return rng.integers(0, most + 1, shape).astype(np.int8).astype(dtype.as_numpy_dtype)
     kind = rng.integers(0, 3)
     if kind == 0:
         words = np.frombuffer(rng.bytes(count * dtype.size), np.uint8)

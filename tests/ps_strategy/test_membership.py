@@ -27,7 +27,7 @@ NO_HEARTBEAT = SimpleNamespace(
 
 @pytest.fixture
 def witnesses() -> FakeWitnesses:
-    return FakeWitnesses()
+    return FakeWitnesses(10.0)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy import cluster_change, tensorflow_internals
 from coordinator.ps_strategy.bounded_calls import on_own_thread
 from coordinator.ps_strategy.cluster_change import ClusterChanges
 from coordinator.ps_strategy.cluster_definition import Task
@@ -73,12 +73,13 @@ def test_a_change_waits_for_one_of_another_strategy(endless_change):
     first.close()
 
 
-def test_less_patience_holds_for_a_change_that_is_waited_for(endless_change):
+def test_less_patience_holds_for_a_change_that_is_waited_for(endless_change, monkeypatch):
+    monkeypatch.setattr(cluster_change, "PATIENCE_AT_CLOSE", 0.05)
     may_end, begun = endless_change
     changes = ClusterChanges("grpc", "127.0.0.1:1", 600.0, patience=1000.0)
     waiting = on_own_thread("patient-change", lambda: changes.make({}))
     wait_until(lambda: begun)
-    changes.patience = 0.05
+    assert changes.hurry() == 0.25
     with pytest.raises(tf.errors.DeadlineExceededError):
         waiting.result(TIMEOUT)
     may_end.set()

@@ -9,6 +9,8 @@ from coordinator.ps_strategy import witness
 from coordinator.ps_strategy.cluster_definition import Task
 from coordinator.ps_strategy.witness import Witness, Witnesses
 
+LONGEST_CALL = 10.0
+
 PROGRAM = """
 import coordinator
 from coordinator.ps_strategy.cluster_definition import Task
@@ -19,7 +21,7 @@ from tests.deadline import wait_until
 with LocalCluster(workers=1, ps=2) as cluster:
     strategy = coordinator.ParameterServerStrategy(cluster.resolver)
     devices = [server.device for server in strategy.parameter_servers]
-    witnesses = Witnesses()
+    witnesses = Witnesses(10.0)
     assert witnesses.place({device: number for number, device in enumerate(devices)}) == set()
     workers = [Task("worker", 0)]
     assert witnesses.unreached_from(workers, [0, 1]) == []
@@ -34,7 +36,7 @@ with LocalCluster(workers=1, ps=2) as cluster:
     assert not witnesses.reach_each_other([0, 1])
     assert witnesses.place({devices[0]: 2}) == {devices[0]}
     # A call elsewhere in this thread is not harmed by what the witnesses met.
-    assert not Witnesses().are_gone(0)
+    assert not Witnesses(10.0).are_gone(0)
     strategy.close()
 """
 
@@ -103,9 +105,9 @@ def test_a_server_that_thaws_keeps_what_was_made_there_whatever_changes_at_once(
 
 def test_a_server_that_goes_on_has_it_all(strategy):
     device = f"{strategy.parameter_servers[0].device}/device:CPU:0"
-    assert Witness(device).is_there()
-    assert Witness(device).is_reached()
-    witnesses = Witnesses()
+    assert Witness(device, LONGEST_CALL).is_there()
+    assert Witness(device, LONGEST_CALL).is_reached()
+    witnesses = Witnesses(LONGEST_CALL)
     assert witnesses.place({strategy.parameter_servers[1].device: 7}) == set()
     witnesses.question([7])
     assert not witnesses.are_gone(7)
@@ -123,7 +125,7 @@ def test_a_read_that_takes_too_long_says_nothing_and_a_late_error_of_tensorflow_
         return outcome
 
     monkeypatch.setattr(witness, "call_within", call_within)
-    found = Witness("/job:ps/task:0/device:CPU:0")
+    found = Witness("/job:ps/task:0/device:CPU:0", LONGEST_CALL)
     assert found.is_there(), "too long"
     assert not found.is_reached(), "too long"
     assert found.is_there(), "late, then there"
@@ -135,7 +137,7 @@ def test_workers_that_cannot_be_asked_do_not_reach_anything(monkeypatch, strateg
     def refuse(*args, **kwargs):
         raise tf.errors.InvalidArgumentError(None, None, "Client for target ... not found.")
 
-    witnesses, workers = Witnesses(), [Task("worker", 0)]
+    witnesses, workers = Witnesses(LONGEST_CALL), [Task("worker", 0)]
     witnesses.place({server.device: number for number, server in enumerate(strategy.parameter_servers)})
     with monkeypatch.context() as patch:
         patch.setattr(tf, "function", refuse)
