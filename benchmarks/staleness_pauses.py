@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from coordinator.updates.gate import pause
+from coordinator.updates.state.gate import pause
 
 
 class Pauses(Protocol):

@@ -69,11 +69,11 @@ if TYPE_CHECKING:
     from coordinator.evaluation.sidecar_evaluator import SidecarEvaluator
     from coordinator.future import Future
     from coordinator.options import Options
+    from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver
     from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-    from coordinator.ps_strategy.polled_cluster_resolver import PolledClusterResolver
     from coordinator.ps_strategy.worker_index import get_current_worker_index
     from coordinator.rolled_back import RolledBack
-    from coordinator.worker import Worker
+    from coordinator.workers.worker import Worker
 else:
     # Hidden from type checkers, which would otherwise accept every misspelt name as an attribute.
     _MODULE_OF_NAME = {
@@ -91,14 +91,14 @@ else:
         "Options": "coordinator.options",
         "ParameterServerLost": "coordinator.errors",
         "ParameterServerStrategy": "coordinator.ps_strategy.parameter_server_strategy",
-        "PolledClusterResolver": "coordinator.ps_strategy.polled_cluster_resolver",
+        "PolledClusterResolver": "coordinator.ps_strategy.membership.polled_cluster_resolver",
         "RolledBack": "coordinator.rolled_back",
         "SettingError": "coordinator.errors",
         "SidecarEvaluator": "coordinator.evaluation.sidecar_evaluator",
         "StrategyClosedError": "coordinator.errors",
         "TaskLost": "coordinator.errors",
         "VersionMismatchError": "coordinator.errors",
-        "Worker": "coordinator.worker",
+        "Worker": "coordinator.workers.worker",
         "WorkerLost": "coordinator.errors",
         "get_current_worker_index": "coordinator.ps_strategy.worker_index",
     }

@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from coordinator.closure import Attempt, Closure, ClosureState
 from coordinator.errors import StrategyClosedError
-from coordinator.idle_workers import IdleWorkers
 from coordinator.queue_state import QueueState
-from coordinator.retry_rule import Reach
+from coordinator.queueing.closure import Attempt, Closure, ClosureState
+from coordinator.queueing.idle_workers import IdleWorkers
 from coordinator.statistics import ClusterStatistics
 from coordinator.watched_wait import WatchedWait
+from coordinator.workers.retry_rule import Reach
 
 
 class ClosureOutcomes:

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from coordinator.closure import Attempt, Closure, ClosureState
 from coordinator.closure_outcomes import ClosureOutcomes
-from coordinator.idle_workers import IdleWorker
+from coordinator.queueing.closure import Attempt, Closure, ClosureState
+from coordinator.queueing.idle_workers import IdleWorker
 from coordinator.runtime import Cancellation
 from coordinator.shared_cancellation import SharedCancellation
 

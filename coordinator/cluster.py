@@ -20,19 +20,19 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from coordinator.closure import Closure
 from coordinator.closure_queue import ClosureQueue
 from coordinator.errors import ClosureInputError, WorkerLost
 from coordinator.future import Future
 from coordinator.idle_watch import IdleWatch
 from coordinator.membership_watch import MembershipWatch, change_between
 from coordinator.options import Options
-from coordinator.recovery import Recovery
-from coordinator.retry_rule import Reach
+from coordinator.queueing.closure import Closure
 from coordinator.runtime import Runtime
 from coordinator.statistics import ClusterStatistics
 from coordinator.straggler_watch import StragglerWatch
-from coordinator.worker import Worker, WorkerState
+from coordinator.workers.recovery_loop import Recovery
+from coordinator.workers.retry_rule import Reach
+from coordinator.workers.worker import Worker, WorkerState
 
 _logger = logging.getLogger("coordinator")
 

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from coordinator.closure import Attempt, Closure, ClosureState
+from coordinator.queueing.closure import Attempt, Closure, ClosureState
 from coordinator.runtime import Cancellation
 from coordinator.statistics import ClusterStatistics
 from coordinator.waiting_lines import WaitingLines

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from coordinator.closure import Closure, ClosureState
 from coordinator.line import Line
+from coordinator.queueing.closure import Closure, ClosureState
 
 
 class WaitingLines:

@@ -120,7 +120,7 @@ class ImportGraph:
             yield Import(module, self._own_module(name), path, line)
 
     def _own_module(self, name: str) -> str:
-        """Cuts a name of the package back to the module that holds it: `coordinator.closure.Closure` to its module."""
+        """Cuts a name of the package back to the module that holds it: `coordinator.queueing.closure.Closure` to its module."""
         while name.startswith(f"{self.package}.") and name not in self.paths:
             name = name.rpartition(".")[0]
         return name

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from tests.build_file import BuildFile
 from tests.import_graph import ROOT, ImportGraph
+from tests.repository.build_file import BuildFile
 from tests.test_layers import MAY_IMPORT
 
 LAYERS = list(MAY_IMPORT)

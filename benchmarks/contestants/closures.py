@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.contestants.pace import Pace
+from benchmarks.contestants.rate_meter import Pace
 from benchmarks.contestants.side import Side
 
 # On a busy machine too, so many are queued at once that there is something to fuse.

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from benchmarks.contestants.pace import Pace
+from benchmarks.contestants.rate_meter import Pace
 from benchmarks.contestants.side import Side
 
 BATCH_SIZE = 32

@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks.contestants.criteo_like import criteo_like
-from benchmarks.contestants.pace import Pace
 from benchmarks.contestants.packed_recommender_model import PackedRecommenderModel
+from benchmarks.contestants.rate_meter import Pace
 from benchmarks.contestants.recommender_model import LEARNING_RATE, RecommenderModel, descend
 from benchmarks.contestants.side import Side
 from coordinator import updates

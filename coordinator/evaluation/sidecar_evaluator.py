@@ -31,12 +31,12 @@ import tensorflow as tf
 from coordinator.errors import EvaluationError
 from coordinator.evaluation.best_checkpoint import BestCheckpoint
 from coordinator.evaluation.checkpoint_loader import CheckpointLoader
+from coordinator.evaluation.checkpoint_loaders import KerasModelLoader
 from coordinator.evaluation.checkpoint_watch import SETTLING_TIME, CheckpointWatch
 from coordinator.evaluation.evaluation_record import EvaluationRecord
 from coordinator.evaluation.evaluation_result import EvaluationResult
 from coordinator.evaluation.evaluation_summary import EvaluationSummary
 from coordinator.evaluation.keras_evaluation import KerasEvaluation
-from coordinator.evaluation.keras_model_loader import KerasModelLoader
 from coordinator.evaluation.metrics import flat_metrics
 from coordinator.evaluation.next_move import Move, Situation, next_move
 from coordinator.evaluation.trackable_loader import TrackableLoader

@@ -29,7 +29,7 @@ import time
 from typing import Any
 
 from coordinator.heartbeat.endpoint_lookup import EndpointLookup
-from coordinator.heartbeat.heartbeat_child import HeartbeatChild
+from coordinator.heartbeat.heartbeat_client import HeartbeatChild
 from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.heartbeat.pulse import Pulse, PulseState
 

@@ -9,13 +9,13 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+from coordinator.cli.run import run
+from coordinator.cli.simulate import add_simulate, with_negative_values
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.launch.further_command import FurtherCommand
-from coordinator.launch.run_command import run
 from coordinator.launch.run_request import RunRequest
-from coordinator.launch.serve_command import serve
+from coordinator.launch.serve import serve
 from coordinator.launch.simulate_command import simulate
-from coordinator.launch.simulate_options import add_simulate, with_negative_values
 
 _UNUSABLE = 2
 

@@ -24,8 +24,8 @@ from coordinator.launch import job_events as events
 from coordinator.launch.child_environment import program_environment
 from coordinator.launch.console import Console
 from coordinator.launch.free_addresses import free_addresses
-from coordinator.launch.job_course import JobCourse, State
 from coordinator.launch.job_events import Role
+from coordinator.launch.job_state_machine import JobCourse, State
 from coordinator.launch.local_servers import LocalServers
 from coordinator.launch.program_process import ProgramProcess
 from coordinator.launch.run_request import RunRequest

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Iterator
 
-from coordinator.launch.serve_command import load_tensorflow
+from coordinator.launch.serve import load_tensorflow
 
 # How long a thread that was joined may still be seen, in seconds.
 _THREAD_END_TIMEOUT = 1.0

@@ -53,7 +53,7 @@ def _series(request: "Request") -> Series:
 
 def _text(request: "Request", series: Series) -> str:
     from coordinator.simulation.advice import advice
-    from coordinator.simulation.text_table import sheet, table
+    from coordinator.simulation.text_report import sheet, table
 
     if request.sweep:
         rows = [

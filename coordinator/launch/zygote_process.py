@@ -100,7 +100,7 @@ class ZygoteProcess:
         try:
             with zygote_control:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "coordinator.launch.zygote"],
+                    [sys.executable, "-m", "coordinator.launch.fork_server"],
                     stdin=zygote_control.fileno(),
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -13,14 +13,14 @@ import tensorflow as tf
 
 from coordinator.future import Future
 from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.calls.retraced_functions import RetracedFunctions
+from coordinator.ps_strategy.calls.scheduled_call import ScheduledCall
+from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.compiled_functions import CompiledFunctions
 from coordinator.ps_strategy.fresh_functions import FreshFunctions
 from coordinator.ps_strategy.known_traces import KnownTraces
-from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles
-from coordinator.ps_strategy.retraced_functions import RetracedFunctions
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
 from coordinator.ps_strategy.schedule_arguments import ScheduleArguments
-from coordinator.ps_strategy.scheduled_call import ScheduledCall
-from coordinator.ps_strategy.traced_function import TracedFunction
 
 # Makes the scope in which functions are traced; given to each call, since what makes it owns the tracer.
 _Scope = Callable[[], contextlib.AbstractContextManager[Any]]

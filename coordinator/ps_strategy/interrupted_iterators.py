@@ -22,8 +22,8 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError
+from coordinator.ps_strategy.per_worker.resource import WorkerContext
 from coordinator.ps_strategy.per_worker_dataset import PerWorkerIterator
-from coordinator.ps_strategy.per_worker_resource import WorkerContext
 
 _logger = logging.getLogger("coordinator")
 

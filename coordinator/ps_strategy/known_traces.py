@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.per_worker_dataset import PerWorkerDataset, PerWorkerIterator
-from coordinator.ps_strategy.traced_function import TracedFunction
 
 # For one function; beyond it what is known of that function is forgotten. Each number that is given as a Python value
 # is a trace of its own, and each iterator is known anew.

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.step_copies import StepCopies, servers_of_resources
+from coordinator.ps_strategy.fusing.graph_copies import StepCopies, servers_of_resources
 
 _logger = logging.getLogger("coordinator")
 

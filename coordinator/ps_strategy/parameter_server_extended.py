@@ -14,10 +14,10 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource
 from coordinator.ps_strategy.per_worker_table import table_creator_scopes
 from coordinator.ps_strategy.per_worker_variable import create_per_worker_variable
-from coordinator.ps_strategy.variable_store import VariableStore
+from coordinator.ps_strategy.recovery.variable_store import VariableStore
 
 _logger = logging.getLogger("coordinator")
 

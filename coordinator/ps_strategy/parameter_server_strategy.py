@@ -20,20 +20,20 @@ from coordinator.cluster import Cluster
 from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.ps_strategy import keras_internals
-from coordinator.ps_strategy.cluster_definition import ClusterDefinition
-from coordinator.ps_strategy.dataset_distribution import DatasetDistribution, DatasetFunction
+from coordinator.ps_strategy.calls.traced_function import ResourceBuild, TracedFunction
 from coordinator.ps_strategy.function_tracer import FunctionTracer
 from coordinator.ps_strategy.keras_fit.fit_extension import extend_keras
+from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
+from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended
-from coordinator.ps_strategy.parameter_server_recovery import ParameterServerRecovery
+from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, DatasetFunction
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource
 from coordinator.ps_strategy.per_worker_dataset import PerWorkerDataset
-from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource
 from coordinator.ps_strategy.per_worker_variable import VariableRead
-from coordinator.ps_strategy.polled_cluster_resolver import PolledClusterResolver
+from coordinator.ps_strategy.recovery.variable_recovery import ParameterServerRecovery
+from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.scope_entered import ScopeEntered
 from coordinator.ps_strategy.tensorflow_runtime import ParameterServer, TensorFlowRuntime
-from coordinator.ps_strategy.traced_function import ResourceBuild, TracedFunction
-from coordinator.ps_strategy.variable_store import VariableStore
 from coordinator.ps_strategy.worker_index import WorkerNumber
 from coordinator.rolled_back import RolledBack
 

@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.per_worker_resource import PerWorkerResource, WorkerContext
+from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, WorkerContext
 
 
 class PerWorkerIterator(PerWorkerResource, tf.types.experimental.SupportsTracingProtocol):

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource, WorkerContext
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
 
 
 def table_creator_scopes(handles: PerWorkerHandles) -> Sequence[Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource, WorkerContext
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
 
 
 def create_per_worker_variable(

@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.future import Future
-from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles
-from coordinator.ps_strategy.traced_function import TracedFunction
+from coordinator.ps_strategy.calls.traced_function import TracedFunction
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
 
 
 @dataclasses.dataclass(frozen=True)

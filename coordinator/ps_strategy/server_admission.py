@@ -17,10 +17,10 @@ import tensorflow as tf
 from coordinator.errors import VersionMismatchError
 from coordinator.options import Options
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.bounded_calls import call_within
 from coordinator.ps_strategy.client_lease import ClientLease
 from coordinator.ps_strategy.client_note import Client, leave_note
-from coordinator.ps_strategy.cluster_definition import Task
+from coordinator.ps_strategy.membership.bounded_calls import call_within
+from coordinator.ps_strategy.membership.cluster_definition import Task
 from coordinator.ps_strategy.server_version import check_version
 
 _logger = logging.getLogger("coordinator")

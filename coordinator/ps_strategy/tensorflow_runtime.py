@@ -20,12 +20,12 @@ import tensorflow as tf
 from coordinator.errors import ParameterServerLost
 from coordinator.options import Options
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.cluster_definition import CLIENT_JOB, ClusterDefinition, Task, client_server_def
+from coordinator.ps_strategy.calls.scheduled_call import ScheduledCall
 from coordinator.ps_strategy.connection import Connection
 from coordinator.ps_strategy.failure_table import failure_of
-from coordinator.ps_strategy.membership import Membership
-from coordinator.ps_strategy.per_worker_resource import WorkerContext
-from coordinator.ps_strategy.scheduled_call import ScheduledCall
+from coordinator.ps_strategy.membership.cluster_definition import CLIENT_JOB, ClusterDefinition, Task, client_server_def
+from coordinator.ps_strategy.membership.membership import Membership
+from coordinator.ps_strategy.per_worker.resource import WorkerContext
 from coordinator.ps_strategy.tensorflow_internals import CancellationManager
 from coordinator.runtime import Failure, Likeness
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.per_worker_resource import PerWorkerHandles, PerWorkerResource, WorkerContext
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
 
 
 def get_current_worker_index() -> tf.Tensor:

@@ -3,9 +3,9 @@
 import argparse
 import sys
 
-from coordinator.launch.simulate_options import with_negative_values
+from coordinator.cli.simulate import with_negative_values
+from coordinator.cli.testbed import TEXT, add_options
 from coordinator.testbed.testbed_command import TESTBED
-from coordinator.testbed.testbed_options import TEXT, add_options
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coordinator.testbed.cell import ASYNCHRONOUS, SYNCHRONOUS, Cell, worker_count
-from coordinator.testbed.curve import Curve
+from coordinator.testbed.loss_curve import Curve
 
 # The share of the pairs of a series that must be in order for it to count as rising.
 _IN_ORDER = 0.75

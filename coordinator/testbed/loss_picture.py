@@ -12,8 +12,8 @@ import numpy as np
 from coordinator.simulation import colours
 from coordinator.simulation.picture import new_figure
 from coordinator.testbed.cell import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS, worker_count
-from coordinator.testbed.curve import WINDOW, Curve
 from coordinator.testbed.experiment import Experiment
+from coordinator.testbed.loss_curve import WINDOW, Curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

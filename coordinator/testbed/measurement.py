@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Callable
 
 from coordinator.options import Options
-from coordinator.testbed.curve import Curve
 from coordinator.testbed.experiment import Experiment
 from coordinator.testbed.extra import missing
 from coordinator.testbed.image_data import ImageData
+from coordinator.testbed.loss_curve import Curve
 from coordinator.testing.local_cluster import LocalCluster
 
 # A machine whose processors are all taken may be silent for long; nothing here is to be saved by giving it up.
@@ -47,8 +47,8 @@ def measure(experiment: Experiment, data: ImageData, take: Callable[[Curve], obj
         import tensorflow as tf
 
         from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-        from coordinator.testbed.bench import Bench
         from coordinator.testbed.record_file import RecordFile
+        from coordinator.testbed.runner import Bench
 
         # Each cell traces the functions of a rule of its own: that is no mistake to be warned of.
         tf.get_logger().setLevel("ERROR")

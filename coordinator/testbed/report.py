@@ -9,10 +9,10 @@ from coordinator.simulation import picture
 from coordinator.simulation.aligned_table import aligned
 from coordinator.testbed import loss_picture
 from coordinator.testbed.cell import worker_count
-from coordinator.testbed.curve import WINDOW, Curve
 from coordinator.testbed.experiment import Experiment
 from coordinator.testbed.extra import missing
 from coordinator.testbed.findings import findings
+from coordinator.testbed.loss_curve import WINDOW, Curve
 from coordinator.testbed.spikes import HEIGHT
 
 LOSSES, TABLE, SUMMARY = "losses.csv", "summary.csv", "summary.txt"

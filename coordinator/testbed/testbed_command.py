@@ -4,12 +4,12 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from coordinator.cli.testbed import add_testbed
 from coordinator.errors import LaunchError, SettingError
 from coordinator.launch.further_command import FurtherCommand
-from coordinator.testbed.testbed_options import add_testbed
 
 if TYPE_CHECKING:
-    from coordinator.testbed.curve import Curve
+    from coordinator.testbed.loss_curve import Curve
 
 _UNUSABLE, _INTERRUPTED = 2, 130
 

@@ -15,11 +15,11 @@ from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStr
 from coordinator.testbed.cell import SEQUENTIAL, SYNCHRONOUS, Cell
 from coordinator.testbed.experiment import Experiment
 from coordinator.testbed.network import new_network
-from coordinator.updates.asynchronous import Asynchronous
 from coordinator.updates.bounded_delay import BoundedDelay
-from coordinator.updates.delayed import Delayed
-from coordinator.updates.gate import pause
 from coordinator.updates.rule_statistics import Staleness
+from coordinator.updates.rules.asynchronous import Asynchronous
+from coordinator.updates.rules.delayed import Delayed
+from coordinator.updates.state.gate import pause
 from coordinator.updates.update_rule import UpdateRule
 
 

@@ -27,23 +27,23 @@ __all__ = [
 
 if TYPE_CHECKING:
     from coordinator.updates import decisions
-    from coordinator.updates.asynchronous import Asynchronous
     from coordinator.updates.bounded_delay import BoundedDelay
-    from coordinator.updates.delayed import Delayed
-    from coordinator.updates.model_average import ModelAverage
     from coordinator.updates.rule_statistics import RuleStatistics, Staleness
-    from coordinator.updates.stale_synchronous import StaleSynchronous
+    from coordinator.updates.rules.asynchronous import Asynchronous
+    from coordinator.updates.rules.delayed import Delayed
+    from coordinator.updates.rules.model_average import ModelAverage
+    from coordinator.updates.rules.stale_synchronous import StaleSynchronous
     from coordinator.updates.synchronous import Synchronous
     from coordinator.updates.update_rule import UpdateRule
 else:
     # Hidden from type checkers, which would otherwise accept every misspelt name as an attribute.
     _MODULE_OF_NAME = {
-        "Asynchronous": "asynchronous",
+        "Asynchronous": "rules.asynchronous",
         "BoundedDelay": "bounded_delay",
-        "Delayed": "delayed",
-        "ModelAverage": "model_average",
+        "Delayed": "rules.delayed",
+        "ModelAverage": "rules.model_average",
         "RuleStatistics": "rule_statistics",
-        "StaleSynchronous": "stale_synchronous",
+        "StaleSynchronous": "rules.stale_synchronous",
         "Staleness": "rule_statistics",
         "Synchronous": "synchronous",
         "UpdateRule": "update_rule",

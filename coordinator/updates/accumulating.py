@@ -20,12 +20,12 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.failure_table import UNREACHED
 from coordinator.updates.committed_pushes import Arrival, CommittedPushes
-from coordinator.updates.exclusive import Exclusive
 from coordinator.updates.gradient_columns import GradientColumns
 from coordinator.updates.gradient_store import PUSH_ID_SIZE, ChosenRows, GradientStore
 from coordinator.updates.parcel import send
 from coordinator.updates.pulled import Pulled
 from coordinator.updates.sent_gradients import SentGradients
+from coordinator.updates.state.server_mutex import Exclusive
 from coordinator.updates.update_rule import UpdateRule
 
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 from coordinator.updates import decisions
 from coordinator.updates.accumulating import Accumulating
 from coordinator.updates.committed_pushes import Arrival
-from coordinator.updates.gate import Gate
-from coordinator.updates.ledger import MOST_WORKERS, NOT_UNDER_WAY
+from coordinator.updates.state.gate import Gate
+from coordinator.updates.state.rule_state import MOST_WORKERS, NOT_UNDER_WAY
 from coordinator.updates.update_rule import UpdateRule
 
 # More updates than there will ever be.

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from coordinator.updates import decisions
 from coordinator.updates.gradient_store import PUSH_ID_SIZE, push_ids
-from coordinator.updates.ledger import NOT_UNDER_WAY, Ledger
+from coordinator.updates.state.rule_state import NOT_UNDER_WAY, Ledger
 from coordinator.updates.vector_list import new_vector_list, vector_list
 
 

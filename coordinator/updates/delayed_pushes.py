@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from coordinator.updates import decisions
 from coordinator.updates.gradient_store import PUSH_ID_SIZE
-from coordinator.updates.ledger import Ledger
+from coordinator.updates.state.rule_state import Ledger
 from coordinator.updates.vector_list import new_vector_list, vector_list, vectors_of
 
 # Of a push: its id, the version that its gradient was computed on, when it was pushed and its delay, in microseconds.

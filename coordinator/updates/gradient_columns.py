@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.updates.gradient_store import ChosenRows
-from coordinator.updates.model import Model, without_repeats
 from coordinator.updates.sent_gradients import SentGradients
+from coordinator.updates.transport.model import Model, without_repeats
 
 
 class GradientColumns:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from coordinator.ps_strategy import keras_internals
-from coordinator.updates.model import without_repeats
+from coordinator.updates.transport.model import without_repeats
 
 UpdateFunction = Callable[[tf.Variable, Any, Any], object]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.updates.exclusive import Exclusive
+from coordinator.updates.state.server_mutex import Exclusive
 from coordinator.updates.vector_list import vector_list, vectors_of
 
 # What a push is known by, everywhere: worker, connection of that worker, microseconds on that worker's clock.

@@ -5,9 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.updates.exclusive import Exclusive
-from coordinator.updates.local_model import LocalModel
-from coordinator.updates.model import flat
+from coordinator.updates.state.local_model import LocalModel
+from coordinator.updates.state.server_mutex import Exclusive
+from coordinator.updates.transport.model import flat
 
 
 class OwnModel:

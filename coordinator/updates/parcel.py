@@ -1,7 +1,7 @@
 """Many tensors sent from one device to another as few.
 
 By hand, for steps that may wait for other workers, in branches and loops too. Of all others the transfers are joined
-when they run several in one call or have run often (`coordinator.ps_strategy.packed_transfers`), and what was joined
+when they run several in one call or have run often (`coordinator.ps_strategy.fusing.message_packing`), and what was joined
 before would be copied twice.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.packed_transfers import PACKED_TYPES, is_worth_packing
+from coordinator.ps_strategy.fusing.message_packing import PACKED_TYPES, is_worth_packing
 
 # A message has tensors of one dtype: those that TensorFlow can join and split, and that gradients and variables have.
 _PACKED_TYPES = PACKED_TYPES | {tf.bool, tf.complex64, tf.complex128}

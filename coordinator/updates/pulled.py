@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.updates.checked_gradients import awaiting
+from coordinator.updates.transport.gradients import awaiting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any
 
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-from coordinator.updates.exclusive import Exclusive
 from coordinator.updates.gradient_optimizer import GradientOptimizer
-from coordinator.updates.model import Model
+from coordinator.updates.state.server_mutex import Exclusive
+from coordinator.updates.transport.model import Model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.updates.ledger import COUNTS, FIRST_SEEN, LAST_SEEN, WAITED, Ledger
+from coordinator.updates.state.rule_state import COUNTS, FIRST_SEEN, LAST_SEEN, WAITED, Ledger
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.updates.model import flat
+from coordinator.updates.transport.model import flat
 
 
 @dataclasses.dataclass(frozen=True)

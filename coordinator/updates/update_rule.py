@@ -16,17 +16,17 @@ import tensorflow as tf
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.lone_functions import mark_as_lone
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-from coordinator.updates.checked_gradients import checked
-from coordinator.updates.exclusive import Exclusive
 from coordinator.updates.gradient_optimizer import gradient_optimizer
-from coordinator.updates.ledger import Ledger
-from coordinator.updates.model import Model, flat, pull, rebuilt
 from coordinator.updates.parcel import send
 from coordinator.updates.pulled import ModelCopies, Pulled
 from coordinator.updates.rule_parts import Parts
 from coordinator.updates.rule_statistics import RuleStatistics
 from coordinator.updates.sent_gradients import SentGradients
 from coordinator.updates.snapshot import Snapshot
+from coordinator.updates.state.rule_state import Ledger
+from coordinator.updates.state.server_mutex import Exclusive
+from coordinator.updates.transport.gradients import checked
+from coordinator.updates.transport.model import Model, flat, pull, rebuilt
 
 
 class UpdateRule(tf.Module):

@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.contestants.contestant_process import ContestantProcess
 from benchmarks.contestants.digits_steps import minibatches, new_model
-from benchmarks.contestants.pace import Pace
 from benchmarks.contestants.program import COURSES, SIDES, answer
+from benchmarks.contestants.rate_meter import Pace
 
 
 class Course:

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from coordinator.heartbeat.heartbeat_child import HeartbeatChild
+from coordinator.heartbeat.heartbeat_client import HeartbeatChild
 from coordinator.launch.free_addresses import free_addresses
 from tests.deadline import LIMIT, wait_until
 from tests.program_runner import ProgramRunner
@@ -236,7 +236,7 @@ def test_it_ends_when_the_client_is_killed(run_program: ProgramRunner) -> None:
     run_program(
         """
         import os, select, signal
-        from coordinator.heartbeat.heartbeat_child import HeartbeatChild
+        from coordinator.heartbeat.heartbeat_client import HeartbeatChild
 
         child = HeartbeatChild(interval=0.1, timeout=1.0)
         child.tell({"127.0.0.1:1": 0}, {}, None)
@@ -254,7 +254,7 @@ def test_it_finds_its_modules_where_the_client_does(tmp_path: Any, run_program: 
     run_program(
         """
         import select
-        from coordinator.heartbeat.heartbeat_child import HeartbeatChild
+        from coordinator.heartbeat.heartbeat_client import HeartbeatChild
 
         child = HeartbeatChild(interval=0.1, timeout=1.0)
         child.tell({"127.0.0.1:1": 0}, {}, None)

@@ -4,7 +4,7 @@ from typing import Any
 
 import coordinator
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.scheduled_call import ScheduledCall
+from coordinator.ps_strategy.calls.scheduled_call import ScheduledCall
 
 # In seconds: a worker that was killed by the test may have to come back first.
 TIMEOUT = 120.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from coordinator.ps_strategy.cluster_definition import Task
+from coordinator.ps_strategy.membership.cluster_definition import Task
 from coordinator.ps_strategy.server_admission import Run
 
 

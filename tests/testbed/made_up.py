@@ -3,7 +3,7 @@
 import numpy as np
 
 from coordinator.testbed.cell import ASYNCHRONOUS, Cell
-from coordinator.testbed.curve import Curve
+from coordinator.testbed.loss_curve import Curve
 
 
 def curve(cell: Cell, spikes: int = 0, quickness: float = 0.05, batches: int = 200) -> Curve:

@@ -4,9 +4,9 @@ import argparse
 import re
 import shlex
 
+from coordinator.cli.testbed import add_options
 from coordinator.testbed import report, spikes
 from coordinator.testbed.experiment import Experiment
-from coordinator.testbed.testbed_options import add_options
 from tests.import_graph import ROOT
 
 PAGE = (ROOT / "docs" / "testbed.md").read_text(encoding="utf-8")

@@ -52,7 +52,7 @@ def test_real_servers_are_forked_from_a_process_that_loaded_tensorflow(cluster: 
     assert {server.name() for server in servers} == {"worker-0", "ps-0"}
     assert len({server.ppid() for server in servers}) == 1
     # A fresh process, which TensorFlow's threads would have called for, is called `coordinator serve`.
-    assert all("coordinator.launch.zygote" in server.cmdline() for server in servers)
+    assert all("coordinator.launch.fork_server" in server.cmdline() for server in servers)
 
 
 def test_a_killed_worker_comes_back_on_its_port_with_another_incarnation(cluster: LocalCluster) -> None:

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import Asynchronous, BoundedDelay, ModelAverage, StaleSynchronous, Synchronous
-from tests.ps_strategy.fused_calls import COUNT, FusedCalls
+from tests.ps_strategy.fusing.fused_calls import COUNT, FusedCalls
 from tests.updates.descent import descend
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from coordinator.updates import Asynchronous
 from coordinator.updates.gradient_optimizer import gradient_optimizer
-from tests.updates.locked_sections import waits_under_locks
+from tests.updates.state.locked_sections import waits_under_locks
 
 TIMEOUT = 120.0
 SHAPES = [(4, 3), (3,), (3, 2), (2,)]

@@ -3,9 +3,9 @@
 import abc
 from typing import Any, Self
 
+from coordinator.ps_strategy.keras.fit.steps import StepsInFlight
 from coordinator.ps_strategy.keras_fit.model_steps import ModelSteps
 from coordinator.ps_strategy.keras_fit.scheduler import Scheduler
-from coordinator.ps_strategy.keras_fit.steps_in_flight import StepsInFlight
 
 
 class Feed(abc.ABC):

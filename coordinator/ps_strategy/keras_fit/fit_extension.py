@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from coordinator.ps_strategy import keras_internals
-from coordinator.ps_strategy.keras_fit.client_feed import ClientData, ClientFeed
+from coordinator.ps_strategy.keras.fit.feeds import ClientData, ClientFeed
 from coordinator.ps_strategy.keras_fit.scheduled_function import ScheduledFunction
 from coordinator.ps_strategy.keras_fit.scheduled_prediction import ScheduledPrediction
 from coordinator.ps_strategy.keras_fit.worker_data import WorkerData

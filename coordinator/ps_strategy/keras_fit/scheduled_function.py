@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from coordinator.ps_strategy.keras_fit.client_feed import schedule_batches
+from coordinator.ps_strategy.keras.fit.feeds import schedule_batches
 from coordinator.ps_strategy.keras_fit.feed import Feed
 from coordinator.ps_strategy.keras_fit.model_steps import ModelSteps, Step
 from coordinator.ps_strategy.keras_fit.scheduler import Scheduler

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from coordinator.ps_strategy.keras_fit.client_feed import ClientFeed, schedule_batches
+from coordinator.ps_strategy.keras.fit.feeds import ClientFeed, schedule_batches
 from coordinator.ps_strategy.keras_fit.model_steps import ModelSteps
 from coordinator.ps_strategy.keras_fit.scheduler import Scheduler
 

@@ -1,11 +1,10 @@
 """The one door to what Keras 3 keeps to itself.
 
-Each use in here says in a line why no public name serves; `tests/ps_strategy/test_keras_internals.py`,
+Each use in here says in a line why no public name serves; `tests/ps_strategy/keras/internals/test_optimizers.py`,
 `test_keras_embeddings.py` and `test_keras_trainers.py` beside it fail loudly when Keras changes one of them.
 """
 
-from coordinator.ps_strategy.keras_internals.embeddings import rows_read_alone
-from coordinator.ps_strategy.keras_internals.optimizers import (
+from coordinator.ps_strategy.keras.internals.optimizers import (
     build,
     exempt_from_weight_decay,
     has_strayed_slots,
@@ -15,7 +14,8 @@ from coordinator.ps_strategy.keras_internals.optimizers import (
     variable_of,
     view_for_variables,
 )
-from coordinator.ps_strategy.keras_internals.trainers import EpochIterator, OwnData, TrainerExtension, extend_trainer
+from coordinator.ps_strategy.keras.internals.patches import EpochIterator, OwnData, TrainerExtension, extend_trainer
+from coordinator.ps_strategy.keras_internals.embeddings import rows_read_alone
 
 __all__ = [
     "EpochIterator",

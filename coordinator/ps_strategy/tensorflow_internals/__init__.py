@@ -1,7 +1,7 @@
 """The one door to TensorFlow's private API.
 
 Nothing else in the library imports from `tensorflow.python`. Each use in here says in a line why no public name serves;
-`tests/ps_strategy/test_tensorflow_internals.py`, and tests named after a module, fail loudly when one of them changes
+`tests/ps_strategy/tensorflow_internals/test_meaning.py`, and tests named after a module, fail loudly when one of them changes
 its meaning.
 
 Two variables of the environment are set here (`prepare_process`) because TensorFlow's C++ reads them there and offers

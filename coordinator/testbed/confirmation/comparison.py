@@ -9,7 +9,7 @@ import numpy as np
 from coordinator.simulation.aligned_table import aligned
 from coordinator.testbed.confirmation.figures import Figures
 from coordinator.testbed.confirmation.step_times import StepTimes
-from coordinator.updates.gate import PAUSE
+from coordinator.updates.state.gate import PAUSE
 
 # How far apart two figures may be that agree, as a share of the real one.
 TOLERANCE = 0.1

@@ -6,9 +6,9 @@ from typing import Any
 
 from coordinator.simulation.rules import asynchronous, bounded_delay, stale_synchronous, synchronous
 from coordinator.simulation.rules.rule import Rule
-from coordinator.updates.asynchronous import Asynchronous
 from coordinator.updates.bounded_delay import BoundedDelay
-from coordinator.updates.stale_synchronous import StaleSynchronous
+from coordinator.updates.rules.asynchronous import Asynchronous
+from coordinator.updates.rules.stale_synchronous import StaleSynchronous
 from coordinator.updates.synchronous import Synchronous
 from coordinator.updates.update_rule import UpdateRule
 

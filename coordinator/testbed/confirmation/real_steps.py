@@ -19,8 +19,8 @@ from coordinator.testbed.confirmation.confirmed_rule import ConfirmedRule
 from coordinator.testbed.confirmation.figures import Counted
 from coordinator.testbed.confirmation.sleeps import Sleeps
 from coordinator.testbed.confirmation.step_times import FINISHED, NOTED
-from coordinator.updates.gate import pause
-from coordinator.updates.ledger import WAITED
+from coordinator.updates.state.gate import pause
+from coordinator.updates.state.rule_state import WAITED
 from coordinator.updates.update_rule import UpdateRule
 
 # Steps that each worker finishes before anything is counted.

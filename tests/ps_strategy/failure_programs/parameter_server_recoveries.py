@@ -19,7 +19,7 @@ import tensorflow as tf
 import tf_keras
 
 import coordinator
-from coordinator.ps_strategy.parameter_server_recovery import ParameterServerRecovery
+from coordinator.ps_strategy.recovery.variable_recovery import ParameterServerRecovery
 from coordinator.rolled_back import RolledBack
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until

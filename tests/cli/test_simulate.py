@@ -1,0 +1,73 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from coordinator.cli.simulate import with_negative_values
+from coordinator.launch.command_line import main
+
+
+def test_one_cluster_is_a_sheet_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--workers", "200", "--ps", "20", "--rule", "bounded_delay", "--max-delay", "8", "--pushes", "2000"]
+    assert main(["simulate", *options, "--compute", "lognormal(50ms,0.4)", "--stragglers", "5%"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("cluster        200 workers, 20 ps, bounded_delay(max_delay=8)\nupdates")
+    assert "\nnote: max_delay counts updates" in printed
+
+
+def test_several_rules_are_a_table_a_picture_and_records(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    names = "asynchronous,synchronous,stale_synchronous,bounded_delay,model_average"
+    files = ["--plot", str(tmp_path / "out.png"), "--json", str(tmp_path / "out.json")]
+    assert main(["simulate", "--compare", names, "--max-delay", "2", "--pushes", "500", *files]) == 0
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.partition("(")[0].split()[0] for row in rows] == names.split(",")
+    records = json.loads((tmp_path / "out.json").read_text())
+    assert [record["rule"].partition("(")[0] for record in records] == names.split(",")
+    assert (tmp_path / "out.png").stat().st_size > 10_000
+
+
+def test_a_sweep_is_a_row_and_a_record_for_each_value(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    files = ["--plot", str(tmp_path / "out.png"), "--json", str(tmp_path / "out.json")]
+    options = ["--compare", "asynchronous,synchronous", "--sweep", "workers=1..4", "--pushes", "300"]
+    assert main(["simulate", *options, *files]) == 0
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.split()[:2] for row in rows] == [
+        [rule, value] for rule in ("asynchronous", "synchronous") for value in "124"
+    ]
+    records = json.loads((tmp_path / "out.json").read_text())
+    assert [record["workers"] for record in records] == [1, 2, 4, 1, 2, 4]
+    assert (tmp_path / "out.png").stat().st_size > 10_000
+
+
+def test_a_seed_gives_the_same_sheet_but_for_its_own_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    sheets = []
+    for _ in range(2):
+        assert main(["simulate", "--seed", "3", "--compute", "exponential(1ms)", "--pushes", "500"]) == 0
+        sheets.append(capsys.readouterr().out.splitlines()[:-1])
+    assert sheets[0] == sheets[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--workers", "0"], "--workers must be a whole number of at least 1, got 0."),
+        (["--rule", "hogwild"], "--rule must be of asynchronous, synchronous, stale_synchronous, bounded_delay,"),
+        (["--rule", "bounded_delay", "--max-delay", "-1"], "--max-delay must be a whole number of at least 0, or inf"),
+        (["--latency", "-5ms"], "--latency must be a time"),
+        (["--compute", "weibull(1s,2)"], "--compute has no distribution 'weibull'; it may be one of constant(20ms),"),
+        (["--model-bytes", "100"], "--model-bytes must be a size with its unit, such as 500kB"),
+        (["--plot", "/nowhere/out.png"], "--plot cannot be written to /nowhere/out.png"),
+        (["--json", "/nowhere/out.json"], "--json cannot be written to /nowhere/out.json"),
+    ],
+)
+def test_what_cannot_be_is_one_line_that_names_the_option_and_what_is_allowed(
+    options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "--pushes", "100", *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"coordinator simulate: {complaint}")
+
+
+def test_a_negative_value_is_no_option() -> None:
+    given = ["simulate", "--latency", "-5ms", "--seed=1", "-1", "--workers", "2"]
+    assert with_negative_values(given) == ["simulate", "--latency=-5ms", "--seed=1", "-1", "--workers", "2"]

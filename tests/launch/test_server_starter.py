@@ -1,0 +1,220 @@
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coordinator.errors import LaunchError
+from coordinator.launch.forked_process import UNKNOWN_EXIT_CODE
+from coordinator.launch.free_addresses import free_addresses
+from coordinator.launch.local_servers import LocalServers
+from coordinator.launch.server_process import ServerProcess
+from coordinator.launch.task_config import TaskConfig
+from coordinator.launch.zygote_process import ZygoteProcess
+from tests.deadline import wait_until
+from tests.launch.fake_tensorflow import write_fake_tensorflow
+
+TIMEOUT = 60.0
+
+STARTS_A_THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+# Loaded as soon as somebody opens the pipe for writing.
+WAITS = "import pathlib\npathlib.Path(__file__).with_name('pipe').read_text()\n"
+
+
+class Tasks:
+    """Servers to start, with what each test needs of their surroundings."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.environment = {**os.environ, "PYTHONPATH": write_fake_tensorflow(folder / "fake")}
+        self.zygote = ZygoteProcess(folder / "zygote.log")
+        self.package = folder / "fake" / "tensorflow"
+        self._servers: list[ServerProcess] = []
+        os.mkfifo(self.package / "pipe")
+
+    def server(self, index: int = 0, **environment: str) -> ServerProcess:
+        config = TaskConfig({"worker": {index: free_addresses(1)[0]}}, "worker", index)
+        log_path = self.folder / f"worker-{index}.log"
+        server = ServerProcess(config, log_path, {**self.environment, **environment}, self.zygote)
+        self._servers.append(server)
+        return server
+
+    def load(self, *, begin: str) -> None:
+        """Makes TensorFlow begin with this when it is loaded."""
+        path = self.package / "__init__.py"
+        path.write_text(begin + path.read_text())
+
+    def let_load(self) -> None:
+        (self.package / "pipe").write_text("")
+
+    def close(self) -> None:
+        self.zygote.stop_loading()
+        for server in self._servers:
+            server.kill()
+        self.zygote.close()
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Iterator[Tasks]:
+    tasks = Tasks(tmp_path)
+    yield tasks
+    tasks.close()
+
+
+def process(server: ServerProcess) -> psutil.Process:
+    assert server.pid is not None
+    return psutil.Process(server.pid)
+
+
+def is_forked(server: ServerProcess) -> bool:
+    return "coordinator.launch.fork_server" in process(server).cmdline()
+
+
+def test_servers_have_one_parent_and_each_its_own_session_task_and_folder(
+    tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = [tasks.server(0), tasks.server(1, CUDA_VISIBLE_DEVICES="1")]
+    servers[0].start()
+    monkeypatch.chdir(tmp_path)
+    servers[1].start()
+    for server in servers:
+        server.wait_ready(TIMEOUT)
+        assert is_forked(server)
+        assert os.getsid(server.pid or 0) == server.pid
+        assert process(server).name() == f"worker-{server.config.index}"
+    assert process(servers[0]).ppid() == process(servers[1]).ppid()
+    assert process(servers[1]).cwd() == str(tmp_path)
+    assert not (tmp_path / "zygote.log").read_text()
+
+
+def test_what_is_read_when_tensorflow_is_loaded_makes_a_fresh_process(tasks: Tasks) -> None:
+    servers = [tasks.server(0), tasks.server(1, TF_CPP_MIN_LOG_LEVEL="0", LONG="x" * 100_000)]
+    for server in servers:
+        server.start()
+    for server in servers:
+        server.wait_ready(TIMEOUT)
+    assert [is_forked(server) for server in servers] == [True, False]
+    assert process(servers[1]).environ()["TF_CPP_MIN_LOG_LEVEL"] == "0"
+    servers[1].freeze()
+    servers[1].kill()
+    assert servers[1].exit_code == -signal.SIGKILL
+
+
+def test_a_process_with_several_threads_is_not_forked(tasks: Tasks) -> None:
+    tasks.load(begin=STARTS_A_THREAD)
+    server = tasks.server()
+    server.start()
+    server.wait_ready(TIMEOUT)
+    assert not is_forked(server)
+
+
+def test_what_keeps_tensorflow_from_loading_is_in_the_servers_log(tasks: Tasks) -> None:
+    tasks.load(begin="raise ImportError('this one is broken')\n")
+    server = tasks.server()
+    server.start()
+    with pytest.raises(LaunchError, match="ended with code 1 before it served") as raised:
+        server.wait_ready(TIMEOUT)
+    assert "this one is broken" in str(raised.value)
+
+
+def test_a_server_that_is_not_wanted_any_more_never_begins(tasks: Tasks) -> None:
+    tasks.load(begin=WAITS)
+    servers = [tasks.server(0), tasks.server(1)]
+    for server in servers:
+        server.start()
+    assert "process to come" in repr(servers[0])
+    killing = threading.Thread(target=servers[0].kill)
+    killing.start()
+    assert servers[0].is_alive()
+    tasks.let_load()
+    killing.join(TIMEOUT)
+    assert servers[0].exit_code == -signal.SIGKILL
+    servers[1].wait_ready(TIMEOUT)
+    assert servers[0].log_tail() == ""
+
+
+def test_closing_does_not_wait_until_tensorflow_is_loaded(tasks: Tasks) -> None:
+    tasks.load(begin=WAITS)
+    config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
+    servers = LocalServers([config], tasks.folder, tasks.environment)
+    servers.start()
+    servers.close()
+    assert not servers["worker", 0].is_alive()
+    assert servers["worker", 0].pid is None
+    with pytest.raises(LaunchError, match="closed"):
+        servers["worker", 0].start()
+
+
+def test_a_killed_zygote_is_missed_by_nobody(tasks: Tasks) -> None:
+    server = tasks.server()
+    server.start()
+    server.wait_ready(TIMEOUT)
+    before = process(server).parent()
+    assert before is not None
+    before.kill()
+    wait_until(lambda: not before.is_running() or before.status() == psutil.STATUS_ZOMBIE)
+    assert server.is_alive()
+    server.kill()
+    assert server.exit_code == UNKNOWN_EXIT_CODE
+    server.start()
+    server.wait_ready(TIMEOUT)
+    assert process(server).ppid() not in (before.pid, os.getpid())
+
+
+@pytest.mark.parametrize("state", ["loading", "frozen"])
+def test_servers_and_zygote_end_with_a_killed_process(tasks: Tasks, state: str) -> None:
+    program = """
+        import os, pathlib, psutil, sys
+        from coordinator.launch.free_addresses import free_addresses
+        from coordinator.launch.server_process import ServerProcess
+        from coordinator.launch.task_config import TaskConfig
+        from coordinator.launch.zygote_process import ZygoteProcess
+        config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
+        zygote = ZygoteProcess(pathlib.Path("zygote.log"))
+        server = ServerProcess(config, pathlib.Path("log"), os.environ, zygote)
+        server.start()
+        if sys.argv[1] == "frozen":
+            server.wait_ready(60)
+            server.freeze()
+        print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+        input()
+    """
+    if state == "loading":
+        tasks.load(begin=WAITS)
+    folders = os.pathsep.join([os.environ["PYTHONPATH"], tasks.environment["PYTHONPATH"]])
+    source = "\n".join(line[8:] for line in program.splitlines())
+    with subprocess.Popen(
+        [sys.executable, "-c", source, state],
+        env={**tasks.environment, "PYTHONPATH": folders},
+        cwd=tasks.folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as starter:
+        assert starter.stdout is not None
+        started = [psutil.Process(int(pid)) for pid in starter.stdout.readline().split()]
+        starter.kill()
+    assert len(started) == {"loading": 1, "frozen": 2}[state]
+    assert not psutil.wait_procs(started, timeout=TIMEOUT)[1]
+
+
+def test_a_kernel_without_descriptors_of_processes_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    assert ZygoteProcess.is_supported()
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert not ZygoteProcess.is_supported()
+
+
+def test_it_tells_whether_it_runs(tasks: Tasks) -> None:
+    assert repr(tasks.zygote) == "ZygoteProcess(not running)"
+    tasks.zygote.stop_loading()
+    server = tasks.server()
+    server.start()
+    assert f"process {process(server).ppid()})" in repr(tasks.zygote)

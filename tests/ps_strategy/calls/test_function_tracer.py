@@ -1,0 +1,191 @@
+"""A trace is found again for exactly the calls that it is right for."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy.calls.traced_function import TracedFunction
+from coordinator.ps_strategy.known_traces import KnownTraces
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerContext
+from coordinator.ps_strategy.tensorflow_internals import CancellationManager
+
+SAME = {
+    "nothing": ((), ()),
+    "tensors": ((tf.constant([1.0]), tf.constant("a")), (tf.constant([2.0]), tf.constant("b"))),
+    "arrays": ((np.zeros([2, 3]),), (np.ones([2, 3]),)),
+    "lists of arrays": (([np.zeros(2), (np.zeros(3), 1)],), ([np.ones(2), (np.ones(3), 1)],)),
+    "a dictionary": (({"x": np.zeros(2), "y": "text"},), ({"x": np.ones(2), "y": "text"},)),
+    "Python values": ((1, 2.0, "three", None, b"four"), (1, 2.0, "three", None, b"four")),
+}
+
+OTHER = {
+    "another shape": (np.zeros(2), np.zeros(3)),
+    "another type of elements": (np.zeros(2, np.float32), np.zeros(2, np.float64)),
+    "another value": (1, 2),
+    "an equal value of another type": (1, True),
+    "an equal number of another type": (1, 1.0),
+    "a tuple for a list": ([1], (1,)),
+    "other keys": ({"x": 1}, {"y": 1}),
+    "a tensor for a number": (1, tf.constant(1)),
+    "one level less": ([[1]], [1]),
+}
+
+UNKNOWN = {
+    "a variable": lambda: tf.Variable(1.0),
+    "a ragged tensor": lambda: tf.ragged.constant([[1.0], []]),
+    "a NumPy number": lambda: np.float32(1.0),
+    "objects": lambda: np.array([b"a", "b"], object),
+    "a function": lambda: len,
+    "a subclass of list": lambda: type("Own", (list,), {})([1]),
+}
+
+
+@pytest.fixture
+def function():
+    return tf.function(lambda *args: tf.constant(1.0))
+
+
+@pytest.fixture
+def traced(function):
+    return TracedFunction(function.get_concrete_function(), PerWorkerHandles())
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_a_call_of_the_same_kind_is_known(function, traced, case):
+    first, again = SAME[case]
+    known = KnownTraces()
+    assert known.find(function, first) is None
+    known.remember(function, first, traced, ("left out",))
+    found, args = known.find(function, again)
+    assert found is traced
+    assert args[-1] == "left out"
+    assert all(one is other for one, other in zip(args, again, strict=False))
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_a_call_of_another_kind_is_not_known(function, traced, case):
+    first, other = OTHER[case]
+    known = KnownTraces()
+    known.remember(function, [first], traced, ())
+    assert known.find(function, [first]) is not None
+    assert known.find(function, [other]) is None
+    assert known.find(function, [first, first]) is None
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_a_trace_may_depend_on_in_other_ways_is_never_known(function, traced, case):
+    argument = UNKNOWN[case]()
+    known = KnownTraces()
+    known.remember(function, [argument], traced, ())
+    assert known.find(function, [argument]) is None
+    known.remember(function, [[argument]], traced, ())
+    assert known.find(function, [[argument]]) is None
+
+
+def test_what_is_no_function_or_no_list_of_arguments_is_not_known(function, traced):
+    known = KnownTraces()
+    known.remember(function, [], traced, ())
+    assert known.find({}, []) is None
+    assert known.find("text", []) is None
+    assert known.find(function, np.zeros(0)) is None
+    assert known.find(function, 5) is None
+
+
+def test_nothing_is_known_inside_of_a_graph_or_after_all_was_forgotten(function, traced):
+    known = KnownTraces()
+    known.remember(function, [], traced, ())
+    with tf.Graph().as_default():
+        assert known.find(function, []) is None
+    assert known.find(function, []) is not None
+    known.forget()
+    assert known.find(function, []) is None
+
+
+def test_neither_a_function_nor_its_trace_is_kept_alive():
+    known = KnownTraces()
+
+    @tf.function
+    def function():
+        return tf.constant(1.0)
+
+    traced = TracedFunction(function.get_concrete_function(), PerWorkerHandles())
+    known.remember(function, [], traced, ())
+    alive = weakref.ref(function), weakref.ref(traced)
+    assert known.find(function, [])[0] is traced
+    del function, traced
+    gc.collect()
+    assert [each() for each in alive] == [None, None]
+
+
+def test_what_was_made_for_a_function_is_freed_with_it_and_not_when_garbage_is_collected_next():
+    variable = tf.Variable(1.0)
+    function = tf.function(lambda: variable.assign_add(1.0))
+    concrete = function.get_concrete_function()
+    function.get_concrete_function()
+    traced = TracedFunction(concrete, PerWorkerHandles())
+    context = WorkerContext(0, "/device:CPU:0", 0, CancellationManager())
+    assert traced.call_repeatedly(context, [[], []]) == [2.0, 3.0]
+    known = KnownTraces()
+    known.remember(function, [], traced, ())
+    alive = weakref.ref(function), weakref.ref(traced), weakref.ref(concrete)
+    gc.collect()
+    gc.disable()
+    try:
+        del function, traced, concrete
+        assert [each() for each in alive] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_what_is_known_of_a_function_is_bounded(function, traced):
+    known = KnownTraces()
+    for number in range(1000):
+        known.remember(function, [number], traced, ())
+    assert sum(known.find(function, [number]) is not None for number in range(1000)) <= 64
+
+
+def test_what_is_scheduled_again_is_the_call_that_tensorflow_would_have_found(strategy):
+    traces = []
+
+    @tf.function
+    def fn(x, y=2.0, *, z=3.0):
+        traces.append((x, y, z))
+        return x * y * z
+
+    def result(*args, **kwargs):
+        return float(strategy.schedule(fn, args, kwargs).result(120))
+
+    for _ in range(3):
+        assert result(1.0) == 6
+        assert result(2.0) == 12
+        assert result(tf.constant(4.0)) == 24
+        assert result(tf.constant(5.0), 1.0) == 15
+        assert result(tf.constant(5.0), z=1.0) == 10
+        assert result(1.0, 1.0) == 3
+    assert len(traces) == 6
+    strategy.trace_anew()
+    assert result(1.0) == 6
+    assert len(traces) == 7
+    assert result(1.0) == 6
+    assert len(traces) == 7
+
+
+def test_an_iterator_is_freed_although_it_was_scheduled_before(strategy):
+    @tf.function
+    def take(iterator):
+        return next(iterator)
+
+    def schedule():
+        iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(10).repeat()))
+        for _ in range(5):
+            strategy.schedule(take, (iterator,))
+        strategy.join(120)
+        return weakref.ref(iterator)
+
+    alive = [schedule() for _ in range(3)]
+    gc.collect()
+    # A worker's thread may hold the last call of each until it looks for another.
+    assert sum(each() is not None for each in alive) <= 1

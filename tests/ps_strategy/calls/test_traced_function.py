@@ -1,0 +1,82 @@
+"""The call of several steps is made once, whoever needs it."""
+
+import concurrent.futures
+import threading
+
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy.calls import traced_function
+from coordinator.ps_strategy.calls.traced_function import TracedFunction
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerContext
+from coordinator.ps_strategy.tensorflow_internals import CancellationManager
+
+TIMEOUT = 120.0
+WORKERS = 3
+
+
+class Making:
+    """Holds the making of calls of several steps up, and counts it."""
+
+    def __init__(self, monkeypatch):
+        self.may_end = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.count = 0
+        self.error = None
+        self._make = traced_function.RepeatedFunction
+        monkeypatch.setattr(traced_function, "RepeatedFunction", self)
+
+    def __call__(self, *arguments):
+        self.count += 1
+        self.begun.release()
+        assert self.may_end.wait(TIMEOUT)
+        if self.error is not None:
+            raise self.error
+        return self._make(*arguments)
+
+
+@pytest.fixture
+def making(monkeypatch):
+    making = Making(monkeypatch)
+    yield making
+    making.may_end.set()
+
+
+@pytest.fixture
+def call():
+    """Starts a call of two steps, as a worker does; gives its future. Each step gives 3."""
+    function = tf.function(lambda: tf.constant(3.0))
+    traced = TracedFunction(function.get_concrete_function(), PerWorkerHandles())
+    context = WorkerContext(0, "/device:CPU:0", 0, CancellationManager())
+    with concurrent.futures.ThreadPoolExecutor(2 * WORKERS) as pool:
+        yield lambda: pool.submit(traced.call_repeatedly, context, [[], []])
+
+
+def test_workers_that_need_it_at_once_wait_for_the_one_that_makes_it(making, call):
+    calls = [call() for _ in range(WORKERS)]
+    assert making.begun.acquire(timeout=TIMEOUT)
+    assert not concurrent.futures.wait(calls, timeout=0.2).done
+    making.may_end.set()
+    assert [each.result(TIMEOUT) for each in calls] == [[3.0, 3.0]] * WORKERS
+    assert making.count == 1
+    call().result(TIMEOUT)
+    assert making.count == 1
+
+
+def test_a_failure_to_make_it_is_that_of_all_who_wait_and_the_next_tries_again(making, call):
+    making.error = ValueError("no such operation")
+    calls = [call() for _ in range(WORKERS)]
+    assert making.begun.acquire(timeout=TIMEOUT)
+    making.may_end.set()
+    assert {str(each.exception(TIMEOUT)) for each in calls} == {"no such operation"}
+    making.error = None
+    assert call().result(TIMEOUT) == [3.0, 3.0]
+
+
+def test_nobody_waits_for_ever_for_another_to_make_it(making, call, monkeypatch):
+    monkeypatch.setattr(traced_function, "_LONGEST_MAKING", 0.05)
+    calls = [call() for _ in range(2)]
+    for _ in calls:
+        assert making.begun.acquire(timeout=TIMEOUT)
+    making.may_end.set()
+    assert [each.result(TIMEOUT) for each in calls] == [[3.0, 3.0]] * 2

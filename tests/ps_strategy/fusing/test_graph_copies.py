@@ -1,0 +1,102 @@
+"""Copies of a function's graph in another one do what calls of the function do, in turn."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction
+
+STEPS = 3
+
+
+def run(fn, *steps):
+    """What a `tf.function` returns for the arguments of each step, in one call: a list for each step."""
+    concrete = fn.get_concrete_function(*[tf.TensorSpec.from_tensor(tf.constant(value)) for value in steps[0]])
+    repeated = RepeatedFunction(concrete, len(steps), [False] * len(steps[0]))
+    inputs = [list(map(tf.constant, step)) for step in steps]
+    return repeated.call_on(inputs, concrete.captured_inputs, lambda function, given: function._call_flat(given, []))
+
+
+def test_steps_use_a_variable_in_turn():
+    variable = tf.Variable(1.0)
+
+    @tf.function
+    def fn(x):
+        before = variable.read_value()
+        with tf.control_dependencies([before * 3]):
+            variable.assign(before * 2 + x)
+        return before, variable.read_value()
+
+    assert run(fn, [1.0], [10.0], [100.0]) == [[1, 3], [3, 16], [16, 132]]
+    assert variable.numpy() == 132
+
+
+def test_functions_branches_and_loops_are_copied_as_well():
+    variable = tf.Variable(0)
+
+    @tf.function
+    def twice(x):
+        variable.assign_add(1)
+        return 2 * x
+
+    @tf.function
+    def fn(x):
+        y = twice(x)
+        if x > 1:
+            y += 100
+        while y < 40:
+            y = twice(y)
+        return tf.map_fn(lambda z: z + y, tf.range(2))
+
+    found = run(fn, [1], [2], [3])
+    assert [list(each) for (each,) in found] == [[64, 65], [104, 105], [106, 107]]
+    assert variable.numpy() == 8
+
+
+def test_an_argument_may_be_returned_and_be_waited_for():
+    @tf.function
+    def fn(x, y):
+        with tf.control_dependencies([x]):
+            return x, y + 1, tf.constant(3)
+
+    assert run(fn, [1, 2], [3, 4]) == [[1, 3, 3], [3, 5, 3]]
+
+
+@pytest.fixture
+def seed_of_all():
+    """Sets TensorFlow's global seed; there is none afterwards."""
+    yield tf.random.set_seed
+    tf.random.set_seed(None)
+
+
+@pytest.mark.parametrize("seeds", [(0, 0), (None, 5), (7, None), (7, 5)])
+def test_steps_draw_random_numbers_of_their_own(seeds, seed_of_all):
+    seed_of_all(seeds[0])
+
+    @tf.function
+    def fn():
+        return tf.random.uniform([4], seed=seeds[1])
+
+    drawn = [each[0] for each in run(fn, *[[]] * STEPS)]
+    assert len({tuple(np.asarray(each)) for each in drawn}) == STEPS
+
+
+def test_other_numbers_are_drawn_where_there_are_more_or_fewer_steps():
+    @tf.function
+    def fn():
+        return tf.random.uniform([4], seed=7)
+
+    drawn = [each[0] for steps in (2, 3, 4) for each in run(fn, *[[]] * steps)]
+    assert len({tuple(np.asarray(each)) for each in drawn}) == len(drawn)
+
+
+def test_an_operation_may_be_colocated_with_a_variable():
+    variable = tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def fn(x):
+        with tf.compat.v1.colocate_with(variable.handle):
+            y = x * 2
+        return y + variable
+
+    np.testing.assert_array_equal([each[0] for each in run(fn, [1.0], [2.0])], [[3, 4], [5, 6]])

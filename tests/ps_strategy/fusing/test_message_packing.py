@@ -1,0 +1,298 @@
+"""Tensors that can go from one device to another at the same time go as one, and nothing else changes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.fusing.message_packing import LARGEST_PACKED, pack_transfers
+from tests.ps_strategy.fusing.one_device import results
+
+SERVERS = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2)]
+
+
+def built(function, *signature, is_packed=True, devices=None, sections=()):
+    """The function, its transfers packed or as they are."""
+
+    def change(graph):
+        if is_packed:
+            given = {tensor.op.name: device for tensor, device in zip(graph.inputs, devices or [], strict=False)}
+            pack_transfers(graph, given, sections)
+
+    return tensorflow_internals.built_function(function, signature, change)
+
+
+def messages(concrete):
+    """What goes from one device to another: pairs of devices, by the tensor and where it goes. "" is the worker."""
+    nodes = {node.name: node for node in concrete.graph.as_graph_def().node}
+    return sorted(
+        {
+            (nodes[name.lstrip("^").split(":")[0]].device, node.device, name)
+            for node in nodes.values()
+            for name in node.input
+            if nodes[name.lstrip("^").split(":")[0]].device != node.device
+            and nodes[name.lstrip("^").split(":")[0]].op not in ("Const", "Placeholder")
+        }
+    )
+
+
+def ways(concrete):
+    return [(source, target) for source, target, _ in messages(concrete)]
+
+
+def on(server, *tensors):
+    """The tensors, made on a server."""
+    with tf.device(SERVERS[server]):
+        return [tensor + 1 for tensor in tensors]
+
+
+def test_what_goes_one_way_at_the_same_time_is_one_message():
+    def fn(x):
+        a, b = on(0, x, 2 * x)
+        c, d = on(1, 3 * x, x * x)
+        e, f = on(0, a * c, b - d)
+        return [e + f]
+
+    signature = tf.TensorSpec([3])
+    assert len(messages(built(fn, signature, is_packed=False))) == 11
+    concrete = built(fn, signature)
+    first, second = SERVERS
+    # Inputs are there, wherever they are needed; `x` is used by itself, too.
+    assert ways(concrete) == [
+        ("", first),
+        ("", first),
+        ("", second),
+        (first, ""),
+        (first, ""),
+        (second, ""),
+    ]
+    x = np.array([1, 2, 3], np.float32)
+    expected = (x + 1) * (3 * x + 1) + 1 + (2 * x + 1) - (x * x + 1) + 1
+    np.testing.assert_array_equal(results(concrete, x), [expected])
+
+
+def test_tensors_of_all_types_and_shapes_arrive_as_they_were():
+    def values(rows):
+        generator = np.random.default_rng(3)
+        return [
+            generator.normal(size=[2, 3]).astype(np.float32),
+            generator.normal(size=[rows, 2]),
+            generator.integers(-9, 9, [rows]),
+            np.float16(2.5),
+            generator.integers(0, 255, [5]).astype(np.uint8),
+            generator.normal(size=[rows, 1, 2]).astype(np.float32),
+            np.zeros([0], np.int32),
+            generator.integers(-99, 99, [2, 1]).astype(np.int8),
+            *[np.full([3], 7, dtype) for dtype in (np.int16, np.uint16, np.uint32, np.uint64)],
+            generator.normal(size=[2]).astype(tf.bfloat16.as_numpy_dtype),
+        ]
+
+    opens = {1, 2, 5}
+
+    def fn(*given):
+        return [tf.identity(arrived) for arrived in on(0, *[value + 1 for value in given])]
+
+    specs = [
+        tf.TensorSpec([None, *value.shape[1:]] if number in opens else value.shape, value.dtype)
+        for number, value in enumerate(values(4))
+    ]
+    concrete = built(fn, *specs)
+    assert ways(concrete) == [("", SERVERS[0])] * 2 + [(SERVERS[0], "")] * 2, "the empty one goes alone"
+    for rows in (4, 0, 1):
+        given = values(rows)
+        for found, value in zip(results(concrete, *given), given, strict=True):
+            np.testing.assert_array_equal(found, value + value.dtype.type(1) + value.dtype.type(1))
+            assert found.dtype == value.dtype
+
+
+@pytest.mark.parametrize("has_numbers", [True, False])
+def test_words_arrive_as_they_were_whatever_they_would_be_as_numbers(has_numbers):
+    """Words of four bytes: as floating-point numbers they are tiny, infinite or none."""
+    words = np.array([[1, 2], [0x7F800001, 0x7FC12345], [-1, 0x7F800000]], np.int64)
+    given = [words, words[:, 0], words.astype(np.int32), words.astype(np.int32).view(np.float64)]
+    if has_numbers:
+        given.append(words.astype(np.int32).view(np.float32))
+
+    def fn(*tensors):
+        with tf.device(SERVERS[0]):
+            there = [tf.reverse(tensor, [0]) for tensor in tensors]
+        return [tf.reverse(tensor, [0]) for tensor in there]
+
+    opens = {0, 2}
+    specs = [
+        tf.TensorSpec([None if number in opens else 3, *value.shape[1:]], value.dtype)
+        for number, value in enumerate(given)
+    ]
+    concrete = built(lambda *tensors: fn(*[tf.reverse(tensor, [0]) for tensor in tensors]), *specs)
+    assert ways(concrete) == [("", SERVERS[0]), (SERVERS[0], "")]
+    kinds = {tensor.dtype for op in concrete.graph.get_operations() if op.type == "SplitV" for tensor in op.outputs}
+    assert kinds == {tf.int32}, "what is not a float must not travel as one"
+    for found, value in zip(results(concrete, *given), given, strict=True):
+        assert found[::-1].tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize("rows", [0, 5])
+def test_one_of_unknown_length_needs_no_header(rows):
+    def fn(x, y):
+        return on(1, x + 1, y + 1)
+
+    concrete = built(fn, tf.TensorSpec([2]), tf.TensorSpec([None, 2]))
+    assert ways(concrete)[0] == ("", SERVERS[1])
+    assert "Bitcast" not in {operation.type for operation in concrete.graph.get_operations()}
+    x, y = np.ones([2], np.float32), np.ones([rows, 2], np.float32)
+    for found, value in zip(results(concrete, x, y), (x, y), strict=True):
+        np.testing.assert_array_equal(found, value + 2)
+
+
+def test_what_needs_what_arrived_goes_later():
+    def fn(x):
+        a, b = on(0, 2 * x, 3 * x)
+        (c,) = on(0, a * b)
+        (d,) = on(0, c + x)
+        return [c * d, a, b]
+
+    concrete = built(fn, tf.TensorSpec([], tf.int32))
+    assert results(concrete, 5) == [177 * 183, 11, 16]
+
+
+def test_what_waits_for_a_thing_on_another_server_goes_later():
+    def fn(x):
+        (a,) = on(0, 2 * x)
+        with tf.control_dependencies([on(1, a * 3)[0]]):
+            b = x * 5
+        return [*on(0, b, x * 7), a]
+
+    concrete = built(fn, tf.TensorSpec([], tf.int32))
+    assert results(concrete, 5) == [26, 36, 11]
+
+
+def test_what_is_needed_later_goes_with_what_is_there_later():
+    def fn(x):
+        with tf.name_scope("step_0"):
+            (row,) = on(0, 2 * x)
+            change = row * 3
+            with tf.device(SERVERS[0]):
+                changed = change + 1
+        with tf.name_scope("step_1"):
+            looked_up = x * 5
+            with tf.device(SERVERS[0]), tf.control_dependencies([changed]):
+                return [looked_up + 1, changed + 1]
+
+    signature = tf.TensorSpec([], tf.int32)
+    assert ways(built(fn, signature, is_packed=False)).count(("", SERVERS[0])) == 3
+    concrete = built(fn, signature, sections=["step_0", "step_1"])
+    assert ways(concrete) == [("", SERVERS[0])] * 2 + [(SERVERS[0], "")] * 2
+    assert results(concrete, 5) == [26, 35]
+
+
+@pytest.mark.parametrize("is_awaited_by_control", [False, True])
+def test_what_is_only_moved_at_first_goes_with_what_it_is_used_with(is_awaited_by_control):
+    def fn(x):
+        with tf.device(SERVERS[0]):
+            moved = tf.identity(5 * x)
+        (there,) = on(0, 2 * x)
+        later = there * 3
+        with tf.device(SERVERS[0]), tf.control_dependencies([moved] if is_awaited_by_control else []):
+            changed = later + (1 if is_awaited_by_control else moved)
+        return [changed]
+
+    concrete = built(fn, tf.TensorSpec([], tf.int32))
+    # The first goes alone, then both together.
+    assert ways(concrete) == [("", SERVERS[0])] * 2 + [(SERVERS[0], "")] * 2
+    assert results(concrete, 5) == [34 if is_awaited_by_control else 58]
+
+
+def test_what_is_needed_at_once_does_not_wait_for_what_is_there_later():
+    def fn(x):
+        a, b = on(0, 2 * x, 3 * x)
+        # `a` is used before `b` is there, and again with it.
+        at_once = a * 7
+        (c,) = on(0, at_once)
+        return [c + a, c * b]
+
+    concrete = built(fn, tf.TensorSpec([], tf.int32))
+    assert results(concrete, 5) == [78 + 11, 78 * 16]
+    nodes = {node.name: node for node in concrete.graph.as_graph_def().node}
+    [sent] = [name for source, _, name in messages(concrete) if source == SERVERS[0] and "concat" in name]
+    assert sum(nodes[name.partition("/")[0]].op == "AddV2" for name in nodes[sent].input) < 2
+    first = next(node for node in nodes.values() if node.op == "Mul" and any("add" in name for name in node.input))
+    assert not any("split" in name or "Reshape" in name for name in first.input)
+
+
+def taken(_):
+    queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.int32], shapes=[[]])
+    return tf.ensure_shape(tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.int32])[0], [])
+
+
+def looked_for(x):
+    return tf.while_loop(lambda i: i < 3, lambda i: i + tf.cast(tf.timestamp() > 0, tf.int32), [x])[0]
+
+
+@pytest.mark.parametrize("wait", [taken, looked_for], ids=lambda wait: wait.__name__)
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_what_may_wait_for_others_holds_nothing_up_that_need_not_wait(wait, is_inside):
+    def fn(x):
+        a, b, c = on(0, 2 * x, 3 * x, 5 * x)
+        with tf.device(SERVERS[0]):
+            awaited = tf.function(wait)(x) if is_inside else wait(x)
+            after = [awaited + 1, awaited + 2]
+        return [a + b + c + x, after[0] + after[1] + x]
+
+    def back(concrete):
+        nodes = {node.name: node for node in concrete.graph.as_graph_def().node}
+        sent = [nodes[name.lstrip("^")] for source, _, name in messages(concrete) if source == SERVERS[0]]
+        return sorted(len(node.input) - 1 for node in sent if node.op == "ConcatV2")
+
+    concrete = built(fn, tf.TensorSpec([], tf.int32))
+    assert back(concrete) == [2, 3], "those that wait, and those that do not"
+
+
+def test_parts_that_nothing_orders_are_joined_two_by_two():
+    scopes = [f"step_{number}" for number in range(4)]
+
+    def fn(x):
+        found = []
+        for number, scope in enumerate(scopes):
+            with tf.name_scope(scope):
+                found += on(1, x * number)
+        return [tf.add_n(found)]
+
+    concrete = built(fn, tf.TensorSpec([], tf.int32), sections=scopes)
+    # What is used outside of the parts comes back together.
+    assert ways(concrete) == [("", SERVERS[1])] * 2 + [(SERVERS[1], "")]
+    assert results(concrete, 5) == [5 * 6 + 4]
+    assert len(messages(built(fn, tf.TensorSpec([], tf.int32)))) == 2, "in one part, all together"
+
+
+def test_large_tensors_and_strings_go_alone():
+    def fn(x):
+        large = tf.fill([LARGEST_PACKED // 4 + 1], x)
+        text = tf.strings.as_string(x)
+        with tf.device(SERVERS[0]):
+            return [tf.reduce_sum(large) + x, text + "!"]
+
+    signature = tf.TensorSpec([], tf.int32)
+    assert messages(built(fn, signature)) == messages(built(fn, signature, is_packed=False))
+
+
+def test_operations_are_where_the_resources_are_that_they_use():
+    variables = [tf.Variable(1.0), tf.Variable(3.0)]
+
+    def fn(*handles):
+        for handle, variable in zip(handles, variables, strict=True):
+            tensorflow_internals.copy_handle_data(variable.handle, handle)
+        first, second = (tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) for handle in handles)
+        for handle in handles:
+            tf.raw_ops.AssignSubVariableOp(resource=handle, value=first * second)
+        return [tf.identity(first - second)]
+
+    signature = [tf.TensorSpec([], tf.resource)] * 2
+
+    def added(devices):
+        concrete = built(fn, *signature, devices=devices)
+        operations = concrete.graph.get_operations()
+        return [(each.type, each.device) for each in operations if each.type in ("ConcatV2", "SplitV")]
+
+    there, here = SERVERS[1], ""
+    assert added([there] * 2) == [("ConcatV2", there), ("SplitV", here), ("ConcatV2", here), ("SplitV", there)]
+    assert not added([]), "all is in one place"

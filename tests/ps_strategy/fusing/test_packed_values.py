@@ -1,0 +1,99 @@
+"""What is sent in packed messages arrives bit for bit as it would without them, whatever its dtype."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.fusing.message_packing import pack_transfers
+from tests.ps_strategy.fusing.fused_calls import COUNT, FusedCalls
+from tests.ps_strategy.fusing.one_device import results
+from tests.ps_strategy.fusing.random_transfers import (
+    COMMON,
+    DTYPES,
+    FED_ONLY,
+    WORDS,
+    RandomTransfers,
+    bits,
+    random_value,
+    run_on_worker,
+)
+
+
+@contextlib.contextmanager
+def grappler(*, is_used):
+    """A scope in which TensorFlow optimizes graphs, or does not."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not is_used})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})
+
+
+def built(transfers, is_packed):
+    """The function of a random graph, its transfers packed or as they are."""
+    messages = []
+
+    def change(graph):
+        if is_packed:
+            messages.append(pack_transfers(graph, {}, transfers.sections))
+
+    concrete = tensorflow_internals.built_function(transfers.__call__, transfers.signature, change)
+    assert not is_packed or messages[0] > 20, "the graph has messages of several tensors"
+    return concrete
+
+
+def run_here(concrete, fed):
+    """What a function gives, run in this process on one device."""
+    return [bits(value) for value in results(concrete, *fed)]
+
+
+@pytest.mark.parametrize("is_optimized", [True, False], ids=["grappler", "no-grappler"])
+@pytest.mark.parametrize("dtypes", [DTYPES, COMMON, WORDS], ids=["all", "common", "words"])
+def test_packed_tensors_of_every_dtype_are_the_same_bits(dtypes, is_optimized):
+    transfers = RandomTransfers(0, dtypes)
+    with grappler(is_used=is_optimized):
+        found, expected = (run_here(built(transfers, is_packed), transfers.fed) for is_packed in (True, False))
+    assert found == expected
+
+
+@pytest.mark.parametrize("is_optimized", [True, False], ids=["grappler", "no-grappler"])
+@pytest.mark.parametrize("dtypes", [DTYPES, COMMON, WORDS], ids=["all", "common", "words"])
+def test_packed_tensors_are_the_same_bits_on_real_servers(strategy, dtypes, is_optimized):
+    transfers = RandomTransfers(1, dtypes)
+    with grappler(is_used=is_optimized):
+        found, expected = (run_on_worker(built(transfers, is_packed), transfers.fed) for is_packed in (True, False))
+    assert found == expected
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, *FED_ONLY], ids=lambda dtype: dtype.name)
+def test_arguments_and_results_of_fused_calls_are_the_same_bits(strategy, monkeypatch, dtype):
+    calls = FusedCalls(strategy, monkeypatch)
+    rng, shapes = np.random.default_rng(5), [(), (3,), (0, 2), (5, 2)]
+    values = [[random_value(rng, dtype, shape) for shape in shapes] for _ in range(COUNT)]
+
+    @tf.function
+    def step(*given):
+        return [tf.identity(value) for value in given]
+
+    futures = calls.run(step, [[tf.constant(value, dtype) for value in given] for given in values])
+    for future, given in zip(futures, values, strict=True):
+        assert list(map(bits, future.result())) == list(map(bits, given))
+
+
+def test_ids_that_tensorflow_works_out_itself_are_the_rows_that_are_changed(strategy, monkeypatch):
+    with strategy.scope():
+        table = tf.Variable(tf.zeros([50, 2]))
+        seen = tf.Variable(tf.zeros([4], tf.int32))
+
+    @tf.function
+    def step():
+        ids = tf.fill([4], 2) + tf.ones([4], tf.int32)
+        table.scatter_nd_add(ids[:, None], tf.random.uniform([4, 2], 1.0, 1.0))
+        seen.assign(ids)
+
+    FusedCalls(strategy, monkeypatch).run(step, [()] * COUNT)
+    rows = table.numpy()[:, 0]
+    assert {int(row): float(rows[row]) for row in rows.nonzero()[0]} == {3: 4.0 * COUNT}
+    assert seen.numpy().tolist() == [3] * 4

@@ -1,0 +1,140 @@
+"""Whatever `fit` is given as data, each example is trained on as often as there are epochs."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import coordinator
+from tests.ps_strategy.keras.fit.counted_model import CountedModel
+
+EXAMPLES = 24
+X = np.stack([np.arange(EXAMPLES), np.ones(EXAMPLES)], axis=1).astype("float32")
+Y = np.arange(EXAMPLES, dtype="float32")[:, None]
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        return X[4 * index : 4 * index + 4], Y[4 * index : 4 * index + 4]
+
+
+def slices() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def batches() -> Iterator[Any]:
+    yield from ((X[first : first + 4], Y[first : first + 4]) for first in range(0, EXAMPLES, 4))
+
+
+def own_slices(context: tf.distribute.InputContext) -> tf.data.Dataset:
+    return slices().shard(context.num_input_pipelines, context.input_pipeline_id).batch(4)
+
+
+def counted(strategy: coordinator.ParameterServerStrategy, **arguments: Any) -> CountedModel:
+    with strategy.scope():
+        model = CountedModel(EXAMPLES)
+        model.compile(keras.optimizers.SGD(1e-5), "mse", **arguments)
+    return model
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(lambda _: {"x": X, "y": Y, "batch_size": 5}, id="arrays"),
+        pytest.param(lambda _: {"x": tf.constant(X), "y": tf.constant(Y), "batch_size": 5}, id="tensors"),
+        pytest.param(lambda _: {"x": slices().shuffle(EXAMPLES).batch(5), "shuffle": False}, id="dataset"),
+        pytest.param(
+            lambda _: {"x": slices().batch(2).repeat(), "steps_per_epoch": 12, "shuffle": False},
+            id="endless dataset, counted steps",
+        ),
+        pytest.param(lambda _: {"x": Batches(workers=2)}, id="PyDataset"),
+        pytest.param(lambda _: {"x": own_slices}, id="dataset function"),
+        pytest.param(
+            lambda strategy: {"x": strategy.distribute_datasets_from_function(own_slices)}, id="per-worker dataset"
+        ),
+    ],
+)
+def test_each_example_is_trained_on_once_in_each_epoch(
+    strategy: coordinator.ParameterServerStrategy,
+    data: Callable[[coordinator.ParameterServerStrategy], dict[str, Any]],
+    steps_per_execution: int,
+) -> None:
+    model = counted(strategy, steps_per_execution=steps_per_execution)
+    history = model.fit(**data(strategy), epochs=2, verbose=0)
+    np.testing.assert_array_equal(model.visits, np.full(EXAMPLES, 2.0))
+    assert len(history.history["loss"]) == 2
+
+
+def test_a_dataset_of_unknown_length_is_trained_on_to_its_end(strategy: coordinator.ParameterServerStrategy) -> None:
+    model = counted(strategy)
+    with warnings.catch_warnings():
+        # Keras warns at the end of any data whose length it does not know.
+        warnings.filterwarnings("ignore", "Your input ran out of data")
+        model.fit(slices().filter(lambda x, y: x[0] >= 0.0).batch(4), epochs=2, shuffle=False, verbose=0)
+    np.testing.assert_array_equal(model.visits, np.full(EXAMPLES, 2.0))
+    assert int(model.optimizer.iterations) == 12
+
+
+def test_a_generator_is_trained_on_to_its_end(strategy: coordinator.ParameterServerStrategy) -> None:
+    model = counted(strategy)
+    model.fit(batches(), steps_per_epoch=6, shuffle=False, verbose=0)
+    np.testing.assert_array_equal(model.visits, np.ones(EXAMPLES))
+
+
+def test_the_steps_of_an_epoch_may_be_counted_with_data_of_the_workers_own(
+    strategy: coordinator.ParameterServerStrategy,
+) -> None:
+    model = counted(strategy)
+    model.fit(lambda context: own_slices(context).repeat(), steps_per_epoch=9, epochs=3, verbose=0)
+    assert int(model.optimizer.iterations) == 27
+
+
+# row 181: the data of the workers runs out
+def test_data_of_the_workers_own_that_ends_early_ends_the_epoch(strategy: coordinator.ParameterServerStrategy) -> None:
+    model = counted(strategy)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        model.fit(own_slices, steps_per_epoch=1000, verbose=0)
+    assert 0 < int(model.optimizer.iterations) <= 6
+
+
+def test_validation_data_may_be_anything_as_well(strategy: coordinator.ParameterServerStrategy) -> None:
+    model = counted(strategy)
+    expected = None
+    for validation_data in ((X, Y), slices().batch(5), own_slices):
+        history = model.fit(X, Y, batch_size=11, validation_data=validation_data, verbose=0).history
+        expected = float(np.mean((model.predict(X, verbose=0) - Y) ** 2))
+        assert history["val_loss"] == pytest.approx([expected], rel=1e-4)
+    assert expected is not None
+
+
+def test_part_of_the_arrays_may_be_the_validation_data(strategy: coordinator.ParameterServerStrategy) -> None:
+    model = counted(strategy)
+    model.fit(X, Y, batch_size=4, validation_split=0.5, verbose=0)
+    np.testing.assert_array_equal(model.visits, np.repeat([1.0, 0.0], EXAMPLES // 2))
+
+
+def test_weights_of_examples_and_classes_are_heeded(strategy: coordinator.ParameterServerStrategy) -> None:
+    classes = np.arange(EXAMPLES) % 2
+    model = counted(strategy)
+    for weights in (
+        {"sample_weight": 1.0 * classes},
+        {"class_weight": {0: 0.0, 1: 1.0}},
+        {"x": tf.data.Dataset.from_tensor_slices((X, classes, 1.0 * classes)).batch(8), "y": None},
+    ):
+        before = model.predict(X, verbose=0)[:, 0]
+        given = {"x": X, "y": classes, **weights}
+        # All in one step, so that the loss is of the weights before it.
+        history = model.fit(
+            **given, batch_size=None if given["y"] is None else EXAMPLES, steps_per_epoch=1, shuffle=False, verbose=0
+        )
+        used = slice(8) if given["y"] is None else slice(EXAMPLES)
+        expected = np.mean((before[used] - classes[used]) ** 2 * classes[used])
+        assert history.history["loss"] == pytest.approx([expected], rel=1e-4)

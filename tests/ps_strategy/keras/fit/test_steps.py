@@ -1,0 +1,107 @@
+"""How many steps of an epoch are on the way, and what is told. No servers: a step ends when the test says so."""
+
+import logging
+import re
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coordinator.future import Future
+from coordinator.ps_strategy.keras.fit import steps as steps_in_flight
+from coordinator.ps_strategy.keras.fit.steps import StepsInFlight
+
+
+class Scheduler:
+    """Two workers; `join` raises what a test gave it."""
+
+    def __init__(self) -> None:
+        self.cluster: Any = SimpleNamespace(workers=(0, 1), statistics=lambda: "two idle workers")
+        self.error: Exception | None = None
+
+    def schedule(self, fn: Any, args: Any = None, *, worker: int | None = None) -> Future:
+        return Future("step", 0, lambda: False)
+
+    def join(self) -> None:
+        if self.error:
+            raise self.error
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    return Scheduler()
+
+
+def added(steps: StepsInFlight, scheduler: Scheduler, count: int) -> list[Future]:
+    futures = [scheduler.schedule(None) for _ in range(count)]
+    for future in futures:
+        steps.add(future)
+    return futures
+
+
+def test_there_is_room_until_each_worker_has_its_share_and_then_when_one_has_finished(scheduler: Scheduler) -> None:
+    steps = StepsInFlight(scheduler, per_worker=2)
+    first, *others = added(steps, scheduler, 3)
+    first.tell_result("logs of the first")
+    steps.wait_room()
+    assert (len(steps), steps.newest_result) == (2, "logs of the first")
+    others += added(steps, scheduler, 2)
+    finishing = threading.Timer(0.05, others[1].tell_result, ["logs of another"])
+    finishing.start()
+    steps.wait_room()
+    finishing.join()
+    assert (len(steps), steps.newest_result) == (3, "logs of another")
+
+
+def test_the_first_result_is_awaited(scheduler: Scheduler) -> None:
+    steps = StepsInFlight(scheduler)
+    [future] = added(steps, scheduler, 1)
+    finishing = threading.Timer(0.05, future.tell_result, ["logs"])
+    finishing.start()
+    steps.wait_room()
+    finishing.join()
+    assert steps.newest_result == "logs"
+
+
+def test_the_first_failure_is_raised_whichever_step_is_seen_to_fail_first(scheduler: Scheduler) -> None:
+    steps = StepsInFlight(scheduler)
+    first, second = added(steps, scheduler, 2)
+    scheduler.error = ValueError("the first failure")
+    second.tell_cancelled()
+    first.tell_error(scheduler.error)
+    with pytest.raises(ValueError, match="the first failure"):
+        steps.wait_finished()
+    assert not len(steps)
+
+
+def test_a_failure_that_join_does_not_raise_is_raised_all_the_same(scheduler: Scheduler) -> None:
+    steps = StepsInFlight(scheduler)
+    [future] = added(steps, scheduler, 1)
+    future.tell_error(ValueError("of this step alone"))
+    with pytest.raises(ValueError, match="of this step alone"):
+        steps.wait_room()
+
+
+def test_a_long_wait_says_what_it_waits_for(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_in_flight, "_STALL_REPORT_INTERVAL", 0.01)
+    steps = StepsInFlight(scheduler)
+    [future] = added(steps, scheduler, 1)
+    reported = threading.Event()
+    said: list[str] = []
+
+    def warn(text: str, *values: Any) -> None:
+        said.append(text % values)
+        reported.set()
+
+    monkeypatch.setattr(logging.getLogger("coordinator"), "warning", warn)
+
+    def finish() -> None:
+        reported.wait(30)
+        future.tell_result("late")
+
+    finishing = threading.Thread(target=finish)
+    finishing.start()
+    assert steps.wait_one() == ("late", None)
+    finishing.join()
+    assert re.match(r"No step has finished for 0 s, of 1 that were scheduled: two idle workers", said[0])

@@ -1,0 +1,162 @@
+"""An embedding of Keras reads and updates the rows that a batch is about; the table stays on its parameter server."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.src import backend
+
+from coordinator.ps_strategy import keras_internals
+from tests.updates.transport.pull_steps import reads_of, result, traced
+
+ROWS, WIDTH = 40, 3
+TABLE = np.arange(ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
+IDS = [[1, 39, -1], [7, 1, -40]]
+
+
+class Recommender(keras.Model):
+    """A layer that looks up rows of a table of its own, as programs do that do not take `keras.layers.Embedding`."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.table = self.add_weight(shape=(ROWS, WIDTH), initializer=lambda shape, dtype: tf.constant(TABLE, dtype))
+
+    def call(self, ids):
+        return keras.ops.take(self.table, ids, axis=0)
+
+
+@pytest.fixture
+def embedding(strategy):
+    with strategy.scope():
+        return keras.layers.Embedding(ROWS, WIDTH, weights=TABLE)
+
+
+def test_only_the_rows_that_are_looked_up_are_read_and_their_gradient_is_sparse(strategy, embedding):
+    table = embedding.embeddings.value
+
+    @tf.function
+    def step(ids):
+        with tf.GradientTape() as tape:
+            rows = embedding(ids)
+            loss = tf.reduce_sum(rows)
+        gradient = tape.gradient(loss, embedding.trainable_variables[0])
+        assert isinstance(gradient, tf.IndexedSlices)
+        return rows, gradient.indices, tf.convert_to_tensor(gradient)
+
+    dense, ragged = tf.constant(IDS), tf.ragged.constant([[1, 39], [-1], []])
+    for ids in (dense, tf.cast(dense, tf.int64), tf.cast(dense, tf.int8), ragged):
+        assert reads_of(traced(strategy, step, ids), table) == ["ResourceGather"]
+
+    rows, indices, gradient = result(strategy, step, dense)
+    np.testing.assert_array_equal(rows, TABLE[IDS])
+    assert indices.tolist() == [1, 39, 39, 7, 1, 0]
+    np.testing.assert_array_equal(gradient[:, 0], np.bincount(indices, minlength=ROWS))
+    rows, indices, _ = result(strategy, step, ragged)
+    assert rows.to_list() == [TABLE[[1, 39]].tolist(), TABLE[[39]].tolist(), []]
+    assert indices.tolist() == [1, 39, 39]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"40 is not in \[0, 40\)"):
+        result(strategy, tf.function(embedding), tf.constant([[40]]))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        strategy.join()
+    # On the client as well, outside of any function.
+    np.testing.assert_array_equal(embedding(dense), TABLE[IDS])
+
+
+def test_what_is_no_lookup_of_rows_is_as_ever(strategy, embedding):
+    table = embedding.embeddings
+
+    @tf.function
+    def step(sparse_ids):
+        columns = keras.ops.take(table, [2, -1], axis=1)
+        elements = keras.ops.take(table, [4, -1])
+        return columns, elements, tf.sparse.to_dense(sparse_ids), embedding(sparse_ids)
+
+    columns, elements, ids, rows = result(strategy, step, tf.sparse.from_dense([[1, 2], [3, 4]]))
+    np.testing.assert_array_equal(columns, TABLE[:, [2, 2]])
+    np.testing.assert_array_equal(elements, [4.0, ROWS * WIDTH - 1])
+    np.testing.assert_array_equal(rows, TABLE[ids])
+    # What stands for the value of a variable is looked up in, not the variable.
+    with keras.StatelessScope(state_mapping=[(table, -TABLE)]):
+        np.testing.assert_array_equal(keras.ops.take(table, [2], axis=0), -TABLE[[2]])
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_a_layer_that_takes_rows_reads_them_alone_in_its_own_precision(strategy, policy):
+    with strategy.scope():
+        model = Recommender(dtype=policy)
+    step = tf.function(model)
+    concrete = traced(strategy, step, tf.constant(IDS))
+    assert reads_of(concrete, model.table._value) == ["ResourceGather"]
+    rows = strategy.schedule(step, args=(tf.constant(IDS),)).result()
+    assert rows.dtype == keras.mixed_precision.DTypePolicy(policy).compute_dtype
+    np.testing.assert_array_equal(rows.astype(np.float32), TABLE[IDS])
+    assert model.table.dtype == "float32"
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
+def test_an_embedding_is_trained_as_in_one_process(strategy, name):
+    def trained(run):
+        embedding = keras.layers.Embedding(ROWS, WIDTH, weights=TABLE)
+        optimizer = getattr(keras.optimizers, name)(0.1)
+        optimizer.build(embedding.trainable_variables)
+
+        @tf.function
+        def step(ids):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(embedding(ids) ** 2)
+            optimizer.apply(tape.gradient(loss, embedding.trainable_variables), embedding.trainable_variables)
+
+        for ids in ([[1, 2, 2]], [[2, 5, -1]], [[39, 1, 8]]):
+            run(step, tf.constant(ids))
+        return [variable.numpy() for variable in (embedding.embeddings, *optimizer.variables)]
+
+    with strategy.scope():
+        found = trained(lambda step, ids: result(strategy, step, ids))
+    for one, other in zip(found, trained(lambda step, ids: step(ids)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_sgd_of_racing_workers_loses_no_gradient_of_an_embedding(strategy):
+    rows, width, in_a_step, steps = 2048, 64, 10, 200
+    with strategy.scope():
+        embedding = keras.layers.Embedding(rows, width, embeddings_initializer="zeros")
+        embedding.build()
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(embedding.trainable_variables)
+
+    @tf.function
+    def step():
+        for _ in range(in_a_step):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(embedding(tf.range(rows)))
+            optimizer.apply(tape.gradient(loss, embedding.trainable_variables), embedding.trainable_variables)
+
+    for _ in range(steps):
+        strategy.schedule(step)
+    strategy.join()
+    np.testing.assert_array_equal(embedding.embeddings, np.full([rows, width], -steps * in_a_step))
+    assert int(optimizer.iterations) == steps * in_a_step
+
+
+def test_a_table_on_no_server_is_looked_up_as_keras_does_it_which_reads_it_twice():
+    table = keras.Variable(tf.ones([5, 2]))
+    look_up = tf.function(lambda ids: keras.ops.take(table, ids, axis=0))
+    with keras_internals.rows_read_alone():
+        concrete = look_up.get_concrete_function(tf.constant([1]))
+    types = [operation.type for operation in concrete.graph.get_operations()]
+    assert (types.count("ReadVariableOp"), types.count("GatherV2")) == (2, 1)
+
+
+def test_looking_up_is_as_before_afterwards_and_a_keras_that_is_not_known_is_left_alone(monkeypatch, caplog):
+    known = backend.numpy.take
+    with keras_internals.rows_read_alone():
+        assert backend.numpy.take is not known
+    assert backend.numpy.take is known
+
+    def other(x, indices):
+        return x[indices]
+
+    monkeypatch.setattr(backend.numpy, "take", other)
+    with keras_internals.rows_read_alone():
+        assert backend.numpy.take is other
+    assert "is not known" in caplog.text

@@ -1,0 +1,171 @@
+"""What the library knows of Keras' training loop that Keras does not promise."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy import keras_internals
+
+X = np.arange(12, dtype="float32")[:, None]
+ADVICE = "Keras' training loop has changed; see coordinator/ps_strategy/keras/internals/patches.py."
+
+
+class Elsewhere(tf.distribute.OneDeviceStrategy):
+    """A strategy whose models are trained by the extension below."""
+
+
+class Recording:
+    """Does nothing but tell what it was asked for. A feed gives the batches as they are."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def is_for(self, strategy: Any) -> bool:
+        return isinstance(strategy, Elsewhere)
+
+    def epoch_iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> keras_internals.EpochIterator:
+        self.told.append(("data", sorted(arguments)))
+        return keras_internals.EpochIterator(lambda data: Feeds(data, self.told), x, arguments)
+
+    def train_function(self, model: keras.Model) -> Callable[[Any], Any]:
+        return lambda feed: self._turn("train", feed)
+
+    def test_function(self, model: keras.Model) -> Callable[[Any], Any]:
+        return lambda feed: self._turn("test", feed)
+
+    def predict_function(self, model: keras.Model) -> Callable[[Any], Any]:
+        return lambda batches: self.told.append(("predict", len(batches))) or batches[0]
+
+    def _turn(self, kind: str, feed: Any) -> dict[str, float]:
+        self.told.append((kind, len(next(feed)[0])))
+        return {"loss": 1.0}
+
+
+class Feeds:
+    def __init__(self, dataset: tf.data.Dataset, told: list[Any]) -> None:
+        self._dataset = dataset
+        self._told = told
+
+    def __iter__(self) -> "Feed":
+        return Feed(iter(self._dataset), self._told)
+
+
+class Feed:
+    def __init__(self, batches: Any, told: list[Any]) -> None:
+        self._batches = batches
+        self._told = told
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def wait_finished(self) -> None:
+        self._told.append("wait")
+
+
+@pytest.fixture(scope="module")
+def extension() -> Recording:
+    recording = Recording()
+    keras_internals.extend_trainer(recording)
+    return recording
+
+
+@pytest.fixture
+def model(extension: Recording) -> keras.Model:
+    extension.told.clear()
+    with Elsewhere("/cpu:0").scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=2)
+    return model
+
+
+def test_the_loop_takes_its_batches_and_its_functions_from_the_extension(
+    model: keras.Model, extension: Recording
+) -> None:
+    model.fit(X, X, batch_size=3, epochs=2, shuffle=False, validation_data=(X[:4], X[:4]), verbose=0)
+    arguments = ["batch_size", "class_weight", "shuffle", "steps_per_epoch", "steps_per_execution", "y"]
+    training, validation, *turns = extension.told
+    assert set(arguments) <= set(training[1]), ADVICE
+    # Two turns of two batches each, which are awaited before the loop looks at what they did.
+    epoch = [("train", 3), ("train", 3), "wait"]
+    evaluation = [("test", 3), "wait"]
+    assert [turn for turn in [validation, *turns] if turn[0] != "data"] == 2 * [*epoch, *evaluation], ADVICE
+
+
+def test_the_loop_of_predict_gives_batches(model: keras.Model, extension: Recording) -> None:
+    outputs = model.predict(X, batch_size=3, verbose=0)
+    assert [told for told in extension.told if told[0] == "predict"] == [("predict", 2)] * 2, ADVICE
+    np.testing.assert_array_equal(outputs, np.concatenate([X[:3], X[6:9]]))
+
+
+def test_functions_are_made_once_for_each_compilation(model: keras.Model, extension: Recording) -> None:
+    model.fit(X, X, verbose=0)
+    first = model.train_function
+    model.fit(X, X, verbose=0)
+    assert model.train_function is first
+    model.compile("sgd", "mse")
+    assert model.train_function is None, ADVICE
+    model.make_train_function(force=True)
+    assert model.train_function not in (None, first)
+
+
+@pytest.mark.parametrize("steps", [2, None])
+def test_data_that_is_not_on_the_client_passes_through_the_loop(extension: Recording, steps: int | None) -> None:
+    told: list[Any] = []
+    own = keras_internals.OwnData(tf.data.Dataset.from_tensor_slices(X[:4]).batch(2))
+    iterator = keras_internals.EpochIterator(lambda dataset: Feeds(dataset, told), own, {"steps_per_epoch": steps})
+    assert iterator.num_batches == steps
+    assert iterator.batch_spec == tf.TensorSpec([None, 1])
+    for _ in range(2):
+        turns = 0
+        # Without a warning.
+        with iterator.catch_stop_iteration():
+            for _, _, feed in iterator:
+                next(feed)
+                turns += 1
+        assert told, ADVICE
+        iterator.reset()
+        told.clear()
+        assert turns == 2, ADVICE
+
+
+def test_a_model_is_built_without_taking_a_batch(extension: Recording) -> None:
+    class Once(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return X[4 * index : 4 * index + 4], X[4 * index : 4 * index + 4]
+
+    with Elsewhere("/cpu:0").scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    extension.told.clear()
+    model.fit(Once(workers=2), shuffle=False, verbose=0)
+    assert model.built, ADVICE
+    assert [told for told in extension.told if told[0] == "train"] == [("train", 4)] * 2, ADVICE
+
+
+@pytest.mark.parametrize(
+    ("dataset", "spec"),
+    [
+        (tf.data.Dataset.from_tensor_slices(X).batch(5), tf.TensorSpec([None, 1])),
+        (tf.data.Dataset.from_tensor_slices(X).batch(5, drop_remainder=True), tf.TensorSpec([5, 1])),
+        (tf.data.Dataset.from_tensor_slices(X).padded_batch(5, padded_shapes=[None]), None),
+    ],
+)
+def test_what_a_batch_is_like_is_told_if_all_but_its_size_is_known(dataset: tf.data.Dataset, spec: Any) -> None:
+    assert keras_internals.EpochIterator(lambda dataset: dataset, dataset, {}).batch_spec == spec
+
+
+def test_models_of_other_strategies_are_trained_as_ever(extension: Recording) -> None:
+    extension.told.clear()
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    assert np.isfinite(model.fit(X, X, verbose=0).history["loss"][0])
+    assert model.predict(X, verbose=0).shape == (12, 1)
+    assert not extension.told

@@ -1,0 +1,128 @@
+"""By what operations Keras 3's optimizers change weights and slots: additions that nothing is lost of, or assignments.
+
+It is the table of docs/keras/exactness.md, read from the graphs of what shared variables make of `optimizer.apply`.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy import tensorflow_internals
+from tests.ps_strategy.keras.test_optimizers import DENSE_ONLY, OPTIMIZERS
+
+SHAPE = (7, 2)
+ROWS_ADDED = {"ResourceScatterNdAdd", "ResourceScatterNdSub"}
+ADDED = {"AssignAddVariableOp", "AssignSubVariableOp"}
+ASSIGNED = "AssignVariableOp"
+CALLS = {"If", "StatelessIf", "While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"}
+READS = {"ReadVariableOp", "ResourceGather", "VariableShape"}
+
+# What may miss what a racing step did. Everything else is added to.
+OVERWRITTEN = {
+    "SGD with momentum": {"momentum"},
+    "SGD, Nesterov's": {"momentum"},
+    "Adadelta": {"accumulated_grad", "accumulated_delta_var"},
+    "Adam, AMSGrad": {"velocity_hat"},
+    "Adamax": {"norm"},
+    "RMSprop": {"velocity"},
+    "RMSprop, centered, with momentum": {"velocity", "momentum", "average_gradient"},
+    "Ftrl": {"weights"},
+    # The product of its momenta.
+    "Nadam": {"variable"},
+    "Lion": {"momentum"},
+    # Keras gives its averages of rows and of columns the name of the weights.
+    "Adafactor": {"table", "velocity"},
+    "ScheduleFreeAdamW": {"weights"},
+    "use_ema": {"weights", "average"},
+    "gradient_accumulation_steps": {"gradient_accumulator"},
+    "LossScaleOptimizer": {"step_counter", "dynamic_scale"},
+}
+# What a sparse gradient changes only the rows of. Everything else is changed as a whole.
+CHANGED_BY_ROWS = {
+    "SGD": {"weights"},
+    "Adagrad": {"weights", "accumulator"},
+    "Adadelta": {"weights"},
+    "RMSprop": {"weights"},
+    "Adafactor": {"weights"},
+    "ScheduleFreeAdamW": {"momentum"},
+    "LearningRateSchedule": {"weights"},
+    "weight_decay": {"weights"},
+    "clipnorm": {"weights"},
+    "clipvalue": {"weights"},
+    "use_ema": {"weights"},
+}
+ALSO_CHANGED_AS_A_WHOLE = {"weight_decay": {"weights"}, "use_ema": {"weights"}}
+
+
+def new_shared(next_creator, **options):
+    variable = next_creator(**options)
+    tensorflow_internals.make_shared(variable)
+    return variable
+
+
+def changes_by_variable(name, is_sparse):
+    """The types of the operations that change each variable, in a step of an optimizer."""
+    with tf.variable_creator_scope(new_shared):
+        weights = keras.Variable(np.ones(SHAPE, np.float32), name="table")
+        optimizer = OPTIMIZERS[name]()
+        optimizer.build([weights])
+
+    @tf.function(input_signature=[tf.TensorSpec([3], tf.int32)])
+    def step(rows):
+        gradient = tf.IndexedSlices(tf.ones([3, 2]), rows, tf.constant(SHAPE)) if is_sparse else tf.ones(SHAPE)
+        optimizer.apply([gradient], [weights])
+
+    graph = step.get_concrete_function().graph
+    found = {"weights": changes_in(graph, weights)}
+    for variable in optimizer.variables:
+        slot = variable.path.rsplit("/", 1)[-1].removeprefix("table_")
+        slot = "variable" if slot.startswith("variable") else slot
+        found[slot] = found.get(slot, set()) | changes_in(graph, variable)
+    return found
+
+
+def changes_in(graph, variable):
+    handle = variable.value.handle
+    inside = next((inside for outside, inside in graph.captures if outside is handle), None)
+    found = set() if inside is None else {each.type for each in inside.consumers()} - READS - CALLS
+    for operation in graph.get_operations():
+        for attribute in operation.node_def.attr.values():
+            if attribute.func.name:
+                found |= changes_in(graph._get_function(attribute.func.name).graph, variable)
+    return found
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_a_dense_gradient_changes_is_added_to_but_for_what_is_known(name):
+    found = changes_by_variable(name, is_sparse=False)
+    assert {each for each, types in found.items() if ASSIGNED in types} == OVERWRITTEN.get(name, set())
+    assert set.union(*found.values()) <= {*ADDED, ASSIGNED}
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in DENSE_ONLY])
+def test_what_a_sparse_gradient_changes_is_added_to_but_for_what_is_known(name):
+    found = changes_by_variable(name, is_sparse=True)
+    assert {each for each, types in found.items() if ASSIGNED in types} == OVERWRITTEN.get(name, set())
+    assert set.union(*found.values()) <= {*ADDED, *ROWS_ADDED, ASSIGNED}
+    by_rows = CHANGED_BY_ROWS.get(name, set())
+    assert {each for each, types in found.items() if types & ROWS_ADDED} == by_rows
+    also_as_a_whole = {each for each in by_rows if found[each] - ROWS_ADDED}
+    assert also_as_a_whole == ALSO_CHANGED_AS_A_WHOLE.get(name, set())
+
+
+@pytest.mark.parametrize("name", DENSE_ONLY)
+def test_keras_itself_takes_no_sparse_gradients_with_these(name):
+    with pytest.raises(TypeError, match="IndexedSlices"):
+        changes_by_variable(name, is_sparse=True)
+
+
+def test_every_step_reads_what_all_variables_share_once():
+    with tf.variable_creator_scope(new_shared):
+        weights = [keras.Variable(np.ones(SHAPE, np.float32)) for _ in range(3)]
+        optimizer = OPTIMIZERS["LearningRateSchedule"]()
+        optimizer.build(weights)
+    step = tf.function(lambda: optimizer.apply([tf.ones(SHAPE)] * 3, weights))
+    graph = step.get_concrete_function().graph
+    [inside] = [inside for outside, inside in graph.captures if outside is optimizer.iterations.value.handle]
+    assert [each.type for each in inside.consumers()].count("ReadVariableOp") == 1

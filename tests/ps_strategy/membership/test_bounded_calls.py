@@ -1,0 +1,27 @@
+"""Calls that may never return are waited for in bounded time."""
+
+import threading
+
+import pytest
+
+from coordinator.ps_strategy.membership.bounded_calls import call_within, on_own_thread
+from tests.deadline import LIMIT
+
+
+def test_what_a_call_returns_or_raises_comes_back():
+    assert call_within(LIMIT, "some-thread", lambda: threading.current_thread().name) == "some-thread"
+
+    def fail():
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        call_within(LIMIT, "some-thread", fail)
+
+
+def test_a_call_that_does_not_return_is_left_behind():
+    may_return = threading.Event()
+    with pytest.raises(TimeoutError, match=r"has not returned in 0\.01 s"):
+        call_within(0.01, "some-thread", may_return.wait)
+    called = on_own_thread("other-thread", may_return.wait)
+    may_return.set()
+    assert called.result(LIMIT)

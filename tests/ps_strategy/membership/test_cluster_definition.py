@@ -1,0 +1,134 @@
+"""Which descriptions of a cluster are taken, and what is said of the others."""
+
+import json
+
+import pytest
+import tensorflow as tf
+
+import coordinator
+from coordinator.errors import ClusterSpecError
+from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition, Task, client_server_def, server_def
+
+SPEC = {"worker": ["w0:1", "w1:1"], "ps": ["p0:1"]}
+
+
+def simple_resolver(jobs, task_type="chief", task_id=0, **settings):
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(jobs), task_type=task_type, task_id=task_id, **settings
+    )
+
+
+def define(jobs, *own_task):
+    return ClusterDefinition.from_resolver(simple_resolver(jobs, *own_task))
+
+
+def refusal(jobs, *own_task):
+    with pytest.raises(ClusterSpecError) as caught:
+        define(jobs, *own_task)
+    return str(caught.value)
+
+
+def test_a_resolver_is_read():
+    definition = define({**SPEC, "chief": ["c:1"]})
+    assert definition.addresses == {Task("worker", 0): "w0:1", Task("worker", 1): "w1:1", Task("ps", 0): "p0:1"}
+    assert definition.client_address == "c:1"
+    assert definition.protocol == "grpc"
+    assert definition.tasks("worker") == (Task("worker", 0), Task("worker", 1))
+
+
+def test_tf_config_is_read(monkeypatch):
+    config = {"cluster": {**SPEC, "chief": ["c:1"]}, "task": {"type": "chief", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    definition = ClusterDefinition.from_resolver(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+    assert definition == define({**SPEC, "chief": ["c:1"]})
+
+
+@pytest.mark.parametrize("config", ["{not json", '{"cluster": {"worker": 3}}'])
+def test_a_broken_tf_config_is_refused_with_an_example(monkeypatch, config):
+    monkeypatch.setenv("TF_CONFIG", config)
+    with pytest.raises(ClusterSpecError, match="must be JSON like"):
+        ClusterDefinition.from_resolver(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+
+
+def test_the_client_needs_no_place_in_the_cluster():
+    assert define(SPEC, "", None).client_address is None
+    assert define(SPEC, None, None) == define(SPEC)
+
+
+def test_an_evaluator_is_left_out():  # row 133
+    assert define({**SPEC, "evaluator": ["e:1"]}) == define(SPEC)
+
+
+def test_task_numbers_may_have_gaps():
+    definition = define({"worker": {3: "w3:1", 1: "w1:1"}, "ps": {0: "p0:1"}})
+    assert definition.tasks("worker") == (Task("worker", 1), Task("worker", 3))
+
+
+@pytest.mark.parametrize("resolver", [None, SPEC, "localhost:1", tf.train.ClusterSpec(SPEC)], ids=repr)
+def test_only_a_resolver_is_taken(resolver):
+    with pytest.raises(TypeError, match=r"TFConfigClusterResolver\(\)"):
+        coordinator.ParameterServerStrategy(resolver)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "words"),
+    [
+        ({}, "is empty. Set TF_CONFIG"),
+        ({"worker": ["w:1"]}, "no task in the job 'ps', which holds the variables"),
+        ({"ps": ["p:1"]}, "no task in the job 'worker', which runs the steps"),
+        ({"worker": [], "ps": ["p:1"]}, "no task in the job 'worker'"),
+        ({"worker": ["w:1"], "ps": []}, "no task in the job 'ps'"),
+        ({**SPEC, "master": ["m:1"]}, "names the job 'master'; only 'chief', 'worker', 'ps' and 'evaluator'"),
+        ({**SPEC, "chief": ["a:1", "b:1"]}, "names 2 'chief' tasks; there is one client"),
+        ({**SPEC, "ps": ["p0:1", "w1:1"]}, "have the same address w1:1"),
+        ({**SPEC, "worker": ["w0:1", "w0:1"]}, "/job:worker/task:0 and /job:worker/task:1 have the same address"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_cluster_that_cannot_work_is_refused_in_clear_words(jobs, words):  # row 133
+    assert words in refusal(jobs)
+
+
+@pytest.mark.parametrize("address", ["host", "host:", ":80", "host:port", "host:0", "host:65536", ""])
+def test_an_address_that_is_none_is_refused(address):  # row 133
+    message = refusal({"worker": ["w:1", address], "ps": ["p:1"]})
+    assert "/job:worker/task:1" in message
+    assert "'host:port'" in message
+
+
+@pytest.mark.parametrize(
+    ("own_task", "words"),
+    [
+        (("worker", 0), "this task's type is 'worker'. Run `coordinator serve`"),
+        (("ps", 0), "this task's type is 'ps'. Run `coordinator serve`"),
+        (("evaluator", 0), "this task's type is 'evaluator'. Use coordinator.SidecarEvaluator"),
+        (("coordinator", 0), "Set the task's type to 'chief'"),
+        (("chief", 1), "the client is task 0"),
+    ],
+    ids=str,
+)
+def test_a_process_that_is_not_the_client_is_refused(own_task, words):  # row 133
+    assert words in refusal(SPEC, *own_task)
+
+
+def test_options_and_partitioners_of_a_wrong_kind_are_refused_before_anything_is_connected():
+    with pytest.raises(TypeError, match=r"must be a coordinator\.Options"):
+        coordinator.ParameterServerStrategy(simple_resolver(SPEC), options={"probe_timeout": 1})
+    with pytest.raises(ValueError, match="variable_partitioner must be None"):
+        coordinator.ParameterServerStrategy(simple_resolver(SPEC), variable_partitioner=len)
+
+
+def test_the_server_definition_names_the_given_tasks_alone():
+    definition = server_def("grpc", "c:1", {Task("worker", 2): "w2:1", Task("ps", 0): "p0:1"})
+    assert {job.name: dict(job.tasks) for job in definition.cluster.job} == {
+        "chief": {0: "c:1"},
+        "ps": {0: "p0:1"},
+        "worker": {2: "w2:1"},
+    }
+    assert (definition.job_name, definition.task_index, definition.protocol) == ("chief", 0, "grpc")
+
+
+def test_workers_do_not_see_each_other():
+    filters = client_server_def("grpc", "c:1").cluster_device_filters
+    seen = {job.name: list(job.tasks[0].device_filters) for job in filters.jobs}
+    assert seen == {"worker": ["/job:ps", "/job:chief"], "ps": ["/job:worker", "/job:chief"]}

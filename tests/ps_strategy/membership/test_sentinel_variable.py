@@ -1,0 +1,147 @@
+"""Whether a parameter server still has what was made there, on real servers."""
+
+import types
+
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy.membership import sentinel_variable as witness
+from coordinator.ps_strategy.membership.cluster_definition import Task
+from coordinator.ps_strategy.membership.sentinel_variable import Witness, Witnesses
+
+LONGEST_CALL = 10.0
+
+PROGRAM = """
+import coordinator
+from coordinator.ps_strategy.membership.cluster_definition import Task
+from coordinator.ps_strategy.membership.sentinel_variable import Witness, Witnesses
+from coordinator.testing import LocalCluster
+from tests.deadline import wait_until
+
+with LocalCluster(workers=1, ps=2) as cluster:
+    strategy = coordinator.ParameterServerStrategy(cluster.resolver)
+    devices = [server.device for server in strategy.parameter_servers]
+    witnesses = Witnesses(10.0)
+    assert witnesses.place({device: number for number, device in enumerate(devices)}) == set()
+    workers = [Task("worker", 0)]
+    assert witnesses.unreached_from(workers, [0, 1]) == []
+    assert witnesses.reach_each_other([0, 1])
+    cluster.restart("ps", 1)
+    wait_until(lambda: witnesses.are_reached([0, 1]))  # It answers, though not with what was made there.
+    witnesses.question([0, 1])
+    assert [witnesses.are_gone(number) for number in (0, 1)] == [False, True]
+    cluster.kill("ps", 0)
+    assert not witnesses.are_reached([0])
+    assert witnesses.unreached_from(workers, [0]) == workers
+    assert not witnesses.reach_each_other([0, 1])
+    assert witnesses.place({devices[0]: 2}) == {devices[0]}
+    # A call elsewhere in this thread is not harmed by what the witnesses met.
+    assert not Witnesses(10.0).are_gone(0)
+    strategy.close()
+"""
+
+# While it is frozen, TensorFlow's connection to it is cut off, and tried in vain again and again; when it thaws, the
+# next try may be a second away.
+THAWED = """
+import threading
+
+import tensorflow as tf
+
+import coordinator
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.testing import LocalCluster
+from tests.deadline import wait_until
+
+options = coordinator.Options(heartbeat_interval=0.2, heartbeat_timeout=2.0)
+with LocalCluster(workers=2, ps=1) as cluster:
+    strategy = coordinator.ParameterServerStrategy(cluster.resolver, options=options)
+    [server] = strategy.parameter_servers
+    with strategy.scope():
+        variable = tf.Variable(3.0)
+
+    def is_read():
+        with tensorflow_internals.own_executor():
+            try:
+                return variable.numpy() == 3.0
+            except tf.errors.UnavailableError:
+                return False
+
+    stop = threading.Event()
+
+    def read_on():
+        while not stop.wait(0.05):
+            is_read()
+
+    reader = threading.Thread(target=read_on)
+    reader.start()
+    for address in (None, cluster.spec["worker"][1], None):
+        cluster.freeze("ps", 0)
+        wait_until(lambda: not server.healthy())
+        cluster.thaw("ps", 0)
+        wait_until(server.healthy)
+        if address is None:
+            strategy.cluster.remove_worker(1)
+        else:
+            strategy.cluster.add_worker(address)
+        wait_until(is_read)
+        assert server.healthy()
+    stop.set()
+    reader.join()
+    strategy.close()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_a_restarted_server_has_nothing_of_what_was_made_there(run_program):
+    run_program(PROGRAM, timeout=200)
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_a_server_that_thaws_keeps_what_was_made_there_whatever_changes_at_once(run_program):
+    run_program(THAWED, timeout=200)
+
+
+def test_a_server_that_goes_on_has_it_all(strategy):
+    device = f"{strategy.parameter_servers[0].device}/device:CPU:0"
+    assert Witness(device, LONGEST_CALL).is_there()
+    assert Witness(device, LONGEST_CALL).is_reached()
+    witnesses = Witnesses(LONGEST_CALL)
+    assert witnesses.place({strategy.parameter_servers[1].device: 7}) == set()
+    witnesses.question([7])
+    assert not witnesses.are_gone(7)
+
+
+def test_a_read_that_takes_too_long_says_nothing_and_a_late_error_of_tensorflow_is_tried_again(monkeypatch):
+    late, gone = tf.errors.DeadlineExceededError(None, None, "late"), tf.errors.NotFoundError(None, None, "gone")
+    variable = types.SimpleNamespace(numpy=None)
+    outcomes = [variable, TimeoutError(), TimeoutError(), late, True, late, gone]
+
+    def call_within(seconds, name, call):
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(witness, "call_within", call_within)
+    found = Witness("/job:ps/task:0/device:CPU:0", LONGEST_CALL)
+    assert found.is_there(), "too long"
+    assert not found.is_reached(), "too long"
+    assert found.is_there(), "late, then there"
+    assert not found.is_there(), "late, then gone"
+    assert not outcomes
+
+
+def test_workers_that_cannot_be_asked_do_not_reach_anything(monkeypatch, strategy):
+    def refuse(*args, **kwargs):
+        raise tf.errors.InvalidArgumentError(None, None, "Client for target ... not found.")
+
+    witnesses, workers = Witnesses(LONGEST_CALL), [Task("worker", 0)]
+    witnesses.place({server.device: number for number, server in enumerate(strategy.parameter_servers)})
+    with monkeypatch.context() as patch:
+        patch.setattr(tf, "function", refuse)
+        assert witnesses.unreached_from(workers, [0, 1]) == workers
+        assert not witnesses.reach_each_other([0, 1])
+    assert witnesses.unreached_from(workers, [0, 1]) == []
+    assert witnesses.reach_each_other([0, 1])

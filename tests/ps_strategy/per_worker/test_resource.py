@@ -1,0 +1,115 @@
+"""When the copies of a per-worker resource are made, and what stands for them. No servers: a worker is a name here."""
+
+import gc
+
+import pytest
+import tensorflow as tf
+
+from coordinator import ClosureCancelledError, ClosureInputError
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
+
+
+def context(worker: int = 0, incarnation: int = 1) -> WorkerContext:
+    return WorkerContext(worker, "/device:CPU:0", incarnation, cancellation=None)
+
+
+class Workshop:
+    """Builds copies, and remembers for whom."""
+
+    def __init__(self):
+        self.built_for = []
+        self.error = None
+
+    def build(self, worker_context):
+        self.built_for.append((worker_context.index, worker_context.incarnation))
+        if self.error is not None:
+            raise self.error
+        return f"copy {len(self.built_for)}"
+
+
+@pytest.fixture
+def workshop():
+    return Workshop()
+
+
+@pytest.fixture
+def resource(workshop):
+    return PerWorkerResource("vocabulary", workshop.build)
+
+
+def test_nothing_is_made_before_it_is_needed(workshop, resource):
+    assert workshop.built_for == []
+    assert repr(resource) == "<PerWorkerResource vocabulary>"
+
+
+def test_a_worker_makes_its_copy_once(workshop, resource):
+    assert [resource.value_on(context(worker)) for worker in (0, 1, 0, 1)] == ["copy 1", "copy 2", "copy 1", "copy 2"]
+    assert workshop.built_for == [(0, 1), (1, 1)]
+
+
+def test_a_worker_that_was_restarted_makes_its_copy_again_and_the_others_do_not(workshop, resource):
+    for incarnation in (1, 2, 2):
+        resource.value_on(context(0, incarnation))
+        resource.value_on(context(1))
+    assert workshop.built_for == [(0, 1), (1, 1), (0, 2)]
+
+
+def test_a_copy_is_made_inside_the_device_scope_of_its_worker():
+    resource = PerWorkerResource("constant", lambda _: tf.constant(1))
+    assert resource.value_on(context()).device.endswith("/device:CPU:0")
+
+
+def test_a_copy_that_cannot_be_made_is_an_input_error_with_its_cause(workshop, resource):
+    workshop.error = tf.errors.NotFoundError(None, None, "no such file")
+    with pytest.raises(
+        ClosureInputError, match=r"vocabulary could not be made on /device:CPU:0: NotFoundError: no such file"
+    ) as caught:
+        resource.value_on(context())
+    assert caught.value.__cause__ is workshop.error
+
+
+def test_what_could_not_be_made_is_tried_again(workshop, resource):
+    workshop.error = ValueError("not yet")
+    with pytest.raises(ClosureInputError):
+        resource.value_on(context())
+    workshop.error = None
+    assert resource.value_on(context()) == "copy 2"
+
+
+@pytest.mark.parametrize("error", [ClosureCancelledError("stop"), ClosureInputError("table could not be made")])
+def test_errors_of_this_library_are_passed_on_as_they_are(workshop, resource, error):
+    workshop.error = error
+    with pytest.raises(type(error)) as caught:
+        resource.value_on(context())
+    assert caught.value is error
+
+
+def test_the_handle_of_a_variable_stands_for_the_copies_as_long_as_the_variable_lives(resource):
+    handles = PerWorkerHandles()
+    variable, other = tf.Variable(1), tf.Variable(1)
+    handles.add(variable, resource)
+    assert handles.resource_for(variable.handle) is resource
+    assert handles.resource_for(other.handle) is None
+    assert handles.resource_for(tf.constant(1)) is None
+    handle = variable.handle
+    del variable
+    gc.collect()
+    assert handles.resource_for(handle) is None
+    assert len(handles._handles_of_copies) == 0
+
+
+def test_a_function_captures_what_stands_for_the_copies_however_deep_it_is_used(resource):
+    handles = PerWorkerHandles()
+    variable = tf.Variable(1)
+    handles.add(variable, resource)
+
+    @tf.function
+    def inner():
+        return variable + 1
+
+    @tf.function
+    def outer():
+        return tf.data.Dataset.range(2).map(lambda _: inner()).reduce(0, lambda a, b: a + b)
+
+    [captured] = outer.get_concrete_function().captured_inputs
+    assert handles.resource_for(captured) is resource

@@ -1,0 +1,239 @@
+"""The variables of a strategy are made anew in the same Python objects, on servers that stay up meanwhile.
+
+Each test has a store of its own, so that it renews its own variables only.
+"""
+
+import gc
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy.recovery.variable_store import VariableStore
+
+TIMEOUT = 60.0
+
+
+@pytest.fixture
+def store(strategy, monkeypatch) -> VariableStore:
+    store = VariableStore()
+    monkeypatch.setattr(strategy.extended, "_variables", store)
+    return store
+
+
+def make_again(store: VariableStore) -> None:
+    store.renew()
+    store.initialize_rest()
+
+
+def test_variables_on_parameter_servers_are_known_and_no_others(strategy, store):
+    with strategy.scope():
+        first, second = tf.Variable(1), tf.Variable(2)
+        with strategy.extended.colocate_vars_with(second):
+            beside = tf.Variable(3)
+        tf.Variable(4, per_worker_variable=True)
+    tf.Variable(5)
+    client = tf.Variable(6)
+    store.add(client, 6)
+    assert [id(variable) for variable in store.variables()] == [id(first), id(second), id(beside)]
+    assert len(store) == 3
+    assert repr(store) == "<VariableStore: 3 variables>"
+
+
+def test_dropped_variables_leave(strategy, store):
+    with strategy.scope():
+        kept, dropped = tf.Variable(1), tf.Variable(2)
+        layer = keras.layers.Dense(3)
+        layer.build((None, 2))
+    assert len(store) == 4
+    references = [weakref.ref(dropped), weakref.ref(layer.kernel.value)]
+    del dropped, layer
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    assert [id(variable) for variable in store.variables()] == [id(kept)]
+
+
+def test_a_renewed_variable_has_no_value_until_it_gets_one(strategy, store):
+    with strategy.scope():
+        variables = [tf.Variable(value) for value in (1, 2, 3)]
+    devices = [variable.device for variable in variables]
+    store.renew()
+    assert [bool(variable.is_initialized()) for variable in variables] == [False] * 3
+    variables[1].assign(7)
+    store.initialize_rest()
+    assert [int(variable.numpy()) for variable in variables] == [1, 7, 3]
+    assert [variable.device for variable in variables] == devices
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1.5,
+        [1, 2, 3],
+        True,
+        ["a", "b"],
+        np.arange(6, dtype=np.int8).reshape(2, 3),
+        np.array(2 + 3j),
+        pytest.param(lambda: tf.range(4, dtype=tf.int64), id="function"),
+    ],
+    ids=repr,
+)
+def test_the_initial_value_comes_back(strategy, store, value):
+    with strategy.scope():
+        variable = tf.Variable(value)
+    initial = variable.numpy()
+    variable.assign(tf.zeros(variable.shape, variable.dtype))
+    make_again(store)
+    np.testing.assert_array_equal(variable.numpy(), initial)
+    assert variable.numpy().dtype == initial.dtype
+
+
+def test_a_changed_array_does_not_change_the_initial_value(strategy, store):
+    given = np.array([1.0, 2.0])
+    with strategy.scope():
+        variable = tf.Variable(given)
+    given[:] = 9
+    make_again(store)
+    assert variable.numpy().tolist() == [1.0, 2.0]
+
+
+def test_a_large_initial_value_is_not_kept_and_that_is_said(strategy, store, caplog):
+    with strategy.scope():
+        variable = tf.Variable(tf.ones([600, 600]), name="large")
+    make_again(store)
+    assert not variable.numpy().any()
+    assert "'large:0' is in no checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize("shape", [tf.TensorShape(None), tf.TensorShape([None, 2])], ids=repr)
+def test_a_variable_of_unknown_shape_stays_one(strategy, store, shape):
+    with strategy.scope():
+        small, large = tf.Variable(tf.ones([3, 2]), shape=shape), tf.Variable(tf.ones([400_000, 2]), shape=shape)
+    make_again(store)
+    assert small.shape.rank == large.shape.rank == shape.rank
+    assert small.numpy().sum() == 6
+    assert not large.numpy().any()
+    large.assign(tf.ones([4, 2]))
+    assert large.numpy().sum() == 8
+
+
+def test_an_initial_value_that_cannot_be_made_again_names_its_variable(strategy, store):
+    attempts = iter([tf.ones([2])])
+    with strategy.scope():
+        variable = tf.Variable(lambda: next(attempts), name="once")
+    store.renew()
+    with pytest.raises(StopIteration) as caught:
+        store.initialize_rest()
+    assert variable.name in caught.value.__notes__[0]
+
+
+def test_functions_go_on_without_being_traced_again(strategy, store):
+    with strategy.scope():
+        counts = [tf.Variable(0), tf.Variable(0)]
+    traces = []
+
+    @tf.function
+    def inner(amount):
+        traces.append("inner")
+        return counts[0].assign_add(amount)
+
+    @tf.function
+    def step(amount):
+        traces.append("step")
+        if amount > 0:
+            counts[1].assign_add(amount)
+        return inner(amount) + counts[1]
+
+    def results():
+        amount = tf.constant(1)
+        return [int(strategy.schedule(step, args=(amount,)).result(TIMEOUT)), int(step(amount)), int(inner(amount))]
+
+    before = results()
+    made = list(traces)
+    for _ in range(2):
+        make_again(store)
+        assert results() == before
+    assert traces == made
+
+    @tf.function
+    def later():
+        return step(tf.constant(1))
+
+    make_again(store)
+    assert int(strategy.schedule(later).result(TIMEOUT)) == before[0]
+    assert int(later()) == before[1]
+
+
+def test_loops_branches_and_gradients_over_renewed_variables_are_right(strategy, store):
+    with strategy.scope():
+        weight = tf.Variable(3.0)
+
+    @tf.function
+    def gradient_of_power(exponent):
+        with tf.GradientTape() as tape:
+            power = tf.constant(1.0)
+            for _ in tf.range(exponent):
+                power *= weight if exponent > 1 else 1.0
+        return tape.gradient(power, weight)
+
+    @tf.function
+    def square():
+        return weight**2
+
+    def gradients():
+        with tf.GradientTape() as tape:
+            value = square()
+        scheduled = strategy.schedule(gradient_of_power, args=(tf.constant(2),)).result(TIMEOUT)
+        return [float(scheduled), float(tape.gradient(value, weight))]
+
+    assert gradients() == [6.0, 6.0]
+    make_again(store)
+    assert gradients() == [6.0, 6.0]
+    weight.assign(5.0)
+    assert gradients() == [10.0, 10.0]
+
+
+def test_a_loaded_function_goes_on(strategy, store, tmp_path):
+    module = tf.Module()
+    module.scale = tf.Variable(2.0)
+    module.apply = tf.function(lambda x: x * module.scale, input_signature=[tf.TensorSpec([])])
+    tf.saved_model.save(module, str(tmp_path))
+    with strategy.scope():
+        loaded = tf.saved_model.load(str(tmp_path))
+    assert float(loaded.apply(tf.constant(3.0))) == 6.0
+    store.renew()
+    loaded.scale.assign(5.0)
+    assert float(loaded.apply(tf.constant(3.0))) == 15.0
+    assert float(strategy.schedule(loaded.apply, args=(tf.constant(3.0),)).result(TIMEOUT)) == 15.0
+
+
+def test_a_variable_that_is_an_argument_is_passed_as_it_is_now(strategy, store):
+    with strategy.scope():
+        variable = tf.Variable(1)
+
+    @tf.function
+    def read(given):
+        return given + 0
+
+    assert strategy.schedule(read, args=(variable,)).result(TIMEOUT) == 1
+    store.renew()
+    variable.assign(5)
+    assert strategy.schedule(read, args=(variable,)).result(TIMEOUT) == 5
+
+
+@pytest.mark.parametrize("initial", [4, lambda: tf.constant(4)], ids=["value", "function"])
+def test_a_variable_made_inside_a_function_is_known_too(strategy, store, initial):
+    made = []
+
+    @tf.function
+    def step():
+        if not made:
+            made.append(tf.Variable(initial))
+        return made[0].assign_add(1)
+
+    assert strategy.schedule(step).result(TIMEOUT) == 5
+    assert len(store) == 1
+    make_again(store)
+    assert strategy.schedule(step).result(TIMEOUT) == 5

@@ -1,0 +1,63 @@
+"""A closure queue on the bench: no worker and no runtime, the test plays both."""
+
+import threading
+from typing import Any
+
+from coordinator.closure_queue import ClosureQueue
+from coordinator.future import Future
+from coordinator.queueing.closure import Attempt, Closure
+from coordinator.testing.fake_runtime import FakeCancellation
+from coordinator.workers.retry_rule import Reach
+from tests.deadline import LIMIT
+
+
+class Stalls:
+    """Hears the stall reports of a queue, which tell a test that a thread waits inside it."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.pause_after_report = threading.Event()
+        self.pause_after_report.set()
+        self._reported = threading.Condition()
+
+    def __call__(self, text: str) -> None:
+        with self._reported:
+            self.texts.append(text)
+            self._reported.notify_all()
+        assert self.pause_after_report.wait(LIMIT)
+
+    def wait_for(self, *words: str) -> None:
+        """Waits for a report that has each of these words."""
+        with self._reported:
+            found = self._reported.wait_for(lambda: any(all(w in text for w in words) for text in self.texts), LIMIT)
+        assert found, self.texts
+
+
+def new_queue(stalls: Stalls, capacity: int = 100) -> ClosureQueue:
+    return ClosureQueue(capacity, lambda: FakeCancellation(threading.Condition()), stalls, stall_interval=0.01)
+
+
+def new_closure(queue: ClosureQueue, number: int = 0, *, work: object = None, **settings: Any) -> Closure:
+    future = Future("step", number, on_cancel=lambda: queue.discard(closure))
+    closure = Closure(work, "step", number, future, **settings)
+    return closure
+
+
+def new_internal(queue: ClosureQueue, number: int = 0, *, target: int) -> Closure:
+    return new_closure(queue, number, target=target, is_internal=True)
+
+
+def put_new(queue: ClosureQueue, number: int = 0, **settings: Any) -> Closure:
+    closure = new_closure(queue, number, **settings)
+    queue.put(closure, timeout=LIMIT)
+    return closure
+
+
+def take(queue: ClosureQueue, worker: int = 0) -> Attempt:
+    attempt = queue.take(worker, LIMIT)
+    assert attempt is not None
+    return attempt
+
+
+def fail(queue: ClosureQueue, attempt: Attempt, error: BaseException, reach: Reach = Reach.EVERYTHING) -> None:
+    queue.fail(attempt, error, reach)

@@ -1,0 +1,103 @@
+"""The states of one closure."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from coordinator.errors import ClosureCancelledError, InvalidTransitionError
+from coordinator.future import Future
+from coordinator.queueing.closure import Closure, ClosureState
+from coordinator.runtime import FailureKind
+from coordinator.testing.fake_runtime import FakeCancellation
+
+MOVES: dict[str, Callable[[Closure], None]] = {
+    "start": lambda closure: closure.start(3, FakeCancellation(threading.Condition())) and None,
+    "wait": Closure.hand_back,
+    "finish": lambda closure: closure.end(ClosureState.DONE),
+    "fail": lambda closure: closure.end(ClosureState.FAILED),
+    "cancel": lambda closure: closure.end(ClosureState.CANCELLED),
+}
+# How to come to each state, and the moves that may be made from there.
+TABLE = {
+    ClosureState.BLOCKED: (None, {"wait", "fail", "cancel"}),
+    ClosureState.WAITING: ([], {"start", "fail", "cancel"}),
+    ClosureState.RUNNING: (["start"], {"start", "wait", "finish", "fail", "cancel"}),
+    ClosureState.DONE: (["start", "finish"], set[str]()),
+    ClosureState.FAILED: (["start", "fail"], set[str]()),
+    ClosureState.CANCELLED: (["start", "cancel"], set[str]()),
+}
+
+
+def new_closure(blockers: int = 0) -> Closure:
+    return Closure(print, "step", 7, Future("step", 7, on_cancel=lambda: False), blockers=blockers)
+
+
+@pytest.fixture
+def closure() -> Closure:
+    return new_closure()
+
+
+@pytest.mark.parametrize("state", ClosureState)
+def test_a_closure_changes_as_its_table_allows_and_in_no_other_way(state: ClosureState) -> None:
+    way, allowed = TABLE[state]
+    for name, move in MOVES.items():
+        closure = new_closure(blockers=1 if way is None else 0)
+        for step in way or []:
+            MOVES[step](closure)
+        assert closure.state is state
+        if name in allowed:
+            move(closure)
+            assert closure.state is not state or name == "start"
+        else:
+            with pytest.raises(InvalidTransitionError, match=rf"closure 7 \(step\) cannot go from {state.value} to "):
+                move(closure)
+            assert closure.state is state
+
+
+def test_a_change_that_is_not_allowed_tells_the_history(closure: Closure) -> None:
+    for kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
+        MOVES["start"](closure)
+        closure.record_failure(3, kind)
+        closure.hand_back()
+    with pytest.raises(InvalidTransitionError, match=r"attempt 1 on worker 3: worker lost; attempt 2 on .*: transient"):
+        closure.hand_back()
+
+
+def test_a_closure_is_blocked_until_its_last_argument_is_there() -> None:
+    closure = new_closure(blockers=2)
+    closure.unblock()
+    assert closure.state is ClosureState.BLOCKED
+    closure.unblock()
+    assert closure.state is ClosureState.WAITING
+
+
+def test_failures_are_counted_by_kind(closure: Closure) -> None:
+    assert closure.history() == "no attempt has failed"
+    MOVES["start"](closure)
+    kinds = [FailureKind.WORKER_LOST, FailureKind.TRANSIENT, FailureKind.WORKER_LOST]
+    assert [closure.record_failure(3, kind) for kind in kinds] == [1, 1, 2]
+
+
+def test_each_attempt_is_counted_with_its_worker_and_its_cancellation(closure: Closure) -> None:
+    first_cancellation, second_cancellation = (FakeCancellation(threading.Condition()) for _ in range(2))
+    first = closure.start(3, first_cancellation)
+    second = closure.start(4, second_cancellation)
+    assert closure.live == (first, second)
+    assert (first.number, first.worker, first.cancellation) == (1, 3, first_cancellation)
+    assert (second.number, second.worker, second.cancellation) == (2, 4, second_cancellation)
+    closure.leave(first)
+    assert closure.live == (second,)
+
+
+def test_a_closure_that_lets_go_keeps_nothing_of_its_work(closure: Closure) -> None:
+    MOVES["start"](closure)
+    closure.end(ClosureState.DONE)
+    closure.let_go()
+    assert closure.work is None
+
+
+def test_withdrawal_says_why_and_what_to_do(closure: Closure) -> None:
+    error = closure.withdrawal("the strategy was closed")
+    assert isinstance(error, ClosureCancelledError)
+    assert str(error).startswith("closure 7 (step) was cancelled because the strategy was closed. Please reschedule")

@@ -1,0 +1,301 @@
+"""The queue alone: order, room and errors."""
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from coordinator.closure_queue import ClosureQueue
+from coordinator.errors import ClosureCancelledError
+from coordinator.queueing.closure import Closure
+from tests.deadline import LIMIT
+from tests.queueing.closure_queue_bench import Stalls, fail, new_closure, new_internal, new_queue, put_new, take
+
+
+@pytest.fixture
+def stalls() -> Stalls:
+    return Stalls()
+
+
+@pytest.fixture
+def queue(stalls: Stalls) -> ClosureQueue:
+    return new_queue(stalls)
+
+
+# Order
+
+
+# row 1
+def test_a_closure_is_pending_from_put_to_finish_and_may_be_handed_back_between(queue: ClosureQueue) -> None:
+    closure = put_new(queue)
+    attempt = take(queue)
+    assert attempt.closure is closure
+    assert not queue.is_settled()
+    assert queue.hand_back(attempt)
+    attempt = take(queue, worker=1)
+    assert attempt.closure is closure
+    assert not queue.is_settled()
+    assert queue.finish(attempt, "result")
+    assert queue.is_settled()
+    queue.wait_settled(LIMIT)
+    queue.wait_settled(LIMIT)
+    assert (closure.future.result(), closure.attempts) == ("result", 2)
+
+
+# row 1
+def test_first_in_is_first_out_and_what_is_handed_back_goes_to_the_front_of_a_full_queue(stalls: Stalls) -> None:
+    queue = new_queue(stalls, capacity=2)
+    first, second = put_new(queue, 1), put_new(queue, 2)
+    attempt = take(queue)
+    assert attempt.closure is first
+    third = put_new(queue, 3)
+    queue.hand_back(attempt)
+    assert [take(queue).closure for _ in range(3)] == [first, second, third]
+
+
+# rows 2, 3
+@pytest.mark.parametrize(("consumers", "closures", "capacity"), [(2, 5, 100), (10, 100, 100), (10, 100, 1)])
+def test_consumers_that_hand_back_lose_and_double_nothing(
+    stalls: Stalls, consumers: int, closures: int, capacity: int
+) -> None:
+    queue = new_queue(stalls, capacity)
+    finished: Counter[int] = Counter()
+    counting = threading.Lock()
+
+    def consume(worker: int) -> None:
+        has_handed_back = False
+        while (attempt := queue.take(worker)) is not None:
+            if not has_handed_back:
+                has_handed_back = True
+                queue.hand_back(attempt)
+                continue
+            with counting:
+                finished[attempt.closure.number] += 1
+            queue.finish(attempt, None)
+
+    with ThreadPoolExecutor() as pool:
+        consuming = [pool.submit(consume, worker) for worker in range(consumers)]
+        for number in range(closures):
+            put_new(queue, number)
+        queue.wait_settled(LIMIT)
+        assert queue.is_settled()
+        queue.stop()
+        for consumer in consuming:
+            consumer.result(LIMIT)
+    assert finished == dict.fromkeys(range(closures), 1)
+
+
+# row 4
+def test_a_closure_of_the_librarys_own_goes_to_its_worker_alone_before_the_others_and_join_does_not_heed_it(
+    queue: ClosureQueue,
+) -> None:
+    ordinary = put_new(queue)
+    internal = new_internal(queue, 1, target=1)
+    queue.put_internal(internal)
+    attempt = take(queue, worker=0)
+    assert attempt.closure is ordinary
+    queue.finish(attempt, None)
+    queue.wait_settled(LIMIT)
+    another = put_new(queue)
+    attempt = take(queue, worker=1)
+    assert attempt.closure is internal
+    queue.hand_back(attempt)
+    attempt = take(queue, worker=0)
+    assert attempt.closure is another
+    queue.finish(attempt, None)
+    assert queue.is_settled()
+    attempt = take(queue, worker=1)
+    assert attempt.closure is internal
+    fail(queue, attempt, ValueError("not made"))
+    queue.wait_settled(LIMIT)
+    assert isinstance(internal.future.exception(), ValueError)
+
+
+# Room
+
+
+def test_put_on_a_full_queue_times_out_and_cancels_its_future(stalls: Stalls) -> None:
+    queue = new_queue(stalls, capacity=1)
+    put_new(queue, 1)
+    late = new_closure(queue, 2)
+    with pytest.raises(TimeoutError, match=r"room for closure 2 \(step\).*1 closures wait, running: nothing"):
+        queue.put(late, timeout=0.001)
+    assert isinstance(late.future.exception(), ClosureCancelledError)
+    assert queue.statistics().waiting == 1
+
+
+def free_by_take(queue: ClosureQueue, waiting: Closure) -> None:
+    assert take(queue).closure is waiting
+
+
+def free_by_cancel(queue: ClosureQueue, waiting: Closure) -> None:
+    assert waiting.future.cancel()
+
+
+# row 8
+@pytest.mark.parametrize("free", [free_by_take, free_by_cancel])
+def test_put_on_a_full_queue_goes_on_when_there_is_room(
+    stalls: Stalls, free: Callable[[ClosureQueue, Closure], None]
+) -> None:
+    queue = new_queue(stalls, capacity=1)
+    first = put_new(queue, 1)
+    with ThreadPoolExecutor() as pool:
+        putting = pool.submit(put_new, queue, 2)
+        stalls.wait_for("schedule waits for room for closure 2", "1 closures wait")
+        free(queue, first)
+        assert take(queue).closure is putting.result(LIMIT)
+
+
+# Errors
+
+
+def raise_by_put(queue: ClosureQueue) -> None:
+    closure = new_closure(queue, 99)
+    try:
+        queue.put(closure, LIMIT)
+    finally:
+        assert isinstance(closure.future.exception(0), ClosureCancelledError)
+
+
+def raise_by_wait(queue: ClosureQueue) -> None:
+    queue.wait_settled(LIMIT)
+
+
+def raise_by_question(queue: ClosureQueue) -> None:
+    queue.is_settled()
+
+
+RAISERS = [raise_by_put, raise_by_wait, raise_by_question]
+
+
+# rows 38, 39, 40, 41
+@pytest.mark.parametrize("raiser", RAISERS)
+def test_the_first_error_is_raised_once_when_all_that_ran_has_ended(
+    queue: ClosureQueue, stalls: Stalls, raiser: Callable[[ClosureQueue], None]
+) -> None:
+    failing, failing_later, cancelled, waiting = (put_new(queue, number) for number in range(4))
+    first, later, running = (take(queue) for _ in range(3))
+    first_error, later_error = ValueError("first"), KeyError("later")
+    fail(queue, first, first_error)
+    assert running.cancellation.is_cancelled
+    with ThreadPoolExecutor() as pool:
+        raising = pool.submit(raiser, queue)
+        stalls.wait_for("0 closures wait", "closure 1 (step) on worker 0", "closure 2 (step) on worker 0")
+        queue.hand_back(running)
+        fail(queue, later, later_error)
+        assert raising.exception(LIMIT) is first_error
+    assert failing.future.exception() is first_error
+    assert failing_later.future.exception() is later_error
+    for closure in (cancelled, waiting):
+        with pytest.raises(ClosureCancelledError, match=r"another closure failed.*[Pp]lease reschedule"):
+            closure.future.result()
+    # The queue is as new.
+    assert queue.is_settled()
+    queue.wait_settled(LIMIT)
+    fresh = put_new(queue)
+    attempt = take(queue)
+    assert attempt.closure is fresh
+    assert attempt.cancellation.is_cancelled is False
+    queue.finish(attempt, "fresh")
+    queue.wait_settled(LIMIT)
+
+
+def test_a_closure_handed_back_after_an_error_is_cancelled(queue: ClosureQueue) -> None:
+    _, handed_back = put_new(queue), put_new(queue)
+    failing, running = take(queue), take(queue)
+    fail(queue, failing, ValueError("first"))
+    assert not queue.hand_back(running)
+    assert isinstance(handed_back.future.exception(0), ClosureCancelledError)
+    with pytest.raises(ValueError, match="first"):
+        queue.wait_settled(LIMIT)
+    assert queue.is_settled()
+
+
+# rows 37, 40
+def test_an_error_reaches_a_put_that_waits_for_room(stalls: Stalls) -> None:
+    queue = new_queue(stalls, capacity=1)
+    put_new(queue)
+    failing = take(queue)
+    put_new(queue)
+    with ThreadPoolExecutor() as pool:
+        putting = pool.submit(raise_by_put, queue)
+        stalls.wait_for("room for closure 99")
+        fail(queue, failing, ValueError("first"))
+        with pytest.raises(ValueError, match="first"):
+            putting.result(LIMIT)
+    assert queue.is_settled()
+
+
+@pytest.mark.parametrize("threads", [raise_by_put, raise_by_wait])
+def test_of_several_threads_one_raises_the_error_and_the_others_go_on(
+    stalls: Stalls, threads: Callable[[ClosureQueue], None]
+) -> None:
+    queue = new_queue(stalls, capacity=1)
+    put_new(queue, 1)
+    failing = take(queue)
+    put_new(queue, 2)
+    other = take(queue)
+    put_new(queue, 3)
+    barrier = threading.Barrier(4, timeout=LIMIT)
+
+    def wait_in_queue(number: int) -> str:
+        barrier.wait()
+        try:
+            if threads is raise_by_wait:
+                queue.wait_settled(LIMIT)
+            else:
+                queue.put(new_closure(queue, number), LIMIT)
+        except ValueError:
+            return "raised"
+        return "went on"
+
+    with ThreadPoolExecutor() as pool:
+        outcomes = [pool.submit(wait_in_queue, number) for number in range(3)]
+        barrier.wait()
+        fail(queue, failing, ValueError("first"))
+        stalls.wait_for("0 closures wait", "closure 2 (step)")
+        queue.hand_back(other)
+        with contextlib.ExitStack() as finishing:
+            if threads is raise_by_put:
+                finishing.callback(queue.stop)
+                for _ in range(2):
+                    queue.finish(take(queue), None)
+            assert sorted(outcome.result(LIMIT) for outcome in outcomes) == ["raised", "went on", "went on"]
+
+
+@pytest.mark.parametrize("waiter", [raise_by_question, put_new])
+def test_whoever_waits_to_raise_goes_on_at_once_when_another_thread_raised(
+    queue: ClosureQueue, stalls: Stalls, waiter: Callable[[ClosureQueue], object]
+) -> None:
+    put_new(queue), put_new(queue)
+    failing, running = take(queue), take(queue)
+    fail(queue, failing, ValueError("first"))
+    stalls.pause_after_report.clear()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(waiter, queue)
+        stalls.wait_for("rais")
+        queue.finish(running, None)
+        with pytest.raises(ValueError, match="first"):
+            queue.is_settled()
+        put_new(queue)
+        new = take(queue)
+        stalls.pause_after_report.set()
+        try:
+            waiting.result(LIMIT)  # Although the new closure runs.
+        finally:
+            queue.finish(new, None)
+
+
+def test_an_error_that_makes_waiting_hopeless_withdraws_what_waits_and_is_nothing_otherwise(
+    queue: ClosureQueue,
+) -> None:
+    queue.fail_all(ValueError("nobody waits"), if_idle=False)
+    queue.wait_settled(LIMIT)
+    waiting = put_new(queue)
+    queue.fail_all(ValueError("lost"), if_idle=False)
+    assert isinstance(waiting.future.exception(0), ClosureCancelledError)
+    with pytest.raises(ValueError, match="lost"):
+        queue.wait_settled(LIMIT)

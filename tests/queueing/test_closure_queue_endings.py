@@ -1,0 +1,246 @@
+"""The queue alone: how closures leave it and waits end, other than by a result or an error."""
+
+import contextlib
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from coordinator.closure_queue import ClosureQueue
+from coordinator.errors import ClosureCancelledError, StrategyClosedError
+from coordinator.future import Future
+from coordinator.queueing.closure import Attempt
+from coordinator.workers.retry_rule import Reach
+from tests.deadline import LIMIT
+from tests.queueing.closure_queue_bench import Stalls, fail, new_internal, new_queue, put_new, take
+
+
+@pytest.fixture
+def stalls() -> Stalls:
+    return Stalls()
+
+
+@pytest.fixture
+def queue(stalls: Stalls) -> ClosureQueue:
+    return new_queue(stalls)
+
+
+# Cancellation by the user
+
+
+def test_a_cancelled_closure_is_given_to_nobody_and_awaited_by_nobody(queue: ClosureQueue) -> None:
+    cancelled, kept = put_new(queue, 1), put_new(queue, 2)
+    assert cancelled.future.cancel()
+    assert cancelled.future.cancel()
+    attempt = take(queue)
+    assert attempt.closure is kept
+    queue.hand_back(attempt)
+    queue.finish(take(queue), None)
+    queue.wait_settled(LIMIT)
+    assert not kept.future.cancel()
+    assert (queue.statistics().cancelled, queue.statistics().finished) == (1, 1)
+
+
+@pytest.mark.parametrize("outcome", ["result", "error", "handed back"])
+def test_a_closure_cancelled_while_it_runs_is_over_at_once_and_awaited_until_its_attempt_ends(
+    queue: ClosureQueue, outcome: str
+) -> None:
+    closure = put_new(queue)
+    attempt = take(queue)
+    assert closure.future.running()
+    assert closure.future.cancel()
+    assert closure.future.cancelled()
+    assert not closure.future.running()
+    assert attempt.cancellation.is_cancelled
+    with pytest.raises(TimeoutError):
+        queue.wait_settled(timeout=0)
+    match outcome:
+        case "result":
+            assert not queue.finish(attempt, "too late")
+        case "error":
+            assert not queue.fail(attempt, KeyError("too late"), Reach.EVERYTHING)
+        case _:
+            assert not queue.hand_back(attempt)
+    queue.wait_settled(LIMIT)
+    assert closure.future.cancelled()
+    assert (queue.statistics().cancelled, queue.statistics().running, queue.statistics().waiting) == (1, 0, 0)
+
+
+def test_a_cancel_that_races_with_a_worker_wins_or_loses_as_a_whole(stalls: Stalls) -> None:
+    rounds = 300
+    queue = new_queue(stalls, capacity=rounds)
+    barrier = threading.Barrier(2, timeout=LIMIT)
+
+    def finish_all() -> None:
+        while (attempt := queue.take(0)) is not None:
+            queue.finish(attempt, "ran")
+
+    def cancel(futures: list[Future]) -> list[bool]:
+        barrier.wait()
+        return [future.cancel() for future in futures]
+
+    with ThreadPoolExecutor() as pool:
+        futures = [put_new(queue, number).future for number in range(rounds)]
+        cancelling = pool.submit(cancel, futures)
+        barrier.wait()
+        consuming = pool.submit(finish_all)
+        queue.wait_settled(LIMIT)
+        withdrawn = cancelling.result(LIMIT)
+        queue.wait_settled(LIMIT)
+        queue.stop()
+        consuming.result(LIMIT)
+    for future, was_withdrawn in zip(futures, withdrawn, strict=True):
+        assert future.cancelled() if was_withdrawn else future.result(0) == "ran"
+    statistics = queue.statistics()
+    assert (statistics.cancelled, statistics.finished) == (sum(withdrawn), rounds - sum(withdrawn))
+
+
+# Waiting
+
+
+def test_waiting_in_vain_says_what_runs(queue: ClosureQueue) -> None:
+    put_new(queue, 1), put_new(queue, 2)
+    take(queue, worker=3)
+    with pytest.raises(TimeoutError, match=r"1 closures wait.*closure 1 \(step\) on worker 3 for .* \(attempt 1\)"):
+        queue.wait_settled(timeout=0)
+
+
+def test_what_runs_is_listed_up_to_ten_and_then_counted(queue: ClosureQueue) -> None:
+    for number in range(12):
+        put_new(queue, number)
+        take(queue)
+    with pytest.raises(TimeoutError, match=r"closure 9 \(step\) [^,]* and 2 more\."):
+        queue.wait_settled(timeout=0)
+
+
+def test_a_wait_without_progress_is_reported_until_there_is_some(queue: ClosureQueue, stalls: Stalls) -> None:
+    put_new(queue, 5)
+    attempt = take(queue, worker=1)
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(queue.wait_settled)
+        stalls.wait_for("No progress", "join waits for closures", "closure 5 (step) on worker 1")
+        queue.finish(attempt, None)
+        joining.result(LIMIT)
+
+
+def test_join_during_an_interrupt_leaves_the_queue_usable(queue: ClosureQueue, stalls: Stalls) -> None:
+    closure = put_new(queue)
+    attempt = take(queue)
+
+    def interrupt(text: str) -> None:
+        raise KeyboardInterrupt(text)
+
+    queue._watched._report = interrupt
+    with pytest.raises(KeyboardInterrupt, match="join waits"):
+        queue.wait_settled(LIMIT)
+    queue.finish(attempt, "kept")
+    queue.wait_settled(LIMIT)
+    assert closure.future.result(0) == "kept"
+
+
+# Stopping
+
+
+def test_stop_withdraws_what_waits_cancels_what_runs_and_sends_everybody_home(stalls: Stalls) -> None:
+    queue = new_queue(stalls, capacity=2)
+    running, waiting, targeted = put_new(queue, 1), put_new(queue, 2), new_internal(queue, 3, target=7)
+    attempt = take(queue)
+    put_new(queue, 4)
+    queue.put_internal(targeted)
+    with ThreadPoolExecutor() as pool:
+        putting, joining = pool.submit(put_new, queue, 99), pool.submit(queue.wait_settled, LIMIT)
+        stalls.wait_for("room for closure 99")
+        stalls.wait_for("join waits")
+        queue.stop()
+        queue.stop()
+        with pytest.raises(StrategyClosedError, match="closure 99"):
+            putting.result(LIMIT)
+        assert attempt.cancellation.is_cancelled
+        for closure in (waiting, targeted):
+            with pytest.raises(ClosureCancelledError, match="the strategy was closed"):
+                closure.future.result(0)
+        assert not joining.done()
+        queue.hand_back(attempt)
+        joining.result(LIMIT)
+    assert isinstance(running.future.exception(0), ClosureCancelledError)
+    assert queue.take(0) is None
+    assert queue.statistics().cancelled == 5
+
+
+def test_stop_sends_home_a_worker_that_waits_and_refuses_what_comes_after(queue: ClosureQueue) -> None:
+    with ThreadPoolExecutor() as pool:
+        taking = pool.submit(queue.take, 0)
+        queue.stop()
+        assert taking.result(LIMIT) is None
+    with pytest.raises(StrategyClosedError, match="is closed"):
+        put_new(queue)
+    with pytest.raises(StrategyClosedError, match="is closed"):
+        queue.put_internal(new_internal(queue, target=0))
+    queue.wait_settled(LIMIT)
+
+
+# What is told and dropped, when
+
+
+def test_callbacks_run_before_a_closure_stops_counting_as_running_and_with_no_lock_held(queue: ClosureQueue) -> None:
+    running: list[int] = []
+
+    def cancel(attempt: Attempt) -> None:
+        attempt.closure.future.cancel()
+        queue.hand_back(attempt)
+
+    ends: list[Callable[[Attempt], object]] = [
+        lambda attempt: queue.finish(attempt, None),
+        lambda attempt: fail(queue, attempt, KeyError("outcome")),
+        cancel,
+    ]
+    for number, end in enumerate(ends):
+        closure = put_new(queue, number)
+        closure.future.add_done_callback(lambda _: running.append(queue.statistics().running))
+        end(take(queue))
+        with contextlib.suppress(KeyError):
+            queue.wait_settled(LIMIT)
+    assert running == [1, 1, 1]
+
+
+class Argument:
+    """Stands for an iterator that somebody finalizes."""
+
+
+@pytest.mark.parametrize("end", ["finish", "fail", "cancel", "withdraw", "discard", "stop"])
+def test_arguments_are_dropped_with_no_lock_held(queue: ClosureQueue, end: str) -> None:
+    is_locked: list[bool] = []
+    argument = Argument()
+    weakref.finalize(argument, lambda: is_locked.append(queue._lock.locked()))
+    closure = put_new(queue, work=argument)
+    del argument
+
+    def cancel(attempt: Attempt) -> None:
+        attempt.closure.future.cancel()
+        queue.hand_back(attempt)
+
+    endings: dict[str, Callable[[], object]] = {
+        "finish": lambda: queue.finish(take(queue), None),
+        "fail": lambda: fail(queue, take(queue), KeyError()),
+        "cancel": lambda: cancel(take(queue)),
+        "withdraw": lambda: queue.fail_all(KeyError(), if_idle=False),
+        "discard": closure.future.cancel,
+        "stop": queue.stop,
+    }
+    endings[end]()
+    assert is_locked == [False]
+
+
+def test_a_result_is_freed_with_its_future_without_the_garbage_collector(queue: ClosureQueue) -> None:
+    closure = put_new(queue)
+    queue.finish(take(queue), Argument())
+    result = weakref.ref(closure.future.result(0))
+    gc.disable()
+    try:
+        del closure
+        assert result() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,100 @@
+"""Many threads on one queue, at random: no wake-up is lost, and no closure is run twice or never.
+
+Closures for any worker and for certain ones, workers that wait with and without a limit, that are roused, dismissed
+and admitted again, and a queue that is held and released meanwhile.
+"""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from coordinator.closure_queue import ClosureQueue
+from coordinator.queueing.closure import Closure
+from tests.deadline import LIMIT
+from tests.queueing.closure_queue_bench import Stalls, new_queue, put_new
+
+WORKERS = 12
+USERS = 3
+CLOSURES_OF_EACH = 80
+
+
+class Stress:
+    """Workers, users and those who disturb them, on one queue."""
+
+    def __init__(self, queue: ClosureQueue) -> None:
+        self.finished: Counter[int] = Counter()
+        self._queue = queue
+        self._counting = threading.Lock()
+        self._are_users_done = threading.Event()
+
+    def work(self, worker: int) -> None:
+        chance = random.Random(worker)
+        pause = threading.Event()
+        while not self._queue.is_stopped:
+            attempt = self._queue.take(worker, chance.choice([None, None, 0.0, 0.0002]))
+            if attempt is None:
+                pause.wait(0.0002)
+            elif attempt.number < 3 and chance.random() < 0.2:
+                self._queue.hand_back(attempt)
+            elif self._queue.finish(attempt, worker):
+                with self._counting:
+                    self.finished[attempt.closure.number] += 1
+
+    def use(self, user: int) -> list[Closure]:
+        chance = random.Random(100 + user)
+        return [
+            put_new(
+                self._queue, user * CLOSURES_OF_EACH + number, target=chance.choice([None, chance.randrange(WORKERS)])
+            )
+            for number in range(CLOSURES_OF_EACH)
+        ]
+
+    def disturb(self, seed: int) -> None:
+        chance = random.Random(1000 + seed)
+        disturbances: list[Callable[[], object]] = [
+            lambda: self._queue.hold("of a test"),
+            self._queue.release,
+            self._queue.release,
+            lambda: self._queue.rouse(chance.randrange(WORKERS)),
+            lambda: self._queue.dismiss(chance.randrange(WORKERS)),
+            lambda: self._queue.admit_worker(chance.randrange(WORKERS)),
+            lambda: [self._queue.rouse(worker) for worker in self._queue.idle_workers()],
+        ]
+        while not self._are_users_done.wait(0.0001):
+            chance.choice(disturbances)()
+
+    def settle(self) -> None:
+        """Ends the disturbances, after which everything must be run."""
+        self._are_users_done.set()
+        for worker in range(WORKERS):
+            self._queue.admit_worker(worker)
+        self._queue.release()
+
+
+@pytest.mark.parametrize("repeat", range(20))
+@pytest.mark.usefixtures("hasty_threads")
+def test_every_closure_is_run_once_and_nobody_sleeps_through_it(repeat: int) -> None:
+    queue = new_queue(Stalls(), capacity=10)
+    stress = Stress(queue)
+    with ThreadPoolExecutor(WORKERS + USERS + 1) as pool:
+        working = [pool.submit(stress.work, worker) for worker in range(WORKERS)]
+        disturbing = pool.submit(stress.disturb, repeat)
+        using = [pool.submit(stress.use, user) for user in range(USERS)]
+        try:
+            closures = [closure for user in using for closure in user.result(LIMIT)]
+            stress.settle()
+            disturbing.result(LIMIT)
+            stress.settle()
+            queue.wait_settled(LIMIT)
+        finally:
+            stress.settle()
+            queue.stop()
+        for worker in working:
+            worker.result(LIMIT)
+    assert stress.finished == dict.fromkeys(range(USERS * CLOSURES_OF_EACH), 1)
+    assert all(closure.future.result(0) in range(WORKERS) for closure in closures)
+    assert queue.idle_workers() == []

@@ -1,0 +1,233 @@
+"""Who is woken when there is a closure, and who is left asleep."""
+
+import contextlib
+import queue as queues
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from coordinator.closure_queue import ClosureQueue
+from coordinator.queueing.closure import Attempt, Closure
+from coordinator.queueing.idle_workers import IdleWorker, IdleWorkers
+from tests.deadline import LIMIT, wait_until
+from tests.queueing.closure_queue_bench import Stalls, new_closure, new_internal, new_queue, put_new
+
+WORKERS = 32
+
+
+@pytest.fixture
+def queue() -> ClosureQueue:
+    return new_queue(Stalls(), capacity=1000)
+
+
+@pytest.fixture
+def woken(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often each worker was woken."""
+    counts: Counter[int] = Counter()
+    wake = IdleWorker.wake
+
+    def count(idle: IdleWorker, attempt: Attempt | None) -> None:
+        counts[idle.index] += 1
+        wake(idle, attempt)
+
+    monkeypatch.setattr(IdleWorker, "wake", count)
+    return counts
+
+
+@contextlib.contextmanager
+def asleep(
+    queue: ClosureQueue, workers: int = WORKERS, timeout: float | None = None
+) -> Iterator["queues.Queue[tuple[int, Attempt | None]]"]:
+    """Each worker takes once; gives what they got. The block ends when all have something."""
+    got: queues.Queue[tuple[int, Attempt | None]] = queues.Queue()
+    with ThreadPoolExecutor(workers) as pool:
+        for worker in range(workers):
+            pool.submit(lambda index: got.put((index, queue.take(index, timeout))), worker)
+            wait_until(lambda: len(queue.idle_workers()) == worker + 1)  # noqa: B023 - called at once
+        try:
+            yield got
+        finally:
+            queue.stop()
+
+
+def closure_taken(got: "queues.Queue[tuple[int, Attempt | None]]") -> tuple[int, Closure]:
+    worker, attempt = got.get(timeout=LIMIT)
+    assert attempt is not None
+    assert attempt.worker == worker
+    return worker, attempt.closure
+
+
+def test_a_closure_wakes_one_worker_the_one_that_has_been_idle_for_longest(
+    queue: ClosureQueue, woken: Counter[int]
+) -> None:
+    with asleep(queue) as got:
+        for number in range(5):
+            closure = put_new(queue, number)
+            assert closure_taken(got) == (number, closure)
+        assert woken == dict.fromkeys(range(5), 1)
+        assert queue.idle_workers() == list(range(5, WORKERS))
+
+
+@pytest.mark.parametrize("internal", [False, True])
+def test_a_closure_for_one_worker_wakes_that_worker_alone(
+    queue: ClosureQueue, woken: Counter[int], internal: bool
+) -> None:
+    with asleep(queue) as got:
+        if internal:
+            closure = new_internal(queue, target=17)
+            queue.put_internal(closure)
+        else:
+            closure = put_new(queue, target=17)
+        assert closure_taken(got) == (17, closure)
+        assert woken == {17: 1}
+
+
+def unblocked(queue: ClosureQueue) -> Closure:
+    closure = put_new(queue, blockers=1)
+    assert queue.statistics().running == 0
+    queue.unblock(closure)
+    return closure
+
+
+def handed_back(queue: ClosureQueue) -> Closure:
+    closure = put_new(queue, target=WORKERS + 1)
+    attempt = queue.take(WORKERS + 1, LIMIT)
+    assert attempt is not None
+    closure.target = None
+    queue.hand_back(attempt)
+    return closure
+
+
+def overrun(queue: ClosureQueue) -> Closure:
+    closure = put_new(queue, target=WORKERS + 1, timeout=0.0)
+    queue.take(WORKERS + 1, LIMIT)
+    closure.target = None
+    wait_until(lambda: (queue.try_overrun_elsewhere(), len(closure.live) == 2)[1])
+    return closure
+
+
+@pytest.mark.parametrize("come", [unblocked, handed_back, overrun])
+def test_a_closure_that_may_be_run_from_now_on_wakes_one_worker(
+    queue: ClosureQueue, woken: Counter[int], come: Callable[[ClosureQueue], Closure]
+) -> None:
+    with asleep(queue) as got:
+        closure = come(queue)
+        assert closure_taken(got) == (0, closure)
+        assert woken == {0: 1}
+
+
+def test_many_closures_wake_each_worker_once_and_no_closure_waits_while_a_worker_is_idle(
+    queue: ClosureQueue, woken: Counter[int]
+) -> None:
+    with asleep(queue) as got:
+        closures = [put_new(queue, number) for number in range(WORKERS)]
+        taken = dict(closure_taken(got) for _ in range(WORKERS))
+        assert woken == dict.fromkeys(range(WORKERS), 1)
+        assert {closure.number for closure in taken.values()} == {closure.number for closure in closures}
+        assert queue.statistics().waiting == 0
+
+
+def test_nobody_is_woken_while_nothing_may_be_run_and_then_as_many_as_there_are_closures(
+    queue: ClosureQueue, woken: Counter[int]
+) -> None:
+    with asleep(queue) as got:
+        queue.hold("a parameter server is lost")
+        ordinary = [put_new(queue, number) for number in range(10)]
+        own = new_closure(queue, 99, target=20)
+        queue.put(own)
+        assert not woken
+        queue.release()
+        taken = dict(closure_taken(got) for _ in range(11))
+        assert taken.pop(20) is own
+        assert sorted(closure.number for closure in taken.values()) == list(range(10))
+        assert sorted(woken.values()) == [1] * 11
+        assert len(ordinary) == 10
+
+
+def test_a_worker_that_is_roused_or_dismissed_wakes_with_nothing_and_alone(
+    queue: ClosureQueue, woken: Counter[int]
+) -> None:
+    with asleep(queue) as got:
+        queue.rouse(3)
+        assert got.get(timeout=LIMIT) == (3, None)
+        queue.dismiss(4)
+        assert got.get(timeout=LIMIT) == (4, None)
+        queue.rouse(3)
+        queue.dismiss(3)
+        assert woken == {3: 1, 4: 1}
+        assert queue.take(4, LIMIT) is None
+
+
+def test_a_worker_that_has_waited_long_enough_is_not_handed_anything_later(queue: ClosureQueue) -> None:
+    for timeout in (-1, 0, 0.001):
+        assert queue.take(0, timeout) is None
+    assert queue.idle_workers() == []
+    closure = put_new(queue)
+    attempt = queue.take(1, LIMIT)
+    assert attempt is not None
+    assert attempt.closure is closure
+
+
+def test_a_cancellation_that_was_not_needed_is_kept_for_the_workers_next_attempt() -> None:
+    made: list[object] = []
+
+    class Cancellation:
+        def __init__(self) -> None:
+            made.append(self)
+
+        def cancel(self) -> None:
+            raise AssertionError
+
+    queue = ClosureQueue(10, Cancellation, print, stall_interval=LIMIT)
+    for _ in range(3):
+        assert queue.take(0, timeout=0) is None
+    put_new(queue, 1), put_new(queue, 2)
+    first, second = queue.take(0, LIMIT), queue.take(0, LIMIT)
+    assert first is not None
+    assert second is not None
+    assert [first.cancellation, second.cancellation] == made
+
+
+def test_only_a_few_workers_are_waking_at_a_time_and_the_next_follow_as_these_get_up() -> None:
+    idle_workers = IdleWorkers()
+    for index in range(10):
+        idle_workers.add(index, None)  # type: ignore[arg-type]
+    waking = []
+    while (idle := idle_workers.pop_longest()) is not None:
+        waking.append(idle)
+    assert [idle.index for idle in waking] == [0, 1, 2, 3]
+    idle_workers.leave(waking[2])
+    following = idle_workers.pop_longest()
+    assert following is not None
+    assert following.index == 4
+    assert idle_workers.pop_longest() is None
+    # Whom alone a closure is for is woken at once.
+    certain = idle_workers.pop(8)
+    assert certain is not None
+    assert idle_workers.indices() == [5, 6, 7, 9]
+
+
+def test_a_worker_whose_time_is_up_takes_what_waits_for_others_to_get_up(
+    queue: ClosureQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_get_up = threading.Event()
+    wait = IdleWorker.wait
+
+    def oversleep(idle: IdleWorker, timeout: float | None) -> bool:
+        if idle.index == 9:
+            wait_until(lambda: queue.statistics().waiting)
+            return False
+        was_woken = wait(idle, timeout)
+        assert may_get_up.wait(LIMIT)
+        return was_woken
+
+    monkeypatch.setattr(IdleWorker, "wait", oversleep)
+    with asleep(queue, workers=10) as got:
+        for number in range(5):
+            put_new(queue, number)
+        worker, closure = closure_taken(got)
+        assert (worker, closure.number) == (9, 4)
+        may_get_up.set()

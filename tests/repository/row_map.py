@@ -1,0 +1,62 @@
+"""Which tests hold which row of `tests/README.md`, read from comments in the tests such as `# row 28`, `# rows 28, 30`.
+
+`python -m tests.repository.row_map` writes the last column of the table anew; `tests/repository/test_row_map.py` fails when that is due.
+"""
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+README = TESTS / "README.md"
+_COMMENT = re.compile(r"#.*?\brows? (\d+(?:(?:, | and |, and )\d+)*)")
+_TABLE_ROW = re.compile(r"^\| (\d+) \| (.*?) \| (.*?) \|$", re.MULTILINE)
+
+
+def holders_by_row(folder: Path = TESTS) -> dict[int, list[str]]:
+    """The tests below a folder that hold each row, as `folder/test_file.py::test_name`, in order."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for path in sorted(folder.rglob("test_*.py")):
+        source = path.read_text(encoding="utf-8")
+        lines = source.splitlines()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                for row in sorted(_rows_of(node, lines)):
+                    found[row].append(f"{path.relative_to(folder)}::{node.name}")
+    return found
+
+
+def with_tests(readme: str) -> str:
+    """The README with the last column of its table as the tests have it."""
+    found = holders_by_row()
+
+    def line(match: re.Match[str]) -> str:
+        return f"| {match[1]} | {match[2]} | {'<br>'.join(f'`{test}`' for test in found.get(int(match[1]), []))} |"
+
+    return _TABLE_ROW.sub(line, readme)
+
+
+def rows_without_tests(readme: str) -> list[int]:
+    """The rows of the table that no test holds."""
+    found = holders_by_row()
+    return [int(match[1]) for match in _TABLE_ROW.finditer(readme) if int(match[1]) not in found]
+
+
+def rows_without_words(readme: str) -> list[int]:
+    """The rows that tests name and the table does not have."""
+    return sorted(set(holders_by_row()) - {int(match[1]) for match in _TABLE_ROW.finditer(readme)})
+
+
+def _rows_of(node: ast.FunctionDef, lines: list[str]) -> set[int]:
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
+    while first > 0 and lines[first - 1].lstrip().startswith("#"):
+        first -= 1
+    comments = "\n".join(lines[first : node.end_lineno])
+    return {int(row) for match in _COMMENT.finditer(comments) for row in re.findall(r"\d+", match[1])}
+
+
+if __name__ == "__main__":
+    README.write_text(with_tests(README.read_text(encoding="utf-8")), encoding="utf-8")
+    missing = rows_without_tests(README.read_text(encoding="utf-8"))
+    print(f"Rows without a test: {', '.join(map(str, missing)) or 'none'}.")  # noqa: T201 - it is a command

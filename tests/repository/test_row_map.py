@@ -1,0 +1,31 @@
+"""The table of `tests/README.md` is complete, and says what the tests say."""
+
+from pathlib import Path
+
+from tests.repository.row_map import README, holders_by_row, rows_without_tests, rows_without_words, with_tests
+
+
+def test_every_row_of_the_table_is_held_by_a_test() -> None:
+    assert rows_without_tests(README.read_text(encoding="utf-8")) == []
+
+
+def test_every_row_that_a_test_names_is_in_the_table() -> None:
+    assert rows_without_words(README.read_text(encoding="utf-8")) == []
+
+
+def test_the_table_names_the_tests_that_hold_each_row() -> None:
+    readme = README.read_text(encoding="utf-8")
+    assert readme == with_tests(readme), "Run `python -m tests.repository.row_map`."
+
+
+def test_a_comment_with_several_rows_counts_for_each(tmp_path: Path) -> None:
+    source = (
+        "# row"
+        + """s 901, 902 and 903
+def test_a():  # row"""
+        + """ 904
+    pass
+"""
+    )
+    (tmp_path / "test_a.py").write_text(source, encoding="utf-8")
+    assert holders_by_row(tmp_path) == {row: ["test_a.py::test_a"] for row in (901, 902, 903, 904)}

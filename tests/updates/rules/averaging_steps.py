@@ -1,0 +1,57 @@
+"""Steps and what they need, for the tests of model averaging."""
+
+import tensorflow as tf
+
+from coordinator.updates import ModelAverage
+from coordinator.updates.state.gate import pause
+from tests.ps_strategy.every_worker import TIMEOUT
+
+WORKERS = 3
+# So long that no test sees a second averaging, in seconds.
+NEVER = 1e6
+# How often a worker looks at what it waits for, before it gives up; each look takes a millisecond at least.
+LOOKS = 30_000
+
+
+def descend(variable, gradient, rate):
+    if isinstance(gradient, tf.IndexedSlices):
+        variable.scatter_sub(tf.IndexedSlices(gradient.values * tf.cast(rate, variable.dtype), gradient.indices))
+    else:
+        variable.assign_sub(gradient * tf.cast(rate, variable.dtype))
+
+
+def make_rule(strategy, variables, **options):
+    with strategy.scope():
+        return ModelAverage(descend, variables, learning_rate=1.0, **options)
+
+
+def ascent(rule, weights):
+    """A step that adds so much to each weight; gives what it found."""
+
+    @tf.function
+    def step(by):
+        with rule.pull() as version:
+            found = weights[1].read_value()
+        rule.push([-by * tf.ones_like(weight) for weight in weights], version)
+        return found
+
+    return step
+
+
+def run(strategy, step, worker, by=1.0):
+    return float(strategy.schedule(step, (tf.constant(by),), worker=worker).result(TIMEOUT))
+
+
+def own_models(rule):
+    """What each worker has now of the second weight."""
+    return [float(value) for value in rule._averaged.own._model.variables[1].read_all()]
+
+
+def looks_until(is_true):
+    """Waits on the worker; gives how often it has looked, LOOKS if in vain. To be called in a scheduled function."""
+
+    def look_again(looks):
+        with tf.control_dependencies([pause(tf.constant(1e-3, tf.float64))]):
+            return looks + 1
+
+    return tf.while_loop(lambda looks: (looks < LOOKS) & ~is_true(), look_again, [tf.constant(0)])[0]

@@ -1,0 +1,142 @@
+"""The rule of bounded delay: no gradient is older than it may be, nothing is rejected, nobody waits for the dead."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import coordinator
+from coordinator.updates import BoundedDelay
+from coordinator.updates.state.gate import pause
+from coordinator.updates.state.rule_state import NOT_UNDER_WAY
+from tests.deadline import wait_until
+from tests.updates.descent import descend, value_of
+
+TIMEOUT = 240
+
+
+def new_step(rule, variables, slow_worker=-1):
+    """A whole step whose gradient is one, and which one worker takes longer for."""
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            worker = coordinator.get_current_worker_index()
+            with tf.control_dependencies([version]):
+                slow = pause(tf.where(worker == slow_worker, tf.constant(0.05, tf.float64), 0.0))
+            with tf.control_dependencies([slow]):
+                gradients = [tf.ones(variable.shape) for variable in variables]
+        return rule.push(gradients, version)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("max_delay", "grads_to_wait"),
+    [(0, 1), (1, 2), *(pytest.param(*both, marks=pytest.mark.long) for both in ((1, 1), (4, 1), (0, 3)))],
+)
+def test_no_gradient_is_older_than_max_delay_and_none_is_rejected(strategy, variables, max_delay, grads_to_wait):
+    with strategy.scope():
+        rule = BoundedDelay(descend, variables, max_delay, grads_to_wait=grads_to_wait, learning_rate=1.0)
+    step = new_step(rule, variables, slow_worker=0)
+    futures = [strategy.schedule(step) for _ in range(36)]
+    assert all(future.result(TIMEOUT) for future in futures)
+    strategy.join(TIMEOUT)
+    statistics = rule.statistics()
+    assert (statistics.pushes, statistics.rejected, statistics.updates) == (36, 0, 36 // grads_to_wait)
+    assert statistics.staleness.count == 36
+    assert statistics.staleness.max <= max_delay
+    assert value_of(variables) == -36.0 / grads_to_wait
+
+
+def test_workers_are_idle_while_they_wait_for_the_slow_one(strategy, variables):
+    with strategy.scope():
+        rule = BoundedDelay(descend, variables, 0, learning_rate=1.0)
+    step = new_step(rule, variables, slow_worker=0)
+    for _ in range(30):
+        strategy.schedule(step)
+    strategy.join(TIMEOUT)
+    shares = rule.statistics().idle_shares
+    assert max(shares.values()) > 0.1
+    assert all(0 <= share <= 1 for share in shares.values())
+
+
+@pytest.mark.parametrize("unbounded", [float("inf"), pytest.param(None, marks=pytest.mark.long)])
+def test_nobody_waits_if_there_is_no_limit(strategy, variables, unbounded):
+    with strategy.scope():
+        rule = BoundedDelay(descend, variables, unbounded, learning_rate=1.0)
+    step = new_step(rule, variables, slow_worker=0)
+    for _ in range(30):
+        strategy.schedule(step)
+    strategy.join(TIMEOUT)
+    statistics = rule.statistics()
+    assert set(statistics.idle_shares.values()) == {0.0}
+    assert (statistics.updates, statistics.rejected) == (30, 0)
+    assert value_of(variables) == -30.0
+
+
+def test_without_delay_and_with_all_workers_in_an_update_it_is_one_process(strategy, variables):
+    with strategy.scope():
+        rule = BoundedDelay(descend, variables, 0, grads_to_wait=3, learning_rate=0.25)
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            gradients = [variable - 1.0 for variable in variables]
+        return rule.push(gradients, version)
+
+    for _ in range(30):
+        strategy.schedule(step)
+    strategy.join(TIMEOUT)
+    expected = 1 - 0.75**10
+    for variable in variables:
+        np.testing.assert_allclose(variable.numpy(), np.full(variable.shape, expected), rtol=1e-5)
+    assert rule.version.numpy() == 10
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("max_delay", [0, 2])
+def test_a_worker_that_dies_does_not_make_the_others_wait(strategy, shared_cluster, variables, max_delay):
+    with strategy.scope():
+        rule = BoundedDelay(descend, variables, max_delay, learning_rate=1.0)
+    step = new_step(rule, variables, slow_worker=1)
+    strategy.schedule(step).result(TIMEOUT)
+    futures = [strategy.schedule(step) for _ in range(40)]
+    try:
+        # It is slow, so it has a gradient under way when it dies.
+        wait_until(lambda: rule.ledger.present.pulled_version.numpy()[1] != NOT_UNDER_WAY)
+        shared_cluster.kill("worker", 1)
+        assert all(future.result(TIMEOUT) for future in futures)
+        strategy.join(TIMEOUT)
+    finally:
+        shared_cluster.restart("worker", 1)
+        wait_until(strategy.cluster.workers[1].healthy)
+    statistics = rule.statistics()
+    assert statistics.updates == statistics.pushes - statistics.rejected >= 41
+    assert statistics.staleness.max <= max_delay
+    assert value_of(variables) == -float(statistics.updates)
+
+
+def test_a_step_that_fails_before_its_push_does_not_make_the_others_wait(strategy, variables):
+    with strategy.scope():
+        rule = BoundedDelay(descend, variables, 0, learning_rate=1.0)
+
+    @tf.function
+    def failing():
+        with rule.pull() as version:
+            tf.debugging.assert_negative(version, "fails on purpose")
+            gradients = [tf.ones(variable.shape) for variable in variables]
+        return rule.push(gradients, version)
+
+    strategy.schedule(failing)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="fails on purpose"):
+        strategy.join(TIMEOUT)
+    step = new_step(rule, variables)
+    futures = [strategy.schedule(step) for _ in range(6)]
+    assert all(future.result(TIMEOUT) for future in futures)
+    assert value_of(variables) == -6.0
+
+
+@pytest.mark.parametrize("max_delay", [-1, 1.5, True, float("nan"), "1"])
+def test_max_delay_is_a_whole_number_of_at_least_zero_or_infinity(strategy, variables, max_delay):
+    with strategy.scope(), pytest.raises(ValueError, match="max_delay must be a whole number of at least 0, or"):
+        BoundedDelay(descend, variables, max_delay, learning_rate=1.0)

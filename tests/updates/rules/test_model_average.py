@@ -1,0 +1,260 @@
+"""Model averaging: own models, the mean that comes beside the computation, and what everybody has after an abort."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.updates import ModelAverage
+from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import TIMEOUT
+from tests.updates.rules.averaging_steps import (
+    LOOKS,
+    NEVER,
+    WORKERS,
+    ascent,
+    looks_until,
+    make_rule,
+    own_models,
+    run,
+)
+
+
+@pytest.fixture
+def weights(strategy):
+    with strategy.scope():
+        return [tf.Variable([0.0, 0.0]), tf.Variable(0.0)]
+
+
+@pytest.fixture
+def turn(strategy):
+    """What workers wait for in their steps."""
+    with strategy.scope():
+        return tf.Variable(0, dtype=tf.int64, trainable=False)
+
+
+# The algorithm.
+
+
+def test_models_become_the_mean_of_the_latest_ones_and_then_change_on_their_own(strategy, weights, turn):
+    """Workers take turns inside one function each, so that nobody rests; the same with plain numbers besides."""
+    order = [0, 1, 0, 0, 2, 1, 2, 0, 1, 1]
+    rule = make_rule(strategy, weights)
+
+    @tf.function
+    def steps(turns):
+        for number in turns:
+            looks = looks_until(lambda number=number: turn.read_value() == number)
+            with tf.control_dependencies([looks]), rule.pull() as version:
+                gradient = -tf.cast(number + 1, tf.float32)
+            with tf.control_dependencies([rule.push([tf.fill([2], gradient), gradient], version)]):
+                turn.assign_add(1)
+        looks_until(lambda: turn.read_value() == len(order))
+
+    turns = [np.flatnonzero(np.equal(order, worker)) for worker in range(WORKERS)]
+    futures = [strategy.schedule(steps, (tf.constant(turns[w], tf.int64),), worker=w) for w in range(WORKERS)]
+    [future.result(TIMEOUT) for future in futures]
+
+    own, board, shared, seen, staleness = {}, {}, 0.0, {}, []
+    for version, worker in enumerate(order):
+        seen.setdefault(worker, version)
+        board[worker] = own.get(worker, shared)
+        shared = np.mean(list(board.values()), dtype=np.float64)
+        own[worker] = shared + version + 1
+        staleness.append(version - seen[worker])
+        seen[worker] = version + 1
+    np.testing.assert_allclose(own_models(rule), [own[worker] for worker in range(WORKERS)], rtol=1e-6)
+    np.testing.assert_allclose(weights[0].numpy(), [shared] * 2, rtol=1e-6)
+    statistics = rule.statistics()
+    assert statistics.updates == statistics.pushes == len(order)
+    assert statistics.staleness.histogram == tuple(np.bincount(staleness).tolist())
+    assert statistics.clocks == {worker: order.count(worker) for worker in range(WORKERS)}
+    # Each has taken the shared model once.
+    assert statistics.pulls == len(order) + WORKERS
+
+
+@pytest.mark.parametrize("make", [lambda: keras.optimizers.SGD(0.1, momentum=0.9), lambda: keras.optimizers.Adam(0.1)])
+@pytest.mark.parametrize("period", [0.0, NEVER])
+def test_one_worker_alone_trains_as_one_process_does(strategy, make, period):
+    inputs = np.random.default_rng(1).normal(size=[12, 8, 3]).astype(np.float32)
+
+    def new_weights():
+        return [tf.Variable(tf.ones([3, 1])), tf.Variable(tf.zeros([1]))]
+
+    def gradients_of(weights, batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.matmul(batch, weights[0]) + weights[1] - tf.reduce_sum(batch, 1)) ** 2)
+        return tape.gradient(loss, weights)
+
+    with strategy.scope():
+        weights, optimizer = new_weights(), make()
+        rule = ModelAverage(optimizer, weights, period=period)
+
+    @tf.function
+    def step(batch):
+        return rule.run(lambda: (tf.constant(0.0), gradients_of(weights, batch)))
+
+    for batch in inputs:
+        strategy.schedule(step, (tf.constant(batch),), worker=1).result(TIMEOUT)
+    rule.abort()
+    expected, own_optimizer = new_weights(), make()
+    for batch in inputs:
+        own_optimizer.apply(gradients_of(expected, tf.constant(batch)), expected)
+    for weight, value in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(weight.numpy(), value.numpy(), rtol=1e-5, atol=1e-6)
+    assert int(optimizer.iterations) == len(inputs)
+
+
+def test_every_gradient_is_counted_in_the_iterations_of_the_optimizer(strategy, weights):
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.0)
+        rule = ModelAverage(optimizer, weights)
+    step = ascent(rule, weights)
+    for _ in range(30):
+        strategy.schedule(step, (tf.constant(1.0),))
+    strategy.join(TIMEOUT)
+    assert int(optimizer.iterations) == 30
+    assert sum(rule.statistics().clocks.values()) == 30
+
+
+def test_variables_of_all_dtypes_and_servers_are_averaged(strategy):
+    dtypes = [tf.float32, tf.float16, tf.bfloat16, tf.float64]
+    with strategy.scope():
+        weights = [tf.Variable(tf.zeros([3], dtype)) for dtype in dtypes]
+    assert len({weight.device for weight in weights}) == 2
+    rule = make_rule(strategy, weights)
+    step = tf.function(
+        lambda by: rule.run(lambda: (tf.constant(0), [tf.cast(tf.fill([3], -by), dtype) for dtype in dtypes]))
+    )
+    for worker, by in enumerate((1.0, 2.0, 6.0)):
+        strategy.schedule(step, (tf.constant(by),), worker=worker)
+    strategy.join(TIMEOUT)
+    models = [np.array(variable.read_all()) for variable in rule._averaged.own._model.variables]
+    rule.abort()
+    for weight, values in zip(weights, models, strict=True):
+        assert weight.numpy().dtype == values.dtype
+        np.testing.assert_allclose(weight.numpy().astype(float), values.astype(float).mean(0), rtol=1e-2)
+
+
+def test_several_steps_in_one_function_do_the_same_as_in_several(strategy, weights):
+    rule = make_rule(strategy, weights)
+
+    @tf.function
+    def steps():
+        found = tf.TensorArray(tf.float32, 6)
+        for number in tf.range(6):
+            with rule.pull() as version:
+                found = found.write(number, weights[1].read_value())
+            rule.push([-tf.ones_like(weight) for weight in weights], version)
+        return found.stack()
+
+    assert strategy.schedule(steps, worker=0).result(TIMEOUT).tolist() == [0, 1, 2, 3, 4, 5]
+    assert strategy.schedule(steps, worker=0).result(TIMEOUT).tolist() == [6, 7, 8, 9, 10, 11]
+    assert rule.statistics().updates == 12
+    assert rule.statistics().staleness.histogram == (12,)
+
+
+# Beside the computation.
+
+
+def test_the_averaging_is_done_while_the_gradients_are_computed(strategy, weights):
+    rule = make_rule(strategy, weights)
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            # Stands for a long computation: it ends when the averaging of this very step has been counted.
+            looks = looks_until(lambda: rule.version.read_value() > version)
+            with tf.control_dependencies([looks]):
+                gradients = [tf.ones_like(weight) for weight in weights]
+        rule.push(gradients, version)
+        return looks
+
+    for _ in range(3):
+        assert strategy.schedule(step, worker=0).result(TIMEOUT) < LOOKS
+    assert rule.version.numpy() == 3
+
+
+def test_the_gradients_are_computed_while_the_averaging_is_held_up(strategy, weights, turn):
+    rule = make_rule(strategy, weights)
+
+    board = rule._averaged.boards[0]
+
+    @tf.function(autograph=False)
+    def hold_up():
+        """Holds the lock of a server until the other worker has computed its gradients."""
+        with board._lock.hold():
+            turn.assign(1, read_value=False)
+            with tf.device(None):
+                return looks_until(lambda: turn.read_value() == 2)
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            gradients = [tf.ones_like(weight) + weight for weight in weights]
+        with tf.control_dependencies(gradients):
+            # What holds the averaging up ends no sooner than here, and the push waits for the averaging.
+            turn.assign(2)
+        rule.push(gradients, version)
+
+    # A worker that comes to rest is taken from the board, which would wait for the lock as well. What it ran for an
+    # earlier test it may come to rest after only now.
+    def finished():
+        return strategy.cluster.workers[0].statistics().finished
+
+    rested_after, before = [], finished()
+    strategy.cluster.when_worker_rests(lambda worker: rested_after.append(finished()) if worker == 0 else None)
+    strategy.schedule(tf.function(lambda: tf.constant(0)), worker=0).result(TIMEOUT)
+    wait_until(lambda: any(number > before for number in rested_after))
+    held = strategy.schedule(hold_up, worker=1)
+    wait_until(lambda: turn.numpy() == 1)
+    strategy.schedule(step, worker=0).result(TIMEOUT)
+    assert held.result(TIMEOUT) < LOOKS
+    assert rule.version.numpy() == 1
+
+
+# When.
+
+
+def test_a_worker_averages_no_more_often_than_its_period_allows(strategy, weights):
+    period, averagings = 0.1, 3
+    rule = make_rule(strategy, weights, period=period)
+
+    @tf.function
+    def steps():
+        began, number = tf.timestamp(), tf.constant(0)
+        while rule.version.read_value() < averagings and number < LOOKS:
+            with rule.pull() as version:
+                gradients = [-tf.ones_like(weight) for weight in weights]
+            rule.push(gradients, version)
+            number += 1
+        with tf.control_dependencies([number]):
+            return tf.timestamp() - began, number
+
+    seconds, number = strategy.schedule(steps, worker=0).result(TIMEOUT)
+    assert rule.version.numpy() == averagings
+    assert seconds >= averagings * period
+    assert own_models(rule)[0] == number
+
+
+def test_between_averagings_nothing_of_the_model_travels(strategy, weights):
+    rule = make_rule(strategy, weights, period=NEVER)
+    step = ascent(rule, weights)
+    assert [run(strategy, step, 0) for _ in range(5)] == [0, 1, 2, 3, 4]
+    statistics = rule.statistics()
+    assert (statistics.pulls, statistics.bytes_pulled) == (1, 12)
+    assert (statistics.updates, statistics.pushes, statistics.bytes_pushed) == (0, 0, 0)
+    assert weights[1].numpy() == 0
+
+
+def test_the_shared_model_is_trained_until_a_worker_has_finished_its_warm_up(strategy, weights):
+    rule = make_rule(strategy, weights, warmup_steps=3, period=NEVER)
+    step = ascent(rule, weights)
+    found = [run(strategy, step, worker) for worker in (0, 1, 0, 1, 0)]
+    assert found == [0, 1, 2, 3, 4]
+    assert weights[1].numpy() == rule.version.numpy() == 5
+    # From now on each has its own, the one too that has not had so many steps, and the one that comes late.
+    found = [run(strategy, step, worker) for worker in (0, 1, 2, 0, 1, 2)]
+    assert found == [5, 5, 5, 6, 6, 6]
+    assert weights[1].numpy() == rule.version.numpy() == 5
+    assert own_models(rule) == [7, 7, 7]

@@ -1,0 +1,146 @@
+"""Pushes that are queued, piece by piece: whole or not at all, applied once on all servers, whoever dies."""
+
+import math
+
+import pytest
+import tensorflow as tf
+
+from tests.deadline import wait_until
+from tests.updates.descent import value_of
+from tests.updates.rules.delayed_steps import TIMEOUT, entries, make_rule, new_step
+from tests.updates.state.locked_sections import waits_under_locks
+from tests.updates.state.unfinished_pushes import add, ids
+
+NEVER = math.inf
+
+
+def commit(rule, push):
+    """Queues a push that is on all servers, as one does whose worker dies after that."""
+
+    @tf.function
+    def run():
+        with tf.device(rule.ledger.home):
+            nothing = tf.constant(0, tf.int64)
+            return rule._accumulator.committed.commit(tf.identity(push), nothing, nothing)
+
+    assert run()
+
+
+@pytest.mark.long
+def test_a_push_that_did_not_reach_all_servers_or_was_not_queued_is_in_no_update(strategy, variables):
+    rule = make_rule(strategy, variables, 0)
+    step = new_step(strategy, rule, variables)
+    servers = rule._accumulator.servers
+    add(rule, servers[0], ids(1)[0], 100.0)
+    for server in servers:
+        add(rule, server, ids(2)[0], 100.0)
+    step(1)
+    assert step(1) == (1, -1)
+    assert rule.flush() == 1
+    assert value_of(variables) == -2.0
+
+
+@pytest.mark.parametrize(
+    ("finisher", "made_on"),
+    [
+        pytest.param("a pull", [0], marks=pytest.mark.long),
+        pytest.param("a pull", [], marks=pytest.mark.long),
+        pytest.param("a pull", [0, 1], marks=pytest.mark.long),
+        pytest.param("the client", [], marks=pytest.mark.long),
+        ("the client", [0]),
+        pytest.param("the client", [0, 1], marks=pytest.mark.long),
+    ],
+)
+def test_an_update_that_a_dead_worker_left_behind_is_finished_once(strategy, variables, made_on, finisher):
+    rule = make_rule(strategy, variables, 0)
+    accumulator = rule._accumulator
+    for push, value in zip(ids(1, 2), (3.0, 4.0), strict=True):
+        for server in accumulator.servers:
+            add(rule, server, push, value)
+        commit(rule, push)
+    due = rule._release(tf.constant(False))
+    for number in made_on:
+        accumulator.use[number](due)
+    assert rule.version.numpy() == 0
+    if finisher == "a pull":
+        assert new_step(strategy, rule, variables)(0) == (2, -7)
+    else:
+        rule._finish_updates(0)
+    assert value_of(variables) == -7.0
+    assert rule.statistics().staleness.histogram == (1, 1)
+    # Who comes late changes nothing.
+    for use in accumulator.use:
+        use(due)
+    accumulator.close(due, tf.constant(1))
+    assert rule.version.numpy() == 2
+    assert value_of(variables) == -7.0
+
+
+@pytest.mark.long
+def test_a_push_of_a_call_that_was_given_up_is_not_queued(strategy, variables):
+    rule = make_rule(strategy, variables, NEVER)
+    step = new_step(strategy, rule, variables)
+    step(1)
+    fence = rule.ledger.present.fence
+    fence.assign(tf.fill(fence.shape, tf.constant(2**62, tf.int64)))
+    step(1)
+    assert (rule.statistics().rejected, len(entries(rule))) == (1, 1)
+
+
+@pytest.mark.long
+def test_rows_that_were_applied_do_not_pile_up_behind_those_that_wait(strategy, variables):
+    rule = make_rule(strategy, variables, lambda worker, time: NEVER if worker == 0 else 0.0)
+    step = new_step(strategy, rule, variables)
+    for _ in range(3):
+        step(100, worker=0)
+    for _ in range(12):
+        step(1, worker=1)
+    lists = tf.unstack(rule._accumulator.servers[0].store._lists.read_value())
+    # Three and the last, and as many places that are empty.
+    assert {int(tf.raw_ops.TensorListLength(input_handle=rows)) for rows in lists} <= {4, 5, 6, 7, 8}
+    assert rule.flush() == 4
+    assert value_of(variables) == -312.0
+
+
+def test_nothing_of_a_step_waits_for_another_machine_under_a_lock(strategy, variables):
+    rule = make_rule(strategy, variables, lambda worker, time: tf.random.uniform([]))
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            pass
+        return rule.push([tf.ones(variable.shape) for variable in variables], version)
+
+    with tf.distribute.ReplicaContext(strategy, 0):
+        concrete = step.get_concrete_function()
+    assert waits_under_locks(concrete) == []
+
+
+@pytest.mark.long
+def test_workers_that_are_killed_lose_nothing_of_the_queue(strategy, shared_cluster, variables):
+    rule = make_rule(strategy, variables, lambda worker, time: NEVER if worker == 2 else 0.05)
+    step = new_step(strategy, rule, variables)
+    step(1000, worker=2)
+
+    @tf.function
+    def one():
+        with rule.pull() as version:
+            pass
+        return rule.push([tf.ones(variable.shape) for variable in variables], version)
+
+    try:
+        futures = [strategy.schedule(one) for _ in range(60)]
+        wait_until(lambda: rule.statistics().pushes >= 15)
+        shared_cluster.kill("worker", 2)
+        assert [bool(future.result(TIMEOUT)) for future in futures] == [True] * 60
+    finally:
+        shared_cluster.restart("worker", 2)
+        wait_until(strategy.cluster.workers[2].healthy)
+    strategy.join(TIMEOUT)
+    rule.flush()
+    statistics = rule.statistics()
+    taken = statistics.pushes - statistics.rejected
+    assert taken >= 61
+    # All of them, each once, on both servers.
+    assert (statistics.updates, statistics.staleness.count) == (taken, taken)
+    assert value_of(variables) == -1000.0 - (taken - 1)

@@ -1,0 +1,152 @@
+"""Copies of a model that each worker changes by itself, with an optimizer of its own."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.updates.state.local_model import LocalModel
+from coordinator.updates.transport.model import Model
+from tests.ps_strategy.every_worker import TIMEOUT, on_every_worker
+from tests.updates.descent import descend
+
+WORKERS = 3
+STEPS = 4
+START = {0: np.array([3.0, -4.0], np.float32), 1: np.ones([4, 2], np.float32)}
+
+
+def rows(scale):
+    """A gradient of two rows of the second variable."""
+    return tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0]]) * scale, tf.constant([2, 0]), tf.constant([4, 2]))
+
+
+def adam_with_decay(variables):
+    optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_list=variables[:1])
+    return optimizer
+
+
+OPTIMIZERS = {
+    "adam": lambda _: keras.optimizers.Adam(0.1, clipnorm=2.0),
+    "momentum": lambda _: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "schedule": lambda _: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.4, 1, 0.5)),
+    "moving averages": lambda _: keras.optimizers.RMSprop(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "weight decay, not of all": adam_with_decay,
+}
+
+
+def local_model(strategy, make_optimizer, learning_rate=None):
+    with strategy.scope():
+        variables = [keras.Variable(START[0]), tf.Variable(START[1])]
+        optimizer = make_optimizer(variables)
+        return LocalModel(Model(variables), [0, 1], optimizer, learning_rate), optimizer, variables
+
+
+def in_one_process(make_optimizer, scales):
+    variables = [keras.Variable(START[0]), tf.Variable(START[1])]
+    optimizer = make_optimizer(variables)
+    for scale in scales:
+        optimizer.apply([tf.constant([1.0, -2.0]) * scale, rows(scale)], variables)
+    return [variable.numpy() for variable in variables]
+
+
+def on_workers(strategy, local, **options):
+    """Makes a step of its own on every worker; gives the copies' values afterwards."""
+
+    @tf.function
+    def step():
+        if local.steps == 0:
+            local.assign(START)
+        scale = tf.cast(strategy.worker_index() + 1, tf.float32)
+        local.apply({0: tf.constant([1.0, -2.0]) * scale, 1: rows(scale)}, **options)
+        local.steps.assign_add(1)
+        return local.values()
+
+    return lambda: on_every_worker(strategy, step)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_every_worker_trains_its_own_copies_as_one_process_would_its_variables(strategy, kind):
+    local, optimizer, variables = local_model(strategy, OPTIMIZERS[kind])
+    step = on_workers(strategy, local)
+    for _ in range(STEPS):
+        found = step()
+    for worker, values in enumerate(found):
+        expected = in_one_process(OPTIMIZERS[kind], [worker + 1] * STEPS)
+        for number in (0, 1):
+            np.testing.assert_allclose(values[number], expected[number], rtol=1e-5, atol=1e-6)
+            np.testing.assert_array_equal(local.variables[number].read_all()[worker], values[number])
+    assert local.steps.read_all() == [STEPS] * WORKERS
+    # Nobody else's model was touched.
+    assert optimizer.iterations == 0
+    for number in (0, 1):
+        np.testing.assert_array_equal(variables[number].numpy(), START[number])
+        np.testing.assert_array_equal(local.variables[number].numpy(), np.zeros_like(START[number]))
+
+
+def test_the_copies_are_zero_and_have_made_no_step_before_they_are_filled(strategy):
+    local, *_ = local_model(strategy, OPTIMIZERS["adam"])
+    for found in on_every_worker(strategy, tf.function(lambda: (local.steps.read_value(), local.values()))):
+        assert found[0] == 0
+        assert not found[1][0].any()
+        assert not found[1][1].any()
+
+
+def test_a_function_changes_the_copies_with_the_rate_that_its_variable_has(strategy):
+    with strategy.scope():
+        rate = tf.Variable(0.5)
+    local, *_ = local_model(strategy, lambda _: descend, rate)
+    step = on_workers(strategy, local)
+    assert [list(values[0]) for values in step()] == [[2.5, -3.0], [2.0, -2.0], [1.5, -1.0]]
+    rate.assign(1.0)
+    assert [list(values[0]) for values in step()] == [[1.5, -1.0], [0.0, 2.0], [-1.5, 5.0]]
+    assert [list(values[1][2]) for values in step()] == [[-1.5, -4.0], [-4.0, -9.0], [-6.5, -14.0]]
+
+
+def test_the_rate_of_a_keras_optimizer_that_was_changed_counts(strategy):
+    local, optimizer, _ = local_model(strategy, lambda _: keras.optimizers.SGD(0.5))
+    step = on_workers(strategy, local)
+    assert list(step()[0][0]) == [2.5, -3.0]
+    optimizer.learning_rate = 1.0
+    assert list(step()[0][0]) == [1.5, -1.0]
+
+
+@pytest.mark.parametrize("make", [lambda _: keras.optimizers.SGD(0.5), lambda _: descend], ids=["keras", "function"])
+def test_a_given_rate_comes_before_the_optimizers_own(strategy, make):
+    learning_rate = 0.5 if make(None) is descend else None
+    local, *_ = local_model(strategy, make, learning_rate)
+    assert list(on_workers(strategy, local, rate=tf.constant(1.0))()[0][0]) == [2.0, -2.0]
+
+
+def test_some_of_a_models_variables_may_be_copied_and_some_of_the_copies_changed(strategy):
+    with strategy.scope():
+        model = Model([tf.Variable([float(number)]) for number in range(4)])
+        local = LocalModel(model, [3, 1], keras.optimizers.Adam(1.0))
+
+    @tf.function
+    def step():
+        local.assign({1: tf.constant([5.0]), 3: tf.constant([7.0])})
+        local.apply({3: tf.constant([2.0])})
+        return local.values()
+
+    values = strategy.schedule(step).result(TIMEOUT)
+    assert sorted(values) == [1, 3]
+    np.testing.assert_allclose([values[1], values[3]], [[5.0], [6.0]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])
+def test_a_copy_has_the_shape_and_dtype_of_its_variable_and_keeps_its_constraint(strategy, dtype):
+    with strategy.scope():
+        variable = tf.Variable(tf.ones([2, 3], dtype), constraint=lambda value: tf.maximum(value, 0))
+        local = LocalModel(Model([variable]), [0], keras.optimizers.SGD(4.0))
+
+    @tf.function
+    def step():
+        local.assign({0: tf.ones([2, 3], dtype)})
+        local.apply({0: tf.ones([2, 3], dtype)})
+        return local.values()[0]
+
+    assert (local.variables[0].shape, local.variables[0].dtype) == ((2, 3), dtype)
+    value = strategy.schedule(step).result(TIMEOUT)
+    assert value.dtype == dtype.as_numpy_dtype
+    assert value.tolist() == [[0.0] * 3] * 2

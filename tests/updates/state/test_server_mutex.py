@@ -1,0 +1,115 @@
+"""A lock of a server's: what is built under it runs in one graph at a time, and only there."""
+
+import pytest
+import tensorflow as tf
+
+from coordinator.updates.state.server_mutex import Exclusive, built
+from tests.updates.state.locked_sections import locked_operations, waits_under_locks
+
+TIMEOUT = 120.0
+CALLS = 60
+NAME = "coordinator/tests/exclusive"
+
+
+@pytest.fixture
+def variable(strategy):
+    with strategy.scope():
+        return tf.Variable(0.0)
+
+
+def add_one_slowly(variable):
+    before = variable.read_value()
+    matrix = tf.fill([100, 100], before * 1e-3)
+    for _ in range(4):
+        matrix = tf.tanh(matrix @ matrix)
+    with tf.control_dependencies([matrix]):
+        variable.assign(before + 1.0, read_value=False)
+
+
+def test_two_functions_that_hold_one_lock_do_not_run_at_once(strategy, variable):
+    # Made twice: a lock is known by its name.
+    locks = [Exclusive(NAME, variable.device) for _ in range(2)]
+
+    @tf.function(autograph=False)
+    def first():
+        with locks[0].hold():
+            add_one_slowly(variable)
+
+    @tf.function(autograph=False)
+    def second():
+        with locks[1].hold():
+            add_one_slowly(variable)
+
+    futures = [strategy.schedule((first, second)[number % 2]) for number in range(CALLS)]
+    for future in futures:
+        future.result(TIMEOUT)
+    assert variable.numpy() == CALLS
+
+
+def test_a_lock_is_taken_when_what_it_waits_for_is_there_and_let_go_when_all_is_done(strategy, variable):
+    lock = Exclusive(NAME, variable.device)
+
+    @tf.function(autograph=False)
+    def step(x):
+        doubled = x * 2.0
+        with lock.hold([doubled]):
+            variable.assign_add(doubled, read_value=False)
+            after = variable.read_value()
+            unused = tf.timestamp(name="unused")
+        assert unused.device == lock.device
+        return after
+
+    concrete = strategy._trace(step, [tf.constant(1.0)], {})._concrete
+    assert waits_under_locks(concrete) == []
+    [held] = [each for each in concrete.graph.get_operations() if each.type == "MutexLock"]
+    assert held.device == lock.device
+    names = {operation.type for operation in locked_operations(held)}
+    assert {"AssignAddVariableOp", "ReadVariableOp", "Timestamp"} <= names
+    assert strategy.schedule(step, args=(tf.constant(3.0),)).result(TIMEOUT) == 6
+
+
+def test_an_error_under_the_lock_lets_go_of_it(strategy, variable):
+    lock = Exclusive(NAME, variable.device)
+
+    @tf.function(autograph=False)
+    def step(x):
+        with lock.hold([x]), tf.control_dependencies([tf.debugging.assert_positive(x, "must be positive")]):
+            variable.assign_add(x, read_value=False)
+
+    for _ in range(3):
+        future = strategy.schedule(step, args=(tf.constant(-1.0),))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must be positive"):
+            future.result(TIMEOUT)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must be positive"):
+            strategy.join(TIMEOUT)
+    strategy.schedule(step, args=(tf.constant(1.0),)).result(TIMEOUT)
+    assert variable.numpy() == 1
+
+
+def test_what_was_built_in_a_scope_is_told():
+    with tf.Graph().as_default():
+        before = tf.constant(1)
+        with built() as operations:
+            inside = before + 1
+            assert operations == []
+        after = inside + 1
+    assert inside.op in operations
+    assert before.op not in operations
+    assert after.op not in operations
+
+
+def test_the_check_of_these_tests_finds_what_waits(strategy):
+    with strategy.scope():
+        variables = [tf.Variable(0.0) for _ in range(2)]
+    lock = Exclusive(NAME, variables[0].device)
+
+    @tf.function(autograph=False)
+    def step(x):
+        with lock.hold():
+            variables[0].assign_add(variables[1] + x * 2.0, read_value=False)
+            with tf.device("/job:worker/task:0/device:CPU:0"):
+                tf.timestamp(name="elsewhere")
+
+    waits = waits_under_locks(strategy._trace(step, [tf.constant(1.0)], {})._concrete)
+    assert any("ReadVariableOp is not on" in wait for wait in waits)
+    assert any("elsewhere is not on" in wait for wait in waits)

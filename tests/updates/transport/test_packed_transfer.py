@@ -1,0 +1,122 @@
+"""Tensors that are sent together arrive as they were, and their bytes are told."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy.fusing.message_packing import LARGEST_PACKED
+from coordinator.updates.parcel import send
+
+
+def sent(tensors, signature=None):
+    """What arrives in a function of these tensors, how many bytes that was, and the function's graph."""
+    signature = signature or [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
+
+    @tf.function(autograph=False)
+    def there(*given):
+        parcel = send(given, "/device:CPU:0", None)
+        for mine, theirs in zip(parcel.tensors, given, strict=True):
+            assert mine.dtype == theirs.dtype
+            assert mine.shape.is_compatible_with(theirs.shape)
+            assert mine.shape.rank == theirs.shape.rank
+        return parcel.tensors, parcel.size
+
+    concrete = there.get_concrete_function(*signature)
+    arrived, size = concrete(*tensors)
+    assert size.dtype == tf.int64
+    return arrived, int(size), concrete.graph
+
+
+def messages(graph):
+    """How many tensors were put together, by type."""
+    return sorted(each.outputs[0].dtype.name for each in graph.get_operations() if each.type == "ConcatV2")
+
+
+def assert_same(arrived, tensors):
+    for mine, theirs in zip(arrived, tensors, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_tensors_of_one_type_travel_together_and_those_of_others_apart():
+    tensors = [
+        tf.constant([[1.0, 2.0], [3.0, 4.0]]),
+        tf.constant([1, 2, 3], tf.int64),
+        tf.constant(5.0),
+        tf.constant([True, False]),
+        tf.constant([[7], [8]], tf.int64),
+        tf.constant([0.5, 1.5], tf.bfloat16),
+        tf.zeros([2, 3, 1]),
+    ]
+    arrived, size, graph = sent(tensors)
+    assert_same(arrived, tensors)
+    assert size == 4 * (4 + 1 + 6) + 8 * (3 + 2) + 2 + 2 * 2
+    assert messages(graph) == ["float32", "int64"]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_a_first_dimension_may_be_known_only_when_it_is_sent(rows):
+    tensors = [tf.ones([rows, 3]), tf.range(2.0), tf.fill([rows], 2.0), tf.constant(4.0)]
+    signature = [tf.TensorSpec([None, 3]), tf.TensorSpec([2]), tf.TensorSpec([None]), tf.TensorSpec([])]
+    arrived, size, graph = sent(tensors, signature)
+    assert_same(arrived, tensors)
+    assert size == 4 * (3 * rows + 2 + rows + 1)
+    assert messages(graph) == ["float32"]
+
+
+def test_a_shape_that_is_not_known_travels_alone():
+    tensors = [tf.ones([2, 3]), tf.ones([2, 2]), tf.ones([4])]
+    signature = [tf.TensorSpec(None), tf.TensorSpec([2, None]), tf.TensorSpec([4])]
+
+    @tf.function(autograph=False)
+    def there(*given):
+        parcel = send(given, None, None)
+        return parcel.tensors, parcel.size
+
+    concrete = there.get_concrete_function(*signature)
+    arrived, size = concrete(*tensors)
+    assert_same(arrived, tensors)
+    assert size == 4 * (6 + 4 + 4)
+    assert messages(concrete.graph) == []
+
+
+def test_empty_tensors_and_scalars_arrive():
+    tensors = [tf.zeros([0]), tf.constant(1.0), tf.zeros([3, 0]), tf.zeros([0, 2]), tf.constant(2.0)]
+    arrived, size, _ = sent(tensors)
+    assert_same(arrived, tensors)
+    assert size == 8
+
+
+def test_a_large_tensor_travels_alone():
+    largest = tf.range(LARGEST_PACKED // 4, dtype=tf.float32)
+    too_large = tf.range(LARGEST_PACKED // 4 + 1, dtype=tf.float32)
+    arrived, size, graph = sent([tf.ones([3]), largest, too_large])
+    assert_same(arrived, [tf.ones([3]), largest, too_large])
+    assert size == 4 * 3 + LARGEST_PACKED + LARGEST_PACKED + 4
+    [packed] = [each for each in graph.get_operations() if each.type == "ConcatV2"]
+    assert packed.outputs[0].shape == [3 + LARGEST_PACKED // 4]
+
+
+def test_texts_travel_alone_and_are_not_measured():
+    tensors = [tf.constant(["a", "bc"]), tf.constant("d"), tf.constant([1.0])]
+    arrived, size, graph = sent(tensors)
+    assert_same(arrived, tensors)
+    assert size == 4
+    assert messages(graph) == []
+
+
+def test_nothing_is_sent_as_nothing():
+    @tf.function(autograph=False)
+    def there():
+        return send([], None, None).size
+
+    assert there() == 0
+
+
+def test_each_end_works_where_it_is_told():
+    @tf.function(autograph=False)
+    def there(*given):
+        return send(given, "/job:ps/task:1/device:CPU:0", "/job:worker/device:CPU:0").tensors
+
+    graph = there.get_concrete_function(tf.TensorSpec([2]), tf.TensorSpec([3])).graph
+    devices = {each.type: each.device for each in graph.get_operations()}
+    assert (devices["ConcatV2"], devices["SplitV"]) == ("/job:ps/task:1/device:CPU:0", "/job:worker/device:CPU:0")

@@ -1,0 +1,184 @@
+"""What models read while a pull is in force: layers, rows of embeddings, large variables."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy.fusing.message_packing import LARGEST_PACKED
+from tests.updates.transport.pull_steps import new_rule, reads_of, result, traced
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_a_recurrent_layer_has_the_gradients_it_has_without_a_pull(strategy, unroll):
+    with strategy.scope():
+        layer = keras.layers.GRU(4, unroll=unroll)
+        layer.build((None, 5, 3))
+        trained = [variable.value for variable in layer.trainable_variables]
+        rule = new_rule(layer.trainable_variables)
+
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(x) ** 2)
+        return loss, tape.gradient(loss, trained)
+
+    @tf.function
+    def step(x):
+        with rule.pull() as version:
+            inside = gradients(x)
+        usual = gradients(x)
+        return inside, usual, rule.push(inside[1], version)
+
+    x = tf.random.stateless_normal([2, 5, 3], (1, 2))
+    inside, usual, _ = result(strategy, step, x)
+    for mine, other in zip(tf.nest.flatten(inside), tf.nest.flatten(usual), strict=True):
+        assert np.any(mine)
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_of_mixed_precision_computes_in_bfloat16_and_gets_float32_gradients(strategy):
+    with strategy.scope():
+        layer = keras.layers.Dense(3, dtype="mixed_bfloat16")
+        layer.build((None, 2))
+        trained = [variable.value for variable in layer.trainable_variables]
+        rule = new_rule(layer.trainable_variables)
+
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            y = layer(x)
+            assert y.dtype == tf.bfloat16
+            loss = tf.reduce_sum(tf.cast(y, tf.float32) ** 2)
+        return tape.gradient(loss, trained)
+
+    @tf.function
+    def step(x):
+        with rule.pull():
+            inside = gradients(x)
+        return inside, gradients(x)
+
+    inside, usual = result(strategy, step, tf.constant([[1.0, 2.0], [3.0, 4.0]]))
+    for mine, other in zip(inside, usual, strict=True):
+        assert mine.dtype == np.float32
+        np.testing.assert_array_equal(mine, other)
+
+
+def test_rows_of_an_embedding_are_looked_up_without_reading_the_rest(strategy):
+    with strategy.scope():
+        table = tf.Variable(tf.reshape(tf.range(20.0), [10, 2]))
+        dense = tf.Variable([1.0, 1.0])
+        rule = new_rule([table, dense], embeddings=[table])
+
+    @tf.function
+    def step(ids):
+        with rule.pull() as version:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids) * dense)
+            gradients = tape.gradient(loss, [table, dense])
+        assert isinstance(gradients[0], tf.IndexedSlices)
+        return rule.push(gradients, version), loss
+
+    ids = tf.constant([1, 3, 3])
+    assert reads_of(traced(strategy, step, ids), table) == ["ResourceGather"]
+    _, loss = result(strategy, step, ids)
+    assert loss == 2 + 3 + 2 * (6 + 7)
+    expected = np.arange(20.0).reshape(10, 2)
+    expected[1] -= 0.5
+    expected[3] -= 2 * 0.5
+    np.testing.assert_allclose(table.numpy(), expected)
+    np.testing.assert_allclose(dense.numpy(), [1 - 0.5 * (2 + 6 + 6), 1 - 0.5 * (3 + 7 + 7)])
+
+
+def test_rows_of_a_variable_that_is_there_anyway_come_from_its_copy(strategy):
+    with strategy.scope():
+        table = tf.Variable(tf.reshape(tf.range(20.0), [10, 2]))
+        rule = new_rule([table])
+
+    @tf.function
+    def step(ids):
+        with rule.pull(), tf.GradientTape() as tape:
+            table.assign_add(tf.ones([10, 2]))
+            rows, elements = tf.nn.embedding_lookup(table, ids), tf.gather_nd(table, [[3, 1]])
+            loss = tf.reduce_sum(rows) + tf.reduce_sum(elements)
+        return rows, elements, tf.convert_to_tensor(tape.gradient(loss, table))
+
+    ids = tf.constant([1, 3])
+    assert reads_of(traced(strategy, step, ids), table) == ["ReadVariableOp"]
+    rows, elements, gradient = result(strategy, step, ids)
+    np.testing.assert_array_equal(rows, [[2.0, 3.0], [6.0, 7.0]])
+    np.testing.assert_array_equal(elements, [7.0])
+    expected = np.zeros([10, 2])
+    expected[1], expected[3] = [1, 1], [1, 2]
+    np.testing.assert_array_equal(gradient, expected)
+
+
+def test_an_embedding_layer_of_keras_trains_under_a_pull(strategy):
+    with strategy.scope():
+        layer = keras.layers.Embedding(10, 2)
+        layer.build((None,))
+        table = layer.trainable_variables[0].value
+        rule = new_rule(layer.trainable_variables, embeddings=layer.trainable_variables)
+    before = table.numpy()
+
+    @tf.function
+    def step(ids):
+        with rule.pull() as version:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(ids))
+            gradients = tape.gradient(loss, [table])
+        return rule.push(gradients, version)
+
+    ids = tf.constant([1, 3, 3])
+    assert result(strategy, step, ids)
+    expected = before.copy()
+    np.subtract.at(expected, [1, 3, 3], 0.5)
+    np.testing.assert_allclose(table.numpy(), expected, rtol=1e-6)
+
+    @tf.function
+    def look_up(ids):
+        with rule.pull():
+            return layer(ids)
+
+    assert reads_of(traced(strategy, look_up, ids), table) == ["ResourceGather"]
+
+
+def test_a_large_variable_is_read_when_it_is_used_and_not_otherwise(strategy):
+    with strategy.scope():
+        large = tf.Variable(tf.ones([LARGEST_PACKED // 4 + 1]))
+        small = tf.Variable(1.0)
+        rule = new_rule([large, small])
+
+    @tf.function
+    def without():
+        with rule.pull():
+            return small.read_value()
+
+    @tf.function
+    def using():
+        with rule.pull(), tf.GradientTape() as tape:
+            total = tf.zeros([])
+            for _ in tf.range(2):
+                total += tf.reduce_sum(large)
+            loss = total + tf.reduce_sum(large) + small
+        return loss, tf.reduce_sum(tape.gradient(loss, large))
+
+    with pytest.raises(ValueError, match="not enough values"):
+        reads_of(traced(strategy, without), large)
+    assert reads_of(traced(strategy, using), large) == ["ReadVariableOp"]
+    size = large.shape[0]
+    assert result(strategy, using) == (3 * size + 1, 3 * size)
+    assert rule.statistics().bytes_pulled == 4 * (size + 1)
+
+
+def test_what_was_read_is_counted_in_bytes(strategy):
+    with strategy.scope():
+        table = tf.Variable(tf.ones([10, 4], tf.bfloat16))
+        variables = [tf.Variable(tf.ones([3, 5])), tf.Variable(tf.ones([7], tf.float16))]
+        rule = new_rule([table, *variables], embeddings=[table])
+
+    @tf.function
+    def step(ids):
+        with rule.pull():
+            return tf.nn.embedding_lookup(table, ids)
+
+    result(strategy, step, tf.constant([1, 2, 2]))
+    assert rule.statistics().bytes_pulled == 4 * 15 + 2 * 7 + 2 * 3 * 4

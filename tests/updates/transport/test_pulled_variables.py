@@ -1,0 +1,209 @@
+"""What a step reads while a pull is in force: copies, made once, whatever becomes of the variables."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator import updates
+from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction
+from coordinator.updates.state.gate import pause
+from tests.deadline import wait_until
+from tests.updates.descent import descend
+from tests.updates.transport.pull_steps import TIMEOUT, new_rule, reads_of, result, traced
+
+
+@pytest.fixture
+def variables(strategy):
+    with strategy.scope():
+        return [tf.Variable(tf.fill([2], float(number))) for number in range(4)]
+
+
+@pytest.fixture
+def rule(strategy, variables):
+    with strategy.scope():
+        return new_rule(variables)
+
+
+def test_reads_give_the_first_value_although_the_step_changes_the_variable(strategy, rule, variables):  # row 103
+    @tf.function
+    def step():
+        with rule.pull():
+            first = variables[1].read_value()
+            variables[1].assign_add([10.0, 10.0])
+            second = variables[1] + 0.0
+            third = tf.convert_to_tensor(variables[1])
+        return first, second, third, variables[1].read_value()
+
+    for before in (1.0, 11.0):
+        *inside, outside = result(strategy, step)
+        for value in inside:
+            np.testing.assert_array_equal(value, [before, before])
+        np.testing.assert_array_equal(outside, [before + 10, before + 10])
+
+
+def test_reads_give_the_first_value_although_others_change_the_variable(strategy, rule, variables):  # row 103
+    with strategy.scope():
+        has_begun, is_changed = tf.Variable(False), tf.Variable(False)
+
+    @tf.function
+    def step():
+        with rule.pull():
+            with tf.control_dependencies([variables[2].read_value()]):
+                has_begun.assign(True)
+            looks = 0
+            while not is_changed:
+                with tf.control_dependencies([pause(tf.constant(0.001, tf.float64))]):
+                    looks += 1
+            with tf.control_dependencies([looks]):
+                inside = variables[2] + 0.0
+        with tf.control_dependencies([inside]):
+            return inside, variables[2].read_value()
+
+    future = strategy.schedule(step)
+    wait_until(has_begun.numpy)
+    variables[2].assign([7.0, 7.0])
+    is_changed.assign(True)
+    inside, outside = future.result(TIMEOUT)
+    np.testing.assert_array_equal(inside, [2.0, 2.0])
+    np.testing.assert_array_equal(outside, [7.0, 7.0])
+
+
+def test_the_next_step_reads_anew_and_so_does_the_client(strategy, rule, variables):  # row 103
+    @tf.function
+    def step():
+        with rule.pull():
+            return variables[0].read_value()
+
+    np.testing.assert_array_equal(result(strategy, step), [0.0, 0.0])
+    variables[0].assign([5.0, 6.0])
+    np.testing.assert_array_equal(result(strategy, step), [5.0, 6.0])
+    np.testing.assert_array_equal(variables[0].numpy(), [5.0, 6.0])
+
+
+def test_pulls_do_not_nest_and_a_failed_one_leaves_nothing_behind(strategy, rule, variables):  # row 103
+    @tf.function
+    def nested():
+        with rule.pull(), rule.pull():
+            return variables[0].read_value()
+
+    with pytest.raises(ValueError, match="pull cannot nest"):
+        strategy.schedule(nested)
+
+    @tf.function
+    def failing():
+        with rule.pull():
+            raise KeyError("of the user's own")
+
+    with pytest.raises(KeyError, match="of the user's own"):
+        strategy.schedule(failing)
+    assert not {"_read_variable_op", "sparse_read", "gather_nd"} & {name for v in variables for name in vars(v)}
+
+    @tf.function
+    def one_after_the_other():
+        with rule.pull():
+            first = variables[0] + 1.0
+        with rule.pull():
+            return first + variables[0]
+
+    np.testing.assert_array_equal(result(strategy, one_after_the_other), [1.0, 1.0])
+
+
+def loss_step(rule, variables):
+    @tf.function
+    def step(x):
+        with rule.pull() as version:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum([tf.reduce_sum(v * v * x + v) for v in variables])
+            gradients = tape.gradient(loss, variables)
+        return rule.push(gradients, version), loss
+
+    return step
+
+
+def sent_by_servers(concrete):
+    """The tensors that leave a server. A read is on the server although it is not told to be."""
+
+    def leaves(tensor):
+        on_server = "ps" in tensor.op.device and tensor.dtype != tf.resource
+        return on_server and any("ps" not in after.device for after in tensor.consumers())
+
+    return [tensor for each in concrete.graph.get_operations() for tensor in each.outputs if leaves(tensor)]
+
+
+def test_each_variable_is_read_once_and_each_server_sends_one_message_in_a_call_of_several(strategy, rule, variables):
+    concrete = traced(strategy, loss_step(rule, variables), tf.constant(2.0))
+    assert [reads_of(concrete, variable) for variable in variables] == [["ReadVariableOp"]] * 4
+    twice = RepeatedFunction(concrete, 2, [True])._concrete
+    sent = collections.Counter(tensor.op.device for tensor in sent_by_servers(twice))
+    assert sent == dict.fromkeys({variable.device for variable in variables}, 2)
+
+
+def test_of_a_rule_that_waits_each_server_sends_one_message_of_a_type(strategy, variables):
+    with strategy.scope():
+        rule = updates.BoundedDelay(descend, variables, max_delay=4, learning_rate=1.0)
+    concrete = traced(strategy, loss_step(rule, variables), tf.constant(2.0))
+    sent = [tensor for tensor in sent_by_servers(concrete) if tensor.dtype == tf.float32]
+    assert {tensor.op.type for tensor in sent} == {"ConcatV2"}
+    assert sorted(tensor.op.device for tensor in sent) == sorted({variable.device for variable in variables})
+
+
+def test_gradients_are_those_of_ordinary_reads(strategy, rule, variables):
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variables[1] ** 2 * x + variables[2] * variables[1] + tf.gather(variables[3], [0, 0]))
+        return tape.gradient(loss, variables)
+
+    @tf.function
+    def step(x):
+        with rule.pull():
+            inside = gradients(x)
+        return inside[1:], gradients(x)[1:]
+
+    inside, outside = result(strategy, step, tf.constant(3.0))
+    for mine, usual in zip(inside, outside, strict=True):
+        np.testing.assert_array_equal(tf.convert_to_tensor(mine), tf.convert_to_tensor(usual))
+    assert gradients(tf.constant(3.0))[0] is None
+
+
+def test_gradients_of_gradients_and_of_several_tapes_are_right(strategy, rule, variables):
+    @tf.function
+    def step():
+        with rule.pull():
+            with tf.GradientTape() as outer:
+                with tf.GradientTape(persistent=True) as inner:
+                    loss = tf.reduce_sum(variables[2] ** 3)
+                first = inner.gradient(loss, variables[2])
+                again = inner.gradient(loss, variables[2])
+            return first, again, outer.gradient(first, variables[2])
+
+    first, again, second = result(strategy, step)
+    np.testing.assert_allclose(first, [12.0, 12.0])
+    np.testing.assert_allclose(again, [12.0, 12.0])
+    np.testing.assert_allclose(second, [12.0, 12.0])
+
+
+def test_loops_and_branches_read_the_same_copy_and_a_function_of_its_own_the_variable(strategy, rule, variables):
+    @tf.function
+    def double():
+        return 2.0 * variables[3]
+
+    @tf.function
+    def step(is_true):
+        with rule.pull() as version, tf.GradientTape() as tape:
+            variables[3].assign_add([100.0, 100.0])
+            total = tf.zeros([2])
+            for _ in tf.range(3):
+                total += variables[3]
+            total += tf.cond(is_true, lambda: variables[3] * 10.0, lambda: variables[1] * 10.0)
+            total += double()
+        return total, tape.gradient(total, [variables[3], variables[1]]), version
+
+    total, gradients, _ = result(strategy, step, tf.constant(True))
+    np.testing.assert_allclose(total, [3 * 3.0 + 30.0 + 2 * 103.0] * 2)
+    np.testing.assert_allclose(gradients[0], [15.0, 15.0])
+    np.testing.assert_allclose(gradients[1], [0.0, 0.0])
+    total, gradients, _ = result(strategy, step, tf.constant(False))
+    np.testing.assert_allclose(total, [3 * 103.0 + 10.0 + 2 * 203.0] * 2)
+    np.testing.assert_allclose(gradients[1], [10.0, 10.0])
