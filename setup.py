@@ -26,7 +26,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=find_packages(include=["coordinator", "coordinator.*"]),
-    package_data={"coordinator": ["py.typed"]},
+    package_data={"coordinator": ["py.typed", "**/*.pyi"]},
     python_requires=">=3.11",
     # Each line has its reason in CONTRIBUTING.md. TensorFlow is held to one minor version, because the strategy reaches
     # its private API and another minor version is another runtime, to be tested before it is allowed.
@@ -34,9 +34,11 @@ setup(
         "grpcio>=1.70,<2",
         "h5py>=3.11,<4",
         "keras>=3.15,<4",
+        "lazy-loader>=0.5",
         "numpy>=2,<3",
         "portpicker>=1.6,<2",
         "protobuf>=6.31,<8",
+        "psutil>=6,<8",
         # Simulations add a kind of event to it, which another major release may not bear.
         "simpy>=4.1,<5",
         # TensorFlow imports it when a summary is written, and does not bring it along.
@@ -55,10 +57,11 @@ setup(
             "tqdm>=4.66",
         ],
         "test": [
+            "grimp>=3.14,<4",
+            "import-linter>=2.16,<3",
             "matplotlib>=3.9,<4",
             "mypy>=1.15",
             "pre-commit>=4",
-            "psutil>=6",
             "pytest>=8.4",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",

@@ -1,4 +1,4 @@
-"""Contestants that take turns, so that whatever else the machine does meanwhile meets all of them alike."""
+"""Contestants that take turns, so that other load on the machine affects all of them equally."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,17 +11,17 @@ Runner = Callable[[], dict[str, Any]]
 
 
 def alternated(
-    contestants: Mapping[str, Runner], repeats: int, tell: Callable[[str], object], warm_up: float = 0.0
+    contestants: Mapping[str, Runner], repeats: int, show: Callable[[str], object], warm_up: float = 0.0
 ) -> dict[str, Rounds]:
-    """Has each contestant run rounds that are not counted, then each in turn so many that are.
+    """Runs uncounted rounds of each contestant, then `repeats` counted rounds of each in turn.
 
-    The order is turned round with each repeat, so that nobody is always the first. Who fails is not asked again.
+    The order is reversed with each repeat, so that none is always the first. A contestant that fails is not run again.
 
     Args:
       contestants: by name.
-      repeats: how many rounds of each are counted.
-      tell: called with a contestant's name before each of its rounds that are counted, and once before the others.
-      warm_up: for how long rounds are not counted, in seconds; there is one at least.
+      repeats: the number of counted rounds of each.
+      show: called with a contestant's name before its uncounted rounds and before each counted one.
+      warm_up: the duration of the uncounted rounds, of which there is at least one, in seconds.
 
     Returns:
       The rounds of each, by name.
@@ -29,7 +29,7 @@ def alternated(
     found = {name: Rounds() for name in contestants}
     for repeat in range(repeats + 1):
         for name in contestants if repeat % 2 == 0 else reversed(contestants):
-            tell(name)
+            show(name)
             if found[name].error is not None:
                 continue
             answer = contestants[name]() if repeat > 0 else _warm(contestants[name], warm_up)
@@ -39,7 +39,7 @@ def alternated(
 
 
 def _warm(run: Runner, seconds: float) -> dict[str, Any]:
-    """Runs rounds until so many seconds are over, or one fails; the answer of the last."""
+    """Runs rounds for at least `seconds` or until one fails, and returns the answer of the last."""
     began = time.monotonic()
     answer = run()
     while "error" not in answer and time.monotonic() - began < seconds:

@@ -1,15 +1,16 @@
-"""A soak: trains for minutes while servers are killed, restarted and frozen at random, and checks what came of it.
+"""A soak test: trains for minutes while servers are killed, restarted and frozen at random, and checks the result.
 
     python -m benchmarks.chaos --minutes 10 --seed 3
 
-It prints the faults by kind, what became of the closures, the longest pause of a worker that nothing had befallen, and
-whether the count that every step adds to is what at-least-once allows: after the last checkpoint that was restored, at
-least once for each step that finished since, and at most once more for each attempt that was handed back or cancelled.
-It ends with code 1 if that does not hold, or if something did not finish.
+It prints the faults by kind, the numbers of closures, the longest pause of a worker that no fault affected, and whether
+the count that every step increments is what at-least-once allows: since the last restored checkpoint, at least once for
+each finished step, and at most once more for each attempt that was requeued or cancelled. The exit code is 1 if that
+does not hold, or if something did not finish.
 """
 
 import argparse
 import dataclasses
+import itertools
 import json
 import pathlib
 import sys
@@ -22,8 +23,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 import coordinator
-from benchmarks.unaffected_pause import longest_pause
 from coordinator.testing import Chaos, LocalCluster
+from coordinator.testing.chaos import Fault
 
 DEADLINE = 300.0
 # Steps that are scheduled ahead: enough for the time that a checkpoint takes.
@@ -37,7 +38,7 @@ class Restored:
 
     Attributes:
       counts: what the restored checkpoint held of each; they differ by the steps that ran while it was written.
-      finished: how many steps had finished by then.
+      finished: the number of steps that had finished by then.
     """
 
     counts: Sequence[int]
@@ -71,7 +72,7 @@ class Training:
         self._step = step
 
     def run(self, seconds: float) -> None:
-        """Schedules and saves for so long, never far ahead of the workers, then waits for the last step."""
+        """Schedules and saves for `seconds`, at most `AHEAD` steps ahead, then waits for the last step."""
         until = time.monotonic() + seconds
         save_at = time.monotonic() + SAVE_EVERY
         while time.monotonic() < until:
@@ -92,28 +93,28 @@ class Training:
 
     @property
     def scheduled(self) -> int:
-        """How many steps were scheduled."""
+        """The number of scheduled steps."""
         return len(self._futures)
 
     @property
     def failed(self) -> int:
-        """How many of them have no result."""
+        """The number of steps without a result."""
         return sum(future.exception(0) is not None for future in self._futures)
 
     def counts(self) -> list[int]:
-        """How often each parameter server was counted on."""
+        """Returns the count on each parameter server."""
         return [int(count.numpy()) for count in self._counts]
 
     def _note_finished(self, future: coordinator.Future) -> None:
         if not future.cancelled() and future.exception(0) is None:
             self._finished_at.append((time.monotonic(), int(future.result(0))))
 
-    def _note_rollback(self, _: coordinator.RolledBack) -> None:
+    def _note_rollback(self, _: coordinator.Rollback) -> None:
         self.restored = Restored(self.counts(), len(self._finished_at))
 
 
 def soak(minutes: float, seed: int, workers: int, ps: int, jobs: Sequence[str]) -> dict[str, object]:
-    """Trains under chaos; what came of it."""
+    """Trains while faults are injected, and returns the figures."""
     options = coordinator.Options(heartbeat_timeout=3.0, max_attempts=1000, parameter_server_timeout=DEADLINE)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -146,14 +147,46 @@ def soak(minutes: float, seed: int, workers: int, ps: int, jobs: Sequence[str]) 
         }
 
 
+def longest_pause(
+    finished_at: Sequence[tuple[float, int]], faults: Sequence[Fault], started_at: float, workers: Sequence[int]
+) -> float:
+    """Returns the longest time between two results of one worker that no fault affected, in seconds.
+
+    A fault affects its worker from its beginning until the worker's first result after the fault's end; a fault of a
+    parameter server affects all workers.
+
+    Args:
+      finished_at: the time of each result, in seconds, and its worker; in order.
+      faults: the injected faults, with times relative to `started_at`.
+      started_at: on the same clock as the results.
+      workers: the workers' indices.
+
+    Returns:
+      0 if no worker gave two results in a row.
+    """
+    pauses = [0.0]
+    for worker in workers:
+        times = [at for at, who in finished_at if who == worker]
+        affecting = [
+            (started_at + fault.begins, started_at + fault.ends)
+            for fault in faults
+            if fault.job == "ps" or fault.index == worker
+        ]
+        for before, after in itertools.pairwise(times):
+            # The worker recovers in the pause in which the fault ends.
+            if not any(begins <= after and ends >= before for begins, ends in affecting):
+                pauses.append(after - before)
+    return max(pauses)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the soak and prints what came of it; 0 if all of it holds."""
+    """Runs the soak, prints the figures, and returns 0 if all of it holds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--ps", type=int, default=2)
-    parser.add_argument("--spare-ps", action="store_true", help="hurt workers alone")
+    parser.add_argument("--spare-ps", action="store_true", help="inject faults into workers only")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(arguments)
     jobs = ("worker",) if chosen.spare_ps else ("worker", "ps")

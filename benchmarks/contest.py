@@ -1,4 +1,4 @@
-"""Some contestants on clusters of one kind, and the works that they run in turns."""
+"""Contestants on clusters of one kind, which run the same functions in turns."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,7 @@ from tqdm import tqdm
 from benchmarks.alternated import alternated
 from benchmarks.contestants.contestant_process import ContestantProcess
 from benchmarks.rounds import Rounds
-from coordinator.launch.free_addresses import free_addresses
+from coordinator.launch.local_servers import free_addresses
 from coordinator.testing import LocalCluster
 
 # The rounds of each contestant, by row and column of the table.
@@ -22,7 +22,7 @@ Found = dict[str, dict[str, Rounds]]
 
 
 def plain(found: Found) -> dict[str, Any]:
-    """All rounds, in the types of JSON."""
+    """Returns all rounds, in JSON types."""
     return {
         row: {name: dataclasses.asdict(rounds) for name, rounds in columns.items()} for row, columns in found.items()
     }
@@ -30,31 +30,31 @@ def plain(found: Found) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Contest:
-    """What is compared.
+    """A comparison.
 
     Attributes:
-      course: what contestants run; see `benchmarks.contestants.program`.
-      rows: for each row of the table, and each of its columns, the side that runs and the work that it runs.
+      workload: what the contestants run, one of `WORKLOADS` in `benchmarks.contestants.program`.
+      rows: for each row of the table and each of its columns, the side and the function of the workload that it runs.
       workers, ps: the size of each contestant's cluster.
     """
 
-    course: str
+    workload: str
     rows: Mapping[str, Mapping[str, tuple[str, str]]]
     workers: int
     ps: int
 
     @property
     def sides(self) -> Sequence[str]:
-        """Those that have a process in it, each once."""
+        """The sides in it, each once."""
         return tuple(dict.fromkeys(side for columns in self.rows.values() for side, _ in columns.values()))
 
     def measure(self, repeats: int, seconds: float, warm_up: float = 0.0) -> Found:
-        """Has all of them run, on clusters of their own, of which one is at work at a time.
+        """Runs all of them in turns, each on a separate cluster.
 
         Args:
-          repeats: rounds of each, besides those that are not counted.
-          seconds: how long a round is to take, about.
-          warm_up: for how long rounds are not counted, of each column of each row, in seconds.
+          repeats: the number of counted rounds of each.
+          seconds: the approximate duration of a round.
+          warm_up: the duration of the uncounted rounds of each column of each row, in seconds.
 
         Raises:
           LaunchError: a server did not start.
@@ -65,7 +65,7 @@ class Contest:
             found = {}
             for row, columns in self.rows.items():
 
-                def tell(column: str, row: str = row) -> None:
+                def show(column: str, row: str = row) -> None:
                     progress.set_description(f"{row}, {column}")
                     progress.update()
 
@@ -73,7 +73,7 @@ class Contest:
                     column: functools.partial(processes[side].run, work, seconds)
                     for column, (side, work) in columns.items()
                 }
-                found[row] = alternated(runners, repeats, tell, warm_up)
+                found[row] = alternated(runners, repeats, show, warm_up)
             return found
 
     @contextlib.contextmanager
@@ -86,7 +86,7 @@ class Contest:
                 if side != "single":
                     spec = ending.enter_context(LocalCluster(self.workers, self.ps)).spec
                     spec["chief"] = free_addresses(1, besides=[address for job in spec.values() for address in job])
-                process = ContestantProcess(self.course, side, spec, folder / f"{side}.log")
+                process = ContestantProcess(self.workload, side, spec, folder / f"{side}.log")
                 processes[side] = ending.enter_context(process)
             for process in processes.values():
                 process.wait_connected()

@@ -1,4 +1,4 @@
-"""A load on the core alone, in a process of its own, so that its memory and its threads are nobody else's.
+"""A load on the core alone, in a separate process, so that its memory and threads are measured alone.
 
     python -m benchmarks.core_load busy 256 20000     workers, closures: closures of 1 ms are scheduled and joined
     python -m benchmarks.core_load loop 256 20000     the same calls by threads without a queue
@@ -19,30 +19,31 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from benchmarks.percentile import percentile
-from coordinator.cluster import Cluster
+import numpy as np
+
 from coordinator.options import Options
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.workers.scheduler import Scheduler
 
 CLOSURE_SECONDS = 0.001
 
 
 def busy(workers: int, closures: int) -> dict[str, float]:
     """Schedules closures of 1 ms at once, and joins."""
-    with _cluster(FakeRuntime(workers)) as cluster:
-        # The threads are started, and have looked at the queue.
-        _spread(cluster, workers)
+    with _scheduler(FakeRuntime(workers)) as scheduler:
+        # All threads have started and taken from the queue.
+        _spread(scheduler, workers)
 
         def run() -> None:
             for _ in range(closures):
-                cluster.schedule(_work, "work")
-            cluster.join()
+                scheduler.schedule(_work, "work")
+            scheduler.join()
 
         return _costs(run, closures)
 
 
 def loop(workers: int, closures: int) -> dict[str, float]:
-    """Makes the same calls on as many threads, with nothing to hand them out but a count."""
+    """Makes the same calls on as many threads, which share nothing but a count."""
     left = threading.Semaphore(closures)
 
     def run_on(worker: int) -> None:
@@ -55,24 +56,24 @@ def loop(workers: int, closures: int) -> dict[str, float]:
 
 
 def queued(closures: int) -> dict[str, float]:
-    """Queues closures that nobody can run."""
+    """Queues closures behind one that does not end."""
     runtime = FakeRuntime(1)
     gate = Gate(runtime)
-    with _cluster(runtime, Options(max_queued_closures=closures + 1)) as cluster:
-        cluster.schedule(gate, "gate")
+    with _scheduler(runtime, Options(max_queued_closures=closures + 1)) as scheduler:
+        scheduler.schedule(gate, "gate")
         gate.wait_arrived()
         seconds = [0.0] * closures
         before = _resident_bytes()
         for number in range(closures):
             began = time.perf_counter()
-            cluster.schedule(_work, "work")
+            scheduler.schedule(_work, "work")
             seconds[number] = time.perf_counter() - began
-        # The list has its places already; the numbers in it are objects of their own.
+        # The list was allocated before; the floats in it were not.
         weight = _resident_bytes() - before - closures * sys.getsizeof(0.0)
     return {
         "bytes": weight / closures,
-        "schedule_p50": percentile(seconds, 50),
-        "schedule_p99": percentile(seconds, 99),
+        "schedule_p50": float(np.percentile(seconds, 50)),
+        "schedule_p99": float(np.percentile(seconds, 99)),
     }
 
 
@@ -80,7 +81,7 @@ LOADS: dict[str, Callable[..., dict[str, float]]] = {"busy": busy, "loop": loop,
 
 
 def main() -> None:
-    """Runs one load and prints what it cost."""
+    """Runs one load and prints its cost."""
     print(json.dumps(LOADS[sys.argv[1]](*map(int, sys.argv[2:]))))
 
 
@@ -89,15 +90,15 @@ def _work(_: int) -> None:
 
 
 @contextlib.contextmanager
-def _cluster(runtime: FakeRuntime, options: Options | None = None) -> Iterator[Cluster]:
-    with contextlib.closing(Cluster(runtime, options or Options())) as cluster:
-        yield cluster
+def _scheduler(runtime: FakeRuntime, options: Options | None = None) -> Iterator[Scheduler]:
+    with contextlib.closing(Scheduler(runtime, runtime, options or Options())) as scheduler:
+        yield scheduler
 
 
-def _spread(cluster: Cluster, workers: int) -> None:
+def _spread(scheduler: Scheduler, workers: int) -> None:
     for worker in range(workers):
-        cluster.schedule(_work, "work", worker=worker)
-    cluster.join()
+        scheduler.schedule(_work, "work", worker=worker)
+    scheduler.join()
 
 
 def _costs(run: Callable[[], object], closures: int) -> dict[str, float]:

@@ -6,15 +6,14 @@ A small convolutional network of Keras 3 learns scikit-learn's handwritten digit
 workers and two parameter servers. "single" is one process with all variables in its own memory. Figures are examples
 per second: the medians of rounds in which many steps are scheduled at once and joined. Without this library Keras 3
 loses updates when workers race: "peer" and "bare" count steps whose updates were lost. Each side runs for a while
-before it is counted, as in `benchmarks.recommender`.
+before rounds count, as in `benchmarks.recommender`.
 """
 
 from collections.abc import Sequence
 
 from benchmarks.contest import Contest, Found, plain
-from benchmarks.measured_on import machine_line
 from benchmarks.rate_table import rate_table
-from benchmarks.speed_arguments import SpeedArguments
+from benchmarks.speed_arguments import SpeedArguments, machine_line
 
 SIDES = ("ours", "peer", "bare", "single")
 RATIOS = (("ours", "peer"), ("ours", "bare"), ("ours", "single"))
@@ -23,12 +22,12 @@ WARM_UP = 15.0
 
 
 def contest() -> Contest:
-    """The step on all sides."""
+    """Returns the contest of the step on all sides."""
     return Contest("dense", {"digits, batch 32": {side: (side, "step") for side in SIDES}}, workers=2, ps=2)
 
 
 def table(found: Found) -> str:
-    """One row; rates are examples per second."""
+    """Returns one row; rates are examples per second."""
     return rate_table("examples/s", SIDES, RATIOS, found)
 
 

@@ -4,17 +4,16 @@
 
 Many closures of one function are scheduled at once and joined; the rate is their number over the time from the first
 `schedule` to the return of `join`. The bare loop is one Python thread per worker that calls the function on its device.
-Each contestant has a process and a cluster of its own, and they take turns; the figures are medians.
+Each contestant has a separate process and cluster, and they take turns; the figures are medians.
 """
 
 from collections.abc import Mapping, Sequence
 
 from benchmarks.contest import Contest, Found, plain
-from benchmarks.measured_on import machine_line
 from benchmarks.rate_table import rate_table
-from benchmarks.speed_arguments import SpeedArguments
+from benchmarks.speed_arguments import SpeedArguments, machine_line
 
-WORKS = {"empty": "nothing", "scalar": "returns a scalar", "assign_add": "one assign_add"}
+FUNCTIONS = {"empty": "nothing", "scalar": "returns a scalar", "assign_add": "one assign_add"}
 SIDES = ("ours", "peer", "bare")
 RATIOS = (("ours", "peer"), ("ours", "bare"))
 WORKERS = (1, 2, 4)
@@ -22,13 +21,13 @@ SECONDS, QUICK_SECONDS = 1.0, 0.3
 
 
 def contest(workers: int) -> Contest:
-    """All works on all sides, with so many workers and one parameter server."""
-    rows = {title: {side: (side, work) for side in SIDES} for work, title in WORKS.items()}
+    """Returns the contest of all functions on all sides, with one parameter server."""
+    rows = {title: {side: (side, work) for side in SIDES} for work, title in FUNCTIONS.items()}
     return Contest("dispatch", rows, workers, ps=1)
 
 
 def table(found: Mapping[int, Found]) -> str:
-    """A row for each work and number of workers; rates are closures per second."""
+    """Returns a row for each function and number of workers; rates are closures per second."""
     rows = {
         f"{title}, {workers} worker{'s' * (workers > 1)}": columns
         for workers, by_title in found.items()

@@ -1,9 +1,9 @@
-"""How long one function takes from `schedule` to its result, with nothing else under way.
+"""The time of one function from `schedule` to its result, with nothing else in flight.
 
     python -m benchmarks.latency [--repeats 5] [--quick] [--json FILE]
 
-The function says when it began and when it ended; client and servers are on one machine and have one clock. "start" is
-from before `schedule` to its beginning, "result" from its end until the client has its value, "whole" both and what is
+The function returns when it began and ended; client and servers are on one machine and have one clock. "start" is from
+before `schedule` to its beginning, "result" from its end until the client has its value, "whole" both and what is
 between. "schedule" is how long that call itself took. All are milliseconds: the medians over rounds of each round's
 50th and 99th percentile. The bare loop makes the call when its result is asked for, on the thread that asks.
 """
@@ -11,12 +11,11 @@ between. "schedule" is how long that call itself took. All are milliseconds: the
 from collections.abc import Sequence
 
 from benchmarks.contest import Contest, Found, plain
-from benchmarks.measured_on import machine_line
 from benchmarks.rounds import ratio
-from benchmarks.speed_arguments import SpeedArguments
-from coordinator.simulation.aligned_table import aligned
+from benchmarks.speed_arguments import SpeedArguments, machine_line
+from coordinator.simulation.text_report import aligned
 
-WORKS = {"scalar": "returns scalars", "assign_add": "one assign_add"}
+FUNCTIONS = {"scalar": "returns scalars", "assign_add": "one assign_add"}
 SIDES = ("ours", "peer", "bare")
 SPANS = ("schedule", "start", "result", "whole")
 SECONDS, QUICK_SECONDS = 2.0, 0.3
@@ -24,13 +23,13 @@ _MS = 1e3
 
 
 def contest() -> Contest:
-    """All works on all sides, with two workers and one parameter server."""
-    rows = {title: {side: (side, work) for side in SIDES} for work, title in WORKS.items()}
+    """Returns the contest of all functions on all sides, with two workers and one parameter server."""
+    rows = {title: {side: (side, work) for side in SIDES} for work, title in FUNCTIONS.items()}
     return Contest("latency", rows, workers=2, ps=1)
 
 
 def table(found: Found) -> str:
-    """A row for each work, span and percentile."""
+    """Returns a row for each function, span and percentile."""
     rows = [
         (
             f"{title}: {span} p{percent}",

@@ -1,38 +1,44 @@
-"""A program of the benchmarks in a process of its own: orders go in, and a line of JSON comes out for what it tells.
+"""A program of the benchmarks as a child process: commands on its standard input, lines of JSON on its output.
 
-It promises that no process is left when it is closed.
+No process is left when it is closed.
 """
 
 import abc
 import contextlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
 import threading
 from typing import Any, Self
 
-from benchmarks.client_environment import client_environment
-
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _TAIL_LINES = 15
+_UNSET = ("TF_CONFIG", "GRPC_FAIL_FAST", "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE")
+
+
+def client_environment() -> dict[str, str]:
+    """Returns this process's environment without the variables that would favour a side, and without GPUs."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _UNSET}
+    return {"TF_CPP_MIN_LOG_LEVEL": "2", **inherited, "CUDA_VISIBLE_DEVICES": ""}
 
 
 class PipedProcess(abc.ABC):
-    """A running module; who derives from it says what becomes of what it tells.
+    """A running module. Subclasses handle what it reports.
 
     Args:
-      name: for people.
-      module: what runs.
+      name: for messages.
+      module: the module that runs.
       arguments: its arguments.
-      log: the file that takes what it prints besides.
+      log: the file for its standard error.
     """
 
     def __init__(self, name: str, module: str, *arguments: str, log: pathlib.Path) -> None:
         self._name = name
         self._log = log
         with log.open("ab") as printed:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -45,35 +51,35 @@ class PipedProcess(abc.ABC):
         self._reader.start()
 
     @abc.abstractmethod
-    def _take(self, told: dict[str, Any]) -> None:
-        """Takes what the process told; called on a thread of its own."""
+    def _on_message(self, message: dict[str, Any]) -> None:
+        """Handles one line of output; called on the reader thread."""
 
     @abc.abstractmethod
-    def _take_end(self, code: int) -> None:
-        """The process has ended, with this exit code; called on the same thread."""
+    def _on_end(self, code: int) -> None:
+        """Handles the end of the process, with its exit code; called on the reader thread."""
 
-    def send(self, order: str) -> None:
+    def send(self, command: str) -> None:
         """Sends one line.
 
         Raises:
-          BrokenPipeError: the process is gone.
+          BrokenPipeError: the process has ended.
         """
-        assert self._process.stdin is not None
-        print(order, file=self._process.stdin, flush=True)
+        assert self.process.stdin is not None
+        print(command, file=self.process.stdin, flush=True)
 
     def close(self) -> None:
-        """Kills the process, and returns when it is gone. Closing twice is fine."""
-        self._process.kill()
-        self._process.wait()
+        """Kills the process and waits for its end. May be called twice."""
+        self.process.kill()
+        self.process.wait()
         self._reader.join()
-        for stream in (self._process.stdin, self._process.stdout):
+        for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
-            # An order that did not get through is tried once more by closing.
+            # Closing flushes a command that was not sent.
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
 
     def tail(self) -> str:
-        """The last lines that it printed besides."""
+        """Returns the last lines of its log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
 
     def __enter__(self) -> Self:
@@ -83,10 +89,10 @@ class PipedProcess(abc.ABC):
         self.close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._name}, process {self._process.pid})"
+        return f"{type(self).__name__}({self._name}, process {self.process.pid})"
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._take(json.loads(line))
-        self._take_end(self._process.wait())
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._on_message(json.loads(line))
+        self._on_end(self.process.wait())

@@ -1,20 +1,20 @@
-"""The rates of all sides of a contest beside one another."""
+"""The table of the rates of all sides of a contest."""
 
 from collections.abc import Sequence
 
 from benchmarks.contest import Found
 from benchmarks.rounds import ratio
-from coordinator.simulation.aligned_table import aligned
+from coordinator.simulation.text_report import aligned
 
 
 def rate_table(unit: str, columns: Sequence[str], ratios: Sequence[tuple[str, str]], found: Found) -> str:
-    """A row for each one found: the medians of `rate`, and the ratios of the columns that are named.
+    """Returns a row for each row of a contest: the medians of `rate`, and the ratios of pairs of columns.
 
     Args:
-      unit: what the rates are, for the head.
-      columns: those of the rates.
-      ratios: pairs of them.
-      found: what a contest found.
+      unit: the unit of the rates, for the head.
+      columns: the columns with rates.
+      ratios: pairs of columns.
+      found: the rounds of a contest.
     """
     rows = [
         (

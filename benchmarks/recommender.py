@@ -4,19 +4,18 @@
 
 26 categories are looked up in a table of 260,000 x 16 that is split over two parameter servers; with 13 counts they go
 through a network of three layers; plain SGD. "ours" and "pull/push" are the same step, with its own SGD and with the
-update rule `coordinator.updates.Asynchronous`, which is told that plain SGD needs no locks and no sums of rows; "alone"
-is the first, each step in a call of its own. "by hand" is the bare loop with a function that was written to be fast: 16
+update rule `coordinator.updates.Asynchronous`, set for plain SGD, which needs no locks and no sums of rows; "alone" is
+the first with each step in a separate call. "by hand" is the bare loop with a function that was written to be fast: 16
 steps in one, and the dense variables of a server as one. "single" is one process with all variables in its own memory.
 Figures are examples per second: the medians of rounds in which many steps are scheduled at once and joined. Each column
-runs for a while before it is counted: meanwhile this library learns how many steps pay in one call, and makes them.
+runs for a while before rounds count: meanwhile this library finds how many steps to fuse, and traces them.
 """
 
 from collections.abc import Sequence
 
 from benchmarks.contest import Contest, Found, plain
-from benchmarks.measured_on import machine_line
 from benchmarks.rate_table import rate_table
-from benchmarks.speed_arguments import SpeedArguments
+from benchmarks.speed_arguments import SpeedArguments, machine_line
 
 BATCHES = (32, 256, 2048)
 COLUMNS = {
@@ -34,7 +33,7 @@ WARM_UP = 15.0
 
 
 def contest(batches: Sequence[int]) -> Contest:
-    """All columns at these batch sizes, with two workers and two parameter servers."""
+    """Returns the contest of all columns at these batch sizes, with two workers and two parameter servers."""
     rows = {
         f"batch {batch}": {column: (side, f"{kind} {batch}") for column, (side, kind) in COLUMNS.items()}
         for batch in batches
@@ -43,7 +42,7 @@ def contest(batches: Sequence[int]) -> Contest:
 
 
 def table(found: Found) -> str:
-    """A row for each batch size; rates are examples per second."""
+    """Returns a row for each batch size; rates are examples per second."""
     return rate_table("examples/s", tuple(COLUMNS), RATIOS, found)
 
 

@@ -1,21 +1,19 @@
-"""How long faults hold up training, here and with TensorFlow's own coordinator, side by side on this machine.
+"""How long faults delay training, with this library and with TensorFlow's own coordinator, on this machine.
 
     python -m benchmarks.recovery [--only FAULT] [--repeats 3] [--deadline 60] [--json FILE]
 
 For each kind of fault it prints the time from the fault to the next useful step, which is a scheduled function that
 began after the fault, updated all variables and has a result. The peer is `tf.distribute.ParameterServerStrategy` with
-`tf.distribute.coordinator.ClusterCoordinator`. Each trial has a client process of its own, on one cluster that is made
-whole before; the two sides take turns, and the figures are medians. What does not come in time, and what raises
-instead, is printed as that.
+`tf.distribute.coordinator.ClusterCoordinator`. Each trial has a separate client process, on one cluster whose dead
+servers are restarted before; the two sides take turns, and the figures are medians. Timeouts and errors are printed
+as such.
 """
 
 import argparse
 import dataclasses
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,30 +21,29 @@ from typing import Any
 
 from tqdm import tqdm
 
-import coordinator
-from benchmarks.positive_count import positive_count
 from benchmarks.recovery_fault import FAULTS, WORKERS, Fault, Trial, mend
 from benchmarks.recovery_outcome import Outcome, ratio, summary
-from coordinator.launch.free_addresses import free_addresses
-from coordinator.simulation.aligned_table import aligned
+from benchmarks.speed_arguments import measured_on, positive_integer
+from coordinator.launch.local_servers import free_addresses
+from coordinator.simulation.text_report import aligned
 from coordinator.testing import LocalCluster
 
 SIDES = ("ours", "peer")
-# The outcomes of each fault on each side: for each repeat, one for each thing that was waited for.
+# The outcomes of each fault on each side: for each repeat, one for each of the fault's waits.
 Outcomes = dict[str, dict[str, list[tuple[Outcome, ...]]]]
 
 
 def measure(faults: Sequence[Fault], repeats: int, limit: float) -> Outcomes:
-    """Makes every fault happen to both sides, in turns, and returns what came of it.
+    """Injects every fault on both sides, in turns, and returns the outcomes.
 
     Args:
-      faults: in the order in which they happen.
-      repeats: how often each happens to each side.
-      limit: how long to wait for each thing, in seconds.
+      faults: the faults, in order.
+      repeats: the number of times each is injected on each side.
+      limit: the timeout of each wait, in seconds.
 
     Raises:
       LaunchError: a server did not start.
-      RuntimeError: a client did not get so far that a fault could be injected.
+      RuntimeError: a client did not get ready.
     """
     found: Outcomes = {fault.name: {side: [] for side in SIDES} for fault in faults}
     with (
@@ -55,7 +52,7 @@ def measure(faults: Sequence[Fault], repeats: int, limit: float) -> Outcomes:
     ):
         for repeat in range(repeats):
             for fault in faults:
-                # Neither side is always the first.
+                # The order alternates.
                 for side in SIDES if repeat % 2 == 0 else reversed(SIDES):
                     progress.set_description(f"{fault.name}, {side}")
                     outcomes = attempt(fault, cluster, side, limit)
@@ -66,7 +63,7 @@ def measure(faults: Sequence[Fault], repeats: int, limit: float) -> Outcomes:
 
 
 def attempt(fault: Fault, cluster: LocalCluster, side: str, limit: float) -> tuple[Outcome, ...]:
-    """Makes a fault happen once to a whole cluster, with a client of its own."""
+    """Injects a fault once into a whole cluster, with a new client."""
     mend(cluster)
     [client_address] = free_addresses(1, besides=[address for job in cluster.spec.values() for address in job])
     with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
@@ -74,7 +71,7 @@ def attempt(fault: Fault, cluster: LocalCluster, side: str, limit: float) -> tup
 
 
 def table(faults: Sequence[Fault], found: Outcomes, limit: float) -> str:
-    """What came of the faults, a row for each thing that was waited for."""
+    """Returns the table of the outcomes, a row for each wait."""
     rows = []
     for fault in faults:
         for position, wait in enumerate(fault.waits):
@@ -84,15 +81,9 @@ def table(faults: Sequence[Fault], found: Outcomes, limit: float) -> str:
 
 
 def report(faults: Sequence[Fault], found: Outcomes, limit: float) -> dict[str, Any]:
-    """All figures, and what they were measured on, in the types of JSON."""
+    """Returns all figures with the machine and versions, in JSON types."""
     return {
-        "cpus": os.cpu_count(),
-        "machine": platform.platform(),
-        "python": platform.python_version(),
-        "versions": {
-            "coordinator": coordinator.__version__,
-            **{name: importlib.metadata.version(name) for name in ("tensorflow", "keras", "grpcio")},
-        },
+        **measured_on(),
         "deadline": limit,
         "faults": [
             {
@@ -111,7 +102,7 @@ def report(faults: Sequence[Fault], found: Outcomes, limit: float) -> dict[str, 
 
 
 def chosen_faults(names: Sequence[str] | None) -> tuple[Fault, ...]:
-    """The faults of these names, or all of them, in the order of `FAULTS`."""
+    """Returns the faults of these names, or all, in the order of `FAULTS`."""
     return tuple(fault for fault in FAULTS if not names or fault.name in names)
 
 
@@ -121,9 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--only", action="append", choices=[fault.name for fault in FAULTS], help="may be given several times"
     )
-    parser.add_argument("--repeats", type=positive_count, default=3, help="of each fault, on each side")
-    parser.add_argument("--deadline", type=float, default=60.0, help="how long to wait for each thing, in seconds")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="takes all figures")
+    parser.add_argument("--repeats", type=positive_integer, default=3, help="of each fault, on each side")
+    parser.add_argument("--deadline", type=float, default=60.0, help="the timeout of each wait, in seconds")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all figures to this file")
     chosen = parser.parse_args(arguments)
     faults = chosen_faults(chosen.only)
     found = measure(faults, chosen.repeats, chosen.deadline)

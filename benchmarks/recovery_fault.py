@@ -1,6 +1,6 @@
-"""The faults: what each does to a cluster whose client is training, and what is waited for afterwards.
+"""The faults: what each does to a cluster whose client is training, and which event is waited for afterwards.
 
-Each ends with its clients gone and no server frozen; one that is dead is started again for the next (`mend`).
+Each ends with its clients closed and no server frozen; `mend` restarts dead servers for the next.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ FROZEN_SECONDS = 8.0
 
 @dataclasses.dataclass
 class Trial:
-    """One side on a cluster, and a limit to what it is waited for.
+    """One side on a cluster, with a timeout.
 
     Attributes:
       side: `ours` or `peer`.
       cluster: of `WORKERS` workers and one parameter server; all of them answer.
-      client_address: `host:port` of the client, free for it; a second client takes it over.
+      client_address: a free `host:port` for the client; a second client reuses it.
       folder: an empty folder.
-      limit: how long to wait for each thing, in seconds.
+      limit: the timeout of each wait, in seconds.
     """
 
     side: str
@@ -36,7 +36,7 @@ class Trial:
     limit: float
 
     def new_client(self) -> ClientProcess:
-        """Starts a client; a second one goes on from the first one's checkpoint."""
+        """Starts a client; a second one continues from the first one's checkpoint."""
         return ClientProcess(self.side, {**self.cluster.spec, "chief": [self.client_address]}, self.folder)
 
     def wait_step(
@@ -45,10 +45,10 @@ class Trial:
         """Waits for a step that began after the fault and has a result.
 
         Args:
-          client: trains.
+          client: a client that is training.
           hurt_at: when the fault began, in seconds since the epoch.
           since: what the seconds count from; None for the fault.
-          workers: the step is one of theirs.
+          workers: only steps of these workers count.
         """
         return client.wait_outcome(
             lambda event: is_step_of(event, workers, after=hurt_at),
@@ -64,8 +64,8 @@ class Fault:
 
     Attributes:
       name: what `--only` takes.
-      waits: what is waited for, a row of the table for each.
-      inject: makes it happen once, and says what came of it, an outcome for each of `waits`.
+      waits: descriptions of the events that are waited for, a row of the table for each.
+      inject: injects it once, and returns an outcome for each of `waits`.
     """
 
     name: str
@@ -74,15 +74,15 @@ class Fault:
 
 
 def is_step_of(event: Event, workers: Sequence[int], *, after: float) -> bool:
-    """Whether a step of one of these workers, which began after a time, has a result."""
+    """Returns True for the result of a step of one of these workers that began after a time."""
     return event.kind == "step" and event.worker in workers and event.began is not None and event.began > after
 
 
 def mend(cluster: LocalCluster) -> None:
-    """Starts every dead server again, and returns when all answer.
+    """Restarts every dead server, and returns when all answer.
 
     Raises:
-      LaunchError: one did not come up.
+      LaunchError: a server did not start.
     """
     dead = [server for server in cluster.processes if not cluster.is_alive(*server)]
     for job, index in dead:
@@ -92,7 +92,7 @@ def mend(cluster: LocalCluster) -> None:
 
 
 def kill_busy_worker(trial: Trial) -> tuple[Outcome, ...]:
-    """A worker is killed while it runs a function."""
+    """Kills a worker while it runs a function."""
     with trial.new_client() as client:
         client.wait_warm(WORKERS)
         busy = client.wait_held()
@@ -104,7 +104,7 @@ def kill_busy_worker(trial: Trial) -> tuple[Outcome, ...]:
 
 
 def restart_worker(trial: Trial) -> tuple[Outcome, ...]:
-    """A worker is killed and started again."""
+    """Kills and restarts a worker."""
     with trial.new_client() as client:
         client.wait_warm(WORKERS)
         hurt_at = time.time()
@@ -113,7 +113,7 @@ def restart_worker(trial: Trial) -> tuple[Outcome, ...]:
 
 
 def restart_one_of_two_workers(trial: Trial) -> tuple[Outcome, ...]:
-    """Two workers are killed, and one of them is started again."""
+    """Kills two workers and restarts one of them."""
     with trial.new_client() as client:
         client.wait_warm(WORKERS)
         hurt_at = time.time()
@@ -124,7 +124,7 @@ def restart_one_of_two_workers(trial: Trial) -> tuple[Outcome, ...]:
 
 
 def freeze_busy_worker(trial: Trial) -> tuple[Outcome, ...]:
-    """A worker stands still while it runs a function, and the program joins."""
+    """Freezes a worker while it runs a function, and joins."""
     with trial.new_client() as client:
         client.wait_warm(WORKERS)
         client.send("pause")
@@ -135,13 +135,13 @@ def freeze_busy_worker(trial: Trial) -> tuple[Outcome, ...]:
         joined = client.wait_outcome(
             lambda event: event.kind == "joined", hurt_at=hurt_at, since=hurt_at, limit=trial.limit
         )
-        # Thawed, it would go on with the function that held it up.
+        # Thawed, it would continue the held function.
         trial.cluster.kill("worker", busy)
         return (joined,)
 
 
 def restart_parameter_server(trial: Trial) -> tuple[Outcome, ...]:
-    """The parameter server is killed and started again, without its variables."""
+    """Kills and restarts the parameter server, which loses its variables."""
     with trial.new_client() as client:
         client.wait_warm(WORKERS)
         hurt_at = time.time()
@@ -150,21 +150,21 @@ def restart_parameter_server(trial: Trial) -> tuple[Outcome, ...]:
 
 
 def freeze_parameter_server(trial: Trial) -> tuple[Outcome, ...]:
-    """The parameter server stands still for `FROZEN_SECONDS` and goes on."""
+    """Freezes the parameter server for `FROZEN_SECONDS`."""
     with trial.new_client() as client:
         client.wait_warm(WORKERS)
         hurt_at = time.time()
         trial.cluster.freeze("ps", 0)
-        # The fault itself; nothing is waited for.
+        # The duration of the fault.
         time.sleep(FROZEN_SECONDS)
         thawed_at = time.time()
         trial.cluster.thaw("ps", 0)
-        # Steps that were under way when it froze have results now, and so has one that began just after.
+        # Steps that ran when it froze get their results now, as does one that began just after.
         return (trial.wait_step(client, hurt_at=hurt_at, since=thawed_at),)
 
 
 def restart_client(trial: Trial) -> tuple[Outcome, ...]:
-    """The client is killed and started again, and goes on from its checkpoint."""
+    """Kills and restarts the client, which continues from its checkpoint."""
     with trial.new_client() as client:
         client.wait_warm(WORKERS)
     with trial.new_client() as client:

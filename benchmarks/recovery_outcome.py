@@ -1,6 +1,6 @@
-"""What came of a fault: seconds until the next useful step, an error, or nothing at all; and many of them in words.
+"""The outcome of a fault: seconds until the next useful step, an error, or nothing; and summaries of many outcomes.
 
-It promises that nothing is averaged away: a summary says how many of the repeats raised, and how many hung.
+A summary hides no repeat: it has the number of those that raised and of those that hung.
 """
 
 import dataclasses
@@ -8,21 +8,21 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-# How long after an error a client may still come to a useful step, in seconds.
+# How long after an error a client may still finish a useful step, in seconds.
 PATIENCE = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that a client told.
+    """Something that a client reported.
 
     Attributes:
-      kind: `ready` (it has built its program), `step` (a step has a result), `held` (so has the function that was
-        held up), `joined` (`join` returned), `raised` (something raised an error), or `ended` (it is no more).
-      at: when the client knew of it, in seconds since the epoch.
+      kind: `ready` (its functions exist), `step` (a step has a result), `held` (the held function has a result),
+        `joined` (`join` returned), `raised` (something raised an error), or `ended` (the process ended).
+      at: when the client reported it, in seconds since the epoch.
       began: when the function began on its worker, on the same clock.
       worker: the index of that worker.
-      error: what was raised, or how the client ended.
+      error: the error, or how the client ended.
     """
 
     kind: str
@@ -33,18 +33,18 @@ class Event:
 
     @property
     def is_error(self) -> bool:
-        """Whether something went wrong."""
+        """True for an error and for the end of the client."""
         return self.kind in ("raised", "ended")
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of one fault, once.
+    """The outcome of one fault.
 
     Attributes:
-      seconds: until what was waited for; None if it did not come.
-      error: the name of the first error that the user's program saw meanwhile, such as that of a lost result; None
-        if there was none. Without seconds: nothing came of the program after it.
+      seconds: until the event that was waited for; None if it did not come.
+      error: the name of the first error that the user's program saw meanwhile, such as that of a lost result, or None.
+        Without seconds, the program did not recover from it.
     """
 
     seconds: float | None = None
@@ -65,13 +65,13 @@ def judge(
     now: float,
     limit: float,
 ) -> Outcome | None:
-    """What came of a fault, or None while that is open.
+    """Returns the outcome of a fault, or None while it is open.
 
     Args:
-      events: all that the client told so far, in order.
-      is_wanted: tells the event that is waited for.
-      hurt_at: when the fault began; what was raised before is none of its doing.
-      since: what the seconds count from. What was waited for may be there already: that took no time.
+      events: all events of the client so far, in order.
+      is_wanted: returns True for the event that is waited for.
+      hurt_at: when the fault began; earlier errors do not count.
+      since: what the seconds count from; 0 seconds if the event came before.
       now: the time. All times are in seconds since the epoch.
       limit: how long to wait, in seconds.
     """
@@ -80,18 +80,18 @@ def judge(
     if wanted is not None:
         is_before = error is not None and error.at <= wanted.at
         return Outcome(max(0.0, wanted.at - since), error.error if error is not None and is_before else None)
-    # One result may be lost, and its error raised, while other workers go on: then the client is not at its end.
+    # One result may be lost, and its error raised, while other workers continue: the client has not failed then.
     if error is not None and not any(event.began is not None and event.began > error.at for event in events):
         return Outcome(error=error.error) if now >= max(since, error.at) + PATIENCE else None
     return Outcome() if now >= since + limit else None
 
 
 def summary(outcomes: Sequence[Outcome], limit: float) -> str:
-    """Repeats of one fault in words: the median if each of them came to a step, otherwise how many did what.
+    """Describes repeats of one fault: the median where all finished a step, otherwise how many did what.
 
     Args:
-      outcomes: of the repeats, at least one.
-      limit: how long each was waited for, in seconds.
+      outcomes: those of the repeats, at least one.
+      limit: the timeout of each, in seconds.
     """
     middle = median(outcomes)
     kinds = Counter("" if outcome.seconds is not None else _failure(outcome, limit) for outcome in outcomes)
@@ -104,13 +104,13 @@ def summary(outcomes: Sequence[Outcome], limit: float) -> str:
 
 
 def median(outcomes: Sequence[Outcome]) -> float | None:
-    """The median of the seconds of those that came to a step, or None."""
+    """Returns the median seconds of those that finished a step, or None."""
     seconds = [outcome.seconds for outcome in outcomes if outcome.seconds is not None]
     return statistics.median(seconds) if seconds else None
 
 
 def ratio(ours: Sequence[Outcome], peer: Sequence[Outcome], limit: float) -> str:
-    """How many times longer the peer took: of the medians, or at least that if it always hung until `limit` seconds."""
+    """Returns the ratio of the peer's median to ours; a lower bound if the peer always hung until `limit` seconds."""
     own = median(ours)
     if own is None or not own or any(outcome.seconds is None for outcome in ours):
         return "-"

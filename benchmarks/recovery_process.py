@@ -1,7 +1,6 @@
-"""A client process, as the benchmark sees it: commands go in, events come out, and it can be killed at any time.
+"""A client process of the recovery benchmark: commands go in, events come out, and it can be killed at any time.
 
-It promises that waiting for an event ends in time or with the tail of what the client printed, and that no process is
-left when it is closed.
+Waiting for an event ends in time or raises an error with the end of the client's log.
 """
 
 import json
@@ -14,7 +13,7 @@ from typing import Any
 from benchmarks.piped_process import PipedProcess
 from benchmarks.recovery_outcome import Event, Outcome, judge
 
-# A client loads TensorFlow, connects and runs every function once; far more than that takes, in seconds.
+# Far more than a client needs to load TensorFlow, connect and run every function once, in seconds.
 START_TIMEOUT = 240.0
 _POLL_INTERVAL = 0.2
 
@@ -25,14 +24,14 @@ class ClientProcess(PipedProcess):
     Args:
       side: `ours` or `peer`.
       spec: the addresses of each job.
-      folder: an existing folder: for checkpoints, for the mark of the held function and for what the client prints.
-        A second client in the same folder goes on from the first one's checkpoint.
+      folder: an existing folder for checkpoints, the mark of the held function and the log. A second client in the same
+        folder continues from the first one's checkpoint.
     """
 
     def __init__(self, side: str, spec: Mapping[str, Sequence[str]], folder: pathlib.Path) -> None:
         self._mark = folder / "mark"
         self._events: list[Event] = []
-        # The process may tell something as soon as it is begun.
+        # The process may report as soon as it has started.
         self._changed = threading.Condition()
         settings = {"spec": spec, "folder": str(folder / "checkpoints"), "mark": str(self._mark)}
         self.started_at = time.time()
@@ -40,15 +39,15 @@ class ClientProcess(PipedProcess):
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """All that it told so far."""
+        """The events so far."""
         with self._changed:
             return tuple(self._events)
 
     def wait_warm(self, workers: int) -> None:
-        """Has it run steps until each of so many workers has finished one, and goes on running them.
+        """Starts steps, and waits until each of the workers has finished one; the steps continue.
 
         Raises:
-          RuntimeError: it did not come to that; the message ends with what it printed.
+          RuntimeError: it did not happen in time; the message ends with the client's log.
         """
         self.send("feed")
         self._wait(lambda events: len({event.worker for event in events if event.kind == "step"}) == workers)
@@ -57,7 +56,7 @@ class ClientProcess(PipedProcess):
         """Schedules the function that does not end by itself, and returns the index of the worker that runs it.
 
         Raises:
-          RuntimeError: no worker came to run it.
+          RuntimeError: no worker ran it in time.
         """
         self.send("hold")
         self._wait(lambda _: self._mark.exists() and self._mark.read_text())
@@ -66,7 +65,7 @@ class ClientProcess(PipedProcess):
     def wait_outcome(
         self, is_wanted: Callable[[Event], bool], *, hurt_at: float, since: float, limit: float
     ) -> Outcome:
-        """Waits for an event, an error or the end of patience; see `judge`."""
+        """Waits for an event, an error or the limit; see `judge`."""
         while True:
             with self._changed:
                 outcome = judge(self._events, is_wanted, hurt_at=hurt_at, since=since, now=time.time(), limit=limit)
@@ -84,13 +83,13 @@ class ClientProcess(PipedProcess):
                 failed = next((event for event in self._events if event.is_error), None)
                 if failed is not None or time.monotonic() >= deadline:
                     raise RuntimeError(f"{self!r} did not get ready: {failed}. It printed:\n{self.tail()}")
-                # What is waited for may be a file.
+                # The condition may be that a file exists.
                 self._changed.wait(_POLL_INTERVAL / 10)
 
-    def _take(self, told: dict[str, Any]) -> None:
-        self._note(Event(**told))
+    def _on_message(self, message: dict[str, Any]) -> None:
+        self._note(Event(**message))
 
-    def _take_end(self, code: int) -> None:
+    def _on_end(self, code: int) -> None:
         self._note(Event("ended", time.time(), error=f"an end of the client with code {code}"))
 
     def _note(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""What the rounds of one contestant gave."""
+"""The rounds of one contestant."""
 
 import dataclasses
 import statistics
@@ -7,31 +7,31 @@ from typing import Any
 
 @dataclasses.dataclass
 class Rounds:
-    """The figures of each round so far, and what ended them early.
+    """The figures of each round so far, and the error that ended them.
 
     Attributes:
       figures: for each round, its figures by name.
-      error: why there are no more rounds; None if nothing went wrong.
+      error: the error that ended the rounds; None without one.
     """
 
     figures: list[dict[str, float]] = dataclasses.field(default_factory=list)
     error: str | None = None
 
     def note(self, answer: dict[str, Any]) -> None:
-        """Takes the answer of a `ContestantProcess`."""
+        """Adds an answer of a `ContestantProcess`."""
         if "error" in answer:
             self.error = answer["error"]
         else:
             self.figures.append(answer["figures"])
 
     def median(self, figure: str) -> float | None:
-        """The median of a figure; None if an error ended the rounds or there was none."""
+        """Returns the median of a figure; None if an error ended the rounds or there was no round."""
         if self.error is not None or not self.figures:
             return None
         return statistics.median(round_[figure] for round_ in self.figures)
 
     def text(self, figure: str, form: str, scale: float = 1.0) -> str:
-        """The median, times `scale`, in a form as for `format`; in its stead what kind of error there was."""
+        """Returns the median times `scale`, formatted by `form`; the kind of error where there is none."""
         middle = self.median(figure)
         if middle is None:
             return (self.error or "not run").partition(":")[0]
@@ -39,9 +39,9 @@ class Rounds:
 
 
 def ratio(one: Rounds, other: Rounds, figure: str) -> str:
-    """The median of the ratios of the first one's rounds to the other's, as text; a dash if one of them has none.
+    """Returns the median of the ratios of one's rounds to the other's, as text; a dash if one of them has none.
 
-    Round by round: the two were made one right after the other, on a machine that was as busy then with other things.
+    The ratios are of rounds that ran one right after the other, under the same other load of the machine.
     """
     if one.median(figure) is None or other.median(figure) is None:
         return "-"

@@ -1,11 +1,11 @@
-"""What the core itself costs: with many workers, and with a million closures in its queue. No TensorFlow, no servers.
+"""The cost of the core alone: with many workers, and with a million closures in its queue. No TensorFlow, no servers.
 
     python -m benchmarks.scale [--repeats 5] [--quick] [--json FILE]
 
-The first table has workers of the fake runtime run closures that take 1 ms and no processor. As many workers as there
-are ask for more closures in a second than two cores can hand out, so what counts is the processor time of a closure,
-and how often threads were woken for it; beside it stands a loop of the same threads without a queue. The second table
-is of closures that wait in the queue.
+In the first table workers of the fake runtime run closures that take 1 ms and no processor time. Many workers request
+more closures in a second than two cores can dispatch, so what counts is the processor time of a closure and the number
+of thread wake-ups for it; a loop of as many threads without a queue is the baseline. The second table is about closures
+that wait in the queue.
 """
 
 import dataclasses
@@ -18,10 +18,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.measured_on import machine_line
 from benchmarks.piped_process import ROOT
-from benchmarks.speed_arguments import SpeedArguments
-from coordinator.simulation.aligned_table import aligned
+from benchmarks.speed_arguments import SpeedArguments, machine_line
+from coordinator.simulation.text_report import aligned
 
 WORKERS = (4, 64, 256, 1024)
 CLOSURES, QUICK_CLOSURES = 3_000, 2_000
@@ -31,12 +30,12 @@ _US = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """What was found: for each repeat the figures of `benchmarks.core_load`.
+    """The figures of `benchmarks.core_load`, for each repeat.
 
     Attributes:
       busy: by number of workers.
       loop: the same without a queue.
-      queued: of closures that wait.
+      queued: closures that wait in the queue.
     """
 
     busy: Mapping[int, list[dict[str, float]]]
@@ -61,7 +60,7 @@ def measure(workers: Sequence[int], closures: int, queued: int, repeats: int) ->
 
         for _ in range(repeats):
             for count in workers:
-                # So many closures that each worker has some.
+                # Enough closures for every worker.
                 total = max(closures, 2 * count)
                 found.busy[count].append(run("busy", count, total))
                 found.loop[count].append(run("loop", count, total))
@@ -70,7 +69,7 @@ def measure(workers: Sequence[int], closures: int, queued: int, repeats: int) ->
 
 
 def workers_table(found: Scale) -> str:
-    """A row for each number of workers; times in microseconds of one closure."""
+    """Returns a row for each number of workers; times are microseconds for one closure."""
     base = _median(found.busy[min(found.busy)], "cpu")
     rows = []
     for count, rounds in found.busy.items():
@@ -92,7 +91,7 @@ def workers_table(found: Scale) -> str:
 
 
 def queue_table(found: Scale, queued: int) -> str:
-    """What a waiting closure weighs, and how long a `schedule` takes."""
+    """Returns the memory of a waiting closure, and the time of a `schedule`."""
     row = (
         f"{queued:,}",
         f"{_median(found.queued, 'bytes'):,.0f}",

@@ -1,4 +1,4 @@
-"""What the update rules cost and bring: speed, accuracy, staleness and idle time, on real servers on this machine.
+"""The update rules compared: speed, accuracy, staleness and idle time, on real servers on this machine.
 
     python -m benchmarks.staleness [--only rules|idle|modulation] [--quick] [--repeats 3] [--json FILE]
 
@@ -6,17 +6,15 @@
     idle         idle time under bounded delay, with stragglers at random (ps-lite, OSDI'14)
     modulation   very stale gradients, with and without a learning rate divided by staleness (arXiv 1511.05950)
 
-Stragglers pause between pull and push and leave the processor to others. All trainings share one cluster; each has a
-network, a rule and counts of its own, and the rules take turns.
+Stragglers pause between pull and push without using the processor. All trainings share one cluster; each has its own
+network, rule and counts, and the rules take turns.
 """
 
 import argparse
 import dataclasses
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,12 +22,12 @@ from typing import Any
 from tqdm import tqdm
 
 import coordinator
-from benchmarks.positive_count import positive_count
+from benchmarks.speed_arguments import measured_on, positive_integer
 from benchmarks.staleness_comparison import Comparison
 from benchmarks.staleness_idle_curve import IdleCurve
 from benchmarks.staleness_modulation import Modulation
 from benchmarks.staleness_rules import PS, WORKERS
-from benchmarks.staleness_training import Bench
+from benchmarks.staleness_training import TrainingCluster
 from coordinator.testing import LocalCluster
 
 Part = Comparison | IdleCurve | Modulation
@@ -37,12 +35,12 @@ PARTS = ("rules", "idle", "modulation")
 
 
 def chosen_parts(only: Sequence[str] | None, repeats: int, *, is_quick: bool) -> dict[str, Part]:
-    """What is to be measured, by name.
+    """Returns the parts to measure, by name.
 
     Args:
-      only: names of `PARTS`; all of them if there is none.
-      repeats: how often each rule is measured, and with how many seeds.
-      is_quick: once, and less of all.
+      only: names of `PARTS`; None or empty for all.
+      repeats: the number of trainings of each rule, each with another seed.
+      is_quick: one repeat, with fewer and shorter trainings.
     """
     parts: dict[str, Part]
     if is_quick:
@@ -61,11 +59,11 @@ def chosen_parts(only: Sequence[str] | None, repeats: int, *, is_quick: bool) ->
 
 
 def measure(parts: dict[str, Part], show: Callable[[str, Any], object] = lambda *_: None) -> dict[str, Any]:
-    """Measures all parts on one cluster, and returns what each found.
+    """Measures all parts on one cluster, and returns the results of each.
 
     Args:
-      parts: by name.
-      show: called with a part's name and what it found, as soon as that is known.
+      parts: the parts, by name.
+      show: called with a part's name and its results, as soon as they are known.
 
     Raises:
       LaunchError: a server did not start.
@@ -76,7 +74,7 @@ def measure(parts: dict[str, Part], show: Callable[[str, Any], object] = lambda 
         LocalCluster(WORKERS, PS) as cluster,
         coordinator.ParameterServerStrategy(cluster.resolver) as strategy,
     ):
-        bench = Bench(strategy)
+        shared = TrainingCluster(strategy)
 
         def note(name: str) -> None:
             progress.set_description(name)
@@ -84,22 +82,16 @@ def measure(parts: dict[str, Part], show: Callable[[str, Any], object] = lambda 
 
         found = {}
         for name, part in parts.items():
-            found[name] = part.measure(bench, note)
+            found[name] = part.measure(shared, note)
             with progress.external_write_mode():
                 show(name, found[name])
         return found
 
 
 def report(parts: dict[str, Part], found: dict[str, Any]) -> dict[str, Any]:
-    """All figures, and what they were measured on, in the types of JSON."""
+    """Returns all figures with the machine and versions, in JSON types."""
     return {
-        "cpus": os.cpu_count(),
-        "machine": platform.platform(),
-        "python": platform.python_version(),
-        "versions": {
-            "coordinator": coordinator.__version__,
-            **{name: importlib.metadata.version(name) for name in ("tensorflow", "keras")},
-        },
+        **measured_on(),
         **{
             part: {
                 "shown": parts[part].describe(),
@@ -116,9 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measures and prints the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.staleness", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", action="append", choices=PARTS, help="may be given several times")
-    parser.add_argument("--quick", action="store_true", help="each once, and less of all: about two minutes")
-    parser.add_argument("--repeats", type=positive_count, default=3, help="of each training")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="takes all figures")
+    parser.add_argument("--quick", action="store_true", help="one repeat, shorter trainings: about two minutes")
+    parser.add_argument("--repeats", type=positive_integer, default=3, help="of each training")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all figures to this file")
     chosen = parser.parse_args(arguments)
     parts = chosen_parts(chosen.only, chosen.repeats, is_quick=chosen.quick)
     print(f"{os.cpu_count()} cpus, load {os.getloadavg()[0]:.1f}, {WORKERS} workers, {PS} parameter servers")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from benchmarks.staleness_figures import RuleFigures, middle
 from benchmarks.staleness_pauses import OneSlowWorker
 from benchmarks.staleness_rules import RULES, WORKERS, RuleChoice
-from benchmarks.staleness_training import Bench, Training
-from coordinator.simulation.aligned_table import aligned
+from benchmarks.staleness_training import Training, TrainingCluster
+from coordinator.simulation.text_report import aligned
 
 LEARNING_RATE = 0.2
 LAST_WORKER_SLOW = OneSlowWorker(unit=0.025, slow_worker=WORKERS - 1, factor=4.0)
@@ -15,14 +15,14 @@ LAST_WORKER_SLOW = OneSlowWorker(unit=0.025, slow_worker=WORKERS - 1, factor=4.0
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What is compared.
+    """The comparison of all rules.
 
     Attributes:
       rules: the rules.
-      repeats: how often each trains; they take turns.
-      steps: after how many steps the accuracy is looked at.
-      seconds: after what time.
-      pauses: makes one worker slow.
+      repeats: the number of trainings of each rule; the rules take turns.
+      steps: the number of steps after which the accuracy is measured.
+      seconds: the training time after which the accuracy is measured.
+      pauses: the pauses of the steps, which make one worker slow.
     """
 
     rules: tuple[RuleChoice, ...] = RULES
@@ -33,25 +33,25 @@ class Comparison:
 
     @property
     def trainings(self) -> int:
-        """How many there are."""
+        """The number of trainings."""
         return self.repeats * len(self.rules)
 
-    def measure(self, bench: Bench, note: Callable[[str], object]) -> dict[str, list[RuleFigures]]:
-        """Trains, and returns what was seen of each rule in each repeat.
+    def measure(self, shared: TrainingCluster, note: Callable[[str], object]) -> dict[str, list[RuleFigures]]:
+        """Trains, and returns the figures of each rule in each repeat.
 
         Args:
-          bench: where.
-          note: told the name of each training that has finished.
+          shared: the cluster.
+          note: called with the name of each finished training.
         """
         found: dict[str, list[RuleFigures]] = {choice.name: [] for choice in self.rules}
         for repeat in range(self.repeats):
             for choice in self.rules:
-                found[choice.name].append(self._train(bench, choice, seed=repeat))
+                found[choice.name].append(self._train(shared, choice, seed=repeat))
                 note(choice.name)
         return found
 
     def table(self, found: dict[str, list[RuleFigures]]) -> str:
-        """The figures, a row for each rule."""
+        """Returns the table of the figures, a row for each rule."""
         head = (
             "rule",
             "steps/s",
@@ -66,7 +66,7 @@ class Comparison:
         return aligned(head, [_row(choice.name, middle(found[choice.name])) for choice in self.rules])
 
     def describe(self) -> str:
-        """What the table shows, in a few lines."""
+        """Describes the table in a few lines."""
         pauses = self.pauses
         return (
             f"Digits, {WORKERS} workers; a step takes {pauses.unit * 1e3:g} ms, on worker {pauses.slow_worker} "
@@ -74,8 +74,8 @@ class Comparison:
             "A step is a minibatch whose gradient was taken. The columns from staleness on are of whole trainings."
         )
 
-    def _train(self, bench: Bench, choice: RuleChoice, seed: int) -> RuleFigures:
-        training = Training(bench, choice, self.pauses, learning_rate=LEARNING_RATE, seed=seed)
+    def _train(self, shared: TrainingCluster, choice: RuleChoice, seed: int) -> RuleFigures:
+        training = Training(shared, choice, self.pauses, learning_rate=LEARNING_RATE, seed=seed)
         accuracies: dict[str, float] = {}
         goals = {"steps": lambda: training.steps < self.steps, "time": lambda: training.seconds < self.seconds}
         while goals:

@@ -25,21 +25,21 @@ class Digits:
         )
 
     def minibatches(self, strategy: coordinator.ParameterServerStrategy) -> Iterator[Any]:
-        """Endless minibatches `(images [32, 64] float32, labels [32] int64)` on each worker, in an order of its own."""
+        """Returns endless minibatches `(images [32, 64] float32, labels [32] int64)`, in random order."""
 
         def dataset_fn(_: tf.distribute.InputContext) -> tf.data.Dataset:
             dataset = tf.data.Dataset.from_tensor_slices((self._images, self._labels)).cache()
-            # All workers see all images, so that one who is slow keeps nobody from learning his share.
+            # All workers see all images, so that a slow worker's share is learnt by the others.
             return dataset.shuffle(len(self._images)).repeat().batch(BATCH_SIZE, drop_remainder=True).prefetch(2)
 
         return iter(strategy.experimental_distribute_datasets_from_function(dataset_fn))
 
     def accuracy(self, model: keras.Model) -> float:
-        """The share of the held-out images that a model recognises."""
+        """Returns the share of the held-out images that a model recognises."""
         return float(np.mean(self._guesses(model, self._held_out_images).argmax(axis=1) == self._held_out_labels))
 
     def loss(self, model: keras.Model) -> float | None:
-        """The mean loss of the images that are trained on; None if it is not finite."""
+        """Returns the mean loss of the training images; None if it is not finite."""
         loss = float(cross_entropy(self._labels, self._guesses(model, self._images)))
         return loss if np.isfinite(loss) else None
 
@@ -48,12 +48,12 @@ class Digits:
 
 
 def new_model(seed: int) -> keras.Model:
-    """A network of one hidden layer, the same for the same seed."""
+    """Returns a network of one hidden layer, the same for the same seed."""
     keras.utils.set_random_seed(seed)
     dense = keras.layers.Dense
     return keras.Sequential([keras.Input((64,)), dense(_HIDDEN_UNITS, "relu"), dense(10)])
 
 
 def cross_entropy(labels: Any, logits: Any) -> Any:
-    """The mean loss of some images, a scalar."""
+    """Returns the mean loss of some images, a scalar."""
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))

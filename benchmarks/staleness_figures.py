@@ -1,6 +1,6 @@
-"""What was seen of trainings, and many of them in one.
+"""The figures of trainings, and their summaries.
 
-It promises that nothing is averaged away: a staleness that was too high in one of the repeats is the one that is told.
+A summary hides no repeat: its largest staleness is the largest of all repeats.
 """
 
 import dataclasses
@@ -9,17 +9,17 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# A share of idle time that is larger than the one before it by less than this is noise.
+# An increase of the idle share by less than this is noise.
 NOISE = 0.05
-# What a falling curve of idle shares begins and ends with, at least and at most.
+# The least idle share at the start of a falling curve, and the largest at its end.
 IDLE_AT_FIRST, IDLE_AT_LAST = 0.3, 0.1
-# Images of ten digits are guessed right so often by chance, and so much better by whoever has learnt.
+# The accuracy of guessing ten digits, and the least accuracy of a model that has learnt them.
 CHANCE, LEARNT = 0.1, 0.85
 
 
 @dataclasses.dataclass(frozen=True)
 class RuleFigures:
-    """What was seen of one training under a rule.
+    """The figures of one training under a rule.
 
     Attributes:
       steps_per_second: steps that finished, rejected attempts not counted.
@@ -28,7 +28,7 @@ class RuleFigures:
       mean_staleness, max_staleness: of the pushed gradients, in updates.
       updates: how often the model was changed.
       rejected: the share of pushed gradients that were rejected.
-      idle_shares: the part of its time that each worker waited because the rule made it wait, by worker.
+      idle_shares: the share of each worker's time that it waited because of the rule, by worker.
     """
 
     steps_per_second: float
@@ -42,10 +42,10 @@ class RuleFigures:
 
     @classmethod
     def of(cls, seen: Any, *, steps_per_second: float, accuracies: Mapping[str, float]) -> "RuleFigures":
-        """Puts together the figures of a training.
+        """Collects the figures of a training.
 
         Args:
-          seen: the `RuleStatistics` at its end.
+          seen: its `RuleStatistics` at the end.
           steps_per_second: as above.
           accuracies: after `steps` and after `time`.
         """
@@ -62,7 +62,7 @@ class RuleFigures:
 
 
 def middle(figures: Sequence[RuleFigures]) -> RuleFigures:
-    """The medians of some trainings' figures, and the largest of their largest staleness."""
+    """Returns the medians of the figures of several trainings, and the largest of their staleness."""
     medians = {
         field.name: statistics.median(getattr(each, field.name) for each in figures)
         for field in dataclasses.fields(RuleFigures)
@@ -76,7 +76,7 @@ def middle(figures: Sequence[RuleFigures]) -> RuleFigures:
 
 
 def is_falling_to_little(shares: Iterable[float]) -> bool:
-    """Whether idle shares, in the order of growing delay, begin high, never rise, and end low."""
+    """Returns True if idle shares, in the order of increasing delay, begin high, never rise and end low."""
     curve = list(shares)
     never_rises = all(after <= before + NOISE for before, after in itertools.pairwise(curve))
     return curve[0] >= IDLE_AT_FIRST and curve[-1] <= IDLE_AT_LAST and never_rises
@@ -84,7 +84,7 @@ def is_falling_to_little(shares: Iterable[float]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How far a training came.
+    """The outcome of a training.
 
     Attributes:
       loss: the mean loss of the images that were trained on; None if it was not finite.
@@ -98,17 +98,17 @@ class Outcome:
 
     @property
     def has_learnt(self) -> bool:
-        """Whether it knows the digits, more or less."""
+        """True if the model has learnt the digits."""
         return self.loss is not None and self.accuracy >= LEARNT
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is far from knowing them."""
+        """True if the model is far from having learnt them."""
         return self.loss is None or self.accuracy <= (CHANCE + LEARNT) / 2
 
 
 def is_rescued(synchronous: Sequence[Outcome], plain: Sequence[Outcome], modulated: Sequence[Outcome]) -> bool:
-    """Whether, with every seed, plain asynchronous training is lost, and the other two are not."""
+    """Returns True if plain asynchronous training is lost with every seed, and the other two are not."""
     return all(outcome.is_lost for outcome in plain) and all(
         outcome.has_learnt for outcome in (*synchronous, *modulated)
     )

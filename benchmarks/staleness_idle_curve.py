@@ -1,4 +1,4 @@
-"""How long workers stand idle under bounded delay, with stragglers at random: the curve of ps-lite (OSDI'14)."""
+"""The idle time of workers under bounded delay, with random stragglers: the curve of ps-lite (OSDI'14)."""
 
 import dataclasses
 import statistics
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from benchmarks.staleness_figures import is_falling_to_little
 from benchmarks.staleness_pauses import HeavyTail
 from benchmarks.staleness_rules import WORKERS, bounded_delay
-from benchmarks.staleness_training import Bench, Training
-from coordinator.simulation.aligned_table import aligned
+from benchmarks.staleness_training import Training, TrainingCluster
+from coordinator.simulation.text_report import aligned
 
 LEARNING_RATE = 0.1
 STRAGGLERS = HeavyTail(unit=0.01)
@@ -17,11 +17,11 @@ _BAR_WIDTH = 40
 
 @dataclasses.dataclass(frozen=True)
 class Idleness:
-    """What was seen of one training.
+    """The figures of one training.
 
     Attributes:
-      idle_share: the part of their time that the workers waited, from 0 to 1, on average.
-      max_staleness: the largest of any gradient.
+      idle_share: the mean share of the workers' time that they waited, from 0 to 1.
+      max_staleness: the largest staleness of a gradient.
       steps_per_second: steps that finished.
     """
 
@@ -32,13 +32,13 @@ class Idleness:
 
 @dataclasses.dataclass(frozen=True)
 class IdleCurve:
-    """What is measured. An update is made of as many gradients as there are workers, as in ps-lite.
+    """The measurement. An update averages as many gradients as there are workers, as in ps-lite.
 
     Attributes:
-      delays: the rule's `max_delay`, growing.
-      repeats: how often each is measured; they take turns.
-      steps: how many steps each training has.
-      pauses: what they take.
+      delays: values of the rule's `max_delay`, increasing.
+      repeats: the number of trainings with each; they take turns.
+      steps: the number of steps of each training.
+      pauses: the pauses of the steps.
     """
 
     delays: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
@@ -48,24 +48,24 @@ class IdleCurve:
 
     @property
     def trainings(self) -> int:
-        """How many there are."""
+        """The number of trainings."""
         return self.repeats * len(self.delays)
 
-    def measure(self, bench: Bench, note: Callable[[str], object]) -> dict[int, list[Idleness]]:
-        """Trains, and returns what was seen at each delay in each repeat; see `Comparison.measure`."""
+    def measure(self, shared: TrainingCluster, note: Callable[[str], object]) -> dict[int, list[Idleness]]:
+        """Trains, and returns the figures of each delay in each repeat; see `Comparison.measure`."""
         found: dict[int, list[Idleness]] = {delay: [] for delay in self.delays}
         for repeat in range(self.repeats):
             for delay in self.delays:
-                found[delay].append(self._train(bench, delay, seed=repeat))
+                found[delay].append(self._train(shared, delay, seed=repeat))
                 note(f"idle at delay {delay}")
         return found
 
     def shares(self, found: dict[int, list[Idleness]]) -> list[float]:
-        """The median idle share at each delay."""
+        """Returns the median idle share at each delay."""
         return [statistics.median(each.idle_share for each in found[delay]) for delay in self.delays]
 
     def table(self, found: dict[int, list[Idleness]]) -> str:
-        """The figures, a row for each delay, and whether they have the shape that was to be shown."""
+        """Returns the table of the figures, a row for each delay, and the verdict about its shape."""
         rows = [
             (
                 f"{delay:<3} {'#' * round(share * _BAR_WIDTH):{_BAR_WIDTH // 2 + 4}}",
@@ -83,7 +83,7 @@ class IdleCurve:
         )
 
     def describe(self) -> str:
-        """What the table shows, in a few lines."""
+        """Describes the table in a few lines."""
         pauses = self.pauses
         slow = ", ".join(
             f"{share:.0%} {factor:g} times that or more"
@@ -94,9 +94,9 @@ class IdleCurve:
             f"{pauses.unit * 1e3:g} ms, {slow}; medians of {self.repeats}."
         )
 
-    def _train(self, bench: Bench, delay: int, seed: int) -> Idleness:
+    def _train(self, shared: TrainingCluster, delay: int, seed: int) -> Idleness:
         choice = bounded_delay(delay, grads_to_wait=WORKERS)
-        training = Training(bench, choice, self.pauses, learning_rate=LEARNING_RATE, seed=seed)
+        training = Training(shared, choice, self.pauses, learning_rate=LEARNING_RATE, seed=seed)
         training.train(lambda: training.steps < self.steps)
         seen = training.statistics()
         return Idleness(

@@ -1,7 +1,6 @@
-"""How long a step pauses between pull and push: it stands for work, but leaves the processor to others.
+"""Pauses of steps between pull and push: they simulate work without using the processor.
 
-So stragglers can be had on a machine of two cores, and what is measured is what a rule makes workers wait, not how fast
-the machine is.
+So two cores can have stragglers, and the time that a rule makes workers wait is measured, not the speed of the machine.
 """
 
 import dataclasses
@@ -13,20 +12,20 @@ from coordinator.updates.state.gate import pause
 
 
 class Pauses(Protocol):
-    """Says how long steps pause."""
+    """The lengths of pauses."""
 
     def seconds(self, worker: Any, step: Any) -> Any:
-        """For a worker's index and the number of a step, int64 scalars: seconds, a float64 scalar."""
+        """Returns seconds, a float64 scalar, for a worker's index and the number of a step, int64 scalars."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OneSlowWorker:
-    """All workers take the same time but one, which takes a multiple of it.
+    """All workers but one take the same time; one takes a multiple of it.
 
     Attributes:
-      unit: what a step takes, in seconds.
+      unit: the time of a step, in seconds.
       slow_worker: the index of the slow one.
-      factor: how much longer it takes.
+      factor: the multiple.
     """
 
     unit: float
@@ -41,12 +40,12 @@ class OneSlowWorker:
 
 @dataclasses.dataclass(frozen=True)
 class HeavyTail:
-    """Any worker may be slow at any step, now and then very slow; the same steps are slow in every run.
+    """Random steps of all workers are slow, a few very slow; the same steps in every run.
 
     Attributes:
-      unit: what most steps take, in seconds.
-      factors: how much longer some take.
-      shares: the share of the steps, from 0 to 1, that takes each factor at least; falling.
+      unit: the time of most steps, in seconds.
+      factors: the multiples that slow steps take.
+      shares: the share of the steps, from 0 to 1, that takes at least each factor; decreasing.
     """
 
     unit: float
@@ -64,7 +63,7 @@ class HeavyTail:
 
 @dataclasses.dataclass(frozen=True)
 class NoPauses:
-    """Steps take what they take."""
+    """No pauses."""
 
     def seconds(self, worker: Any, step: Any) -> Any:  # noqa: ARG002
         """See `Pauses`."""
@@ -72,12 +71,12 @@ class NoPauses:
 
 
 def paused(gradients: list[Any], after: Any, seconds: Any) -> list[Any]:
-    """The same gradients, which are there only after a pause.
+    """Returns the same gradients after a pause.
 
     Args:
       gradients: tensors.
-      after: a tensor; the pause begins when it is there.
-      seconds: a float64 scalar.
+      after: a tensor; the pause begins when it is computed.
+      seconds: the length of the pause, a float64 scalar.
     """
     with tf.control_dependencies([after]):
         slept = pause(tf.identity(seconds))

@@ -1,4 +1,4 @@
-"""The update rules that are compared, by what the table calls them."""
+"""The update rules that are compared, with their names in the tables."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,10 +14,10 @@ class RuleChoice:
     """A rule with its settings.
 
     Attributes:
-      name: what tables call it.
-      make: makes it for an optimizer and variables, in the strategy's scope.
-      most_staleness: what no gradient's staleness may exceed; None where the rule promises nothing.
-      is_averaged: whether workers have models of their own, which are one only after `abort`.
+      name: its name in tables.
+      make: creates it for an optimizer and variables, in the strategy's scope.
+      most_staleness: the rule's bound on the staleness of a gradient; None without one.
+      is_averaged: True if each worker has its own model, and `abort` averages them.
     """
 
     name: str
@@ -27,20 +27,22 @@ class RuleChoice:
 
 
 def bounded_delay(max_delay: int, grads_to_wait: int = 1) -> RuleChoice:
-    """Bounded delay of so many updates."""
+    """Returns bounded delay of `max_delay` updates."""
     return RuleChoice(
         f"bounded delay {max_delay}",
-        lambda optimizer, variables: updates.BoundedDelay(optimizer, variables, max_delay, grads_to_wait=grads_to_wait),
+        lambda optimizer, variables: updates.BoundedDelay(
+            optimizer, variables, max_delay=max_delay, grads_to_wait=grads_to_wait
+        ),
         max_delay,
     )
 
 
 def synchronous(grads_to_wait: int) -> RuleChoice:
-    """Synchronous updates of so many gradients; the staleness of rejected ones is counted too."""
+    """Returns synchronous updates of `grads_to_wait` gradients; the staleness of rejected ones is counted too."""
     of = f"of {WORKERS}" if grads_to_wait <= WORKERS else "gradients"
     return RuleChoice(
         f"synchronous, {grads_to_wait} {of}",
-        lambda optimizer, variables: updates.Synchronous(optimizer, variables, grads_to_wait),
+        lambda optimizer, variables: updates.Synchronous(optimizer, variables, grads_to_wait=grads_to_wait),
     )
 
 

@@ -1,4 +1,4 @@
-"""One training under one rule: a fresh network, steps that pause between pull and push, and what was seen of them."""
+"""One training under one rule: a new network, steps that pause between pull and push, and their figures."""
 
 import contextlib
 import threading
@@ -16,15 +16,15 @@ from benchmarks.staleness_rules import WORKERS, RuleChoice
 from coordinator.updates import RuleStatistics, UpdateRule
 
 DEADLINE = 300.0
-# Steps that are scheduled or run, for each worker: enough that none waits for the client.
+# The number of scheduled or running steps of each worker: enough that none waits for the client.
 AHEAD = 2
 
 
-class Bench:
-    """What all trainings share: the cluster's strategy, and the minibatches of its workers.
+class TrainingCluster:
+    """The strategy and the minibatches of its workers, which all trainings share.
 
     Args:
-      strategy: of `WORKERS` workers.
+      strategy: a strategy with `WORKERS` workers.
     """
 
     def __init__(self, strategy: coordinator.ParameterServerStrategy) -> None:
@@ -34,24 +34,31 @@ class Bench:
 
 
 class Training:
-    """A network that is trained under a rule. When it is made, every worker has run one step, which is not measured.
+    """A network that is trained under a rule. Creating it runs one step on every worker, which is not measured.
 
     Args:
-      bench: where it runs.
+      shared: the cluster.
       choice: the rule.
-      pauses: how long steps pause between pull and push.
-      learning_rate: of plain SGD.
-      seed: for the network's first weights.
-      pushes: how many gradients a step pushes, all computed on the model that it pulled at its beginning. More than
-        one makes gradients as stale as many workers would.
+      pauses: the pauses of steps between pull and push.
+      learning_rate: the learning rate of plain SGD.
+      seed: the seed of the network's initial weights.
+      pushes: the number of gradients that a step pushes, all computed on the model that it pulled at its beginning.
+        More than one makes gradients as stale as many workers would.
     """
 
     def __init__(
-        self, bench: Bench, choice: RuleChoice, pauses: Pauses, *, learning_rate: float, seed: int, pushes: int = 1
+        self,
+        shared: TrainingCluster,
+        choice: RuleChoice,
+        pauses: Pauses,
+        *,
+        learning_rate: float,
+        seed: int,
+        pushes: int = 1,
     ) -> None:
-        self._bench = bench
+        self._shared = shared
         self._choice = choice
-        with bench.strategy.scope():
+        with shared.strategy.scope():
             self.model = new_model(seed)
             self.rule: Any = choice.make(keras.optimizers.SGD(learning_rate), self.model.trainable_variables)
         self._step = _one_push(self.model, self.rule, pauses) if pushes == 1 else _pushes(self.model, self.rule, pushes)
@@ -60,22 +67,22 @@ class Training:
         self._warm_up()
 
     def train(self, may_go_on: Callable[[], bool]) -> None:
-        """Schedules steps while it may, never far ahead of the workers, and waits for the last."""
+        """Schedules steps while `may_go_on()`, at most `AHEAD` for each worker, and waits for the last."""
         room = threading.Semaphore(AHEAD * WORKERS)
         began, seconds_before = time.monotonic(), self.seconds
         while may_go_on():
             room.acquire()
             number = tf.constant(self.steps, tf.int64)
-            future = self._bench.strategy.schedule(self._step, args=(self._bench.minibatches, number))
+            future = self._shared.strategy.schedule(self._step, args=(self._shared.minibatches, number))
             future.add_done_callback(lambda _: room.release())
             self.steps += 1
             self.seconds = seconds_before + time.monotonic() - began
-        self._bench.strategy.join(DEADLINE)
+        self._shared.strategy.join(DEADLINE)
         self.seconds = seconds_before + time.monotonic() - began
 
     @contextlib.contextmanager
     def settled(self) -> Iterator[keras.Model]:
-        """A scope in which nothing trains, and the model is what the rule makes of all steps so far."""
+        """Returns a scope in which nothing trains and the model has all steps so far applied."""
         if self._choice.is_averaged:
             self.rule.abort()
         yield self.model
@@ -83,31 +90,31 @@ class Training:
             self.rule.resume()
 
     def accuracy(self) -> float:
-        """The accuracy on the held-out images, from 0 to 1."""
+        """Returns the accuracy on the held-out images, from 0 to 1."""
         with self.settled() as model:
-            return self._bench.digits.accuracy(model)
+            return self._shared.digits.accuracy(model)
 
     def loss(self) -> float | None:
-        """The mean loss of the images that it trains on; None if it is not finite."""
+        """Returns the mean loss of the training images; None if it is not finite."""
         with self.settled() as model:
-            return self._bench.digits.loss(model)
+            return self._shared.digits.loss(model)
 
     def statistics(self) -> RuleStatistics:
-        """What the rule has seen since every worker was warm."""
+        """Returns the rule's statistics since the warm-up."""
         return self.rule.statistics()
 
     def _warm_up(self) -> None:
         for worker in range(WORKERS):
             number = tf.constant(worker, tf.int64)
-            self._bench.strategy.schedule(self._step, args=(self._bench.minibatches, number), worker=worker)
-        self._bench.strategy.join(DEADLINE)
-        ledger = self.rule.ledger
-        for seen in (ledger.counts, ledger.seconds):
+            self._shared.strategy.schedule(self._step, args=(self._shared.minibatches, number), worker=worker)
+        self._shared.strategy.join(DEADLINE)
+        state = self.rule.state
+        for seen in (state.counts, state.seconds):
             seen.assign(tf.zeros_like(seen))
 
 
 def _one_push(model: keras.Model, rule: UpdateRule, pauses: Pauses) -> Any:
-    """A step as the rules want it: again with a newer model if its gradients are rejected."""
+    """Returns a step that the rule repeats with a newer model if its gradients are rejected."""
 
     @tf.function
     def step(minibatches: Any, number: Any) -> Any:
@@ -126,7 +133,7 @@ def _one_push(model: keras.Model, rule: UpdateRule, pauses: Pauses) -> Any:
 
 
 def _pushes(model: keras.Model, rule: UpdateRule, pushes: int) -> Any:
-    """A step that pulls once and pushes the gradients of many minibatches; none is repeated if it is rejected."""
+    """Returns a step that pulls once and pushes the gradients of `pushes` minibatches, without repeats."""
 
     @tf.function
     def step(minibatches: Any, _: Any) -> None:

@@ -1,10 +1,10 @@
-"""How long it takes until training may begin: the import, and connecting to a cluster.
+"""The time until training can begin: the import, and connecting to a cluster.
 
     python -m benchmarks.startup [--repeats 5] [--quick] [--json FILE]
 
-`import coordinator` is timed in a fresh interpreter, with the time of `import tensorflow` beside it. Connecting is from
-the making of the strategy, and the peer's coordinator, to their being ready; TensorFlow is loaded by then, and the
-servers wait. Each time is that of a fresh process; both sides take turns on one cluster; the figures are medians.
+`import coordinator` is timed in a fresh interpreter, with the time of `import tensorflow` beside it. Connecting is the
+time to create the strategy (and the peer's coordinator), with TensorFlow loaded and the servers running. Each time is
+that of a fresh process; both sides take turns on one cluster; the figures are medians.
 """
 
 import functools
@@ -19,15 +19,13 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.alternated import alternated
-from benchmarks.client_environment import client_environment
 from benchmarks.contest import Found, plain
 from benchmarks.contestants.contestant_process import ContestantProcess
-from benchmarks.measured_on import machine_line
-from benchmarks.piped_process import ROOT
+from benchmarks.piped_process import ROOT, client_environment
 from benchmarks.rounds import ratio
-from benchmarks.speed_arguments import SpeedArguments
-from coordinator.launch.free_addresses import free_addresses
-from coordinator.simulation.aligned_table import aligned
+from benchmarks.speed_arguments import SpeedArguments, machine_line
+from coordinator.launch.local_servers import free_addresses
+from coordinator.simulation.text_report import aligned
 from coordinator.testing import LocalCluster
 
 SIDES = ("ours", "peer")
@@ -42,9 +40,9 @@ print(json.dumps({{"seconds": seconds, "loads_tensorflow": "tensorflow" in sys.m
 
 
 def import_seconds(module: str) -> dict[str, Any]:
-    """An answer, as of a `ContestantProcess`: how long a fresh interpreter takes to import a module.
+    """Measures an import in a fresh interpreter, and returns an answer as a `ContestantProcess` does.
 
-    Its figures are `seconds`, and `loads_tensorflow`: whether TensorFlow is loaded by then.
+    Its figures are `seconds`, and `loads_tensorflow`: True if the import loaded TensorFlow.
     """
     command = [sys.executable, "-c", _IMPORT.format(module=module)]
     finished = subprocess.run(command, cwd=ROOT, env=client_environment(), capture_output=True, text=True, check=False)
@@ -54,7 +52,7 @@ def import_seconds(module: str) -> dict[str, Any]:
 
 
 def connect_seconds(side: str, cluster: LocalCluster) -> dict[str, Any]:
-    """An answer: how long a fresh process of that side takes to connect to a cluster, in `seconds`."""
+    """Measures how long a fresh process of a side takes to connect, and returns an answer with `seconds`."""
     spec = cluster.spec
     spec["chief"] = free_addresses(1, besides=[address for job in spec.values() for address in job])
     with (
@@ -68,8 +66,8 @@ def measure(sizes: Sequence[tuple[int, int]], repeats: int) -> Found:
     """Measures all, and returns the rounds of each row and column.
 
     Args:
-      sizes: of clusters, workers and parameter servers.
-      repeats: of each that are counted.
+      sizes: clusters as numbers of workers and of parameter servers.
+      repeats: the number of counted rounds of each.
 
     Raises:
       LaunchError: a server did not start.
@@ -77,22 +75,22 @@ def measure(sizes: Sequence[tuple[int, int]], repeats: int) -> Found:
     """
     with tqdm(total=2 * (len(sizes) + 1) * (repeats + 1), file=sys.stderr, unit="start") as progress:
 
-        def tell(name: str) -> None:
+        def show(name: str) -> None:
             progress.set_description(name)
             progress.update()
 
         modules = {"ours": "coordinator", "peer": "tensorflow"}
         runners = {side: functools.partial(import_seconds, module) for side, module in modules.items()}
-        found = {"import coordinator / tensorflow": alternated(runners, repeats, tell)}
+        found = {"import coordinator / tensorflow": alternated(runners, repeats, show)}
         for workers, ps in sizes:
             with LocalCluster(workers, ps) as cluster:
                 runners = {side: functools.partial(connect_seconds, side, cluster) for side in SIDES}
-                found[f"connect to {workers} workers, {ps} ps"] = alternated(runners, repeats, tell)
+                found[f"connect to {workers} workers, {ps} ps"] = alternated(runners, repeats, show)
     return found
 
 
 def table(found: Found) -> str:
-    """A row for each kind of start, in seconds."""
+    """Returns a row for each kind of start, in seconds."""
     rows = [
         (
             row,

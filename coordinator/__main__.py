@@ -1,16 +1,8 @@
-"""The command `coordinator`, which is `python -m coordinator` too: the commands of all layers."""
+"""The command `coordinator`, which is `python -m coordinator` too."""
 
 import sys
-from collections.abc import Sequence
 
-from coordinator.launch import command_line
-from coordinator.testbed.testbed_command import TESTBED
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command, as `coordinator.launch.command_line.main` does, with those of higher layers."""
-    return command_line.main(arguments, further=[TESTBED])
-
+from coordinator.cli.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main())

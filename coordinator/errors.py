@@ -1,7 +1,7 @@
 """Every error that the library raises by its own decision.
 
 A user's own exception, raised inside a scheduled function, is never wrapped: it is raised as itself, with notes that
-say where it happened (`describe_failure`).
+say where it happened.
 
     CoordinatorError
      x  ClusterSpecError          (ValueError)      the cluster, TF_CONFIG or an address is wrong
@@ -10,17 +10,53 @@ say where it happened (`describe_failure`).
      |   x  WorkerLost
      |   x  ParameterServerLost
      x  ClosureError                                one closure did not give a result
-     |   x  ClosureInputError                       an input of it could not be made
-     |   x  ClosureCancelledError (CancelledError)  it was withdrawn: another closure failed, or the strategy closed
-     |   x  ClosureQuarantined                 it lost too many workers to be handed round further
+     |   x  ClosureInputError                       an input of it could not be created
+     |   x  ClosureCancelledError (CancelledError)  another closure failed, or the strategy was closed
+     |   x  ClosureQuarantined                 it was lost with its worker too often
      x  StrategyClosedError       (RuntimeError)    the strategy is closed
      x  InvalidTransitionError    (RuntimeError)    a defect of this library: a state changed in a way not allowed
      x  LaunchError               (RuntimeError)    a server or a program could not be started
      x  EvaluationError           (RuntimeError)    a checkpoint cannot be evaluated
-     x  SettingError              (ValueError)      a simulation or an experiment was given something that cannot be
+     x  SettingError              (ValueError)      a setting has a value that is not allowed
 """
 
 import concurrent.futures
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rollback:
+    """A recovery of lost parameter servers, which set all variables back to a checkpoint.
+
+    Steps are counted by the `step` that `ParameterServerStrategy.restore_from` was given, or else are functions that
+    have finished. They are None where they are not known: if `restore_from` was given a function that restores.
+
+    Attributes:
+      parameter_servers: the names of the lost ones, such as `/job:ps/task:0`.
+      checkpoint: the path of the restored checkpoint; None if there was none, and all variables were initialized again.
+      step_before: the step at which the servers were lost; an estimate, since it is not known which functions that ran
+        while the checkpoint was written are in it.
+      step_after: the step from which training continues.
+      seconds: the time from the first attempt to recover until the variables were restored, in seconds.
+    """
+
+    parameter_servers: tuple[str, ...]
+    checkpoint: str | None
+    step_before: int | None
+    step_after: int | None
+    seconds: float
+
+    @property
+    def steps_lost(self) -> int | None:
+        """How many steps have to be repeated; None if that is not known."""
+        if self.step_before is None or self.step_after is None:
+            return None
+        return self.step_before - self.step_after
+
+    def __str__(self) -> str:
+        where = f"checkpoint {self.checkpoint}" if self.checkpoint else "the initial values"
+        steps = "" if self.steps_lost is None else f", {self.steps_lost} steps back, at step {self.step_after}"
+        return f"{', '.join(self.parameter_servers)} recovered from {where}{steps} ({self.seconds:.1f} s)"
 
 
 class CoordinatorError(Exception):
@@ -59,27 +95,27 @@ class ParameterServerLost(TaskLost):
 
 
 class ClosureError(CoordinatorError):
-    """A scheduled closure did not give a result."""
+    """A scheduled closure has no result."""
 
 
 class ClosureInputError(ClosureError):
-    """An input of the closure (a per-worker dataset, iterator, variable or table) could not be made."""
+    """An input of the closure (a per-worker dataset, iterator, variable or table) could not be created."""
 
 
 class ClosureCancelledError(ClosureError, concurrent.futures.CancelledError):
-    """The closure was withdrawn before it finished. Schedule it again if it is still wanted."""
+    """The closure was cancelled before it finished. Reschedule it if it is still needed."""
 
 
 class ClosureQuarantined(ClosureError):
-    """Every worker that ran the closure was lost, too often to be chance: it is not run again."""
+    """The closure was lost with its worker `Options.max_attempts` times, and is not run again."""
 
 
 class StrategyClosedError(CoordinatorError, RuntimeError):
-    """The strategy was closed and schedules no more."""
+    """The strategy was closed, and schedules nothing any more."""
 
 
 class InvalidTransitionError(CoordinatorError, RuntimeError):
-    """A closure or a worker was asked to change state in a way that its table does not allow."""
+    """A closure or a worker was about to change its state in a way that is not allowed: a defect of the library."""
 
 
 class LaunchError(CoordinatorError, RuntimeError):
@@ -91,17 +127,17 @@ class EvaluationError(CoordinatorError, RuntimeError):
 
 
 class SettingError(CoordinatorError, ValueError):
-    """A setting of a simulation or an experiment is wrong; the message names it and says what is allowed.
+    """A setting is wrong; the message names it and says what is allowed.
 
     Attributes:
       option: its name.
-      complaint: what is wrong with it.
+      reason: what is wrong with it.
     """
 
-    def __init__(self, option: str, complaint: str):
-        super().__init__(option, complaint)
+    def __init__(self, option: str, reason: str):
+        super().__init__(option, reason)
         self.option = option
-        self.complaint = complaint
+        self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.option} {self.complaint}"
+        return f"{self.option} {self.reason}"

@@ -1,7 +1,7 @@
-"""The result to come of one scheduled closure.
+"""The result of one scheduled closure, before it exists.
 
-A million of them may wait in a queue, and almost none of them is ever waited on before it is done. So what others wait
-on, a condition with its lock and two lists, is made when somebody first does, and a future that is done tells its
+A million futures may wait in a queue, and almost none of them is waited on before it is done. So what threads wait on,
+a condition with its lock and two lists, is created when a thread first needs it, and a future that is done returns its
 outcome without it. Nothing else differs from `concurrent.futures`, whose functions find what they expect.
 """
 
@@ -18,27 +18,27 @@ _ENDS = (FINISHED, CANCELLED_AND_NOTIFIED, CANCELLED)
 class Future(concurrent.futures.Future[Any]):
     """A `concurrent.futures.Future` whose result is NumPy values in the structure that the function returned.
 
-    It works with `concurrent.futures.wait` and `as_completed`. `cancel()` withdraws a closure that waits, and cancels
-    one that runs: what it has done by then stays done, but its result is not told. The result is on the client before
-    the future is done, so it outlives the worker that made it.
+    It works with `concurrent.futures.wait` and `as_completed`. `cancel()` cancels a closure, whether it waits or runs:
+    what it has done by then stays done, but its result is lost. The result is on the client before the future is done,
+    so it outlives the worker that computed it.
 
-    `result()` raises the function's own exception as itself, `ClosureCancelledError` for a closure that was withdrawn
+    `result()` raises the function's own exception as itself, `ClosureCancelledError` for a closure that was cancelled
     because another one failed, `ClosureInputError`, `ClosureQuarantined` or `ParameterServerLost`.
 
     Callbacks (`add_done_callback`) run on a worker's thread: keep them short, and never call `join` from one.
 
     Args:
-      name: of the function.
+      name: the function's name.
       number: the closure's place in the order of scheduling.
-      on_cancel: asks the queue to withdraw the closure; whether it could. It may be set later.
-      origin: the strategy's own note of what the result will look like.
+      on_cancel: cancels the closure, and returns whether it did. It may be set later.
+      origin: what the strategy knows of the result's structure.
 
     Attributes:
       is_started: whether a worker runs the closure now; set by the queue.
     """
 
-    # Of all futures, held for a few assignments: by whoever makes a condition, and by whoever gives an outcome to a
-    # future without one. An outcome must not appear while another thread looks at the state with the condition held.
+    # Of all futures; held for a few assignments when a condition is created, and when a future without one gets its
+    # outcome. An outcome must not appear while another thread looks at the state with the condition held.
     _conditions_lock: ClassVar = threading.Lock()
 
     __slots__ = (
@@ -69,7 +69,7 @@ class Future(concurrent.futures.Future[Any]):
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """What the base class and the functions of `concurrent.futures` lock this future with, and wait on."""
+        """The condition on which the base class and the functions of `concurrent.futures` wait."""
         if self._made_condition is None:
             with self._conditions_lock:
                 if self._made_condition is None:
@@ -79,69 +79,69 @@ class Future(concurrent.futures.Future[Any]):
         return self._made_condition
 
     def done(self) -> bool:
-        """Whether it has its outcome."""
+        """Returns whether it has its outcome."""
         return self._state in _ENDS
 
     def cancelled(self) -> bool:
-        """Whether the closure was cancelled by its user."""
+        """Returns whether the closure was cancelled by its user."""
         return self._state in {CANCELLED_AND_NOTIFIED, CANCELLED}
 
     def result(self, timeout: float | None = None) -> Any:
-        """The closure's result.
+        """Waits for the closure's result and returns it.
 
         Args:
-          timeout: how long to wait for it, in seconds; None for as long as it takes.
+          timeout: how long to wait, in seconds; None for as long as it takes.
 
         Raises:
-          TimeoutError: it is not there in time.
+          TimeoutError: there was no result in time.
           concurrent.futures.CancelledError: the closure was cancelled by its user.
-          BaseException: what it ended with.
+          BaseException: the error with which it ended.
         """
         if self._state is FINISHED and self._exception is None:
             return self._result
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the closure ended with, None if it has a result; arguments and errors are those of `result`."""
+        """Waits for the closure's error, None if it has a result. Arguments and errors are those of `result`."""
         return self._exception if self._state is FINISHED else super().exception(timeout)
 
     def running(self) -> bool:
-        """Whether a worker runs the closure now."""
+        """Returns whether a worker runs the closure now."""
         return self.is_started and not self.done()
 
     def cancel(self) -> bool:
-        """Withdraws the closure, or cancels the call if a worker runs it.
+        """Cancels the closure, and its call if a worker runs it.
 
         Returns:
-          Whether it is cancelled now; False if it has its outcome already.
+          Whether it is cancelled; False if it has another outcome already.
         """
         on_cancel = self.on_cancel
         return self.cancelled() if on_cancel is None else on_cancel() or self.cancelled()
 
-    # What follows is for the queue alone. The future stays pending to its base class while a worker runs the closure,
-    # since it can be cancelled until the outcome is decided, and the queue decides that under its own lock.
+    # The methods that follow are for the queue. The future stays pending to its base class while a worker runs the
+    # closure, since it can be cancelled until the outcome is decided, and the queue decides that under its own lock.
 
-    def tell_result(self, result: Any) -> None:
-        """The closure gave its result."""
+    def set_result(self, result: Any) -> None:
+        """Sets the closure's result."""
         self._forget_closure()
         if not self._end_unwatched(FINISHED, result=result):
-            self.set_result(result)
+            super().set_result(result)
 
-    def tell_error(self, error: BaseException) -> None:
-        """The closure ended with an error."""
+    def set_exception(self, exception: BaseException | None) -> None:
+        """Sets the error with which the closure ended."""
         self._forget_closure()
-        if not self._end_unwatched(FINISHED, exception=error):
-            self.set_exception(error)
+        if not self._end_unwatched(FINISHED, exception=exception):
+            super().set_exception(exception)
 
-    def tell_cancelled(self) -> None:
-        """The closure was withdrawn as the user asked."""
+    def set_cancelled(self) -> None:
+        """Records that the user cancelled the closure."""
         self._forget_closure()
         if not self._end_unwatched(CANCELLED_AND_NOTIFIED):
             super().cancel()
             self.set_running_or_notify_cancel()
 
     def _end_unwatched(self, state: str, result: Any = None, exception: BaseException | None = None) -> bool:
-        """Gives it this outcome, if it has none and nobody has waited or asked to be called; whether that was so."""
+        """Sets the outcome if no thread has waited and no callback was added; returns whether that is so."""
         with self._conditions_lock:
             is_unwatched = self._made_condition is None and self._state is PENDING
             if is_unwatched:
@@ -151,14 +151,14 @@ class Future(concurrent.futures.Future[Any]):
             return is_unwatched
 
     def _forget_closure(self) -> None:
-        """Undoes the circle between this future and its closure.
+        """Breaks the reference cycle between this future and its closure.
 
-        Without it a result is freed as soon as its future is dropped, not when the garbage collector next comes round.
+        So a result is freed as soon as its future is dropped, not when the garbage collector runs next.
         """
         self.on_cancel = None
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
-        """Calls `fn` with this future once it is done. What `fn` raises is logged and goes no further."""
+        """Calls `fn` with this future once it is done. An exception of `fn` is logged and not raised."""
         super().add_done_callback(functools.partial(_call_back, fn))
 
     def __repr__(self) -> str:
@@ -173,10 +173,10 @@ class Future(concurrent.futures.Future[Any]):
 
 
 def _call_back(fn: Callable[[concurrent.futures.Future[Any]], object], future: concurrent.futures.Future[Any]) -> None:
-    """Calls `fn` so that a `sys.exit()` in it cannot end the worker's thread, on which everybody else depends."""
+    """Calls `fn` so that a `sys.exit()` in it cannot end the worker's thread."""
     try:
         fn(future)
     except (Exception, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise RuntimeError(f"A callback of {future} raised {type(error).__name__}; no thread ends by it.") from error
+        raise RuntimeError(f"A callback of {future} raised {type(error).__name__}, which is ignored.") from error

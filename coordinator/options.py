@@ -1,8 +1,10 @@
-"""What a user may tune, checked when it is made."""
+"""Options of a strategy, checked when they are created."""
 
 import dataclasses
 import threading
 from typing import Literal
+
+from coordinator.setting_checks import check_integer, check_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -12,40 +14,41 @@ class Options:
     Attributes:
       max_queued_closures: `schedule` blocks while this many closures wait for a worker.
       schedule_timeout: how long `schedule` may block on a full queue before it raises `TimeoutError`; None waits
-        as long as it takes, with a report in the log every `stall_report_interval`.
-      transient_retries: how often one closure is run again after a transient failure (an RPC that was refused
-        although every task is alive) before the failure counts as its result.
-      max_attempts: a closure whose worker was lost under it this often is quarantined: its future and `join` raise
-        `ClosureQuarantined`.
-      stop_on_error: whether the first error of a scheduled function withdraws everything else and is raised by the
-        next `schedule` or `join`, as in the RFC; otherwise it is told by its own future alone.
-      closure_timeout: a closure that runs for longer is run on another worker as well, and the first result counts;
-        None for never. `schedule(..., timeout=)` says otherwise for one closure.
-      steps_per_dispatch: at most so many closures of one function that wait one behind the other are run in one call on
-        a worker, which saves most of what it takes to bring each there; None adapts the number to how long they take,
-        1 runs each alone. See docs/dispatch.md.
-      affinity_timeout: a closure for one certain worker (`schedule(..., worker=)`) fails with `WorkerLost` when it has
-        waited this long for that worker's return.
-      parameter_server_timeout: how long a lost parameter server is awaited, if `restore_from` was called, before
+        without a limit, with a report in the log every `stall_report_interval`.
+      transient_retries: how often a closure is run again after a transient failure (an RPC that was refused although
+        every task is alive) before the failure is its result. 0 also disables fused calls, since a transient failure
+        of a call counts for every closure in it.
+      max_attempts: a closure whose worker was lost this often while it ran is quarantined: its future and `join` raise
+        `ClosureQuarantined`. 1 also disables fused calls, since the loss of a call counts for every closure in it.
+      stop_on_error: whether the first error of a scheduled function cancels all other functions and is raised by the
+        next `schedule` or `join`, as in the RFC; otherwise only its own future raises it.
+      closure_timeout: a closure that runs for longer is started on another worker as well, and the first result counts;
+        None for never. `schedule(..., timeout=)` overrides it for one closure.
+      steps_per_dispatch: the maximum number of waiting closures of one function that a worker runs in one call, which
+        saves most of the overhead of each; None adapts the number to how long they take, 1 runs each alone. See
+        docs/dispatch.md.
+      affinity_timeout: a closure for one worker (`schedule(..., worker=)`) fails with `WorkerLost` when it has waited
+        this long for that worker's return.
+      parameter_server_timeout: how long to wait for a lost parameter server, if `restore_from` was called, before
         `ParameterServerLost` is raised.
-      connect_timeout: how long making a strategy may wait for all parameter servers and the first worker.
-      probe_timeout: a task that leaves a health probe unanswered for this long counts as unreachable.
-      heartbeat_interval: every server is asked this often whether it is there.
-      heartbeat_timeout: a server that has been silent for this long counts as lost, and every call to it fails.
-      reconnect_interval: pause between two attempts to reach a lost worker, and before a closure is run again after
+      connect_timeout: how long the constructor of a strategy may wait for all parameter servers and one worker.
+      probe_timeout: a task that does not answer a health probe in this time counts as unreachable.
+      heartbeat_interval: the time between two heartbeats of each server.
+      heartbeat_timeout: a server that has not answered for this long counts as lost, and every call to it fails.
+      reconnect_interval: the time between two attempts to reach a lost worker, and before a closure is run again after
         a transient failure.
-      stall_report_interval: a wait that lasts this long says in the log what it waits for, and again after each
+      stall_report_interval: a wait that lasts this long reports in the log what it waits for, and again after each
         further interval.
-      client_timeout: a server frees what this client made on it when it has not heard of the client for this long: the
-        client's host vanished, or the program was stopped, or the two could not reach each other. A client that was
-        killed is noticed by the next one, and what it left is freed then.
-      version_mismatch: what to do about a server that runs another TensorFlow than this program: "error" refuses it,
-        "warn" says so in the log and takes it.
-      close_timeout: how long `close` waits for what runs to end before it gives it up and says so. Disconnecting
-        from the servers may take up to some 40 seconds more if one of them does not end what it runs.
+      client_timeout: a server frees what this client created on it when it has not heard from the client for this long:
+        the client's host vanished, or the program was stopped, or the network is down. A client that was killed is
+        noticed by the next one, which frees what it left.
+      version_mismatch: what to do about a server that runs another version of TensorFlow than this program: "error"
+        refuses it, "warn" logs a warning and accepts it.
+      close_timeout: how long `close` waits for running calls to end before it abandons them, with a warning.
+        Disconnecting may take up to about 40 seconds more if a server does not end what it runs.
 
     Raises:
-      ValueError: a switch is no bool, a count not a positive whole number, or a time not a positive number below
+      ValueError: a switch is not a bool, a count not a positive integer, a time not a positive number of at most
         `threading.TIMEOUT_MAX` (some 292 years), or `version_mismatch` another word.
     """
 
@@ -81,12 +84,8 @@ class Options:
                 continue
             if value is None and field.default is None:
                 continue
-            whole = field.type in (int, "int", int | None)
-            allowed = (int,) if whole else (int, float)
-            least = 0 if field.name == "transient_retries" else None
-            is_number = isinstance(value, allowed) and not isinstance(value, bool)
-            is_finite = is_number and (whole or value <= threading.TIMEOUT_MAX)
-            if not (is_finite and (value > 0 or value == least)):
-                kind = "whole number" if whole else "finite number of seconds"
-                bound = "of at least 0" if least == 0 else "above 0"
-                raise ValueError(f"Options.{field.name} must be a {kind} {bound}, got {value!r}.")
+            name = f"Options.{field.name}"
+            if field.type in (int, int | None):
+                check_integer(name, value, minimum=0 if field.name == "transient_retries" else 1)
+            else:
+                check_number(name, value, above=0, maximum=threading.TIMEOUT_MAX, unit="seconds")

@@ -1,4 +1,4 @@
-"""Snapshots of what a cluster has done and is doing."""
+"""Snapshots of the counts of a cluster."""
 
 import dataclasses
 
@@ -11,12 +11,12 @@ class WorkerStatistics:
       index: its task index.
       device: its name.
       state: `live`, `lost` or `stopped`.
-      finished: closures that gave a result here.
-      failed: closures that ended with an error here.
-      retried: attempts here after which the closure was handed back, to run again unless another one failed meanwhile.
+      finished: closures with a result from this worker.
+      failed: closures with an error from this worker.
+      retried: attempts here after which the closure was requeued.
       losses: how often the worker was lost.
-      reconnections: how often it was connected to again.
-      reconnecting_seconds: time spent in making those connections, in seconds.
+      reconnections: how often it was reconnected.
+      reconnecting_seconds: the time that took, in seconds.
     """
 
     index: int
@@ -35,13 +35,13 @@ class ClusterStatistics:
     """What all workers have done, and what is queued.
 
     Attributes:
-      waiting: closures that no worker has taken, those handed back included.
+      waiting: closures that no worker runs, requeued ones included.
       running: closures that a worker runs now.
-      finished: closures that gave a result.
-      failed: closures that ended with an error.
-      cancelled: closures that were withdrawn.
-      retried: attempts after which a closure was handed back to run again.
-      workers: the same for each worker, by index.
+      finished: closures with a result.
+      failed: closures with an error.
+      cancelled: closures that were cancelled.
+      retried: attempts after which a closure was requeued.
+      workers: the statistics of each worker, in the order of the indices.
     """
 
     waiting: int
@@ -54,7 +54,7 @@ class ClusterStatistics:
 
     def __str__(self) -> str:
         away = [worker.device for worker in self.workers if worker.state == "lost"]
-        lost = f"; lost and awaited: {', '.join(away)}" if away else ""
+        lost = f"; lost: {', '.join(away)}" if away else ""
         return (
             f"{self.waiting} waiting, {self.running} running, {self.finished} finished, {self.failed} failed, "
             f"{self.cancelled} cancelled, {self.retried} retried; {len(self.workers)} workers{lost}"

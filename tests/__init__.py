@@ -1,1 +1,5 @@
-"""The tests, which mirror `coordinator/` name for name, and what they share."""
+"""The tests. `ROOT` is the folder of the checkout."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]

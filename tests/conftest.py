@@ -1,7 +1,7 @@
-"""Fixtures of all tests: one real cluster for the whole run, programs of their own, and a look for what is left behind.
+"""Fixtures of all tests: one real cluster for the whole run, programs in separate processes, a check for leftovers.
 
 Tests run in the order of what they need: first those without a cluster, then those of the shared cluster, then those
-that start clusters of their own.
+that start another cluster.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.import_graph import ROOT
+from tests import ROOT
 from tests.leftovers import Leftovers
 from tests.program_runner import ProgramRunner
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from coordinator import ParameterServerStrategy
     from coordinator.testing import LocalCluster
 
-# TensorFlow reads these when it is loaded, so they are set before anything can load it. Servers inherit them.
+# TensorFlow reads these when it is loaded. Servers inherit them.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.pop("TF_CONFIG", None)
-# Every process that a test starts imports this checkout, also if another copy is installed.
+# Every process that a test starts imports this checkout, even if another copy is installed.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
-# What is ending when a test ends may take this long to end; far more than it needs on an idle machine.
+# How long threads and processes may take to end after a test, in seconds: far more than on an idle machine.
 ENDING_TIMEOUT = 15.0
 # How long the shared strategy may need to finish what a test scheduled, in seconds.
 SETTLING_TIMEOUT = 60.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of the shared cluster, and puts the quick tests first."""
+    """Marks the tests of the shared cluster, and sorts the quick tests to the front."""
     for item in items:
         if "shared_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")
@@ -49,7 +49,7 @@ def _cost(item: pytest.Item) -> int:
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that leaves a thread of the library, or a process, which no longer-lived fixture had before it."""
+    """Fails a test that leaves a thread of the library or a process that did not exist before it."""
     leftovers = Leftovers()
     yield
     left = leftovers.wait_gone(ENDING_TIMEOUT)
@@ -58,7 +58,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def run_program(tmp_path: Path) -> ProgramRunner:
-    """Runs a program in a Python process of its own: `run_program(source, *arguments, timeout=120, exit_code=0)`."""
+    """Runs a program in a separate process: `run_program(source, *arguments, timeout=120, exit_code=0)`."""
     folder = tmp_path / "programs"
     folder.mkdir()
     return ProgramRunner(folder)
@@ -66,7 +66,7 @@ def run_program(tmp_path: Path) -> ProgramRunner:
 
 @pytest.fixture(scope="session")
 def shared_cluster() -> "Iterator[LocalCluster]":
-    """Three workers and two parameter servers for the whole run. Whoever kills one of them starts it again."""
+    """Three workers and two parameter servers for the whole run. A test that kills one of them restarts it."""
     from coordinator.testing import LocalCluster
 
     with LocalCluster(workers=3, ps=2) as cluster:
@@ -75,17 +75,17 @@ def shared_cluster() -> "Iterator[LocalCluster]":
 
 @pytest.fixture(scope="session")
 def strategy(shared_cluster: "LocalCluster") -> "Iterator[ParameterServerStrategy]":
-    """The strategy on the shared cluster: a process can connect to one cluster only, so all its tests use this one."""
+    """The strategy on the shared cluster. A process connects to one cluster only, so all its tests use this one."""
     from coordinator import ParameterServerStrategy
 
-    # Closed, not joined: what a failed test left running may never end by itself.
+    # Closed, not joined: functions of a failed test may never end.
     with contextlib.closing(ParameterServerStrategy(shared_cluster.resolver)) as strategy:
         yield strategy
 
 
 @pytest.fixture(autouse=True)
 def settled_strategy(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Hands the shared strategy to the next test with nothing scheduled and no error waiting to be raised."""
+    """Joins the shared strategy after each test, so that the next one finds nothing scheduled and no error to raise."""
     if "strategy" not in request.fixturenames:
         yield
         return
@@ -94,14 +94,16 @@ def settled_strategy(request: pytest.FixtureRequest) -> Iterator[None]:
     try:
         strategy.join(timeout=SETTLING_TIMEOUT)
     except TimeoutError as error:
-        # What this test left must not make the next ones fail.
-        strategy.cluster._queue.fail_all(error, if_idle=True)
+        from tests.ps_strategy.every_worker import scheduler_of
+
+        # Functions of this test must not make the next tests fail.
+        scheduler_of(strategy).queue.fail_all(error, if_idle=True)
         strategy.join(timeout=SETTLING_TIMEOUT)
 
 
 @pytest.fixture
 def hasty_threads() -> Iterator[None]:
-    """Threads take turns as often as Python can make them."""
+    """Python switches threads as often as possible."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -1,19 +1,21 @@
-"""Waiting in a test for what only a look can tell."""
+"""Waiting in a test by polling, for conditions without an event."""
 
 import threading
 import time
 from collections.abc import Callable
 
-# No test of the core needs more than a moment; a wait that lasts this long, in seconds, has failed.
+# In seconds; far more than any test of the core needs.
 LIMIT = 30.0
 
-_POLL_INTERVAL = 0.001
+# In seconds. Most conditions ask a server, so it grows while nothing happens.
+_FIRST_INTERVAL, _LONGEST_INTERVAL = 0.001, 0.02
 
 
-def wait_until(is_true: Callable[[], object]) -> None:
-    """Looks again and again until `is_true()`, and fails when that takes longer than `LIMIT`."""
-    deadline = time.monotonic() + LIMIT
-    pause = threading.Event()
+def wait_until(is_true: Callable[[], object], limit: float = LIMIT) -> None:
+    """Looks again and again until `is_true()`, and fails when that takes longer than `limit` seconds."""
+    deadline = time.monotonic() + limit
+    pause, interval = threading.Event(), _FIRST_INTERVAL
     while not is_true():
-        assert time.monotonic() < deadline, f"Not within {LIMIT} s."
-        pause.wait(_POLL_INTERVAL)
+        assert time.monotonic() < deadline, f"Not within {limit} s."
+        pause.wait(interval)
+        interval = min(1.2 * interval, _LONGEST_INTERVAL)

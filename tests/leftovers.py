@@ -1,7 +1,7 @@
-"""What a test left running: threads of the library, and child processes.
+"""Threads of the library and child processes that a test left running.
 
-A server that was started again, and a thread that took the place of one that ended, are no leftovers: things are told
-apart by what they are (a thread's name, a process's command line), and what counts is how many there are of a kind.
+A restarted server and a thread that replaced another are no leftovers: threads are counted by name and processes by
+command line, and the numbers before and after a test are compared.
 """
 
 import threading
@@ -10,26 +10,26 @@ from collections import Counter
 
 import psutil
 
-# Threads of other libraries (TensorFlow's, gRPC's) live as long as the process, which is no fault of a test.
+# Threads of other libraries (TensorFlow's, gRPC's) live as long as the process.
 THREAD_PREFIX = "coordinator"
 
 _POLL_INTERVAL = 0.05
 
 
 class Leftovers:
-    """Compares what runs now with what ran when this was made."""
+    """Compares the running threads and processes with those at its creation."""
 
     def __init__(self) -> None:
         self._before = _running()
 
     def wait_gone(self, timeout: float) -> list[str]:
-        """Waits until nothing runs that did not run before.
+        """Waits until no threads and processes run that did not run before.
 
         Args:
-          timeout: how long what is ending may take to end, in seconds.
+          timeout: how long they may take to end, in seconds.
 
         Returns:
-          What still runs then, in words; an empty list when nothing does.
+          Descriptions of those that still run; an empty list without any.
         """
         deadline = time.monotonic() + timeout
         pause = threading.Event()
@@ -39,7 +39,7 @@ class Leftovers:
 
 
 def _running() -> Counter[str]:
-    """Counts the library's threads and this process's living descendants by what they are."""
+    """Counts the library's threads by name and this process's living descendants by command line."""
     running = Counter(
         f"thread {thread.name}" for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)
     )

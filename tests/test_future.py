@@ -20,7 +20,7 @@ class Withdrawals:
     def __call__(self) -> bool:
         self.count += 1
         assert self.future is not None
-        self.future.tell_cancelled()
+        self.future.set_cancelled()
         return True
 
 
@@ -49,7 +49,7 @@ def test_a_future_without_an_outcome_can_be_cancelled(future: Future, withdrawal
 
 
 def test_a_future_that_is_done_cannot_be_cancelled(future: Future, withdrawals: Withdrawals) -> None:
-    future.tell_result(3)
+    future.set_result(3)
     assert not future.cancel()
     assert withdrawals.count == 0
     assert future.result(0) == 3
@@ -58,7 +58,7 @@ def test_a_future_that_is_done_cannot_be_cancelled(future: Future, withdrawals: 
 def test_a_future_whose_outcome_was_decided_a_moment_before_is_not_cancelled() -> None:
     future = Future("step", 7, on_cancel=lambda: False)
     assert not future.cancel()
-    future.tell_result(3)
+    future.set_result(3)
     assert future.result(0) == 3
 
 
@@ -66,11 +66,11 @@ def test_a_future_tells_its_state_in_words(future: Future, withdrawals: Withdraw
     assert repr(future) == "<Future of closure 7 (step): waiting>"
     future.is_started = True
     assert repr(future) == "<Future of closure 7 (step): running>"
-    future.tell_result(None)
+    future.set_result(None)
     assert repr(future) == "<Future of closure 7 (step): done>"
     failed, cancelled = Future("f", 8, withdrawals), Future("g", 9, withdrawals)
-    failed.tell_error(ClosureCancelledError("withdrawn"))
-    cancelled.tell_cancelled()
+    failed.set_exception(ClosureCancelledError("withdrawn"))
+    cancelled.set_cancelled()
     assert repr(failed) == "<Future of closure 8 (f): raised ClosureCancelledError>"
     assert repr(cancelled) == "<Future of closure 9 (g): cancelled>"
 
@@ -84,14 +84,14 @@ def test_a_result_that_does_not_come_in_time_is_a_timeout(future: Future) -> Non
 
 def test_wait_and_as_completed_work_with_results_errors_and_cancellations(withdrawals: Withdrawals) -> None:
     good, bad, cancelled, pending = futures = [Future("step", number, withdrawals) for number in range(4)]
-    good.tell_result(1)
-    bad.tell_error(ValueError("wrong"))
-    cancelled.tell_cancelled()
+    good.set_result(1)
+    bad.set_exception(ValueError("wrong"))
+    cancelled.set_cancelled()
     done, not_done = concurrent.futures.wait(futures, timeout=0)
     assert (done, not_done) == ({good, bad, cancelled}, {pending})
     first = concurrent.futures.wait(futures, timeout=30, return_when=concurrent.futures.FIRST_EXCEPTION)
     assert bad in first.done
-    telling = threading.Thread(target=pending.tell_result, args=(4,))
+    telling = threading.Thread(target=pending.set_result, args=(4,))
     telling.start()
     assert set(concurrent.futures.as_completed(futures, timeout=30)) == set(futures)
     telling.join()
@@ -101,7 +101,7 @@ def test_callbacks_get_the_future_in_order_also_when_it_is_done(future: Future) 
     calls: list[tuple[str, object]] = []
     future.add_done_callback(lambda told: calls.append(("first", told)))
     future.add_done_callback(lambda told: calls.append(("second", told)))
-    future.tell_result(1)
+    future.set_result(1)
     future.add_done_callback(lambda told: calls.append(("late", told)))
     assert calls == [("first", future), ("second", future), ("late", future)]
 
@@ -117,6 +117,6 @@ def test_what_a_callback_raises_is_logged_and_goes_no_further(
     future.add_done_callback(fail)
     future.add_done_callback(told.append)
     with caplog.at_level(logging.ERROR, logger="concurrent.futures"):
-        future.tell_result(1)
+        future.set_result(1)
     assert told == [future]
     assert type(raised).__name__ in caplog.text

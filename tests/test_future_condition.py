@@ -20,15 +20,15 @@ def new_future(number: int = 0) -> Future:
 
 
 def result(future: Future) -> None:
-    future.tell_result(future)
+    future.set_result(future)
 
 
 def error(future: Future) -> None:
-    future.tell_error(ValueError())
+    future.set_exception(ValueError())
 
 
 def cancellation(future: Future) -> None:
-    future.tell_cancelled()
+    future.set_cancelled()
 
 
 def test_the_base_class_has_the_attributes_that_are_made_late_and_no_others() -> None:
@@ -62,13 +62,13 @@ def test_a_future_that_has_its_outcome_gets_no_other(tell: Callable[[Future], No
         future.add_done_callback(lambda _: None)
     tell(future)
     with pytest.raises(concurrent.futures.InvalidStateError):
-        future.tell_result("another")
+        future.set_result("another")
     assert future.done()
 
 
 def test_an_error_is_raised_as_often_as_it_is_asked_for() -> None:
     future = new_future()
-    future.tell_error(ValueError("wrong"))
+    future.set_exception(ValueError("wrong"))
     for _ in range(2):
         with pytest.raises(ValueError, match="wrong"):
             future.result(0)

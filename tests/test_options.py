@@ -25,15 +25,15 @@ def test_every_option_has_a_default_that_passes() -> None:
 
 
 @pytest.mark.parametrize("name", [*COUNTS, *UNSET_COUNTS])
-def test_a_count_is_a_positive_whole_number(name: str) -> None:
+def test_a_count_is_a_positive_integer(name: str) -> None:
     for value in (-1, 1.0, "2", *[None] * (name in COUNTS), True):
-        with pytest.raises(ValueError, match=rf"^Options.{name} must be a whole number .*, got {value!r}\.$"):
+        with pytest.raises(ValueError, match=rf"^Options.{name} must be an integer .*, got {value!r}\.$"):
             Options(**{name: value})
 
 
 def test_no_count_is_zero_but_that_of_retries() -> None:
     for name in {*COUNTS, *UNSET_COUNTS} - {"transient_retries"}:
-        with pytest.raises(ValueError, match=f"^Options.{name} must be a whole number above 0, got 0"):
+        with pytest.raises(ValueError, match=f"^Options.{name} must be an integer of at least 1, got 0"):
             Options(**{name: 0})
     assert Options(transient_retries=0).transient_retries == 0
 
@@ -41,7 +41,7 @@ def test_no_count_is_zero_but_that_of_retries() -> None:
 @pytest.mark.parametrize("name", TIMES)
 def test_a_time_is_a_positive_finite_number(name: str) -> None:
     for value in (0, -1.0, math.nan, math.inf, 1e300, 10**400, "2", True):
-        with pytest.raises(ValueError, match=f"^Options.{name} must be a finite number of seconds above 0, got "):
+        with pytest.raises(ValueError, match=f"^Options.{name} must be a number of seconds above 0 .*, got "):
             Options(**{name: value})
     for value in (1, 0.001):
         assert getattr(Options(**{name: value}), name) == value

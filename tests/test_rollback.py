@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from coordinator.rolled_back import RolledBack
+from coordinator.errors import Rollback
 
-ROLLED_BACK = RolledBack(
+ROLLBACK = Rollback(
     parameter_servers=("/job:ps/task:0", "/job:ps/task:1"),
     checkpoint="folder/ckpt-3",
     step_before=120,
@@ -16,14 +16,14 @@ ROLLED_BACK = RolledBack(
 
 
 def test_it_says_what_was_lost_and_where_training_goes_on() -> None:
-    assert ROLLED_BACK.steps_lost == 20
-    assert str(ROLLED_BACK) == (
+    assert ROLLBACK.steps_lost == 20
+    assert str(ROLLBACK) == (
         "/job:ps/task:0, /job:ps/task:1 recovered from checkpoint folder/ckpt-3, 20 steps back, at step 100 (2.2 s)"
     )
 
 
 @pytest.mark.parametrize("unknown", ["step_before", "step_after"])
 def test_steps_that_nothing_tells_are_left_out(unknown: str) -> None:
-    rolled_back = dataclasses.replace(ROLLED_BACK, checkpoint=None, **{unknown: None})
+    rolled_back = dataclasses.replace(ROLLBACK, checkpoint=None, **{unknown: None})
     assert rolled_back.steps_lost is None
     assert str(rolled_back) == "/job:ps/task:0, /job:ps/task:1 recovered from the initial values (2.2 s)"

@@ -19,7 +19,7 @@ def test_a_snapshot_names_the_workers_that_are_away() -> None:
         for index, state in enumerate(["live", "lost", "lost"])
     )
     text = str(dataclasses.replace(COUNTS, workers=workers))
-    assert text.endswith("; 3 workers; lost and awaited: /job:worker/task:1, /job:worker/task:2")
+    assert text.endswith("; 3 workers; lost: /job:worker/task:1, /job:worker/task:2")
 
 
 @pytest.mark.parametrize("snapshot", [COUNTS, WorkerStatistics(0, "/job:worker/task:0", "live")])

@@ -1,1 +1,1 @@
-"""Those that are compared: the same functions on the same kind of cluster, each dispatched in a way of its own."""
+"""The contestants: the same functions on the same kind of cluster, dispatched in different ways."""

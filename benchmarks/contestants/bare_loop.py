@@ -1,6 +1,6 @@
 """No coordinator: a Python thread per worker calls the function on its device, as fast as it can.
 
-What a coordinator adds is seen against it. It notices no failure, hands out nothing and retries nothing.
+The baseline for the cost of a coordinator. It detects no failures and retries nothing.
 """
 
 import concurrent.futures
@@ -26,7 +26,7 @@ class BareLoop:
     may_have_rules = False
 
     def __init__(self, resolver: Any) -> None:
-        # A call then ends when the function has ended, and not when it was sent.
+        # A call then returns when the function has ended, not when it was sent.
         os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
         jobs = resolver.cluster_spec()
         tf.config.experimental_connect_to_cluster(
@@ -71,7 +71,7 @@ class BareLoop:
                 self._call_on(index, function, args)
 
         with concurrent.futures.ThreadPoolExecutor(len(self._workers)) as threads:
-            # What a thread raised is raised here.
+            # Raises what a thread raised.
             list(threads.map(run_on, range(len(self._workers))))
 
     def call(self, function: Any, args: Sequence[Any] = ()) -> Any:
@@ -79,7 +79,7 @@ class BareLoop:
         return self._call_on(0, function, args)
 
     def schedule(self, function: Any) -> Callable[[], Any]:
-        """See `Side`: the call is made when its result is asked for."""
+        """See `Side`: the returned function makes the call."""
         return lambda: self.call(function)
 
     def _call_on(self, index: int, function: Any, args: Sequence[Any]) -> Any:

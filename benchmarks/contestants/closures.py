@@ -1,18 +1,18 @@
-"""Small functions, many of them queued at once: what dispatching costs."""
+"""Small functions, many of them queued at once: the cost of dispatching."""
 
 from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.contestants.rate_meter import Pace
+from benchmarks.contestants.rate_meter import RateMeter
 from benchmarks.contestants.side import Side
 
-# On a busy machine too, so many are queued at once that there is something to fuse.
+# Enough calls are queued at once to be fused, also on a busy machine.
 LEAST_RATE = 500.0
 
 
 class Closures:
-    """A `Course` of functions that do next to nothing: `empty`, `scalar` and `assign_add`.
+    """A `Workload` of functions that do almost nothing: `empty`, `scalar` and `assign_add`.
 
     Args:
       side: runs them.
@@ -22,14 +22,14 @@ class Closures:
         with side.scope():
             total = tf.Variable(0.0)
         functions = {"empty": tf.function(_empty), "scalar": tf.function(_scalar), "assign_add": _adds_to(total)}
-        self._paces = {
-            name: Pace(lambda count, function=function: side.run(function, (), count), LEAST_RATE)
+        self._meters = {
+            name: RateMeter(lambda count, function=function: side.run(function, (), count), LEAST_RATE)
             for name, function in functions.items()
         }
 
     def run(self, work: str, seconds: float) -> dict[str, float]:
-        """See `Course`: `rate`, in closures per second, from the first schedule to the end of the last."""
-        return {"rate": self._paces[work].rate(seconds)}
+        """See `Workload`: `rate`, in closures per second, from the first schedule to the end of the last."""
+        return {"rate": self._meters[work].rate(seconds)}
 
 
 def _empty() -> None:

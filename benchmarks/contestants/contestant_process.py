@@ -1,6 +1,6 @@
-"""A contestant's process, as the benchmark sees it: an order goes in, an answer comes out, in time or never.
+"""A contestant's process: a command goes in, an answer comes out.
 
-It promises that waiting for an answer ends, and that no process is left when it is closed.
+Waiting for an answer ends in time, and no process is left when it is closed.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.piped_process import PipedProcess
 
-# A contestant loads TensorFlow and connects; a first round makes and traces what all rounds use. Far more than that.
+# Far more than a contestant needs to load TensorFlow, connect and trace its functions, in seconds.
 PATIENCE = 240.0
 
 
@@ -19,16 +19,16 @@ class ContestantProcess(PipedProcess):
     """A running `benchmarks.contestants.program`.
 
     Args:
-      course: what it is to run, one of `COURSES` there.
-      side: how, one of `SIDES` there.
+      workload: one of `WORKLOADS` there.
+      side: one of `SIDES` there.
       spec: the addresses of each job.
-      log: takes what it prints.
-      patience: how long to wait for each answer, in seconds.
+      log: the file for what it prints.
+      patience: the timeout of each answer, in seconds.
     """
 
     def __init__(
         self,
-        course: str,
+        workload: str,
         side: str,
         spec: Mapping[str, Sequence[str]],
         log: pathlib.Path,
@@ -36,16 +36,16 @@ class ContestantProcess(PipedProcess):
         patience: float = PATIENCE,
     ) -> None:
         self._patience = patience
-        # The process may tell something as soon as it is begun.
+        # The process may report as soon as it has started.
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         spec_text = json.dumps(dict(spec))
-        super().__init__(f"{course}, {side}", "benchmarks.contestants.program", course, side, spec_text, log=log)
+        super().__init__(f"{workload}, {side}", "benchmarks.contestants.program", workload, side, spec_text, log=log)
 
     def wait_connected(self) -> float:
-        """Waits until it may begin, and returns how long it took to connect, in seconds.
+        """Waits until it has connected, and returns how long connecting took, in seconds.
 
         Raises:
-          RuntimeError: it did not come to that; the message ends with what it printed.
+          RuntimeError: it did not connect; the message ends with what it printed.
         """
         found = self._answer()
         if "connected" not in found:
@@ -53,10 +53,10 @@ class ContestantProcess(PipedProcess):
         return float(found["connected"])
 
     def run(self, work: str, seconds: float) -> dict[str, Any]:
-        """Has it run a round of about so many seconds.
+        """Runs a round of about `seconds`.
 
         Returns:
-          Its answer: `figures`, or the `error` that it met, also if it hangs.
+          The answer: `figures`, or the `error`, also where the process hangs or has ended.
         """
         try:
             self.send(json.dumps({"work": work, "seconds": seconds}))
@@ -68,12 +68,12 @@ class ContestantProcess(PipedProcess):
         try:
             return self._answers.get(timeout=self._patience)
         except queue.Empty:
-            # An answer that came later would be taken for that of another round.
-            self._process.kill()
+            # A late answer would be taken for that of the next round.
+            self.process.kill()
             return {"error": f"hangs (deadline {self._patience:g} s)"}
 
-    def _take(self, told: dict[str, Any]) -> None:
-        self._answers.put(told)
+    def _on_message(self, message: dict[str, Any]) -> None:
+        self._answers.put(message)
 
-    def _take_end(self, code: int) -> None:
+    def _on_end(self, code: int) -> None:
         self._answers.put({"error": f"ended with code {code}"})

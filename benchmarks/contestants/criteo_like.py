@@ -1,4 +1,4 @@
-"""Advertisements as in Criteo's logs: shown, and clicked on or not. Made up, from a seed.
+"""Synthetic advertisements as in Criteo's logs: shown, and clicked on or not.
 
 Source of the shape: Criteo's display advertising challenge: 13 counts, 26 categories, a label that is seldom 1.
 """
@@ -8,7 +8,7 @@ import tensorflow as tf
 COUNTS = 13
 CATEGORIES = 26
 ROWS = 260_000
-# As many batches are made, once, and then repeated: the pipeline is to cost next to nothing.
+# This number of batches is generated once and then repeated: the pipeline should cost almost nothing.
 _BATCHES = 16
 _SEED = 7
 # Raw categories are larger numbers than there are rows, and most of them are rare.
@@ -18,7 +18,7 @@ _MULTIPLIER = 2_654_435_761
 
 
 def criteo_like(batch_size: int) -> tf.data.Dataset:
-    """Endless batches `(counts [batch, 13] float32, rows [batch, 26] int64, labels [batch, 1] float32)`.
+    """Returns endless batches `(counts [batch, 13] float32, rows [batch, 26] int64, labels [batch, 1] float32)`.
 
     `rows` are the categories, hashed to numbers from 0 to below `ROWS`.
     """

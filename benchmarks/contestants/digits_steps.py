@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from benchmarks.contestants.rate_meter import Pace
+from benchmarks.contestants.rate_meter import RateMeter
 from benchmarks.contestants.side import Side
 
 BATCH_SIZE = 32
@@ -16,7 +16,7 @@ _SEED = 0
 
 
 class DigitsSteps:
-    """A `Course` of one work, whatever its name: a step of a minibatch of 32 images.
+    """A `Workload` of one function, whatever its name: a step with a minibatch of 32 images.
 
     Args:
       side: runs them.
@@ -34,19 +34,19 @@ class DigitsSteps:
             body(*next(batches))
 
         iterator = side.iterator(lambda _: minibatches())
-        self._pace = Pace(lambda count: side.run(step, (iterator,), count))
+        self._meter = RateMeter(lambda count: side.run(step, (iterator,), count))
 
     def run(self, _: str, seconds: float) -> dict[str, float]:
-        """See `Course`: `rate`, in examples per second."""
-        return {"rate": BATCH_SIZE * self._pace.rate(seconds)}
+        """See `Workload`: `rate`, in examples per second."""
+        return {"rate": BATCH_SIZE * self._meter.rate(seconds)}
 
 
 def new_model() -> keras.Model:
-    """Two convolutions and two dense layers: some 20,000 weights in eight variables."""
+    """Returns two convolutions and two dense layers: some 20,000 weights in eight variables."""
     layers = keras.layers
 
     def start(number: int) -> keras.initializers.Initializer:
-        # The same weights for all contestants, and no seed for the rest of the process.
+        # The same weights for all contestants, without setting a global seed.
         return keras.initializers.GlorotUniform(seed=_SEED + number)
 
     return keras.Sequential(
@@ -63,7 +63,7 @@ def new_model() -> keras.Model:
 
 
 def minibatches() -> tf.data.Dataset:
-    """Endless shuffled minibatches `(images [32, 8, 8, 1] float32, labels [32] int64)`."""
+    """Returns endless shuffled minibatches `(images [32, 8, 8, 1] float32, labels [32] int64)`."""
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, _SIDE, _SIDE, 1).astype("float32") / _GREY_LEVELS
     dataset = tf.data.Dataset.from_tensor_slices((images, labels)).cache().shuffle(len(images))

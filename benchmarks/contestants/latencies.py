@@ -1,22 +1,22 @@
-"""One function in flight: how long until it begins, and until its result is known."""
+"""One function in flight: the time until it begins, and until its result is known."""
 
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from benchmarks.contestants.side import Side
-from benchmarks.percentile import percentile
 
 _FIRST_COUNT = 20
 _LEAST = 20
 
 
 class Latencies:
-    """A `Course` of functions that say when they began and ended: `scalar` and `assign_add`.
+    """A `Workload` of functions that return when they began and ended: `scalar` and `assign_add`.
 
-    Client and servers have one clock, because they are on one machine.
+    Client and servers are on one machine and share its clock.
 
     Args:
       side: runs them.
@@ -30,7 +30,7 @@ class Latencies:
         self._warm: set[str] = set()
 
     def run(self, work: str, seconds: float) -> dict[str, float]:
-        """See `Course`: `schedule`, `start`, `result` and `whole`, each with `_p50` and `_p99`, in seconds."""
+        """See `Workload`: `schedule`, `start`, `result` and `whole`, each with `_p50` and `_p99`, in seconds."""
         function = self._functions[work]
         if work not in self._warm:
             self._warm.add(work)
@@ -41,7 +41,7 @@ class Latencies:
         while time.perf_counter() < end or len(samples) < _LEAST:
             samples.append(self._measure(function))
         return {
-            f"{name}_p{percent}": percentile([sample[name] for sample in samples], percent)
+            f"{name}_p{percent}": float(np.percentile([sample[name] for sample in samples], percent))
             for name in samples[0]
             for percent in (50, 99)
         }

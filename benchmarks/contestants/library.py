@@ -1,8 +1,10 @@
-"""This library."""
+"""This library, as one side of a benchmark."""
 
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import tensorflow as tf
 
 import coordinator
 from benchmarks.contestants.side import DatasetFunction
@@ -13,7 +15,7 @@ class Library:
 
     Args:
       resolver: names the servers.
-      **options: of `coordinator.Options`, where they are not as they are.
+      **options: fields of `coordinator.Options` that differ from their defaults.
     """
 
     may_have_rules = True
@@ -26,7 +28,7 @@ class Library:
         return self._strategy.scope()
 
     def replicated(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """See `Side`: a scheduled function is in a replica context as it is."""
+        """See `Side`: a scheduled function runs in a replica context."""
         return body
 
     def iterator(self, dataset_fn: DatasetFunction) -> Any:
@@ -46,3 +48,15 @@ class Library:
     def schedule(self, function: Any) -> Callable[[], Any]:
         """See `Side`."""
         return self._strategy.schedule(function).result
+
+    def worker_index(self) -> tf.Tensor:
+        """See `RecoverySide`."""
+        return coordinator.get_current_worker_index()
+
+    def join(self) -> None:
+        """See `RecoverySide`."""
+        self._strategy.join()
+
+    def restore_from(self, manager: tf.train.CheckpointManager) -> None:
+        """See `RecoverySide`."""
+        self._strategy.restore_from(manager)

@@ -1,7 +1,7 @@
-"""The recommender as somebody writes it who does by hand what makes training across servers fast.
+"""The recommender with the optimizations for training across servers written by hand.
 
-All dense variables of a parameter server are one, so that they are read and changed at once; several steps are one
-function. What is won in that way is what a library can hope for that is given the plain model.
+All dense variables of a parameter server are one variable, so that they are read and updated at once; several steps are
+one function. Its speed is what a library can hope for that is given the plain model.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ _DENSE_OF_SERVERS = ((0, 1), (2, 3, 4, 5))
 
 
 class PackedRecommenderModel:
-    """Variables that are made where the caller's scope says: a table and a vector for each of two servers.
+    """Variables in the caller's scope: a table and a vector for each of two servers.
 
     Attributes:
       tables: as those of `RecommenderModel`.
-      vectors: the dense variables of each server, one behind the other.
+      vectors: the dense variables of each server, concatenated.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class PackedRecommenderModel:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """All of them."""
+        """The tables, then the vectors."""
         return [*self.tables, *self.vectors]
 
     def gradients(self, counts: tf.Tensor, rows: tf.Tensor, labels: tf.Tensor) -> list[Any]:
-        """As those of `RecommenderModel`."""
+        """See `RecommenderModel.gradients`."""
         with tf.GradientTape() as tape:
             loss = mean_cross_entropy(self.tables, self._dense(), counts, rows, labels)
         return tape.gradient(loss, self.variables)

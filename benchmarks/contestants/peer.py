@@ -20,7 +20,7 @@ class Peer:
     may_have_rules = False
 
     def __init__(self, resolver: Any) -> None:
-        # As its guide says for every task: a call to a dead server then fails, and does not wait for it.
+        # As its guide says for every task: a call to a dead server then fails instead of waiting for it.
         os.environ["GRPC_FAIL_FAST"] = "use_caller"
         self._strategy = tf.distribute.ParameterServerStrategy(resolver)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
@@ -50,3 +50,14 @@ class Peer:
     def schedule(self, function: Any) -> Callable[[], Any]:
         """See `Side`."""
         return self._coordinator.schedule(function).fetch
+
+    def worker_index(self) -> tf.Tensor:
+        """See `RecoverySide`."""
+        return tf.distribute.coordinator.experimental_get_current_worker_index()
+
+    def join(self) -> None:
+        """See `RecoverySide`."""
+        self._coordinator.join()
+
+    def restore_from(self, manager: tf.train.CheckpointManager) -> None:
+        """Does nothing: a lost parameter server is an error here, after which the client is restarted."""

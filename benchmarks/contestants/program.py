@@ -1,12 +1,12 @@
-"""A contestant as a program: a line on standard input has it run a round, and a line on standard output tells.
+"""A contestant as a program: it runs a round for each line of standard input, and prints a line with the result.
 
     python -m benchmarks.contestants.program dispatch ours '{"worker": [...], "ps": [...]}'
 
-    out  {"connected": 1.5}                                   once, when it may begin: seconds that connecting took
+    out  {"connected": 1.5}                                   once: the seconds that connecting took
     in   {"work": "empty", "seconds": 1.0}
     out  {"figures": {"rate": 1000.0}} or {"error": "..."}    for each line
 
-It ends with its input, at once.
+It ends at once when its input ends.
 """
 
 import functools
@@ -16,12 +16,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from benchmarks.contestants.bare_loop import BareLoop
-from benchmarks.contestants.course import Course
 from benchmarks.contestants.library import Library
 from benchmarks.contestants.peer import Peer
 from benchmarks.contestants.side import Side
@@ -35,8 +34,8 @@ SIDES: dict[str, Callable[[Any], Side]] = {
     "hand": BareLoop,
     "single": SingleProcess,
 }
-# Where each course's class is: what one of them imports is loaded for that one alone.
-COURSES = {
+# The module and class of each workload, which imports only what it needs.
+WORKLOADS = {
     "dispatch": ("closures", "Closures"),
     "latency": ("latencies", "Latencies"),
     "recommender": ("recommender_steps", "RecommenderSteps"),
@@ -44,29 +43,36 @@ COURSES = {
 }
 
 
-def answer(course: Course, order: dict[str, Any]) -> dict[str, Any]:
-    """Runs one round; an error is an answer too."""
+class Workload(Protocol):
+    """What a contestant runs, in rounds. Created with a `Side`, in the contestant's process."""
+
+    def run(self, work: str, seconds: float) -> dict[str, float]:
+        """Runs one round of the named function, for about `seconds`, and returns its figures by name."""
+
+
+def answer(workload: Workload, command: dict[str, Any]) -> dict[str, Any]:
+    """Runs one round, and returns its figures or its error."""
     try:
-        return {"figures": course.run(order["work"], order["seconds"])}
-    except Exception as error:  # noqa: BLE001 - told
+        return {"figures": workload.run(command["work"], command["seconds"])}
+    except Exception as error:  # noqa: BLE001 - reported
         return {"error": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"}
 
 
 def main() -> None:
-    """Connects, then runs rounds until there are no more orders."""
-    course_name, side_name, spec = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-    # What TensorFlow prints is not to be among the answers.
+    """Connects, then runs rounds until the input ends."""
+    workload_name, side_name, spec = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    # TensorFlow prints to standard output as well: it gets standard error instead.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     began = time.perf_counter()
     side = SIDES[side_name](_resolver(spec))
     print(json.dumps({"connected": time.perf_counter() - began}), file=answers, flush=True)
-    course = None
+    workload = None
     for line in sys.stdin:
-        if course is None:
-            course = _course(course_name)(side)
-        print(json.dumps(answer(course, json.loads(line))), file=answers, flush=True)
-    # A call under way would hold up any orderly end.
+        if workload is None:
+            workload = _workload(workload_name)(side)
+        print(json.dumps(answer(workload, json.loads(line))), file=answers, flush=True)
+    # A running call would delay an orderly end.
     os._exit(0)
 
 
@@ -76,8 +82,8 @@ def _resolver(spec: dict[str, list[str]]) -> Any:
     )
 
 
-def _course(name: str) -> Callable[[Side], Course]:
-    module, class_name = COURSES[name]
+def _workload(name: str) -> Callable[[Side], Workload]:
+    module, class_name = WORKLOADS[name]
     return getattr(importlib.import_module(f"benchmarks.contestants.{module}"), class_name)
 
 

@@ -1,4 +1,4 @@
-"""Rounds that take about as long as wished, whoever runs them."""
+"""The rate at which a function can be called, from rounds of about a given duration."""
 
 import time
 from collections.abc import Callable
@@ -7,13 +7,13 @@ _FIRST_COUNT = 50
 _MOST = 100_000
 
 
-class Pace:
-    """Knows how fast something was the last time, and so how much of it makes a round.
+class RateMeter:
+    """Measures a rate; the rate of one round decides how many calls the next one has.
 
     Args:
-      run: does it so many times.
-      least_rate: what is taken for the rate if it was lower, so that a round never is of too few.
-      first_count: how often it is done to find the rate at first.
+      run: makes the given number of calls.
+      least_rate: the rate that is assumed where a lower one was measured, so that a round never has too few calls.
+      first_count: the number of calls that gives the first rate.
     """
 
     def __init__(
@@ -25,9 +25,9 @@ class Pace:
         self._rate: float | None = None
 
     def rate(self, seconds: float) -> float:
-        """Runs a round of about so many seconds, and returns how often it was done in a second."""
+        """Runs a round of about `seconds`, and returns the calls per second."""
         if self._rate is None:
-            # Whatever is made once is made now.
+            # Traces and creates what all rounds use.
             self._run(1)
             self._rate = self._timed(self._first_count)
         count = max(round(max(self._rate, self._least_rate) * seconds), 1)

@@ -18,10 +18,10 @@ LEARNING_RATE = 0.01
 
 
 class RecommenderModel:
-    """Variables that are made where the caller's scope says, in an order that puts one table on each of two servers.
+    """Variables in the caller's scope, in an order that places one table on each of two servers.
 
     Attributes:
-      tables: the embedding, in equal parts, each [130,000, 16].
+      tables: the embedding in equal parts, each [130,000, 16].
       dense: the kernel and the bias of each layer.
     """
 
@@ -31,23 +31,23 @@ class RecommenderModel:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """All of them."""
+        """The tables, then the dense variables."""
         return [*self.tables, *self.dense]
 
     def gradients(self, counts: tf.Tensor, rows: tf.Tensor, labels: tf.Tensor) -> list[Any]:
-        """The gradients of the mean cross entropy of a batch: `tf.IndexedSlices` for the tables, then dense ones."""
+        """Returns the gradients of the mean cross entropy of a batch: `tf.IndexedSlices`, then dense ones."""
         with tf.GradientTape() as tape:
             loss = mean_cross_entropy(self.tables, self.dense, counts, rows, labels)
         return tape.gradient(loss, self.variables)
 
 
 def table_values() -> list[tf.Tensor]:
-    """What the tables begin as."""
+    """Returns the initial values of the tables."""
     return [_normal(ROWS // TABLES, DEPTH, number=number) for number in range(TABLES)]
 
 
 def dense_values() -> list[tf.Tensor]:
-    """What the kernel and the bias of each layer begin as."""
+    """Returns the initial values of the kernel and the bias of each layer."""
     values = []
     for number, (inputs, outputs) in enumerate(itertools.pairwise(WIDTHS)):
         values += [_normal(inputs, outputs, number=TABLES + number), tf.zeros([outputs])]
@@ -57,7 +57,7 @@ def dense_values() -> list[tf.Tensor]:
 def mean_cross_entropy(
     tables: Sequence[Any], dense: Sequence[Any], counts: tf.Tensor, rows: tf.Tensor, labels: tf.Tensor
 ) -> tf.Tensor:
-    """The loss of a batch.
+    """Returns the loss of a batch.
 
     Args:
       tables: the parts of the embedding.
@@ -76,7 +76,7 @@ def mean_cross_entropy(
 
 
 def descend(variable: tf.Variable, gradient: Any, learning_rate: Any = LEARNING_RATE) -> None:
-    """A step of plain SGD; of a table, on the rows alone that have a gradient."""
+    """Applies a step of plain SGD; for a table, to the rows that have a gradient."""
     if isinstance(gradient, tf.IndexedSlices):
         variable.scatter_sub(tf.IndexedSlices(learning_rate * gradient.values, gradient.indices))
     else:

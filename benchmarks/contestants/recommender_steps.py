@@ -7,20 +7,20 @@ import tensorflow as tf
 
 from benchmarks.contestants.criteo_like import criteo_like
 from benchmarks.contestants.packed_recommender_model import PackedRecommenderModel
-from benchmarks.contestants.rate_meter import Pace
+from benchmarks.contestants.rate_meter import RateMeter
 from benchmarks.contestants.recommender_model import LEARNING_RATE, RecommenderModel, descend
 from benchmarks.contestants.side import Side
 from coordinator import updates
 
-# From 8 to 32 it is about as fast.
+# Values from 8 to 32 are about equally fast.
 _STEPS_BY_HAND = 16
 _WORKERS = 2
 
 
 class RecommenderSteps:
-    """A `Course` of training steps: `plain 32` is a step with its own SGD, `rule 32` one that pulls and pushes.
+    """A `Workload` of training steps: `plain 32` is a step with its own SGD, `rule 32` one that pulls and pushes.
 
-    `hand 32` is several steps of a `PackedRecommenderModel` as one function, which is called at once for two workers.
+    `hand 32` is several steps of a `PackedRecommenderModel` as one function, with a call for each of two workers.
 
     Args:
       side: runs them.
@@ -28,12 +28,12 @@ class RecommenderSteps:
 
     def __init__(self, side: Side) -> None:
         self._side = side
-        self._paces: dict[str, Pace] = {}
+        self._meters: dict[str, RateMeter] = {}
         with side.scope():
             self._model = RecommenderModel()
             self._rule = None
             if side.may_have_rules:
-                # What `descend` does to a variable is one addition, with which no other one interferes.
+                # `descend` changes a variable by one addition, which needs no lock.
                 self._rule = updates.Asynchronous(
                     descend,
                     self._model.variables,
@@ -44,29 +44,29 @@ class RecommenderSteps:
                 )
 
     def run(self, work: str, seconds: float) -> dict[str, float]:
-        """See `Course`: `rate`, in examples per second."""
+        """See `Workload`: `rate`, in examples per second."""
         kind, batch = work.split()
         batch_size = int(batch)
-        if work not in self._paces:
+        if work not in self._meters:
             iterator = self._side.iterator(lambda _: criteo_like(batch_size))
-            self._paces[work] = self._by_hand(iterator) if kind == "hand" else self._step_by_step(kind, iterator)
+            self._meters[work] = self._by_hand(iterator) if kind == "hand" else self._step_by_step(kind, iterator)
         steps = _STEPS_BY_HAND * _WORKERS if kind == "hand" else 1
-        return {"rate": steps * batch_size * self._paces[work].rate(seconds)}
+        return {"rate": steps * batch_size * self._meters[work].rate(seconds)}
 
-    def _step_by_step(self, kind: str, iterator: Any) -> Pace:
+    def _step_by_step(self, kind: str, iterator: Any) -> RateMeter:
         step = tf.function(plain_step(self._model) if kind == "plain" else _rule_step(self._model, self._rule))
-        return Pace(lambda count: self._side.run(step, (iterator,), count))
+        return RateMeter(lambda count: self._side.run(step, (iterator,), count))
 
-    def _by_hand(self, iterator: Any) -> Pace:
+    def _by_hand(self, iterator: Any) -> RateMeter:
         with self._side.scope():
             model = PackedRecommenderModel()
         steps = tf.function(_repeated(plain_step(model), _STEPS_BY_HAND))
         # A call for each worker, so that none is idle at the end.
-        return Pace(lambda count: self._side.run(steps, (iterator,), count * _WORKERS), first_count=1)
+        return RateMeter(lambda count: self._side.run(steps, (iterator,), count * _WORKERS), first_count=1)
 
 
 def plain_step(model: RecommenderModel | PackedRecommenderModel) -> Callable[[Any], None]:
-    """A step with the next of some batches, on a model's own SGD."""
+    """Returns a step with the next batch and the model's own SGD."""
 
     def step(batches: Any) -> None:
         gradients = model.gradients(*next(batches))

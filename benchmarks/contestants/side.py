@@ -1,4 +1,4 @@
-"""What a benchmark asks of each way to have functions run."""
+"""What a benchmark asks of each way to run functions."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -6,36 +6,36 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-# Makes the input of one worker.
+# Creates the dataset of one worker.
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
 
 class Side(Protocol):
-    """One way to have functions run. Each is made in a process of its own, since a process joins one cluster.
+    """One way to run functions. Each is created in a separate process, since a process connects to one cluster only.
 
     Attributes:
-      may_have_rules: whether `coordinator.updates` works in its scope.
+      may_have_rules: True if `coordinator.updates` works in its scope.
     """
 
     may_have_rules: bool
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Where variables are made: they go to the parameter servers in turns, if there are any."""
+        """Returns a scope in which variables are placed on the parameter servers in turn, if there are any."""
 
     def replicated(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """The body of a step as this side wants it, so that Keras optimizers work in it."""
+        """Wraps the body of a step as this side needs it for Keras optimizers to work."""
 
     def iterator(self, dataset_fn: DatasetFunction) -> Any:
-        """What stands for each worker's own iterator among the arguments of a function."""
+        """Returns the argument of a function in whose place each worker gets its own iterator."""
 
     def run(self, function: Any, args: Sequence[Any], count: int) -> None:
-        """Has a `tf.function` called so many times, all known at once, and returns when each call has finished.
+        """Schedules `count` calls of a `tf.function` at once, and returns when all have finished.
 
-        What a call returns is brought to this process.
+        The results are brought to this process.
         """
 
     def call(self, function: Any, args: Sequence[Any] = ()) -> Any:
-        """Has it called once, and returns the result, as NumPy values. Nothing else is under way."""
+        """Runs one call with nothing else in flight, and returns its result as NumPy values."""
 
     def schedule(self, function: Any) -> Callable[[], Any]:
-        """Asks for one call, and returns what waits for its result."""
+        """Schedules one call, and returns a function that waits for its result."""

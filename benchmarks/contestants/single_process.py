@@ -1,4 +1,4 @@
-"""One process with the variables in its own memory: no cluster, so the limit of what a cluster may reach."""
+"""One process with the variables in its memory: without a cluster, the upper limit of its speed."""
 
 import contextlib
 from collections.abc import Callable, Sequence

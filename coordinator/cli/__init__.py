@@ -1,0 +1,1 @@
+"""The commands: `coordinator run`, `serve`, `simulate` and `testbed`."""

@@ -1,5 +1,6 @@
 """`coordinator run`: a local cluster, and a program in each of its roles, until the program has ended."""
 
+import argparse
 import pathlib
 import shutil
 import sys
@@ -8,23 +9,77 @@ from collections.abc import Mapping
 
 from coordinator.errors import LaunchError
 from coordinator.launch.console import Console
-from coordinator.launch.local_job import LocalJob
-from coordinator.launch.run_request import RunRequest
+from coordinator.launch.local_job import LocalJob, RunRequest
+
+
+def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    text = "run a program on a cluster on this machine"
+    usage = "coordinator run [options] PROGRAM [ARGUMENT ...]"
+    # What is not given is left to the defaults of `RunRequest`.
+    running = commands.add_parser(
+        "run", help=text, description=text, usage=usage, allow_abbrev=False, argument_default=argparse.SUPPRESS
+    )
+    running.add_argument("--workers", type=int, metavar="N", help="worker servers (default 1)")
+    running.add_argument("--ps", type=int, metavar="N", help="parameter servers (default 1)")
+    running.add_argument(
+        "--restarts",
+        type=int,
+        metavar="N",
+        help="start the program again, up to N times, when it is killed or fails; the servers keep running (default 0)",
+    )
+    running.add_argument("--evaluator", action="store_true", help="run the program once more, as evaluator")
+    running.add_argument(
+        "--evaluator-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long the evaluator may run after the chief has ended (default 300)",
+    )
+    running.add_argument(
+        "--start-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long the servers may take until they answer (default 120)",
+    )
+    running.add_argument(
+        "--log-dir",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help="keep the logs there: of the servers, and of TensorFlow's C++ code in the program",
+    )
+    running.add_argument(
+        "--verbose",
+        action="store_true",
+        help="show what TensorFlow's C++ code logs in the program, and log it in servers",
+    )
+    running.add_argument("program", type=pathlib.Path, metavar="PROGRAM", help="a Python program")
+    running.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="passed to the program")
+
+
+def request_of(given: argparse.Namespace) -> RunRequest:
+    """Checks the options.
+
+    Raises:
+      ClusterSpecError: there is no worker, or no parameter server.
+      LaunchError: another option is wrong.
+    """
+    options = {name: value for name, value in vars(given).items() if name != "command"}
+    return RunRequest(**{**options, "arguments": tuple(given.arguments)})
 
 
 def run(request: RunRequest, environment: Mapping[str, str]) -> int:
-    """Runs the program on a cluster of its own.
+    """Runs the program on its own cluster.
 
     Args:
-      request: what is to be run.
+      request: what to run.
       environment: the environment that all processes inherit.
 
     Returns:
       The exit code: the chief's, of its last start, or the evaluator's if that is 0; 128 + n when signal n ended the
-      chief or this command; 1 when a server did not come up.
+      chief or this command; 1 when a server did not start.
 
     Raises:
-      LaunchError: the log folder or a process could not be made.
+      LaunchError: the log folder or a process could not be created.
     """
     console = Console(sys.stdout, sys.stderr)
     log_folder = _log_folder(request)
@@ -44,7 +99,7 @@ def _log_folder(request: RunRequest) -> pathlib.Path:
             return pathlib.Path(tempfile.mkdtemp(prefix="coordinator-logs-"))
         request.log_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LaunchError(f"The folder for logs could not be made: {error}. Give another --log-dir.") from error
+        raise LaunchError(f"The folder for logs could not be created: {error}. Give another --log-dir.") from error
     return request.log_dir
 
 

@@ -1,42 +1,39 @@
-"""The options of `coordinator testbed`; what reads them is loaded when it runs.
-
-An option that was not given is None: its default is `Experiment`'s, or that of `--quick`.
-"""
+"""`coordinator testbed`: runs the trials of an experiment, and reports the results."""
 
 import argparse
 import pathlib
+import sys
+from typing import TYPE_CHECKING
 
-TEXT = "what stale gradients do to training: sequential, synchronous and asynchronous, with delays, on real servers"
+if TYPE_CHECKING:
+    from coordinator.testbed.loss_curve import LossCurve
 
 
 def add_testbed(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command."""
-    add_options(commands.add_parser("testbed", help=TEXT, description=TEXT, allow_abbrev=False))
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds its options: a group for each thing that the command does."""
+    """Adds the command to a parser's commands."""
+    text = "the effect of stale gradients: sequential, synchronous and asynchronous, with delays, on real servers"
+    parser = commands.add_parser("testbed", help=text, description=text, allow_abbrev=False)
     _add_experiment(parser.add_argument_group("the experiment"))
     _add_confirmation(parser.add_argument_group("the simulator beside real servers"))
 
 
 def _add_experiment(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--quick", action="store_true", help="a part of the grid, with fewer minibatches: a minute")
+    group.add_argument("--quick", action="store_true", help="a part of the grid, with fewer minibatches: one minute")
     group.add_argument(
         "--modes", metavar="MODE,...", help="of sequential, synchronous, asynchronous (default all three)"
     )
-    group.add_argument("--workers", metavar="N,...", help="how many workers, 1 to 16 (default 1,2,3)")
+    group.add_argument("--workers", metavar="N,...", help="numbers of workers, 1 to 16 (default 1,2,3)")
     group.add_argument("--delays", metavar="SECONDS,...", help="of gradients, if asynchronous (default 0,0.5,1,1.5,2)")
     group.add_argument("--batch-size", metavar="N", help="images of a minibatch (default 100)")
-    group.add_argument("--batches", metavar="N", help="that are processed in each training (default 180)")
+    group.add_argument("--batches", metavar="N", help="minibatches in each training (default 180)")
     group.add_argument(
         "--step-time",
         metavar="SECONDS",
-        help="what a worker's step takes at least; it pauses for what is left (default 0.2)",
+        help="shortest time of a worker's step; it pauses for the rest (default 0.2)",
     )
     group.add_argument("--learning-rate", metavar="R", help="of plain SGD (default 0.01)")
-    group.add_argument("--target-loss", metavar="LOSS", help="that counts as learned (default 1)")
-    group.add_argument("--seed", metavar="N", help="of first weights and of the order of images (default 0)")
+    group.add_argument("--target-loss", metavar="LOSS", help="the loss that counts as learned (default 1)")
+    group.add_argument("--seed", metavar="N", help="of initial weights and of the order of images (default 0)")
     group.add_argument("--data", metavar="NAME", help="digits (default) or cifar10")
     group.add_argument("--folder", metavar="FOLDER", help="where CIFAR-10 is, in its published python format")
     group.add_argument(
@@ -44,7 +41,7 @@ def _add_experiment(group: "argparse._ArgumentGroup") -> None:
         type=pathlib.Path,
         default=pathlib.Path("testbed-results"),
         metavar="FOLDER",
-        help="takes pictures, tables and the summary (default testbed-results)",
+        help="folder for pictures, tables and the summary (default testbed-results)",
     )
 
 
@@ -52,8 +49,57 @@ def _add_confirmation(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--confirm",
         action="store_true",
-        help="instead of an experiment, run real servers and the simulator with the same times, and compare; "
+        help="instead of an experiment, compare real servers with the simulator, given the same times; "
         "takes --workers (default 2,3,4)",
     )
-    group.add_argument("--confirm-seconds", type=float, metavar="S", help="how long a real run is (default 10)")
+    group.add_argument("--confirm-seconds", type=float, metavar="S", help="duration of a real run (default 10)")
     group.add_argument("--confirm-repeats", type=int, metavar="N", help="real runs of each setting (default 3)")
+
+
+_INTERRUPTED = 130
+
+
+def testbed(given: argparse.Namespace) -> int:
+    """Runs the command with the given options.
+
+    Returns:
+      The exit code: 130 after Ctrl-C, otherwise 0.
+
+    Raises:
+      SettingError: an option is wrong.
+      LaunchError: something is not installed.
+    """
+    if not given.confirm:
+        return _experiment(given)
+    from coordinator.testbed.confirmation.confirmation import confirm
+
+    try:
+        confirm(vars(given))
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return 0
+
+
+def _experiment(given: argparse.Namespace) -> int:
+    from coordinator.testbed.experiment import Experiment
+    from coordinator.testbed.image_data import load
+    from coordinator.testbed.measurement import measure
+    from coordinator.testbed.report import Report
+
+    experiment = Experiment.of(vars(given))
+    data = load(experiment)
+    report = Report(experiment, given.output)
+    print(f"{experiment}\n{len(experiment.trials())} trainings, at least {experiment.seconds:.0f} s", flush=True)
+    curves: list[LossCurve] = []
+    code = 0
+    try:
+        measure(experiment, data, curves.append)
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    finally:
+        if curves:
+            names = report.write(curves)
+            print(f"\n{report.text(curves)}\n\nWritten to {given.output}: {', '.join(names)}")
+    if not curves:
+        print("Stopped before the first training was over: nothing is written.", file=sys.stderr)
+    return code

@@ -1,4 +1,4 @@
-"""One checkpoint on disk: where it is, when it was written, which files it is made of."""
+"""Checkpoints as files: finding the newest one in a directory, and copying one while training may replace it."""
 
 import contextlib
 import dataclasses
@@ -6,21 +6,24 @@ import glob
 import os
 import re
 import shutil
+from collections.abc import Collection
+
+import tensorflow as tf
 
 INDEX_SUFFIX = ".index"
 WEIGHTS_SUFFIX = ".weights.h5"
 
-# `ckpt-12`, `epoch_3` and `weights.03` end in a number; the digits of `loss-0.25` are part of one.
+# `ckpt-12`, `epoch_3` and `weights.03` end in a number; the digits of `loss-0.25` belong to a decimal.
 _NUMBER = re.compile(r"(?:^|[-_]|[^\d.]\.)(\d+)$")
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointFile:
-    """A checkpoint that was found.
+    """A checkpoint found on disk.
 
     Attributes:
-      path: of a TensorFlow checkpoint the path without `.index`; of a Keras weights file the path of the file.
-      written_ns: when its index or weights file was last written, in unix nanoseconds of its file system.
+      path: for a TensorFlow checkpoint, the path without `.index`; for a Keras weights file, the file's path.
+      written_ns: when its index or weights file was last written, in Unix nanoseconds of its file system.
     """
 
     path: str
@@ -28,10 +31,10 @@ class CheckpointFile:
 
     @classmethod
     def of_file(cls, path: str) -> "CheckpointFile | None":
-        """The checkpoint that the file at `path` completes; None if it is no such file, or gone.
+        """Returns the checkpoint whose index or weights file is at `path`; None if it is another file, or missing.
 
-        TensorFlow writes the index last. A look may fall within that writing, or within that of a weights file;
-        loading it then fails, and so does `require_unchanged`.
+        TensorFlow writes the index last. If the index or the weights file is still being written, loading it fails, or
+        `require_unchanged` does afterwards.
         """
         if not path.endswith((INDEX_SUFFIX, WEIGHTS_SUFFIX)):
             return None
@@ -47,59 +50,92 @@ class CheckpointFile:
 
     @property
     def is_keras_weights(self) -> bool:
-        """Whether it is a Keras `.weights.h5` file, and not a TensorFlow checkpoint."""
+        """True for a Keras `.weights.h5` file, False for a TensorFlow checkpoint."""
         return self.path.endswith(WEIGHTS_SUFFIX)
 
     @property
     def number(self) -> int | None:
-        """The number that the name ends in, as a `CheckpointManager` counts; None if it ends in none."""
+        """The number at the end of the name, as written by a `CheckpointManager`; None if there is none."""
         found = _NUMBER.search(self.name.removesuffix(WEIGHTS_SUFFIX))
         return int(found.group(1)) if found else None
 
     @property
     def identity(self) -> tuple[str, int]:
-        """Tells it from every other checkpoint of its directory, an earlier one of the same name included."""
+        """A key that is unique in its directory, also if a checkpoint replaces one of the same name."""
         return self.name, self.written_ns
 
     def files(self) -> list[str]:
-        """Paths of its files."""
+        """Returns the paths of its files; the index or weights file comes first."""
         if self.is_keras_weights:
             return [self.path]
         return [self.path + INDEX_SUFFIX, *glob.glob(glob.escape(self.path) + ".data-*")]
 
     def require_unchanged(self) -> None:
-        """Raises `OSError` if the file that completes the checkpoint was written since it was found."""
+        """Raises `OSError` if the index or weights file was written again since the checkpoint was found."""
         found = CheckpointFile.of_file(self.files()[0])
         if found is not None and found != self:
-            raise OSError(f"{self.path!r} was written meanwhile")
+            raise OSError(f"{self.path!r} was replaced while it was being read")
 
     def copy_to(self, prefix: str) -> str:
-        """Copies it; returns the path of the copy.
+        """Copies the checkpoint.
 
-        The files of a TensorFlow checkpoint are never written again once they are complete, so they are linked where
-        the file system can; a weights file may be written again in its place, so it is copied.
+        TensorFlow never rewrites the files of a complete checkpoint, so these are hard-linked where the file system
+        allows it. A weights file may be rewritten in place, so its content is copied.
 
         Args:
-          prefix: path of the copy, without `.weights.h5`. What is there already is replaced.
+          prefix: path of the copy, without `.weights.h5`. Existing files are replaced.
+
+        Returns:
+          The path of the copy.
 
         Raises:
-          OSError: it cannot be read or the copy not written; or it was written since it was found.
+          OSError: a file cannot be read or written, or the checkpoint was replaced since it was found.
         """
         stem = self.path.removesuffix(WEIGHTS_SUFFIX)
         for file in self.files():
             target = prefix + file.removeprefix(stem)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(target)
-            if self.is_keras_weights:
+            if self.is_keras_weights or not _link(file, target):
                 shutil.copyfile(file, target)
-            else:
-                _link_or_copy(file, target)
         self.require_unchanged()
         return prefix + self.path.removeprefix(stem)
 
 
-def _link_or_copy(source: str, target: str) -> None:
+def _link(source: str, target: str) -> bool:
     try:
         os.link(source, target)
-    except OSError:  # another file system, or one without links; what is really wrong the copy tells
-        shutil.copyfile(source, target)
+    except OSError:  # another file system, or one without links; copying raises if something else is wrong
+        return False
+    return True
+
+
+def find_newest(directory: str) -> CheckpointFile | None:
+    """Returns the newest complete checkpoint in a directory; None if there is none, or no such directory."""
+    try:
+        with os.scandir(directory) as entries:
+            paths = [entry.path for entry in entries]
+    except FileNotFoundError:
+        return None
+    found = [checkpoint for path in paths if (checkpoint := CheckpointFile.of_file(path))]
+    state = tf.train.get_checkpoint_state(directory)
+    latest = os.path.basename(state.model_checkpoint_path) if state else None
+    listed = [os.path.basename(path) for path in state.all_model_checkpoint_paths] if state else []
+    return newest_checkpoint(found, latest, listed)
+
+
+def newest_checkpoint(
+    found: Collection[CheckpointFile], latest: str | None, listed: Collection[str]
+) -> CheckpointFile | None:
+    """Chooses the newest of the checkpoints found.
+
+    The order in TensorFlow's state file takes precedence over file times, because copying a directory changes those.
+
+    Args:
+      found: the checkpoints in the directory.
+      latest: name of the checkpoint that the state file calls the latest; None without a state file.
+      listed: names of all checkpoints in the state file.
+    """
+    superseded = set(listed) - {latest}
+    candidates = [checkpoint for checkpoint in found if checkpoint.name not in superseded] or found
+    return max(candidates, key=lambda checkpoint: (checkpoint.written_ns, checkpoint.number or 0), default=None)

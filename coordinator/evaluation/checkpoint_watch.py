@@ -1,49 +1,135 @@
-"""Watches a checkpoint directory for one evaluator: what is there, what is done, how long nothing has changed."""
+"""Watches a checkpoint directory: what an evaluator sees there, and what it does next.
 
+    CheckpointWatch.look() --> Situation --> next_move() --> EVALUATE, WAIT, END or FAIL
+
+    stop was requested ----------------------------------------> END
+    the newest checkpoint has no result -----------------------> EVALUATE
+       ... and is unreadable, long after training finished ----> FAIL
+       ... and is a weights file that may still be written ----> WAIT
+    it has one, and training finished or `max_evaluations` ----> END, or WAIT during the grace period after the start
+    otherwise -------------------------------------------------> WAIT
+
+`next_move` is a pure function of the situation: it uses no clock, file or thread.
+"""
+
+import dataclasses
+import enum
+import logging
 import os
 import time
 
-from coordinator.evaluation.checkpoint_file import CheckpointFile
-from coordinator.evaluation.checkpoint_source import CheckpointSource
-from coordinator.evaluation.evaluation_result import EvaluationResult
-from coordinator.evaluation.next_move import Situation
-from coordinator.evaluation.training_marker import read_marker
+from coordinator.evaluation.checkpoint_file import CheckpointFile, find_newest
+from coordinator.evaluation.status_files import EvaluationResult, TrainingMarker, read_marker
 
-# A weights file is taken when it has not changed for this long, in seconds. Training's lock on it cannot be tried
-# instead: trying takes the lock, and training that begins to write at that moment would fail.
+_LOG = logging.getLogger("coordinator")
+
+# A weights file is read once it has not changed for this long, in seconds. Testing for training's lock is no
+# alternative: the test takes the lock, and training fails if it starts to write at that moment.
 SETTLING_TIME = 0.2
 
 
+class Move(enum.Enum):
+    """What the evaluator does next."""
+
+    EVALUATE = "evaluate the newest checkpoint"
+    WAIT = "wait for a newer checkpoint"
+    END = "end"
+    FAIL = "end with an error: the last checkpoint cannot be read"
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """What an evaluator sees in the directory.
+
+    Attributes:
+      newest: the newest checkpoint; None if there is none.
+      result: the result of `newest`; None if it is not evaluated yet.
+      marker: what training reported, read before the search for `newest`: if training had finished by then, `newest`
+        is its last checkpoint.
+      is_stopped: True if the evaluator was asked to stop.
+      max_evaluations: end after a checkpoint with this number or a higher one.
+      marker_at_start: what training had reported when the evaluator started.
+      evaluated_at_start: the newest checkpoint when the evaluator started, if it had a result by then.
+      is_settling: True if `newest` is a weights file that changed so recently that it may still be being written.
+      is_in_grace_period: True if the evaluator started so recently that a new training may be about to start in this
+        directory.
+      is_long_unreadable: True if `newest` has been unreadable for too long to be still being written.
+    """
+
+    newest: CheckpointFile | None = None
+    result: EvaluationResult | None = None
+    marker: TrainingMarker | None = None
+    is_stopped: bool = False
+    max_evaluations: int | None = None
+    marker_at_start: TrainingMarker | None = None
+    evaluated_at_start: CheckpointFile | None = None
+    is_settling: bool = False
+    is_in_grace_period: bool = False
+    is_long_unreadable: bool = False
+
+
+def next_move(situation: Situation) -> Move:
+    """Returns what to do in `situation`."""
+    if situation.is_stopped:
+        return Move.END
+    if situation.newest is not None and situation.result is None:
+        if situation.is_settling:
+            return Move.WAIT
+        is_hopeless = situation.is_long_unreadable and _is_training_finished(situation)
+        return Move.FAIL if is_hopeless else Move.EVALUATE
+    if _is_training_finished(situation) or _has_evaluated_enough(situation):
+        return Move.END
+    return Move.WAIT
+
+
+def _is_training_finished(situation: Situation) -> bool:
+    """Returns True if the training that wrote the newest checkpoint reported that it has finished."""
+    marker, newest = situation.marker, situation.newest
+    if marker is None or not marker.is_finished:
+        return False
+    if newest is not None and newest.written_ns > marker.written_ns:
+        return False  # a later training is writing here
+    return not (situation.is_in_grace_period and marker == situation.marker_at_start)
+
+
+def _has_evaluated_enough(situation: Situation) -> bool:
+    """Returns True if the newest checkpoint is evaluated and its number is at least `max_evaluations`."""
+    if situation.result is None or situation.max_evaluations is None:
+        return False
+    if situation.result.number < situation.max_evaluations:
+        return False
+    return not (situation.is_in_grace_period and situation.newest == situation.evaluated_at_start)
+
+
 class CheckpointWatch:
-    """Looks at a directory, from the moment when it is made.
+    """Observes a checkpoint directory, which need not exist yet.
 
     Args:
-      directory: the checkpoint directory.
-      known: results of earlier evaluations of it.
+      directory: the checkpoint directory, on a file system that training and evaluator share.
+      known: results of earlier evaluations of its checkpoints.
       max_evaluations: see `Situation`.
-      new_training_grace: seconds for which an end found at the start is doubted.
-      patience: seconds after which an unreadable checkpoint is not believed to become readable.
+      new_training_grace: length of the grace period after construction, in seconds.
+      patience: seconds after which an unreadable checkpoint is not expected to become readable.
     """
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: str,
         known: list[EvaluationResult],
         *,
         max_evaluations: int | None,
         new_training_grace: float,
         patience: float,
     ):
-        self._source = CheckpointSource(directory)
+        self._directory = directory
         self._results = {(os.path.basename(result.checkpoint), result.written_ns): result for result in known}
         self._max_evaluations = max_evaluations
         self._grace = new_training_grace
         self._patience = patience
         self._started = time.monotonic()
         self._marker_at_start = read_marker(directory)
-        self._already_done = self._source.newest()
-        if self._already_done is not None and self._already_done.identity not in self._results:
-            self._already_done = None
+        newest = find_newest(directory)
+        self._evaluated_at_start = newest if newest and newest.identity in self._results else None
         self._newest: CheckpointFile | None = None
         self._newest_since = 0.0
         self._unreadable: CheckpointFile | None = None
@@ -51,14 +137,14 @@ class CheckpointWatch:
 
     @property
     def evaluations(self) -> int:
-        """How many results the directory has."""
+        """The number of results of the directory."""
         return len(self._results)
 
     def look(self, is_stopped: bool = False) -> Situation:
-        """What is there now."""
+        """Returns the current situation."""
         now = time.monotonic()
-        marker = read_marker(self._source.directory)  # before the checkpoints: see `Situation.marker`
-        newest = self._source.newest()
+        marker = read_marker(self._directory)  # before the checkpoints: see `Situation.marker`
+        newest = find_newest(self._directory)
         if newest != self._newest:
             self._newest, self._newest_since = newest, now
         return Situation(
@@ -68,25 +154,72 @@ class CheckpointWatch:
             is_stopped=is_stopped,
             max_evaluations=self._max_evaluations,
             marker_at_start=self._marker_at_start,
-            newest_at_start=self._already_done,
+            evaluated_at_start=self._evaluated_at_start,
             is_settling=newest is not None and newest.is_keras_weights and now - self._newest_since < SETTLING_TIME,
-            is_start_doubted=now - self._started < self._grace,
-            is_out_of_patience=newest is not None
+            is_in_grace_period=now - self._started < self._grace,
+            is_long_unreadable=newest is not None
             and newest == self._unreadable
             and now - self._unreadable_since >= self._patience,
         )
 
-    def note_result(self, checkpoint: CheckpointFile, result: EvaluationResult) -> None:
-        """The checkpoint is evaluated."""
+    def add_result(self, checkpoint: CheckpointFile, result: EvaluationResult) -> None:
+        """Records the result of a checkpoint."""
         self._results[checkpoint.identity] = result
         self._unreadable = None
 
-    def note_unreadable(self, checkpoint: CheckpointFile) -> bool:
-        """The checkpoint could not be read; returns whether that is news."""
-        is_news = checkpoint != self._unreadable
-        if is_news:
+    def add_unreadable(self, checkpoint: CheckpointFile) -> bool:
+        """Records that a checkpoint could not be read. Returns True the first time."""
+        is_first = checkpoint != self._unreadable
+        if is_first:
             self._unreadable, self._unreadable_since = checkpoint, time.monotonic()
-        return is_news
+        return is_first
 
-    def __repr__(self) -> str:
-        return f"CheckpointWatch({self._source.directory!r}, evaluations={self.evaluations})"
+
+class WaitReport:
+    """Logs what an evaluator waits for, and advice when a wait is long.
+
+    Args:
+      directory: the checkpoint directory.
+      advice_after: seconds between advice messages while no new checkpoint is evaluated.
+    """
+
+    def __init__(self, directory: str, advice_after: float):
+        self._directory = directory
+        self._advice_after = advice_after
+        self._since: float | None = None
+        self._advised = 0
+
+    def end_wait(self) -> None:
+        """Records that a checkpoint was evaluated: the next wait starts from zero."""
+        self._since = None
+
+    def wait(self, situation: Situation) -> None:
+        """Logs the start of a wait, or advice when it is due."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since, self._advised = now, 0
+            _LOG.info("Evaluator is waiting %s.", awaited(situation, self._directory))
+        elif now - self._since >= (self._advised + 1) * self._advice_after:
+            self._advised = int((now - self._since) / self._advice_after)
+            _LOG.warning("%s", advice(situation, self._directory, now - self._since))
+
+
+def awaited(situation: Situation, directory: str) -> str:
+    """Returns what the evaluator waits for, to follow the word "waiting" in a sentence."""
+    if situation.newest is None:
+        return f"for a first checkpoint in {directory!r}"
+    if situation.result is None:
+        return f"until the checkpoint {situation.newest.path!r} can be read"
+    return f"for a checkpoint newer than {situation.newest.path!r}"
+
+
+def advice(situation: Situation, directory: str, waited: float) -> str:
+    """Returns a message about a wait of `waited` seconds and its probable cause."""
+    hint = "If training has finished, call coordinator.evaluation.mark_training_finished(directory) at its end."
+    if situation.newest is None:
+        hint = "Does training write its checkpoints to this directory, and do both processes see the same one?"
+    elif situation.result is None:
+        hint = "It may be incomplete, damaged, or rewritten all the time; a newer checkpoint is read at once."
+    elif situation.marker is not None and situation.marker.is_finished and not _is_training_finished(situation):
+        hint = "That checkpoint is newer than the marker of a finished training, so a later training seems to run."
+    return f"Evaluator has been waiting for {waited:.0f} s {awaited(situation, directory)}. {hint}"

@@ -1,83 +1,191 @@
-"""Where the results of one evaluator go: the best checkpoint, summaries, the results file, the user's callback.
+"""Where an evaluator's results go: TensorBoard summaries, the best checkpoint, the results file, the user's callback.
 
-Promise: the line in the results file comes last of what is written, since it is what makes a checkpoint done: an
-evaluator that is killed before it evaluates that checkpoint again.
+The best checkpoint is a copy in a separate directory:
+
+    best_dir/best-3.index, best-3.data-*   (or best-3.weights.h5)   the copy
+    best_dir/best.json                                              its result, for `best_result`
+    best_dir/checkpoint                                             its name, for tf.train.latest_checkpoint
+
+Promises:
+  * The line in the results file is written after everything else. It marks the checkpoint as evaluated, so an
+    evaluator that is killed earlier evaluates that checkpoint again.
+  * The copy that `best.json` names always exists and is complete. A new copy gets a new name; then `best.json` is
+    replaced in one step; only then the old copy is deleted. A restarted evaluator continues from `best.json`.
+  * The checkpoint is copied before its evaluation, so training may delete it meanwhile.
 """
 
 import contextlib
 import logging
+import math
 import os
-from collections.abc import Callable, Iterator
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from coordinator.evaluation.best_checkpoint import BestCheckpoint
-from coordinator.evaluation.checkpoint_file import CheckpointFile
-from coordinator.evaluation.evaluation_result import EvaluationResult
-from coordinator.evaluation.evaluation_summary import EvaluationSummary
-from coordinator.evaluation.results_file import ResultsFile
+import tensorflow as tf
+
+from coordinator.errors import EvaluationError
+from coordinator.evaluation.checkpoint_file import WEIGHTS_SUFFIX, CheckpointFile
+from coordinator.evaluation.status_files import BEST_FILE, EvaluationResult, append_result, best_result, replace_text
 
 _LOG = logging.getLogger("coordinator")
 
 
-class EvaluationRecord:
-    """Writes results down.
+class BestCheckpoint:
+    """The best checkpoint by one metric. Only one evaluator at a time may use its directory.
 
     Args:
-      directory: the checkpoint directory, which has the results file.
-      summary: writes TensorBoard summaries, if wanted.
-      best: keeps the best checkpoint, if wanted.
-      on_evaluation: called with each result once it is written down, if wanted.
+      directory: where the copy is stored.
+      metric: name of the metric to compare.
+      mode: "min" if lower is better, "max" if higher is.
+
+    Raises:
+      ValueError: the mode is unknown.
+      EvaluationError: `best.json` in the directory is not an evaluation result.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], metric: str, mode: str):
+        if mode not in ("min", "max"):
+            raise ValueError(f"best_mode must be 'min' or 'max', got {mode!r}.")
+        self._directory = pathlib.Path(directory).absolute()
+        self._metric = metric
+        self._mode = mode
+        self._best = best_result(self._directory)
+
+    @contextlib.contextmanager
+    def copied(self, checkpoint: CheckpointFile) -> Iterator[str]:
+        """A context that yields the path of a copy of the checkpoint, and deletes it unless `offer` accepted it.
+
+        Raises:
+          OSError: the checkpoint cannot be copied, or was replaced while it was copied.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            yield checkpoint.copy_to(str(self._directory / f"best-{self._next_number()}"))
+        finally:
+            self._remove_others()
+
+    def offer(self, copy: str, result: EvaluationResult) -> bool:
+        """Makes a copy the best if its result is better than the best so far. Returns True if it is.
+
+        Raises:
+          EvaluationError: the result lacks the metric to compare.
+        """
+        if self._metric not in result.metrics:
+            raise EvaluationError(
+                f"best_metric {self._metric!r} is none of the metrics of {result.checkpoint!r}: "
+                f"{sorted(result.metrics)}. Choose one of these."
+            )
+        if not self._is_better(result.metrics[self._metric]):
+            return False
+        best = EvaluationResult(copy, self._next_number(), result.step, result.metrics, result.time, result.written_ns)
+        replace_text(self._directory / BEST_FILE, best.to_json() + "\n")
+        self._best = best
+        state = self._directory / "checkpoint"
+        if copy.endswith(WEIGHTS_SUFFIX):
+            state.unlink(missing_ok=True)
+        else:
+            name = os.path.basename(copy)
+            replace_text(state, f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n')
+        return True
+
+    def _next_number(self) -> int:
+        return self._best.number + 1 if self._best else 1
+
+    def _is_better(self, value: float) -> bool:
+        if math.isnan(value):
+            return False
+        best = self._best.metrics.get(self._metric, math.nan) if self._best else math.nan
+        return math.isnan(best) or (value < best if self._mode == "min" else value > best)
+
+    def _remove_others(self) -> None:
+        best = os.path.basename(self._best.checkpoint).removesuffix(WEIGHTS_SUFFIX) if self._best else None
+        for path in self._directory.glob("best-*"):
+            found = re.match(r"best-\d+(?=\.(index|data-|weights\.h5$))", path.name)
+            if found and found.group() != best:
+                path.unlink(missing_ok=True)
+
+
+class EvaluationRecord:
+    """Writes results.
+
+    Args:
+      directory: the checkpoint directory, which holds the results file.
+      log_dir: directory for TensorBoard summaries, if wanted; the event file is created with the first result. Next
+        to those of training, TensorBoard draws both in one chart.
+      best: stores the best checkpoint, if wanted.
+      on_evaluation: called with each result after it is written, if wanted.
     """
 
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        summary: EvaluationSummary | None,
+        log_dir: str | os.PathLike[str] | None,
         best: BestCheckpoint | None,
         on_evaluation: Callable[[EvaluationResult], object] | None,
     ):
-        self._file = ResultsFile(directory)
-        self._summary = summary
+        self._directory = directory
+        self._log_dir = None if log_dir is None else os.fspath(log_dir)
+        self._writer: tf.summary.SummaryWriter | None = None
         self._best = best
         self._on_evaluation = on_evaluation
 
-    def read(self) -> list[EvaluationResult]:
-        """All results of the directory, earlier evaluators' included."""
-        return self._file.read()
-
-    @contextlib.contextmanager
-    def held(self, checkpoint: CheckpointFile) -> Iterator[str]:
-        """Where to read the checkpoint while the context lasts: a copy if it may become the best, else itself.
+    def copied(self, checkpoint: CheckpointFile) -> contextlib.AbstractContextManager[str]:
+        """Returns a context that yields where to read the checkpoint: from a copy if it may become the best.
 
         Raises:
           OSError: it cannot be copied.
         """
-        if self._best is None:
-            yield checkpoint.path
-            return
-        with self._best.held(checkpoint) as copy:
-            yield copy
+        return contextlib.nullcontext(checkpoint.path) if self._best is None else self._best.copied(checkpoint)
 
     def add(self, result: EvaluationResult, path: str) -> None:
-        """Adds a result.
+        """Writes a result.
 
         Args:
           result: the result.
-          path: the checkpoint, as `held` gave it.
+          path: the path that `copied` yielded.
         """
-        if self._summary is not None:
-            self._summary.write(result)
-        if self._best is not None and self._best.keep(path, result):
-            _LOG.info("Evaluator: %r is the best so far.", result.checkpoint)
-        self._file.append(result)
+        if self._log_dir is not None:
+            self._writer = self._writer or tf.summary.create_file_writer(self._log_dir)
+            with self._writer.as_default(step=result.step):
+                for name, value in result.metrics.items():
+                    tf.summary.scalar(name, value)
+            self._writer.flush()
+        if self._best is not None and self._best.offer(path, result):
+            _LOG.info("Evaluator: %r is the best checkpoint so far.", result.checkpoint)
+        append_result(self._directory, result)
         metrics = ", ".join(f"{name}: {value:g}" for name, value in result.metrics.items())
         _LOG.info("End of evaluation of %r at step %d. Metrics: %s", result.checkpoint, result.step, metrics)
         if self._on_evaluation is not None:
             self._on_evaluation(result)
 
     def close(self) -> None:
-        """Closes the file of summaries; a further result opens another."""
-        if self._summary is not None:
-            self._summary.close()
+        """Closes the summaries; a later result opens a new event file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
-    def __repr__(self) -> str:
-        return f"EvaluationRecord({self._file!r}, {self._summary!r}, {self._best!r})"
+
+def flat_metrics(metrics: Any) -> dict[str, float]:
+    """Flattens metrics to names and numbers.
+
+    Args:
+      metrics: a mapping of names to numbers, scalar tensors or arrays, or to such mappings; the metrics of an inner
+        mapping are named `outer/inner`.
+
+    Raises:
+      EvaluationError: it is not such a mapping.
+    """
+    if not isinstance(metrics, Mapping):
+        raise EvaluationError(f"`evaluate` must return a dict of metric names to numbers, got {metrics!r}.")
+    flat: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{name}/{inner}": number for inner, number in flat_metrics(value).items()})
+            continue
+        try:
+            flat[str(name)] = float(value)
+        except (TypeError, ValueError) as error:
+            raise EvaluationError(f"The metric {name!r} is not one number: {value!r}.") from error
+    return flat

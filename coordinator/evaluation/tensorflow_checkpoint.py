@@ -1,6 +1,6 @@
-"""Reads what a TensorFlow checkpoint holds: its objects, its variables and the training step.
+"""Reads the objects, variables and training step in a TensorFlow checkpoint.
 
-Object-based checkpoints only, as `tf.train.Checkpoint` and `tf.train.CheckpointManager` write them.
+Supports object-based checkpoints, as written by `tf.train.Checkpoint` and `tf.train.CheckpointManager`.
 """
 
 import dataclasses
@@ -12,24 +12,24 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 from coordinator.errors import EvaluationError
 
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_OWN_COUNTERS = ("step", "global_step")
+_USER_COUNTERS = ("step", "global_step")
 _OPTIMIZER_COUNTERS = ("_iterations", "iterations", "iter")
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedVariable:
-    """Where a variable is in the checkpoint, and its shape."""
+    """The key of a variable in the checkpoint, and its shape."""
 
     key: str
     shape: tuple[int, ...]
 
 
 def named_objects(trackable: Any) -> dict[str, Any]:
-    """The objects that `trackable` saves, by the names under which it does.
+    """Returns the objects that `trackable` saves, by name.
 
     Args:
-      trackable: any trackable object; of a `tf.train.Checkpoint` that has a root, the names are those of its layout
-        in the checkpoint: the root's objects beside its own.
+      trackable: any trackable object. For a `tf.train.Checkpoint` with a root, the result holds the root's objects and
+        its own side by side, as in the checkpoint.
     """
     objects = dict(tf.train.TrackableView(trackable).children(trackable))
     if isinstance(trackable, tf.train.Checkpoint):
@@ -44,11 +44,11 @@ class TensorFlowCheckpoint:
 
     Args:
       path: its path, without `.index`.
-      label: what messages call it, where that is another path.
+      label: the path to show in messages, if it differs.
 
     Raises:
-      tf.errors.OpError, OSError, IndexError: the files cannot be read: half written, or deleted meanwhile.
-      EvaluationError: it is not object-based.
+      tf.errors.OpError, OSError, IndexError: the files cannot be read: incomplete, or deleted in the meantime.
+      EvaluationError: the checkpoint is not object-based.
     """
 
     def __init__(self, path: str, label: str | None = None):
@@ -59,28 +59,28 @@ class TensorFlowCheckpoint:
         self._dtypes: dict[str, tf.DType] = self._reader.get_variable_to_dtype_map()
         if _GRAPH_KEY not in self._shapes:
             raise EvaluationError(
-                f"The checkpoint {self._label!r} has no objects in it, only named tensors. Write it by "
+                f"The checkpoint {self._label!r} has no objects in it, only named tensors. Write it with "
                 "tf.train.Checkpoint(model=model, optimizer=optimizer)."
             )
         graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(self._reader.get_tensor(_GRAPH_KEY))
         self._nodes = graph.nodes
 
     def names(self) -> list[str]:
-        """Names under which objects were given to `tf.train.Checkpoint`."""
+        """Returns the names of the objects that were passed to `tf.train.Checkpoint`."""
         return sorted(self._children(0))
 
     def value(self, saved: SavedVariable) -> Any:
-        """The value of a variable, as a NumPy array; one that was saved in shards comes whole."""
+        """Returns the value of a variable as a NumPy array; shards are concatenated."""
         return self._reader.get_tensor(saved.key)
 
     def matches(self, root: Any) -> dict[int, SavedVariable]:
-        """The variables of `root` that the checkpoint holds.
+        """Finds the variables of `root` in the checkpoint.
 
         Args:
-          root: a trackable object, laid out as the one that was saved.
+          root: a trackable object with the structure of the saved one.
 
         Returns:
-          `id(variable)` to what was saved for it.
+          The saved variable for each `id(variable)`.
         """
         found = {}
         for node, trackable in tf.train.CheckpointView(self._path).match(root).items():
@@ -90,13 +90,13 @@ class TensorFlowCheckpoint:
         return found
 
     def trained_step(self) -> int | None:
-        """The number of training steps behind the checkpoint; None if it holds no counter of them.
+        """Returns the number of training steps before the checkpoint; None if it holds no counter.
 
-        A counter of the user's own (`tf.train.Checkpoint(step=..., ...)`, or `global_step`) comes first: where
-        workers race, a Keras optimizer may lose counts. After it, the iterations of the optimizer that is nearest to
-        the root; of several as near, the most advanced.
+        A counter saved by the user (`tf.train.Checkpoint(step=..., ...)`, or `global_step`) takes precedence, because
+        another strategy's Keras optimizer may lose counts when workers race. Otherwise this is the `iterations` of the
+        optimizer nearest to the root; of several at the same depth, the largest.
         """
-        for name in _OWN_COUNTERS:
+        for name in _USER_COUNTERS:
             step = self._count(self._children(0).get(name))
             if step is not None:
                 return step
@@ -112,7 +112,9 @@ class TensorFlowCheckpoint:
 
     def _iterations(self, optimizer: int) -> int | None:
         children = self._children(optimizer)
-        if "inner_optimizer" in children:  # a loss-scaling optimizer has a counter too, but the inner one counts
+        if (
+            "inner_optimizer" in children
+        ):  # a loss-scaling optimizer also has a counter, but only the inner one is right
             return self._iterations(children["inner_optimizer"])
         counts = (self._count(children.get(name)) for name in _OPTIMIZER_COUNTERS)
         return next((count for count in counts if count is not None), None)
@@ -132,6 +134,3 @@ class TensorFlowCheckpoint:
         if saved is None or saved.shape or not self._dtypes[saved.key].is_integer:
             return None
         return int(self.value(saved))
-
-    def __repr__(self) -> str:
-        return f"TensorFlowCheckpoint({self._label!r}, names={self.names()})"

@@ -1,0 +1,1 @@
+"""How many closures run in one call. No TensorFlow."""

@@ -1,36 +1,36 @@
-"""Which closures a worker runs in one call: the one that it has taken, and those like it that wait right behind.
+"""Which closures a worker runs in one call: the one that it took, and those with an equal key right behind it.
 
-    waiting   a1 a2 a3 a4 b1 a5 ...      a: closures that are alike; two workers are live
-    worker 0  [a1 a2]                    its fair share, as far as the pace says that it pays
+    waiting   a1 a2 a3 a4 b1 a5 ...      a: closures with equal fusion keys; two workers are live
+    worker 0  [a1 a2]                    its fair share, as far as the size model says that fusing pays
     worker 1  [a3 a4]
 
-Promises:
-- Nothing is waited for: what is not there is not in the call.
-- Nobody takes more than a fair share of what waits, so that workers stay balanced.
-- A closure that was tried before runs alone. So what was lost with its worker is told from its innocent neighbours, and
-  an error from those that only ran in the same call.
+Guarantees:
+- A call never waits for closures that are not there yet.
+- No worker takes more than a fair share of what waits, so that workers stay balanced.
+- A closure that was tried before runs alone. So a closure that kills its worker, or raises an error, is distinguished
+  from those that ran in the same call.
 """
 
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from coordinator.closure_queue import ClosureQueue
+from coordinator.fusing.fusion_size import FusionSizeModel
 from coordinator.options import Options
-from coordinator.pace import Pace
 from coordinator.queueing.closure import Attempt
-from coordinator.runtime import FailureKind, Likeness, Runtime
+from coordinator.queueing.closure_queue import ClosureQueue
+from coordinator.runtime import FailureKind, Runtime
 
 
 class FusedDispatch:
-    """Gathers and runs the closures of one worker's calls. For the worker's thread alone.
+    """Gathers and runs the closures of one worker's calls. For the worker's thread only.
 
     Args:
-      worker: its index.
-      runtime: says which closures are alike, and runs them.
-      queue: has those that wait.
-      options: `steps_per_dispatch`.
-      live_workers: tells how many workers share what waits.
+      worker: the worker's index.
+      runtime: runs calls.
+      queue: has the closures that wait.
+      options: `steps_per_dispatch`, `max_attempts`, `transient_retries`.
+      live_workers: returns how many workers share what waits.
     """
 
     def __init__(
@@ -39,40 +39,36 @@ class FusedDispatch:
         self._worker = worker
         self._runtime = runtime
         self._queue = queue
-        self._most = options.steps_per_dispatch
+        self._limit = options.steps_per_dispatch
         self._live_workers = live_workers
-        # All that run in a lost call are charged with the loss. None of them may be at its limit by that.
-        self._is_allowed = self._most != 1 and options.max_attempts > 1 and options.transient_retries > 0
-        self._pace = Pace(self._most)
-        # What is noted for the pace of it; None if the call has none.
+        # Each closure of a lost call counts it as one of its attempts; none may be at its limit by that.
+        self._is_allowed = self._limit != 1 and options.max_attempts > 1 and options.transient_retries > 0
+        self._model = FusionSizeModel(self._limit)
+        # The function of the latest call, if its duration is to be recorded.
         self._function: Hashable | None = None
 
-    def begin_anew(self) -> None:
-        """The worker is another one now: nothing is made there."""
-        self._pace = Pace(self._most)
+    def reset(self) -> None:
+        """Forgets what was learned, since the worker is another process now."""
+        self._model = FusionSizeModel(self._limit)
 
     def gather(self, attempt: Attempt) -> list[Attempt]:
-        """The attempts that are to be made in one call with `attempt`, itself the first of them."""
-        likeness = self._likeness(attempt.work) if self._is_allowed and attempt.may_be_fused else None
-        self._function = None if likeness is None else likeness.function
-        if likeness is None:
+        """Returns the attempts to run in one call, `attempt` the first of them."""
+        key = attempt.closure.fusion_key
+        if key is None or not self._is_allowed or not self._runtime.may_fuse(self._worker, attempt.work):
+            self._function = None
             return [attempt]
+        self._function = function = key.function
         waiting = 1 + self._queue.waiting_for_all
         share = -(-waiting // max(self._live_workers(), 1))
-        most = self._pace.steps(likeness.function, share)
-        if most == 1:
+        limit = self._model.steps(function, share)
+        if limit == 1:
             return [attempt]
-        return self._queue.take_alike(
-            attempt,
-            most,
-            lambda work: self._likeness(work) == likeness,
-            lambda available: self._pace.steps(likeness.function, available),
-        )
+        return self._queue.take_batch(attempt, limit, lambda available: self._model.steps(function, available))
 
     def run(self, attempts: Sequence[Attempt]) -> Sequence[Any]:
-        """Runs the attempts that were gathered last; their results, in order. Raises what the runtime raises."""
+        """Runs the attempts that were gathered last; returns their results. Raises what the runtime raises."""
         first = attempts[0]
-        began = time.monotonic()
+        start = time.monotonic()
         if len(attempts) == 1:
             results: Sequence[Any] = (self._runtime.run(self._worker, first.work, first.cancellation),)
         else:
@@ -80,13 +76,10 @@ class FusedDispatch:
                 self._worker, [attempt.work for attempt in attempts], first.call_cancellation
             )
         if self._function is not None:
-            self._pace.note(self._function, len(attempts), time.monotonic() - began)
+            self._model.record(self._function, len(attempts), time.monotonic() - start)
         return results
 
-    def note_failure(self, kind: FailureKind) -> None:
-        """The call that was run last, of several closures, failed."""
+    def record_failure(self, kind: FailureKind) -> None:
+        """Records that the latest call, of several closures, failed."""
         if self._function is not None and kind in (FailureKind.USER, FailureKind.INPUT):
-            self._pace.note_error(self._function)
-
-    def _likeness(self, work: Any) -> Likeness | None:
-        return self._runtime.likeness(self._worker, work)
+            self._model.record_error(self._function)

@@ -1,5 +1,6 @@
-"""Which servers answer, and an end to the calls to those that do not.
+"""Which servers answer; calls to those that do not are ended.
 
 `Heartbeat` is what the client uses: it starts `HeartbeatProcess`, passes it the connections of the client
-(`OpenConnections`), and hears from it how the servers are (`Pulse`). `TaskProbe` asks one server, once. No TensorFlow.
+(`OpenConnections`), and receives from it the state of each server (`ServerState`). `TaskProbe` asks one server, once.
+It loads no TensorFlow.
 """

@@ -1,4 +1,4 @@
-"""The client's end of its heartbeat process: starts it, tells it what it does not know yet, hears it, ends it."""
+"""The client's end of its heartbeat process: starts it, updates it, receives its messages, ends it."""
 
 import contextlib
 import ctypes
@@ -13,7 +13,7 @@ from typing import Any
 
 from coordinator.heartbeat.heartbeat_process import MESSAGE_BYTES, MESSAGE_DESCRIPTORS
 
-# So that no message is too long to be sent.
+# Keeps each message shorter than `MESSAGE_BYTES`.
 _MESSAGE_ADDRESSES = 500
 _TRACE_SCOPE = pathlib.Path("/proc/sys/kernel/yama/ptrace_scope")
 _PR_SET_PTRACER = 0x59616D61
@@ -21,29 +21,32 @@ _PR_SET_PTRACER = 0x59616D61
 Duplicate = Callable[[int], socket.socket | None]
 
 
-class HeartbeatChild:
+class HeartbeatClient:
     """One run of `coordinator.heartbeat.heartbeat_process`. One thread at a time may use it.
 
-    It ends by itself when this process does. It is in a session of its own, so that a terminal's Ctrl-C does not reach
-    it, and looks for modules where this process does.
+    The process ends by itself when this one does. It is in a separate session, so that a terminal's Ctrl-C does not
+    reach it, and has the same module search path as this process.
 
     Args:
       interval: from one probe of a server to the next, in seconds.
-      timeout: a probe that is unanswered for so long finds the server silent, in seconds.
+      timeout: a server is silent when a probe has been unanswered for this long, in seconds.
 
     Raises:
-      OSError: it cannot be started.
+      OSError: the process cannot be started.
     """
 
     def __init__(self, interval: float, timeout: float) -> None:
         self._link, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._link.setblocking(False)
         self._watched: dict[str, int] = {}
-        self._passed: dict[int, int] = {}
+        self.passed: dict[int, int] = {}
+        # -P: the folder of this package has modules with names of Python's own, which must not take precedence.
+        command = [sys.executable, "-P", "-m", "coordinator.heartbeat.heartbeat_process", "--client", str(os.getpid())]
+        command += ["--link", str(its_end.fileno()), "--interval", str(interval), "--timeout", str(timeout)]
         try:
             with its_end:
                 self._process = subprocess.Popen(
-                    _command(its_end, interval, timeout),
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
@@ -57,29 +60,29 @@ class HeartbeatChild:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The id of the process."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """The descriptor that can be read when it has said something, or has ended."""
+        """Returns the descriptor that becomes readable when the process sends something or ends."""
         return self._link.fileno()
 
-    def tell(self, watched: Mapping[str, int], connections: Mapping[int, int], duplicate: Duplicate) -> bool:
-        """Tells it what changed since the last time, without waiting.
+    def update(self, watched: Mapping[str, int], connections: Mapping[int, int], duplicate: Duplicate) -> bool:
+        """Sends what changed since the last time, without waiting.
 
         Args:
-          watched: the addresses to be watched, with a number for each, which is used for no other one ever.
+          watched: the addresses to be watched, with a number for each, which is never used for another one.
           connections: the number of the address that each open connection leads to, by the connection's identity.
-          duplicate: makes a duplicate of a connection, by its identity; None if it was closed meanwhile.
+          duplicate: returns a duplicate of a connection, given its identity; None if it was closed meanwhile.
 
         Returns:
-          Whether it was told all. If not, it has not read the earlier messages yet, or has ended: say it again later.
+          True if all was sent. If not, the process has not read earlier messages yet, or has ended: call it again.
         """
-        closed = [identity for identity, number in self._passed.items() if connections.get(identity) != number]
-        opened = [identity for identity in connections if identity not in self._passed or identity in closed]
+        closed = [identity for identity, number in self.passed.items() if connections.get(identity) != number]
+        opened = [identity for identity in connections if identity not in self.passed or identity in closed]
         return (
-            self._tell_servers(watched)
-            and all(self._tell_closed(some) for some in _batches(closed, _MESSAGE_ADDRESSES))
+            self._update_servers(watched)
+            and all(self._send_closed(some) for some in _batches(closed, _MESSAGE_ADDRESSES))
             and all(
                 self._pass_on({identity: connections[identity] for identity in some}, duplicate)
                 for some in _batches(opened, MESSAGE_DESCRIPTORS)
@@ -87,7 +90,7 @@ class HeartbeatChild:
         )
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Returns what it has said since the last time, without waiting; None if it has ended."""
+        """Returns the messages that have arrived, without waiting; None if the process has ended."""
         messages: list[dict[str, Any]] = []
         while True:
             try:
@@ -101,7 +104,7 @@ class HeartbeatChild:
             messages.append(json.loads(text))
 
     def end(self, timeout: float) -> int:
-        """Ends it, and returns its exit code.
+        """Ends the process, and returns its exit code.
 
         Args:
           timeout: how long it may take to end by itself, in seconds; then it is killed.
@@ -112,13 +115,10 @@ class HeartbeatChild:
         self._process.kill()
         return self._process.wait()
 
-    def __repr__(self) -> str:
-        return f"<HeartbeatChild {self.pid}: {len(self._watched)} servers, {len(self._passed)} connections>"
-
-    def _tell_servers(self, watched: Mapping[str, int]) -> bool:
+    def _update_servers(self, watched: Mapping[str, int]) -> bool:
         new = [address for address, number in watched.items() if self._watched.get(address) != number]
         old = [address for address, number in self._watched.items() if watched.get(address) != number]
-        # It forgets an address before it watches it anew.
+        # An address that is watched again, with another number, is forgotten first.
         for some in _batches(old, _MESSAGE_ADDRESSES):
             if not self._send(forget=[self._watched[address] for address in some]):
                 return False
@@ -130,12 +130,12 @@ class HeartbeatChild:
             self._watched |= {address: watched[address] for address in some}
         return True
 
-    def _tell_closed(self, identities: Sequence[int]) -> bool:
-        is_told = self._send(closed=identities)
-        if is_told:
-            for identity in identities:
-                del self._passed[identity]
-        return is_told
+    def _send_closed(self, identities: Sequence[int]) -> bool:
+        if not self._send(closed=identities):
+            return False
+        for identity in identities:
+            del self.passed[identity]
+        return True
 
     def _pass_on(self, connections: Mapping[int, int], duplicate: Duplicate) -> bool:
         with contextlib.ExitStack() as duplicates:
@@ -143,10 +143,10 @@ class HeartbeatChild:
             opened = {
                 identity: duplicates.enter_context(handle) for identity, handle in handles.items() if handle is not None
             }
-            said = [(identity, connections[identity]) for identity in opened]
-            if not self._send([*opened.values()], opened=said):
+            sent = [(identity, connections[identity]) for identity in opened]
+            if not self._send([*opened.values()], opened=sent):
                 return False
-        self._passed.update(said)
+        self.passed.update(sent)
         return True
 
     def _send(self, handles: Sequence[socket.socket] = (), **message: Any) -> bool:
@@ -157,18 +157,12 @@ class HeartbeatChild:
         return True
 
 
-def _command(link: socket.socket, interval: float, timeout: float) -> list[str]:
-    # -P: the folder of this package has modules that are named like ones of Python, and must not go before them.
-    command = [sys.executable, "-P", "-m", "coordinator.heartbeat.heartbeat_process", "--client", str(os.getpid())]
-    return [*command, "--link", str(link.fileno()), "--interval", str(interval), "--timeout", str(timeout)]
-
-
 def _batches(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _allow_tracing(process: int) -> None:
-    """Lets a child have duplicates of descriptors of this process, where Linux reserves that to a process's parents."""
+    """Lets a child duplicate descriptors of this process, where Linux reserves that to a process's ancestors."""
     with contextlib.suppress(OSError):
         if _TRACE_SCOPE.read_text().strip() == "1":
             ctypes.CDLL(None).prctl(_PR_SET_PTRACER, process, 0, 0, 0)

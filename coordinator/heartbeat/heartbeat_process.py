@@ -1,22 +1,22 @@
-"""The process beside a client that probes its servers, and hangs up on those that fall silent.
+"""The process beside a client that probes its servers, and shuts down its connections to those that fall silent.
 
     python -m coordinator.heartbeat.heartbeat_process --client ID --link DESCRIPTOR --interval SECONDS --timeout SECONDS
 
-It is a process of its own because the client's threads may all be held up, with Python's global lock, by the very call
-that has to be ended. The link is a socket of the kind that keeps messages apart. The client sends any of
+It is a separate process because all threads of the client may be blocked, with Python's global lock held, by the very
+call that has to be ended. The link is a socket that preserves message boundaries. The client sends any of
 
     {"forget": [number, ...]}
     {"watch": [[number, address], ...]}
     {"closed": [identity, ...]}
     {"opened": [[identity, number], ...]}       with a descriptor for each of these connections
 
-and receives `{"number": ..., "state": ..., "incarnation": ..., "since": ...}` for every change.
+and receives `{"number": ..., "liveness": ..., "incarnation": ..., "since": ...}` for every change.
 
-While a server is silent, the client opens new connections to it, and may be held up before it has passed them on. Where
-the system lets one process have descriptors of another (`ProcessDescriptors`), these are fetched; where it does not,
+While a server is silent, the client opens new connections to it, and may be blocked before it has passed them on. Where
+the system lets one process duplicate descriptors of another (`OpenConnections`), these are fetched; where it does not,
 such a call lasts until gRPC gives up connecting, after 20 seconds.
 
-It promises to end when the client's end of the link is closed, or the client is gone, and on no signal that a terminal
+Promises: it ends when the client's end of the link is closed, or the client is gone, but on no signal that a terminal
 or a service manager sends to all processes of a job.
 """
 
@@ -32,27 +32,25 @@ import sys
 from collections.abc import Set
 from typing import Any
 
-from coordinator.heartbeat.endpoint import Endpoint
-from coordinator.heartbeat.open_connections import OpenConnections, hang_up
-from coordinator.heartbeat.pulse import Pulse
-from coordinator.heartbeat.watched_server import WatchedServer
+from coordinator.heartbeat.open_connections import Endpoint, OpenConnections, shut_down
+from coordinator.heartbeat.watched_server import ServerState, WatchedServer
 
 # Far more than a client sends in one message.
 MESSAGE_BYTES = 1 << 17
 # The kernel passes 253 descriptors in one message at most.
 MESSAGE_DESCRIPTORS = 64
-# From one look for new connections to a silent server to the next, in seconds.
+# From one search for new connections to a silent server to the next, in seconds.
 _SILENT_INTERVAL = 0.1
 
 
 class HeartbeatProcess:
-    """Does what the client says, until it hangs up.
+    """Carries out the client's messages until the link is closed.
 
     Args:
       link: our end; non-blocking.
       client: the client's process id.
       interval: from one probe of a server to the next, in seconds.
-      timeout: a probe that is unanswered for so long finds the server silent, in seconds.
+      timeout: a server is silent when a probe has been unanswered for this long, in seconds.
     """
 
     def __init__(self, link: socket.socket, client: int, interval: float, timeout: float) -> None:
@@ -66,36 +64,36 @@ class HeartbeatProcess:
         self._holders: dict[int, WatchedServer] = {}
         self._unsent: collections.deque[bytes] = collections.deque()
         self._watches: asyncio.TaskGroup
-        # Set when there is something to be read, or a server has changed.
-        self._stirred = asyncio.Event()
+        # Set when a message has arrived, or a server has changed.
+        self._wakeup = asyncio.Event()
 
     async def run(self) -> None:
-        """Returns when the client has left. An error of ours ends it, rather than one server's probes alone."""
+        """Runs until the client has left. An unexpected error ends all of it, rather than the probes of one server."""
         async with asyncio.TaskGroup() as self._watches:
-            asyncio.get_running_loop().add_reader(self._link, self._stirred.set)
+            asyncio.get_running_loop().add_reader(self._link, self._wakeup.set)
             while os.getppid() == self._client:
                 silent_peers = {peer for each in self._servers.values() if each.is_silent for peer in each.peers}
-                self._hang_up_on(silent_peers)
+                self._shut_down_connections(silent_peers)
                 try:
-                    await asyncio.wait_for(self._stirred.wait(), _SILENT_INTERVAL if silent_peers else self._interval)
+                    await asyncio.wait_for(self._wakeup.wait(), _SILENT_INTERVAL if silent_peers else self._interval)
                 except TimeoutError:
                     continue
-                self._stirred.clear()
+                self._wakeup.clear()
                 if not self._read():
                     break
             asyncio.get_running_loop().remove_reader(self._link)
             for number in list(self._servers):
                 self._forget(number)
 
-    def _hang_up_on(self, peers: Set[Endpoint]) -> None:
-        """Ends the connections of the client that it could not pass on."""
+    def _shut_down_connections(self, peers: Set[Endpoint]) -> None:
+        """Shuts down the connections that the client could not pass on."""
         for found in self._client_connections.find(peers) if peers else ():
             if (connection := self._client_connections.duplicate(found)) is not None:
                 with connection:
-                    hang_up(connection)
+                    shut_down(connection)
 
     def _read(self) -> bool:
-        """Obeys one message; False if the client has left."""
+        """Reads and carries out one message. Returns False if the client has left."""
         try:
             text, descriptors, _, _ = socket.recv_fds(self._link, MESSAGE_BYTES, MESSAGE_DESCRIPTORS)
         except BlockingIOError:
@@ -103,10 +101,10 @@ class HeartbeatProcess:
         except ConnectionError:
             return False
         if text:
-            self._obey(json.loads(text), [socket.socket(fileno=descriptor) for descriptor in descriptors])
+            self._on_message(json.loads(text), [socket.socket(fileno=descriptor) for descriptor in descriptors])
         return bool(text)
 
-    def _obey(self, message: dict[str, Any], connections: list[socket.socket]) -> None:
+    def _on_message(self, message: dict[str, Any], connections: list[socket.socket]) -> None:
         for number in message.get("forget", ()):
             self._forget(number)
         for number, address in message.get("watch", ()):
@@ -116,13 +114,16 @@ class HeartbeatProcess:
                 server.release(identity)
         opened = message.get("opened", ())
         if len(connections) < len(opened):
-            sys.stderr.write("coordinator: its heartbeat has too many open files to take all connections.\n")
+            sys.stderr.write(
+                "coordinator: the heartbeat has too many open files (ulimit -n); some calls to servers that freeze "
+                "will not end.\n"
+            )
         for (identity, number), connection in zip(opened, connections, strict=False):
             self._holders[identity] = self._servers[number]
             self._servers[number].hold(identity, connection)
 
     def _watch(self, number: int, address: str) -> None:
-        server = WatchedServer(address, self._interval, self._timeout, lambda pulse: self._tell(number, pulse))
+        server = WatchedServer(address, self._interval, self._timeout, lambda state: self._report(number, state))
         self._servers[number] = server
         self._tasks[number] = self._watches.create_task(server.run())
 
@@ -132,19 +133,19 @@ class HeartbeatProcess:
         self._holders = {identity: holder for identity, holder in self._holders.items() if holder is not server}
         server.close()
 
-    def _tell(self, number: int, pulse: Pulse) -> None:
+    def _report(self, number: int, state: ServerState) -> None:
         message = {
             "number": number,
-            "state": pulse.state.value,
-            "incarnation": pulse.incarnation,
-            "since": pulse.since,
+            "liveness": state.liveness.value,
+            "incarnation": state.incarnation,
+            "since": state.since,
         }
-        self._stirred.set()
+        self._wakeup.set()
         self._unsent.append(json.dumps(message).encode())
         self._send()
 
     def _send(self) -> None:
-        """Sends what it can; a client that is held up reads the rest later, and must not hold up this process."""
+        """Sends what the link takes; a client that is blocked reads the rest later, and must not block this process."""
         loop = asyncio.get_running_loop()
         loop.remove_writer(self._link)
         while self._unsent:
@@ -154,7 +155,7 @@ class HeartbeatProcess:
                 loop.add_writer(self._link, self._send)
                 return
             except ConnectionError:
-                # The client has left, as the next reading shows.
+                # The client has left, which the next `_read` finds out.
                 self._unsent.clear()
                 return
             self._unsent.popleft()
@@ -168,7 +169,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--interval", type=float, required=True)
     parser.add_argument("--timeout", type=float, required=True)
     options = parser.parse_args(arguments)
-    # Ctrl-C, a terminal that closes, and the end of a service reach the client too, which may need this process still.
+    # Ctrl-C, a terminal that closes, and the end of a service reach the client too, which may still need this process.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _raise_descriptor_limit()
@@ -178,7 +179,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """There is a probe's connection to every server, beside duplicates of all of the client's."""
+    """Makes room for a connection to every server and duplicates of all of the client's."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

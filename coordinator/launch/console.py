@@ -1,6 +1,6 @@
-"""Where `coordinator run` writes, beside a program that may be drawing a progress bar on the same terminal.
+"""The output of `coordinator run`, beside a program that may be drawing a progress bar on the same terminal.
 
-It promises that a line of ours is whole and begins at the left edge, and that the terminal is as it was afterwards.
+It promises that a line of the command is whole and begins at the left edge, and that the terminal is restored.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ class Console:
 
     Args:
       output: takes the lines of the evaluator.
-      errors: takes what the command itself has to say.
+      errors: takes the command's own lines, and what child processes of the program write to standard error.
     """
 
     def __init__(self, output: TextIO, errors: TextIO):
@@ -26,16 +26,20 @@ class Console:
         self._errors = errors
 
     def say(self, text: str) -> None:
-        """Writes something that the command has to say."""
+        """Writes a line of the command."""
         _write_line(self._errors, f"coordinator: {text}")
 
     def forward(self, source: str, line: str) -> None:
-        """Writes one line of a program, with its source in front."""
+        """Writes a line of a program, after its source in brackets."""
         _write_line(self._output, f"[{source}] {line}")
+
+    def show(self, text: str) -> None:
+        """Writes text of a program as it is."""
+        _write(self._errors, text)
 
     @contextlib.contextmanager
     def restored(self, keyboard: int) -> Iterator[None]:
-        """On leaving, gives the terminal back as it was found, with its cursor shown.
+        """Restores the terminal on leaving, with its cursor shown.
 
         Args:
           keyboard: the file descriptor of standard input.
@@ -51,11 +55,11 @@ class Console:
 
 
 def _is_in_foreground(keyboard: int) -> bool:
-    """Whether the terminal is this process's to change: one in the background would be stopped for trying."""
+    """Returns True if this process may change the terminal: the kernel stops one in the background that tries."""
     try:
         return os.tcgetpgrp(keyboard) == os.getpgrp()
     except OSError:
-        # It controls some other session.
+        # It controls another session.
         return False
 
 
@@ -64,7 +68,7 @@ def _write_line(stream: TextIO, line: str) -> None:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    # Nobody reads any more (`coordinator run ... | head`): the run still has to be brought to its end.
+    # The reader has ended (`coordinator run ... | head`); the run still has to end in order.
     with contextlib.suppress(BrokenPipeError):
         stream.write(text)
         stream.flush()

@@ -1,47 +1,58 @@
-"""The process that local servers are forked from: it has TensorFlow loaded, and has not used it.
+"""The process that local servers are forked from: it has loaded TensorFlow, and has not used it.
 
-    python -m coordinator.launch.fork_server        its standard input is a socket; `zygote_process.py` has the other end
+    python -m coordinator.launch.fork_server    its standard input is a socket; `server_starter.py` has the other end
 
 Loading TensorFlow is nearly all of what the start of a server takes; a server that is forked here starts in a fraction
-of a second, and shares the memory that holds TensorFlow. The zygote promises
+of a second, and shares the memory that holds TensorFlow. The fork server promises
 
 - that a forked server runs the same code as `coordinator serve` does;
-- to fork no server from a process with several threads, which a fork would cut off in the middle of what they do, nor
-  one with another environment than TensorFlow was loaded in: that server becomes a fresh process;
-- to tell whoever asked for a server how it ended, and to end one that nobody waits for any more;
+- to fork no server from a process with several threads, which a fork would stop in the middle of what they do, nor one
+  with another environment than TensorFlow was loaded in: that server becomes a fresh process;
+- to report how each server ended, and to kill one whose report is closed at its other end;
 - to end, and all its servers with it, frozen ones too, as soon as the other end of the socket is closed.
+
+The fork server of `multiprocessing` with `set_forkserver_preload` was tried, and cannot replace it: each child imports
+the `__main__` of the process that asked for it, so a program without `if __name__ == "__main__"` fails ("An attempt has
+been made to start a new process before the current process has finished its bootstrapping phase"), and any other runs
+its top level in every server; there is one per process, with one environment, which the user's own `multiprocessing`
+shares; and its resource tracker stays when the servers are closed.
 """
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import select
 import signal
 import socket
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
-from coordinator.launch.command_line import main
-from coordinator.launch.preload import load_for_forking
-from coordinator.launch.spawned_process import SERVE_ARGUMENTS, SERVE_COMMAND
+from coordinator.launch.serve import SERVE_COMMAND, load_tensorflow, serve
 
 # Read by a server when it starts, and by CUDA when its first device is looked for.
 _READ_LATE = frozenset({"TF_CONFIG", "CUDA_VISIBLE_DEVICES"})
 
+# How long a thread that was joined may still be listed, in seconds.
+_THREAD_END_TIMEOUT = 1.0
+_POLL_INTERVAL = 0.001
+
 
 @dataclasses.dataclass(frozen=True)
 class _Child:
-    """A server that was forked: its id, its descriptor, and where to tell of it."""
+    """A forked server: its id, its descriptor, and the socket for reports of it."""
 
     pid: int
     descriptor: int
     report: socket.socket
 
 
-class Zygote:
+class ForkServer:
     """Forks servers until `control` is closed.
 
     Args:
@@ -58,20 +69,20 @@ class Zygote:
         self._found_handler = signal.getsignal(signal.SIGTERM)
 
     def run(self) -> NoReturn:
-        """Loads TensorFlow, and forks; it ends the process."""
+        """Loads TensorFlow and forks servers on request; then ends the process."""
         self._may_serve = load_for_forking(self._control)
-        # Until now it ended this process; from now on there are servers to be told of.
+        # Until now SIGTERM ended this process; from now on there are servers whose end has to be reported.
         self._found_handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._poll.register(self._control, select.POLLIN)
         while True:
             ready = {descriptor for descriptor, _ in self._poll.poll()}
             for child in tuple(self._children):
                 if child.report.fileno() in ready:
-                    # Closed at its other end: nobody waits for this server any more.
+                    # Closed at its other end.
                     signal.pidfd_send_signal(child.descriptor, signal.SIGKILL)
                 elif child.descriptor not in ready:
                     continue
-                self._bury(child)
+                self._reap(child)
             if self._control.fileno() in ready:
                 self._take_request()
 
@@ -82,18 +93,19 @@ class Zygote:
         request, folder, standard_input, log, report = descriptors
         with open(request, "rb") as file:
             environment = json.load(file)
-        if child := self._forked(environment, folder, standard_input, log, report):
+        if child := self.fork(environment, folder, standard_input, log, report):
             self._watch(child)
         for descriptor in (folder, standard_input, log):
             os.close(descriptor)
 
-    def _forked(
+    def fork(
         self, environment: Mapping[str, str], folder: int, standard_input: int, log: int, report: int
     ) -> _Child | None:
+        """Forks a server; returns None, with the reason in `log`, if no process can be forked."""
         try:
             pid = os.fork()
         except OSError as error:
-            # The report that says nothing, and this, tell what became of the server.
+            # Closing the report says that the server has ended; the log says why.
             os.write(log, f"coordinator: no process could be forked for this server: {error}.\n".encode())
             os.close(report)
             return None
@@ -106,11 +118,11 @@ class Zygote:
         self._children.append(child)
         self._poll.register(child.descriptor, select.POLLIN)
         self._poll.register(child.report, select.POLLIN)
-        # If its other end is closed, the next look at the report finds that too.
+        # If its other end is closed, the next poll finds that too.
         with contextlib.suppress(OSError):
             socket.send_fds(child.report, [str(child.pid).encode()], [child.descriptor])
 
-    def _bury(self, child: _Child) -> None:
+    def _reap(self, child: _Child) -> None:
         _, status = os.waitpid(child.pid, 0)
         with contextlib.suppress(OSError):
             child.report.send(str(os.waitstatus_to_exitcode(status)).encode())
@@ -123,11 +135,13 @@ class Zygote:
     def _end(self) -> NoReturn:
         for child in self._children:
             signal.pidfd_send_signal(child.descriptor, signal.SIGKILL)
-        # Python's own way out would first take apart all that was loaded.
+        for child in tuple(self._children):
+            self._reap(child)
+        # Python's own exit would first destroy all that was loaded.
         os._exit(0)
 
     def _become_server(self, environment: Mapping[str, str], folder: int, standard_input: int, log: int) -> NoReturn:
-        """What a child does: all that a fresh process would be given, and then a server's work."""
+        """Gives a forked child what a fresh process would have, and serves."""
         code = 1
         try:
             for descriptor, number in ((standard_input, 0), (log, 1), (log, 2)):
@@ -140,12 +154,12 @@ class Zygote:
             for child in self._children:
                 os.close(child.descriptor)
                 child.report.close()
-            if not (self._may_serve and _early(environment) == _early(self._environment)):
+            if not (self._may_serve and _read_early(environment) == _read_early(self._environment)):
                 os.execve(sys.executable, SERVE_COMMAND, environment)  # noqa: S606 - no shell is wanted
             for name in _READ_LATE:
                 os.environ.pop(name, None)
             os.environ.update({name: environment[name] for name in _READ_LATE & environment.keys()})
-            code = main(SERVE_ARGUMENTS)
+            code = serve(os.environ, exit_with_parent=True)
         except BaseException:  # noqa: BLE001 - printed and ended with, as by a fresh process
             traceback.print_exc()
         finally:
@@ -154,10 +168,79 @@ class Zygote:
             os._exit(code)
 
 
-def _early(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment may be read when TensorFlow is loaded."""
+def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns what of an environment may be read when TensorFlow is loaded."""
     return {name: value for name, value in environment.items() if name not in _READ_LATE}
 
 
+def load_for_forking(control: socket.socket) -> bool:
+    """Loads TensorFlow, and nothing that would make a fork of this process unsafe or large.
+
+    Args:
+      control: a socket; when its other end is closed meanwhile, this process ends at once.
+
+    Returns:
+      True if this process may be forked to become a server: TensorFlow is loaded, and started no thread.
+    """
+    with _ended_with(control), _single_threaded_linear_algebra():
+        try:
+            load_tensorflow(os.environ)
+        except Exception:  # noqa: BLE001 - an installation may be broken in any way
+            # Every server then tries for itself, and has this in its own log.
+            traceback.print_exc()
+            return False
+    # What the collector does not look at is not written to, and stays one copy for all servers.
+    gc.collect()
+    gc.freeze()
+    return _is_single_threaded()
+
+
+@contextlib.contextmanager
+def _ended_with(control: socket.socket) -> Iterator[None]:
+    """Ends this process, at once, if the other end of the socket is closed meanwhile."""
+    done = os.eventfd(0)
+
+    def watch() -> None:
+        poll = select.poll()
+        # Only the end of the socket: there are requests in it.
+        poll.register(control, 0)
+        poll.register(done, select.POLLIN)
+        if any(descriptor != done for descriptor, _ in poll.poll()):
+            os._exit(0)
+
+    watcher = threading.Thread(target=watch, name="coordinator-preload")
+    watcher.start()
+    try:
+        yield
+    finally:
+        os.eventfd_write(done, 1)
+        watcher.join()
+        os.close(done)
+
+
+@contextlib.contextmanager
+def _single_threaded_linear_algebra() -> Iterator[None]:
+    """Keeps NumPy's linear algebra, which no server uses, from starting threads when it is loaded."""
+    found = os.environ.get("OPENBLAS_NUM_THREADS")
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["OPENBLAS_NUM_THREADS"]
+        if found is not None:
+            os.environ["OPENBLAS_NUM_THREADS"] = found
+
+
+def _is_single_threaded() -> bool:
+    """Returns True if this process has one thread; waits while one that was joined is still listed."""
+    deadline = time.monotonic() + _THREAD_END_TIMEOUT
+    pause = threading.Event()
+    while len(os.listdir("/proc/self/task")) > 1:
+        if time.monotonic() > deadline:
+            return False
+        pause.wait(_POLL_INTERVAL)
+    return True
+
+
 if __name__ == "__main__":
-    Zygote(socket.socket(fileno=0)).run()
+    ForkServer(socket.socket(fileno=0)).run()

@@ -10,35 +10,98 @@
         |                                          |
         +--signal, or a server fails--> ENDED <--no program is left--+
 
-It starts, signals and waits for nothing itself, so every course of a run can be told in a test as a list of events. It
-promises to end: each state that waits for a program to end has a deadline, after which the program is killed; and a
-chief that fails is started again a limited number of times, never after somebody interrupted it.
+It starts, signals and waits for nothing itself, so that a test gives any run as a list of events. It promises to end:
+each state that waits for a program to end has a deadline, after which the program is killed; and a chief that fails is
+started again a limited number of times, never after it was interrupted.
 """
 
+import dataclasses
 import enum
 import signal
-
-from coordinator.launch.job_events import (
-    Action,
-    Event,
-    ProgramEnded,
-    Role,
-    Say,
-    SendSignal,
-    ServerEnded,
-    ServersFailed,
-    ServersReady,
-    SignalReceived,
-    StartAgain,
-    StartPrograms,
-    Suspend,
-    TimePassed,
-)
 
 _INTERRUPTED = 128 + signal.SIGINT
 _NOTICE_AFTER = 10.0
 _SIGNAL_GRACE = 15.0
 _TERMINATE_GRACE = 5.0
+
+
+class Role(enum.Enum):
+    """The task of a copy of the user's program."""
+
+    CHIEF = "chief"
+    EVALUATOR = "evaluator"
+
+
+@dataclasses.dataclass(frozen=True)
+class ServersReady:
+    """Every server answers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ServersFailed:
+    """A server did not come up; `reason` says which and why."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerEnded:
+    """A server ended by itself."""
+
+    name: str
+    log: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramEnded:
+    """A program ended; a negative code is minus the signal that ended it."""
+
+    role: Role
+    code: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SignalReceived:
+    """The command received a signal."""
+
+    number: signal.Signals
+
+
+@dataclasses.dataclass(frozen=True)
+class TimePassed:
+    """The deadline may have passed."""
+
+
+Event = ServersReady | ServersFailed | ServerEnded | ProgramEnded | SignalReceived | TimePassed
+
+
+@dataclasses.dataclass(frozen=True)
+class StartProgram:
+    """Start the program in a role, once more if it has ended there."""
+
+    role: Role
+
+
+@dataclasses.dataclass(frozen=True)
+class SendSignal:
+    """Send a signal to every program that runs."""
+
+    number: signal.Signals
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspend:
+    """Stop the programs and the command itself until the terminal continues it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Say:
+    """Report to the user."""
+
+    text: str
+
+
+Action = StartProgram | SendSignal | Suspend | Say
 
 
 class State(enum.Enum):
@@ -51,13 +114,13 @@ class State(enum.Enum):
     ENDED = enum.auto()
 
 
-class JobCourse:
-    """The course of one run.
+class JobStateMachine:
+    """The state of one run.
 
     Args:
       roles: the roles that the program has in it.
-      evaluator_timeout: how long the evaluator may go on after the chief has ended well, in seconds.
-      restarts: how often a chief that fails is started again. The evaluator goes on meanwhile.
+      evaluator_timeout: how long the evaluator may run after the chief has ended with code 0, in seconds.
+      restarts: how often a chief that fails is started again. The evaluator continues meanwhile.
 
     Attributes:
       state: how far the run is.
@@ -78,43 +141,38 @@ class JobCourse:
         self._evaluator_deadline = 0.0
 
     def advance(self, event: Event, now: float) -> list[Action]:
-        """Takes an event and returns what to do about it, in order.
+        """Handles an event.
 
         Args:
           event: what happened.
-          now: the time, in seconds of any steady clock; `deadline` is of the same clock.
+          now: the time in seconds, of any steady clock; `deadline` is of the same clock.
+
+        Returns:
+          What to do, in order.
         """
+        actions: list[Action] = []
         match event:
-            case ServersReady():
-                actions = self._start()
-            case ServersFailed(reason):
-                actions = self._give_up(reason)
+            case ServersReady() if self.state is State.STARTING:
+                self.state = State.RUNNING
+                self._running = set(self._roles)
+                actions = [StartProgram(role) for role in Role if role in self._roles]
+            case ServersFailed(reason) if self.state is State.STARTING:
+                self._end(1)
+                actions = [Say(reason)]
             case ServerEnded(name, log):
-                actions = [Say(f"{name} ended by itself; the program goes on without it. Its log: {log}")]
+                actions = [Say(f"{name} ended by itself; the program continues without it. Its log: {log}")]
             case SignalReceived(signal.SIGTSTP):
                 actions = [Suspend()]
             case SignalReceived(number):
-                actions = self._obey(number, now)
+                actions = self._on_signal(number, now)
             case ProgramEnded(role, code):
-                actions = self._program_ended(role, exit_code_of(code), now)
+                # As a shell reports the code of a program that a signal ended.
+                actions = self._program_ended(role, 128 - code if code < 0 else code, now)
             case TimePassed():
                 actions = self._time_passed(now)
         return actions
 
-    def _start(self) -> list[Action]:
-        if self.state is not State.STARTING:
-            return []
-        self.state = State.RUNNING
-        self._running = set(self._roles)
-        return [StartPrograms()]
-
-    def _give_up(self, reason: str) -> list[Action]:
-        if self.state is not State.STARTING:
-            return []
-        self._end(1)
-        return [Say(reason)]
-
-    def _obey(self, number: signal.Signals, now: float) -> list[Action]:
+    def _on_signal(self, number: signal.Signals, now: float) -> list[Action]:
         if self.state is State.STARTING:
             self._end(128 + number)
             return []
@@ -127,7 +185,11 @@ class JobCourse:
     def _program_ended(self, role: Role, code: int, now: float) -> list[Action]:
         self._running.discard(role)
         if self.state is State.STOPPING:
-            return self._one_less(role, code)
+            if role is Role.EVALUATOR and self.exit_code == 0:
+                self.exit_code = code
+            if not self._running:
+                self._end(self.exit_code)
+            return []
         if role is Role.EVALUATOR:
             return self._evaluator_ended(code)
         if code not in (0, _INTERRUPTED) and self._restarted < self._restarts:
@@ -147,21 +209,14 @@ class JobCourse:
         self._restarted += 1
         self._running.add(Role.CHIEF)
         notice = f"the chief {_ending(code)}: starting it again, restart {self._restarted} of {self._restarts}."
-        return [Say(notice), StartAgain(Role.CHIEF)]
-
-    def _one_less(self, role: Role, code: int) -> list[Action]:
-        if role is Role.EVALUATOR and self.exit_code == 0:
-            self.exit_code = code
-        if not self._running:
-            self._end(self.exit_code)
-        return []
+        return [Say(notice), StartProgram(Role.CHIEF)]
 
     def _evaluator_ended(self, code: int) -> list[Action]:
         self._evaluator_code = code
         if self.state is State.AWAITING_EVALUATOR:
             self._end(code)
         elif code != 0:
-            return [Say(f"the evaluator ended with code {code}; training goes on without it.")]
+            return [Say(f"the evaluator ended with code {code}; training continues without it.")]
         return []
 
     def _time_passed(self, now: float) -> list[Action]:
@@ -189,13 +244,8 @@ class JobCourse:
         self.deadline = None
 
 
-def exit_code_of(code: int) -> int:
-    """Returns the exit code that a shell would report for a process code, where minus a signal means killed by it."""
-    return 128 - code if code < 0 else code
-
-
 def _ending(code: int) -> str:
-    """How a program with this exit code, as a shell reports it, ended."""
+    """Returns how a program ended whose exit code a shell reports as this."""
     try:
         return f"was ended by {signal.Signals(code - 128).name}"
     except ValueError:

@@ -1,15 +1,16 @@
-"""A local cluster, and the user's program in each of its roles.
+"""What `coordinator run` does: a local cluster, and the user's program in each of its roles.
 
-    main thread     takes one event after the other, asks `JobCourse` what to do, and does it
+    main thread     takes one event after the other, asks `JobStateMachine` what to do, and does it
     signals         reports signals
     servers-ready   waits until every server answers
     server-end      one for each server: waits for its end
-    program-end     one for each program: waits for its end
-    program-output  forwards what the evaluator prints
+    program-...     of each program: its end and its output (`program_process.py`)
 
-It promises that no thread and no process that it started is left when `run` returns or raises.
+It promises to check the request before anything starts, and that no thread and no process that it started is left when
+`run` returns or raises.
 """
 
+import dataclasses
 import os
 import pathlib
 import queue
@@ -19,47 +20,95 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from coordinator.errors import LaunchError
-from coordinator.launch import job_events as events
-from coordinator.launch.child_environment import program_environment
+from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.launch import job_state_machine as events
 from coordinator.launch.console import Console
-from coordinator.launch.free_addresses import free_addresses
-from coordinator.launch.job_events import Role
-from coordinator.launch.job_state_machine import JobCourse, State
-from coordinator.launch.local_servers import LocalServers
+from coordinator.launch.job_state_machine import JobStateMachine, Role, State
+from coordinator.launch.local_servers import LocalServers, free_addresses
 from coordinator.launch.program_process import ProgramProcess
-from coordinator.launch.run_request import RunRequest
-from coordinator.launch.server_process import ServerProcess
+from coordinator.launch.server_process import ServerProcess, program_environment
 from coordinator.launch.signal_reader import SignalReader
 from coordinator.launch.task_config import TaskConfig
 
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
 
-class LocalJob:
-    """One run. It must be made and run in the main thread, which is where Python handles signals.
-
-    Args:
-      request: what is to be run.
-      log_folder: an existing folder for the servers' logs.
-      environment: the environment that all processes inherit.
-      console: where to tell the user what happens.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """A program and the cluster to run it on, as the command line gives them. All times are in seconds.
 
     Attributes:
-      is_log_needed: whether a server failed, so that its log is worth keeping.
+      program: the path of a Python program.
+      arguments: its arguments.
+      workers: how many workers.
+      ps: how many parameter servers.
+      restarts: how often the program is started again, on the same servers, when it fails.
+      evaluator: the program also runs once as evaluator.
+      evaluator_timeout: how long the evaluator may run after the chief has ended with code 0.
+      start_timeout: how long all servers together may take until they answer.
+      log_dir: the folder for the logs of servers, and of TensorFlow's C++ code in the program; None keeps those of
+        servers only where one explains a failure.
+      verbose: show what TensorFlow's C++ code logs.
+
+    Raises:
+      ClusterSpecError: there is no worker, or no parameter server.
+      LaunchError: the program is not a file, the restarts are fewer than none, or a time is not above 0.
+    """
+
+    program: pathlib.Path
+    arguments: tuple[str, ...] = ()
+    workers: int = 1
+    ps: int = 1
+    restarts: int = 0
+    evaluator: bool = False
+    evaluator_timeout: float = 300.0
+    start_timeout: float = 120.0
+    log_dir: pathlib.Path | None = None
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        for option, count in (("--workers", self.workers), ("--ps", self.ps)):
+            if count < 1:
+                raise ClusterSpecError(
+                    f"{option} must be at least 1, got {count}: training needs both kinds of server."
+                )
+        if self.restarts < 0:
+            raise LaunchError(f"--restarts must be at least 0, got {self.restarts}.")
+        times = (("--evaluator-timeout", self.evaluator_timeout), ("--start-timeout", self.start_timeout))
+        for option, seconds in times:
+            if not seconds > 0:
+                raise LaunchError(f"{option} must be a number of seconds above 0, got {seconds:g}.")
+        if self.program.is_dir():
+            raise LaunchError(f"{self.program} is a folder: give the path of a Python program.")
+        if not self.program.is_file():
+            raise LaunchError(f"There is no program {self.program}: give the path of a Python program.")
+
+
+class LocalJob:
+    """One run. The main thread must create it and run it: only there does Python handle signals.
+
+    Args:
+      request: what to run.
+      log_folder: an existing folder for the servers' logs.
+      environment: the environment that all processes inherit.
+      console: reports to the user what happens.
+
+    Attributes:
+      is_log_needed: a server failed, so that its log is worth keeping.
     """
 
     def __init__(self, request: RunRequest, log_folder: pathlib.Path, environment: Mapping[str, str], console: Console):
         self.is_log_needed = False
         self._request = request
-        self._environment = environment
+        self._environment = {_LOG_LEVEL: "0", **environment} if request.verbose else dict(environment)
         self._console = console
         self._roles = tuple(Role) if request.evaluator else (Role.CHIEF,)
         self._cluster = _cluster(request, self._roles)
         configs = [self._task(job, index) for job in ("worker", "ps") for index in range(len(self._cluster[job]))]
-        self._servers = LocalServers(configs, log_folder, environment)
+        self._servers = LocalServers(configs, log_folder, self._environment)
         self._programs: dict[Role, ProgramProcess] = {}
-        self._course = JobCourse(frozenset(self._roles), request.evaluator_timeout, request.restarts)
+        self._state_machine = JobStateMachine(frozenset(self._roles), request.evaluator_timeout, request.restarts)
         self._events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._is_closing = threading.Event()
@@ -72,32 +121,32 @@ class LocalJob:
         """
         try:
             with SignalReader(_SIGNALS, lambda number: self._events.put(events.SignalReceived(number))):
-                self._run_course()
+                self._run_to_end()
         except LaunchError:
             if not self._is_ended_by_signal():
                 raise
-        return self._course.exit_code
+        return self._state_machine.exit_code
 
-    def _run_course(self) -> None:
+    def _run_to_end(self) -> None:
         try:
             self._servers.start()
             self._start_thread("coordinator-servers-ready", self._wait_servers_ready)
-            while self._course.state is not State.ENDED:
-                for action in self._course.advance(self._next_event(), time.monotonic()):
+            while self._state_machine.state is not State.ENDED:
+                for action in self._state_machine.advance(self._next_event(), time.monotonic()):
                     self._carry_out(action)
         finally:
             self._close()
 
     def _is_ended_by_signal(self) -> bool:
-        """Whether a signal came before the failure: Ctrl-C ends a server that has no session of its own yet, too."""
+        """Returns True if a signal came before the failure: Ctrl-C also ends a server that has no session yet."""
         while not self._events.empty():
             event = self._events.get_nowait()
             if isinstance(event, events.SignalReceived):
-                self._course.advance(event, time.monotonic())
-        return self._course.state is State.ENDED
+                self._state_machine.advance(event, time.monotonic())
+        return self._state_machine.state is State.ENDED
 
     def _next_event(self) -> events.Event:
-        deadline = self._course.deadline
+        deadline = self._state_machine.deadline
         try:
             return self._events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         except queue.Empty:
@@ -107,10 +156,9 @@ class LocalJob:
         match action:
             case events.Say(text):
                 self._console.say(text)
-            case events.StartPrograms():
-                self._start_programs()
-            case events.StartAgain(role):
-                self._programs[role].close()
+            case events.StartProgram(role):
+                if role in self._programs:
+                    self._programs[role].close()
                 self._programs[role] = self._start_program(role)
             case events.SendSignal(number):
                 self._send(number)
@@ -119,14 +167,12 @@ class LocalJob:
                 os.kill(os.getpid(), signal.SIGSTOP)
                 self._send(signal.SIGCONT)
 
-    def _start_programs(self) -> None:
-        for server in self._servers:
-            self._start_thread("coordinator-server-end", partial(self._wait_server_ended, server))
-        for role in self._roles:
-            self._programs[role] = self._start_program(role)
-
     def _start_program(self, role: Role) -> ProgramProcess:
-        environment = program_environment(self._environment, self._task(role.value, 0))
+        log_folder = self._request.log_dir
+        # On the terminal, errors that TensorFlow logs are left out too: the strategy reports those that matter, and of
+        # such a message only the first line differs from the program's output.
+        inherited = self._environment if log_folder else {_LOG_LEVEL: "3", **self._environment}
+        environment = program_environment(inherited, self._task(role.value, 0))
         if role is Role.EVALUATOR:
             # Its output is a pipe, which Python would fill by the block.
             environment["PYTHONUNBUFFERED"] = "1"
@@ -134,6 +180,9 @@ class LocalJob:
             [str(self._request.program), *self._request.arguments],
             environment,
             on_line=None if role is Role.CHIEF else partial(self._console.forward, role.value),
+            on_error_text=self._console.show,
+            is_filtered=inherited.get(_LOG_LEVEL) == "3",
+            log_path=log_folder / f"{role.value}-0.log" if log_folder else None,
             on_end=lambda code: self._events.put(events.ProgramEnded(role, code)),
         )
 
@@ -145,10 +194,12 @@ class LocalJob:
         try:
             self._servers.wait_ready(self._request.start_timeout)
         except LaunchError as error:
-            # Servers that are being ended do not answer either.
+            # Servers that are being closed do not answer either.
             self.is_log_needed = not self._is_closing.is_set()
             self._events.put(events.ServersFailed(str(error)))
         else:
+            for server in self._servers:
+                self._start_thread("coordinator-server-end", partial(self._wait_server_ended, server))
             self._events.put(events.ServersReady())
 
     def _wait_server_ended(self, server: ServerProcess) -> None:

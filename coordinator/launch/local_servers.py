@@ -1,39 +1,71 @@
-"""The servers of a cluster on this machine: one process and one log each, and the zygote that they are forked from.
+"""The servers of a cluster on this machine: one process and one log each, and the fork server.
 
 It promises that all of them start at the same time, and that `close` leaves no process behind, frozen ones included.
 """
 
 import pathlib
+import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from coordinator.errors import ClusterSpecError
+import portpicker
+
+from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.launch.server_process import ServerProcess
+from coordinator.launch.server_starter import ForkServerProcess
 from coordinator.launch.task_config import TaskConfig
-from coordinator.launch.zygote_process import ZygoteProcess
+
+# Below the ports that the kernel hands to outgoing connections. A client that tries again and again to reach a dead
+# server on one of those is, sooner or later, given that very port, connects to itself, and keeps the server out.
+_PORTS = range(10_000, 32_768)
+_MOST_ATTEMPTS = 10_000
+
+
+def free_addresses(count: int, *, besides: Collection[str] = ()) -> list[str]:
+    """Returns different `127.0.0.1:port` addresses that nothing listens on.
+
+    Args:
+      count: how many.
+      besides: addresses not to return, such as those of servers that are down at present.
+
+    Raises:
+      LaunchError: there are fewer.
+    """
+    found: list[str] = []
+    for _ in range(_MOST_ATTEMPTS):
+        if len(found) == count:
+            return found
+        # Not `random`: two programs with the same seed would draw the same ports.
+        port = secrets.choice(_PORTS)
+        address = f"127.0.0.1:{port}"
+        if address not in found and address not in besides and portpicker.is_port_free(port):
+            found.append(address)
+    raise LaunchError(f"There are no {count} free ports between {_PORTS.start} and {_PORTS.stop}: end some servers.")
 
 
 class LocalServers:
     """Server processes by job and index.
 
     Args:
-      configs: the servers to be.
-      log_folder: an existing folder, for logs such as `ps-0.log` of `/job:ps/task:0`, and `zygote.log`.
-      environment: the environment that the processes inherit, as it is now: also those that start later.
+      configs: the task of each server.
+      log_folder: an existing folder, for logs such as `ps-0.log` of `/job:ps/task:0`, and `fork-server.log`.
+      environment: the environment that the processes inherit, as it is now, also those that start later.
     """
 
     def __init__(self, configs: Sequence[TaskConfig], log_folder: pathlib.Path, environment: Mapping[str, str]):
         self._log_folder = log_folder
         self._environment = dict(environment)
-        self._zygote = ZygoteProcess(log_folder / "zygote.log") if ZygoteProcess.is_supported() else None
+        self._fork_server = (
+            ForkServerProcess(log_folder / "fork-server.log") if ForkServerProcess.is_supported() else None
+        )
         self._servers: dict[tuple[str, int], ServerProcess] = {}
         for config in configs:
             self.add(config)
 
     def add(self, config: TaskConfig) -> ServerProcess:
-        """Adds one more server, not yet started."""
+        """Adds a server, not yet started."""
         log_path = self._log_folder / f"{config.job}-{config.index}.log"
-        server = ServerProcess(config, log_path, self._environment, self._zygote)
+        server = ServerProcess(config, log_path, self._environment, self._fork_server)
         self._servers[config.job, config.index] = server
         return server
 
@@ -61,12 +93,10 @@ class LocalServers:
 
     def close(self) -> None:
         """Ends all servers, and returns when they are gone."""
-        if self._zygote is not None:
-            self._zygote.stop_loading()
+        if self._fork_server is not None:
+            self._fork_server.close()
         for server in self:
             server.kill()
-        if self._zygote is not None:
-            self._zygote.close()
 
     def __getitem__(self, task: tuple[str, int]) -> ServerProcess:
         if task not in self._servers:
@@ -76,9 +106,3 @@ class LocalServers:
 
     def __iter__(self) -> Iterator[ServerProcess]:
         return iter(tuple(self._servers.values()))
-
-    def __len__(self) -> int:
-        return len(self._servers)
-
-    def __repr__(self) -> str:
-        return f"LocalServers({', '.join(map(repr, self))})"

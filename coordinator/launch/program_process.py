@@ -1,30 +1,54 @@
 """The user's program in one role: a child process.
 
-It has a session of its own, so a terminal's Ctrl-C does not reach it: it gets one signal, from the command that started
-it, and not the terminal's as well. It still reads and writes the terminal. It promises to end when this process does.
+It has its own session, so a terminal's Ctrl-C does not reach it: it gets one signal, from the command that started it,
+and not the terminal's as well. It still reads and writes the terminal. It promises to end when this process does
+(`startup/sitecustomize.py`).
+
+    program-output  reads what the evaluator prints
+    program-errors  reads file descriptor 2 of the program, and shows what is not a log of TensorFlow
+    program-end     waits for the end of the program
 """
 
+import codecs
+import contextlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from coordinator.errors import LaunchError
 
-# How long a program's last output may take to arrive after its end: somebody else may hold its output open for ever.
+# How long a program's last output may take to arrive after its end: another process may hold its output open for ever.
 _LAST_OUTPUT_TIMEOUT = 2.0
+_STARTUP = str(pathlib.Path(__file__).with_name("startup"))
+
+# Of absl, `I0000 00:00:1795426568.932662   27184 port.cc:153] ...`, and TensorFlow's older form, a date and a letter.
+# Messages of the level F stay: the process ends after them.
+_LOG_LINE = re.compile(
+    rb"[IWE]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ "
+    rb"|WARNING: All log messages before absl::InitializeLog"
+    rb"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] "
+)
+_LONGEST_START = 64
+_FIRST_LETTERS = b"IWE0123456789"
 
 
 class ProgramProcess:
-    """A running program. It must be made by the main thread: the program ends when the thread that made it does.
+    """A running program. The main thread must create it: the program ends when the thread that started it does.
 
     Args:
       command: the program's path and arguments.
       environment: its environment.
-      on_line: gets each line that it prints; None gives it this process's own input and output.
+      on_line: gets each line that it prints; None gives it this process's input and output.
+      on_error_text: gets what other code than Python writes to standard error, where that is filtered; not with
+        `on_line`, which gets this too.
+      is_filtered: leave out what TensorFlow's C++ code logs.
+      log_path: the file that takes what other code than Python writes to standard error; nothing is filtered then.
       on_end: gets its code, minus the signal for one that was killed, after its last line.
 
     Raises:
@@ -37,32 +61,44 @@ class ProgramProcess:
         environment: Mapping[str, str],
         *,
         on_line: Callable[[str], None] | None,
+        on_error_text: Callable[[str], None],
+        is_filtered: bool,
+        log_path: pathlib.Path | None,
         on_end: Callable[[int], None],
     ):
-        launcher = pathlib.Path(__file__).with_name("exec_with_parent.py")
-        try:
-            self._process = subprocess.Popen(
-                # Isolated: nothing of the user's is to run in the launcher.
-                [sys.executable, "-I", "-S", str(launcher), str(os.getpid()), *command],
-                env=environment,
-                start_new_session=True,
-                stdin=None if on_line is None else subprocess.DEVNULL,
-                stdout=None if on_line is None else subprocess.PIPE,
-                stderr=None if on_line is None else subprocess.STDOUT,
-            )
-        except OSError as error:
-            raise LaunchError(f"{command[0]} could not be started: {error}.") from error
-        self._reader = threading.Thread(
-            target=self._read, args=(on_line,), name="coordinator-program-output", daemon=True
-        )
+        self._readers: list[threading.Thread] = []
+        with contextlib.ExitStack() as opened:
+            output = errors = None
+            if on_line is not None:
+                output = errors = self._pipe(opened, "output", partial(_read_lines, on_line, is_filtered))
+            if log_path is not None:
+                errors = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+                opened.callback(os.close, errors)
+            elif is_filtered and on_line is None:
+                errors = self._pipe(opened, "errors", partial(_read_errors, on_error_text))
+            # Where Python's own standard error goes, if not to the descriptor 2.
+            moved = [] if errors == output else [os.dup(2 if output is None else output)]
+            for descriptor in moved:
+                opened.callback(os.close, descriptor)
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, *command],
+                    env=_with_startup(environment, moved),
+                    start_new_session=True,
+                    stdin=None if on_line is None else subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=errors,
+                    pass_fds=moved,
+                )
+            except OSError as error:
+                raise LaunchError(f"{command[0]} could not be started: {error}.") from error
         self._watcher = threading.Thread(
             target=self._watch, args=(on_end,), name="coordinator-program-end", daemon=True
         )
-        self._reader.start()
         self._watcher.start()
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the program and to what it started, as a terminal would; to nobody if it has ended."""
+        """Sends a signal to the program and to what it started, as a terminal would; does nothing if it has ended."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, number)
 
@@ -71,16 +107,85 @@ class ProgramProcess:
         self.send(signal.SIGKILL)
         self._watcher.join()
 
-    def _read(self, on_line: Callable[[str], None] | None) -> None:
-        if self._process.stdout is None or on_line is None:
-            return
-        for line in self._process.stdout:
-            # Of a line that was drawn over and over, what was to be seen last.
-            on_line(line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2])
+    def _pipe(self, opened: contextlib.ExitStack, name: str, read: Callable[[int], None]) -> int:
+        """Returns the end of a new pipe to write to; a thread will read the other end."""
+        reading, writing = os.pipe()
+        opened.callback(os.close, writing)
+        thread = threading.Thread(target=read, args=(reading,), name=f"coordinator-program-{name}", daemon=True)
+        thread.start()
+        self._readers.append(thread)
+        return writing
 
     def _watch(self, on_end: Callable[[int], None]) -> None:
         code = self._process.wait()
-        self._reader.join(_LAST_OUTPUT_TIMEOUT)
-        if self._process.stdout is not None and not self._reader.is_alive():
-            self._process.stdout.close()
+        for reader in self._readers:
+            reader.join(_LAST_OUTPUT_TIMEOUT)
         on_end(code)
+
+
+def _with_startup(environment: Mapping[str, str], descriptors: Sequence[int]) -> dict[str, str]:
+    """Returns the environment in which Python runs `startup/sitecustomize.py` first."""
+    folders = filter(None, [_STARTUP, environment.get("PYTHONPATH")])
+    startup = " ".join(map(str, [os.getpid(), *descriptors]))
+    return {**environment, "PYTHONPATH": os.pathsep.join(folders), "COORDINATOR_STARTUP": startup}
+
+
+def _read_lines(on_line: Callable[[str], None], is_filtered: bool, pipe: int) -> None:
+    log_filter = LogFilter()
+    with open(pipe, "rb") as lines:
+        for line in lines:
+            if is_filtered and not log_filter.feed(line):
+                continue
+            # Of a line that was drawn over and over, what was to be seen last.
+            on_line(line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2])
+
+
+def _read_errors(on_text: Callable[[str], None], pipe: int) -> None:
+    log_filter = LogFilter()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with open(pipe, "rb", buffering=0) as stream:
+        while data := stream.read(65_536):
+            if text := decoder.decode(log_filter.feed(data)):
+                on_text(text)
+    if text := decoder.decode(log_filter.end(), final=True):
+        on_text(text)
+
+
+class LogFilter:
+    """Takes a stream of bytes in pieces of any size and returns what is to be shown.
+
+    A line's start is withheld only while it may still be that of a log line, so that a prompt or a progress bar of a
+    child process is shown at once.
+    """
+
+    def __init__(self) -> None:
+        self._start = b""
+        self._is_log: bool | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes the next piece; returns what of it, and of what was withheld, is to be shown."""
+        shown = b""
+        for piece in data.splitlines(keepends=True):
+            is_whole = piece.endswith((b"\n", b"\r"))
+            self._start += piece
+            if self._is_log is None:
+                self._is_log = _is_log(self._start, is_whole=is_whole)
+            if self._is_log is not None:
+                shown += b"" if self._is_log else self._start
+                self._start = b""
+            if is_whole:
+                self._is_log = None
+        return shown
+
+    def end(self) -> bytes:
+        """Returns what is withheld when the stream ends."""
+        return self._start
+
+
+def _is_log(start: bytes, *, is_whole: bool) -> bool | None:
+    """Returns True if a line is a log line, by its start; None if that is not known yet."""
+    if _LOG_LINE.match(start):
+        return True
+    if is_whole or len(start) >= _LONGEST_START or start[:1] not in _FIRST_LETTERS:
+        return False
+    return None

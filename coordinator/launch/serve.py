@@ -1,7 +1,7 @@
-"""`coordinator serve`: one standard TensorFlow server, in this process, until it is told to end.
+"""`coordinator serve`: one standard TensorFlow server, in this process, until a signal ends it.
 
 It promises to refuse what cannot work before TensorFlow is loaded, to print one line when it serves, and to end at
-once, with code 0, on SIGTERM, on SIGINT and, if asked to, when its standard input is closed.
+once, with code 0, on SIGTERM, on SIGINT and, with `exit_with_parent`, when its standard input is closed.
 """
 
 import contextlib
@@ -12,48 +12,58 @@ import socket
 import sys
 import threading
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.launch.signal_reader import SignalReader
 from coordinator.launch.task_config import TaskConfig
 
-if TYPE_CHECKING:
-    import tensorflow as tf
-
+SERVE_COMMAND = (sys.executable, "-m", "coordinator", "serve", "--exit-with-parent")
 _SERVED_JOBS = ("worker", "ps")
+_UNUSABLE = 2
 
 
 def serve(
-    environment: MutableMapping[str, str], *, job: str | None, index: int | None, exit_with_parent: bool
-) -> NoReturn:
-    """Runs the server that `TF_CONFIG` describes. It does not return: the process ends.
+    environment: MutableMapping[str, str],
+    *,
+    job: str | None = None,
+    index: int | None = None,
+    exit_with_parent: bool = False,
+) -> int:
+    """Runs the server that `TF_CONFIG` describes, until this process ends.
 
     Args:
       environment: the environment of this process, with `TF_CONFIG`.
-      job: the job to be, in place of `TF_CONFIG`'s task.
-      index: the index to be, in place of `TF_CONFIG`'s task.
+      job: the job, in place of that of `TF_CONFIG`'s task.
+      index: the index, in place of that of `TF_CONFIG`'s task.
       exit_with_parent: end when standard input is closed.
 
-    Raises:
-      ClusterSpecError: `TF_CONFIG` is missing or wrong, or names a task that is not a server.
-      LaunchError: another process listens on the port.
+    Returns:
+      Exit code 2 if it cannot serve, after a line on standard error that says why: `TF_CONFIG` is missing or wrong, or
+      names a task that is not a server, or another process listens on the port.
     """
-    config = served_task(environment, job=job, index=index)
-    _check_port_is_free(config)
+    try:
+        config = served_task(environment, job=job, index=index)
+        _check_port_is_free(config)
+    except (ClusterSpecError, LaunchError) as error:
+        print(f"coordinator serve: {error}", file=sys.stderr)
+        return _UNUSABLE
     _name_process(config)
     with SignalReader((signal.SIGTERM, signal.SIGINT), lambda _: _end()):
         if exit_with_parent:
             threading.Thread(target=_end_with_standard_input, name="coordinator-parent", daemon=True).start()
         load_tensorflow(environment)
-        server = _start_server(config)
+        import tensorflow as tf
+
+        cluster = tf.train.ClusterSpec({job: dict(tasks) for job, tasks in config.cluster.items()})
+        server = tf.distribute.Server(cluster, job_name=config.job, task_index=config.index, protocol="grpc")
         print(f"coordinator: {config.name} serves on {config.address}", flush=True)
         server.join()
     raise AssertionError("A server is joined for ever.")
 
 
 def served_task(environment: MutableMapping[str, str], *, job: str | None, index: int | None) -> TaskConfig:
-    """Returns the server to be, in its cluster of servers.
+    """Returns the task to serve, in its cluster of servers.
 
     Raises:
       ClusterSpecError: `TF_CONFIG` is missing or wrong, or names a task that is not a server.
@@ -70,18 +80,18 @@ def served_task(environment: MutableMapping[str, str], *, job: str | None, index
             f"{config.name} is not a server: run your program for it, and `coordinator serve` for jobs "
             f"{' and '.join(_SERVED_JOBS)}."
         )
-    # An evaluator is no server; naming it would make the client wait for it to answer.
+    # An evaluator is no server: TensorFlow would wait for it to answer.
     return config.without("evaluator")
 
 
 def load_tensorflow(environment: MutableMapping[str, str]) -> None:
-    """Loads TensorFlow as a server needs it; what is loaded already stays as it is.
+    """Loads TensorFlow as a server needs it, unless it is loaded.
 
     Args:
       environment: the environment of this process.
     """
-    # Read when TensorFlow is loaded: without it, calls to a dead peer wait for it instead of failing.
-    # A client in whose process this one was started may have set another value, for itself.
+    # Read when TensorFlow is loaded: without it, calls to a dead server wait for it instead of failing.
+    # The client that started this process may have set another value, for itself.
     environment["GRPC_FAIL_FAST"] = "use_caller"
     import tensorflow as tf  # noqa: F401 - for what it does
 
@@ -101,16 +111,9 @@ def _check_port_is_free(config: TaskConfig) -> None:
 
 
 def _name_process(config: TaskConfig) -> None:
-    """Lets lists of processes tell the servers apart, which all have one command line. It takes Linux."""
+    """Names the process after its task, as lists of processes show all servers with one command line. Linux only."""
     with contextlib.suppress(OSError):
         pathlib.Path("/proc/self/comm").write_text(f"{config.job}-{config.index}")
-
-
-def _start_server(config: TaskConfig) -> "tf.distribute.Server":
-    import tensorflow as tf
-
-    cluster = tf.train.ClusterSpec({job: dict(tasks) for job, tasks in config.cluster.items()})
-    return tf.distribute.Server(cluster, job_name=config.job, task_index=config.index, protocol="grpc")
 
 
 def _end_with_standard_input() -> NoReturn:

@@ -1,23 +1,60 @@
-"""One server of a local cluster: a process that runs `coordinator serve`, forked from a zygote where there is one.
+"""One server of a local cluster: a process that runs `coordinator serve`, forked from a fork server where possible.
 
 It promises that the server never outlives this process, even if this process is killed: the server reads a pipe that
-only this process holds open. It has a session of its own, so a terminal's Ctrl-C does not reach it.
+only this process holds open. It has its own session, so a terminal's Ctrl-C does not reach it.
 """
 
 import os
 import pathlib
 import signal
+import sysconfig
 import threading
 import time
 from collections.abc import Mapping
 
 from coordinator.errors import LaunchError
 from coordinator.heartbeat.task_probe import TaskProbe
-from coordinator.launch.child_environment import server_environment
-from coordinator.launch.forked_process import ForkedProcess
-from coordinator.launch.spawned_process import SpawnedProcess
+from coordinator.launch.server_starter import ForkedProcess, ForkServerProcess, FreshProcess
 from coordinator.launch.task_config import TaskConfig
-from coordinator.launch.zygote_process import ZygoteProcess
+
+
+def server_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict[str, str]:
+    """Returns the environment of a server process.
+
+    Args:
+      inherited: the environment of this process.
+      config: the server's task.
+    """
+    environment = program_environment(inherited, config)
+    if folders := _import_path(inherited.get("PYTHONPATH", "")):
+        environment["PYTHONPATH"] = folders
+    if config.job == "ps":
+        # Variables live in the memory of the host; a parameter server would only take the GPU from the workers.
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    return environment
+
+
+def program_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict[str, str]:
+    """Returns the environment of the user's program in one role.
+
+    Args:
+      inherited: the environment of this process.
+      config: the role.
+    """
+    environment = dict(inherited)
+    environment["TF_CONFIG"] = config.to_json()
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    return environment
+
+
+def _import_path(inherited: str) -> str:
+    """Adds the folder that this package was loaded from, so that the child finds it, unless it is installed."""
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    # An installed package is found anyway; a site-packages folder on PYTHONPATH would go before the standard library.
+    if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        return inherited
+    return os.pathsep.join(filter(None, [root, inherited]))
+
 
 _PROBE_TIMEOUT = 1.0
 _POLL_INTERVAL = 0.1
@@ -28,10 +65,10 @@ class ServerProcess:
     """One server process, which may be started, killed, frozen, and started again on its port.
 
     Args:
-      config: the server to be, and its cluster.
-      log_path: the file that takes what the process prints; it is begun anew at the first start.
+      config: the server's task and its cluster.
+      log_path: the file that takes what the process prints; the first start empties it.
       environment: the environment that the process inherits.
-      zygote: what forks the process; None starts it as a fresh one, which takes some seconds longer.
+      fork_server: forks the process; None starts it as a fresh one, which takes some seconds longer.
     """
 
     def __init__(
@@ -39,13 +76,13 @@ class ServerProcess:
         config: TaskConfig,
         log_path: pathlib.Path,
         environment: Mapping[str, str],
-        zygote: ZygoteProcess | None = None,
+        fork_server: ForkServerProcess | None = None,
     ):
         self.config = config
         self.log_path = log_path
         self._environment = environment
-        self._zygote = zygote
-        self._process: ForkedProcess | SpawnedProcess | None = None
+        self._fork_server = fork_server
+        self._process: ForkedProcess | FreshProcess | None = None
         self._pipe: int | None = None
         self._started_at = 0.0
         self._lock = threading.Lock()
@@ -79,7 +116,7 @@ class ServerProcess:
         with TaskProbe(self.config.address) as probe:
             while True:
                 status = probe.status(min(_PROBE_TIMEOUT, timeout))
-                # Asked in this order: a process that ended leaves its port to somebody else, who may answer too.
+                # In this order: another process may have taken the port of a process that ended, and answer too.
                 if self.wait_ended(_POLL_INTERVAL if status is None else 0.0):
                     raise LaunchError(self._failure(f"ended {self._ending()} before it served"))
                 if status is not None and self._is_own(status.devices):
@@ -95,7 +132,7 @@ class ServerProcess:
           timeout: in seconds; None waits as long as it takes.
 
         Returns:
-          Whether it has ended. A process that was never started has.
+          True if it has ended, or was never started.
         """
         return self._process is None or self._process.wait(timeout) is not None
 
@@ -106,7 +143,7 @@ class ServerProcess:
         self._close_pipe()
 
     def freeze(self) -> None:
-        """Stops the process without ending it: its connections stay open, and it answers nothing.
+        """Stops the process without ending it: its connections stay open, and it does not answer.
 
         Raises:
           LaunchError: it is not running.
@@ -114,7 +151,7 @@ class ServerProcess:
         self._send(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Lets a frozen process go on.
+        """Continues a frozen process.
 
         Raises:
           LaunchError: it is not running.
@@ -122,16 +159,13 @@ class ServerProcess:
         self._send(signal.SIGCONT)
 
     def is_alive(self) -> bool:
-        """Whether the process runs; a frozen one does."""
+        """Returns True if the process runs, frozen or not."""
         return self._process is not None and self._process.wait(0) is None
 
     @property
     def pid(self) -> int | None:
-        """The id of the process started last, or None. It is waited for while a zygote is not ready to fork."""
-        if self._process is None:
-            return None
-        self._process.wait_begun()
-        return self._process.pid
+        """The id of the process started last, or None. This waits until a fork server is ready to fork."""
+        return None if self._process is None else self._process.pid
 
     @property
     def exit_code(self) -> int | None:
@@ -146,19 +180,14 @@ class ServerProcess:
             return ""
         return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
-    def __repr__(self) -> str:
-        process = self._process
-        state = "not running" if process is None or not self.is_alive() else f"process {process.pid or 'to come'}"
-        return f"ServerProcess({self.config.name} at {self.config.address}, {state})"
-
     def _send(self, number: signal.Signals) -> None:
         if self._process is None or not self.is_alive():
             raise LaunchError(f"{self.config.name} is not running, so it cannot get {number.name}.")
         self._process.send(number)
 
-    def _begin(self) -> ForkedProcess | SpawnedProcess:
+    def _begin(self) -> ForkedProcess | FreshProcess:
         environment = server_environment(self._environment, self.config)
-        start = SpawnedProcess if self._zygote is None else self._zygote.start_server
+        start = FreshProcess if self._fork_server is None else self._fork_server.start_server
         with self.log_path.open("wb" if self._process is None else "ab") as log:
             standard_input, self._pipe = os.pipe()
             try:

@@ -1,7 +1,7 @@
-"""Signals as calls, made by a thread of its own.
+"""Signals as calls on a separate thread.
 
-Python runs a signal handler in its main thread, between two steps of Python code: one that came just before the thread
-begins to wait, or while TensorFlow keeps it, is not seen until the wait is over. It promises that a signal is seen at
+Python runs a signal handler in its main thread, between two steps of Python code: a signal that arrives just before the
+thread begins to wait, or while it runs TensorFlow, is not handled until then. It promises that a signal is handled at
 once, whatever the main thread is doing.
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection
 
 
 class SignalReader:
-    """A context manager, for the main thread; on leaving, signals do again what they did before.
+    """A context manager for the main thread, which restores the handlers of the signals on leaving.
 
     Args:
-      numbers: the signals. One that is ignored stays so: `nohup`, and shells in the background, ask for that.
+      numbers: the signals. One that is ignored stays so: `nohup`, and shells in the background, set that.
       on_signal: gets each signal that arrives, in the reader's thread.
     """
 
@@ -29,7 +29,7 @@ class SignalReader:
         os.set_blocking(self._writing, False)
         self._thread.start()
         self._found_descriptor = signal.set_wakeup_fd(self._writing)
-        # A handler of some kind there must be: only then does Python write the signal's number to the descriptor.
+        # Python writes a signal's number to the descriptor only if the signal has a handler.
         self._found_handlers = {number: signal.signal(number, lambda *_: None) for number in self._numbers}
         return self
 

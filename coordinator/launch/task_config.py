@@ -1,7 +1,7 @@
-"""`TF_CONFIG` as a value: who is in the cluster, and which of them this process is.
+"""`TF_CONFIG` as a value: the cluster, and the task of this process.
 
-It promises that a `TaskConfig` that exists is right: every address has a host and a port, and the task is in the
-cluster. Whatever is wrong is said when it is made, in one sentence that names the entry to change.
+It promises that a `TaskConfig` is valid: every address has a host and a port, and the task is in the cluster. The
+constructor refuses anything else, in one sentence that names the entry to change.
 """
 
 import dataclasses
@@ -10,7 +10,9 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coordinator.addresses import parse_address
 from coordinator.errors import ClusterSpecError
+from coordinator.setting_checks import is_integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +21,7 @@ class TaskConfig:
 
     Args:
       cluster: for each job its addresses (`host:port`), as a list, or as a mapping from index to address where
-        indices are missing. It is kept as the mapping.
+        indices are missing. The attribute is the mapping.
       job: the job of this task, such as `worker`.
       index: its index in the job.
 
@@ -40,7 +42,7 @@ class TaskConfig:
         object.__setattr__(self, "index", index)
         if not isinstance(job, str) or job not in jobs:
             raise ClusterSpecError(f"There is no job {job!r} in the cluster: it has {', '.join(sorted(jobs))}.")
-        if isinstance(index, bool) or not isinstance(index, int) or index not in jobs[job]:
+        if not is_integer(index) or index not in jobs[job]:
             indices = ", ".join(map(str, jobs[job]))
             raise ClusterSpecError(f"There is no task {index!r} in job {job!r}: it has {indices}.")
 
@@ -50,8 +52,8 @@ class TaskConfig:
 
         Args:
           text: a JSON object with `cluster` and, unless both are given here, `task`.
-          job: the job to be, in place of the task's `type`.
-          index: the index to be, in place of the task's `index`.
+          job: the job, in place of the task's `type`.
+          index: the index, in place of the task's `index`.
 
         Raises:
           ClusterSpecError: the text is not JSON, not of the right form, or the task is not in the cluster.
@@ -97,12 +99,12 @@ class TaskConfig:
     @property
     def port(self) -> int:
         """The port of the task."""
-        return int(self.address.rpartition(":")[2])
+        return parse_address(self.address).port
 
 
 def _addresses(job: object, tasks: object) -> Mapping[int, str]:
     if not isinstance(job, str) or not job:
-        raise ClusterSpecError(f"The name of a job in 'cluster' must be a text, got {job!r}.")
+        raise ClusterSpecError(f"The name of a job in 'cluster' must be a string, got {job!r}.")
     if isinstance(tasks, Mapping):
         numbered = [(_index(job, key), address) for key, address in tasks.items()]
     elif isinstance(tasks, Sequence) and not isinstance(tasks, str):
@@ -112,25 +114,20 @@ def _addresses(job: object, tasks: object) -> Mapping[int, str]:
     if not numbered:
         raise ClusterSpecError(f"Job {job!r} in 'cluster' has no address: add one, or leave the job out.")
     for index, address in numbered:
-        if not _is_address(address):
-            raise ClusterSpecError(f"Task {index} of job {job!r} must be a 'host:port', got {address!r}.")
+        try:
+            parse_address(address)
+        except ValueError as error:
+            raise ClusterSpecError(f"Task {index} of job {job!r} must be a 'host:port', got {address!r}.") from error
     return types.MappingProxyType(dict(numbered))
 
 
 def _index(job: str, key: object) -> int:
-    # JSON has no whole numbers as keys: there, and only there, they are written as text.
-    if isinstance(key, int) and not isinstance(key, bool) and key >= 0:
+    # JSON has no integers as keys: there, and only there, they are written as text.
+    if is_integer(key, minimum=0):
         return key
     if isinstance(key, str) and key.isdecimal():
         return int(key)
-    raise ClusterSpecError(f"An index of job {job!r} must be a whole number of at least 0, got {key!r}.")
-
-
-def _is_address(address: object) -> bool:
-    if not isinstance(address, str):
-        return False
-    host, _, port = address.rpartition(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 65_536
+    raise ClusterSpecError(f"An index of job {job!r} must be an integer of at least 0, got {key!r}.")
 
 
 def _as_json(tasks: Mapping[int, str]) -> list[str] | dict[int, str]:

@@ -1,26 +1,14 @@
-"""The strategy over TensorFlow servers, and the only folder that talks to TensorFlow's distributed runtime.
+"""The strategy over TensorFlow servers, and the only folder that uses TensorFlow's distributed runtime.
 
-From what users call inwards:
+From the user's side inwards; a folder imports only from those below it:
 
-    parameter_server_strategy   what users make: scope, schedule, join
-    parameter_server_extended   where variables go; what a replica is
-    cluster_definition          who the servers are
-    polled_cluster_resolver     the same, said again and again while workers come and go
-    membership                  who of them is connected
-    server_admission            what is settled with each server that is connected to:
-        server_version              that it runs the same TensorFlow
-        client_note, client_lease   who it keeps variables for, and for how long; server_context: in gRPC
-    witness                     whether a parameter server still has what it had
-    tensorflow_runtime          runs work on the workers
-    failure_table               whose fault an error is
-    schedule_arguments          what `schedule` was given
-    traced_function             one function for all workers; one call of it
-    parameter_server_recovery   brings lost parameter servers back:
-        variable_store              what was on them
-        restore_source              where it comes back from
-        guarded_save                no checkpoint of half-restored variables
-        saved_progress              how many steps were lost
-    per_worker_*, worker_index  what every worker has a copy of
-    dataset_distribution        a dataset for each worker
-    tensorflow_internals        the one door to TensorFlow's private API
+    parameter_server_strategy   the strategy that users create: scope, schedule, join
+    parameter_server_extended   the hooks that TensorFlow calls on it: where variables go, what a replica is
+    keras/                      `model.fit` on the workers (fit/), and all uses of Keras' private API (internals/)
+    recovery/                   restores lost parameter servers from checkpoints, and guards saves meanwhile
+    calls/                      how a call reaches a worker: traces, their cache, failures, the runtime
+    fusing/                     several calls as one, and messages between servers packed
+    per_worker/                 datasets, tables and variables with a copy on each worker
+    membership/                 which servers there are, and which of them this client is connected to
+    tensorflow_internals/       all uses of TensorFlow's private API
 """

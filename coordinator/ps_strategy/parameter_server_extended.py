@@ -1,39 +1,67 @@
-"""What TensorFlow asks of a strategy: where variables go, how a function runs in a replica, how updates are made.
+"""The hooks that TensorFlow calls on a strategy: where variables are placed, how functions run in a replica.
 
-One worker is one replica, and no replica waits for another: `num_replicas_in_sync` is 1 and reductions are over one
-value. Variables are on the parameter servers' CPUs, and so are the updates of an optimizer: a gradient is pushed, the
-variable and its slots stay where they are.
+A worker is one replica and does not wait for others: `num_replicas_in_sync` is 1, and reductions are over one value.
+Variables are on the CPUs of the parameter servers, where an optimizer's updates run too: a gradient is sent to the
+variable and its slots, which are not moved.
 """
 
+import contextlib
+import dataclasses
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource
-from coordinator.ps_strategy.per_worker_table import table_creator_scopes
-from coordinator.ps_strategy.per_worker_variable import create_per_worker_variable
+from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
 
 _logger = logging.getLogger("coordinator")
 
 
-class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
-    """The hooks of `ParameterServerStrategy`; their names and meanings are `tf.distribute.StrategyExtended`'s.
+@dataclasses.dataclass(frozen=True)
+class StrategyServices:
+    """What the library's update rules need of a strategy, and users do not: `strategy.extended.services`.
 
-    The base is the version 1 class because it alone has `call_for_each_replica`, which `Strategy.run` calls.
+    Attributes:
+      worker_index: called inside a scheduled function, returns the index of the worker that runs it.
+      connection_number: likewise, returns a number that grows with each connection that the worker has, so that what an
+        abandoned call does can be told from the rest.
+      unique_numbers: for names on the servers that no other object of this strategy has.
+      retrace: has each `tf.function` traced again when it is scheduled next.
+      add_idle_callback: see `WorkerPool.add_idle_callback`.
+      refuse_closed: see `Scheduler.refuse_closed`.
+    """
+
+    worker_index: Callable[[], Any]
+    connection_number: Callable[[], Any]
+    unique_numbers: Iterator[int]
+    retrace: Callable[[], None]
+    add_idle_callback: Callable[[Callable[[int], object]], None]
+    refuse_closed: Callable[[str], None]
+
+
+class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
+    """Implements the hooks of `tf.distribute.StrategyExtended` for `ParameterServerStrategy`.
+
+    The base is the version 1 class because only it has `call_for_each_replica`, which `Strategy.run` calls.
 
     Args:
       strategy: the strategy that this belongs to.
       parameter_server_devices: the devices of the parameter servers, by index.
-      handles: told about each table and per-worker variable that is made in the scope.
-      variables: told about each other variable that is made in the scope.
+      handles: where tables and per-worker variables that are created in the scope are registered.
+      variables: where all other variables that are created in the scope are registered.
       read_on_all: reads a per-worker resource on every worker.
+
+    Attributes:
+      services: set by the strategy.
     """
+
+    services: StrategyServices
 
     def __init__(
         self,
@@ -48,18 +76,23 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         self._handles = handles
         self._variables = variables
         self._read_on_all = read_on_all
-        # Taking the next number is atomic, so that threads that make variables at once still go round robin.
+        # `next` is atomic, so that placement is round robin even if several threads create variables.
         self._variable_numbers = itertools.count()
         self._scheduling = threading.local()
-        # A function is traced once for all workers, whichever device it will run on.
+        # A function is traced once for all workers, not for each device that it may run on.
         self._retrace_functions_for_each_device = False
 
-    def scheduled_tracing(self) -> "_ScheduledTracing":
-        """A scope in which a function is traced that was scheduled: `run` and `reduce` are at home in it."""
-        return _ScheduledTracing(self._scheduling)
+    @contextlib.contextmanager
+    def scheduled_tracing(self) -> Iterator[None]:
+        """A scope in which a scheduled function is traced, so that `run` and `reduce` do not warn."""
+        self._scheduling.depth = getattr(self._scheduling, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._scheduling.depth -= 1
 
     def warn_unless_scheduled(self, verb: str) -> None:
-        """Warns that `verb` would run on the client."""
+        """Logs a warning that `verb` runs on the client, unless a scheduled function is being traced."""
         if not getattr(self._scheduling, "depth", 0):
             _logger.warning(
                 "strategy.%s was called outside of a scheduled function and runs on the client, not on a worker. Call "
@@ -68,25 +101,23 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             )
 
     def holds(self, variable: tf.Variable) -> bool:
-        """Whether workers can use a variable: it is on a parameter server, or each of them has one of its own."""
+        """Returns True if workers can use a variable: it is on a parameter server, or each worker has a copy."""
         on_server = any(variable.device == device for device in self._parameter_server_devices)
         return on_server or self._handles.resource_for(variable.handle) is not None
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.pop("per_worker_variable", False):
-            # An optimizer wants its slots with their variable. Those that are per worker are together on each worker.
+            # An optimizer asks for its slots to be beside their variable. Per-worker ones are, on each worker.
             kwargs.pop("colocate_with", None)
             return create_per_worker_variable(lambda: next_creator(**kwargs), self._handles, self._read_on_all)
-        with tf.device(None), tf.device(self._device_of_next(kwargs.pop("colocate_with", None))):
+        beside = kwargs.pop("colocate_with", None)
+        devices = self._parameter_server_devices
+        device = devices[next(self._variable_numbers) % len(devices)] if beside is None else str(beside.device)
+        with tf.device(None), tf.device(device):
             variable = next_creator(**kwargs)
         tensorflow_internals.make_shared(variable)
         self._variables.add(variable, kwargs.get("initial_value"))
         return variable
-
-    def _device_of_next(self, colocate_with: Any) -> str:
-        if colocate_with is not None:
-            return str(colocate_with.device)
-        return self._parameter_server_devices[next(self._variable_numbers) % len(self._parameter_server_devices)]
 
     def _resource_creator_scope(self) -> Sequence[Any]:
         return table_creator_scopes(self._handles)
@@ -103,7 +134,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
     def _update(
         self, var: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], group: bool
     ) -> Any:
-        # A per-worker variable names the client's device, and is updated where the function runs.
+        # A per-worker variable has the device of the client, but is updated where the function runs.
         with tf.device(None if self._handles.resource_for(var.handle) else var.device):
             result = fn(var, *args, **kwargs)
         return result if group else tf.nest.map_structure(self._local_results, result)
@@ -118,7 +149,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         return (val,)
 
     def value_container(self, value: Any) -> Any:
-        """The value itself: no container is made for a single replica."""
+        """Returns the value itself: there is a single replica."""
         return value
 
     def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> Any:
@@ -136,12 +167,12 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The device that a replica computes on, as seen from its worker."""
+        """The device that a replica computes on, relative to its worker."""
         return ("/device:CPU:0",)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The devices that variables are on."""
+        """The devices of variables."""
         return self._parameter_server_devices
 
     def _in_multi_worker_mode(self) -> bool:
@@ -156,16 +187,3 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
     def should_save_summary(self) -> bool:
         """The client writes summaries."""
         return True
-
-
-class _ScheduledTracing:
-    """Counts, for this thread, how many scheduled functions are being traced."""
-
-    def __init__(self, state: threading.local) -> None:
-        self._state = state
-
-    def __enter__(self) -> None:
-        self._state.depth = getattr(self._state, "depth", 0) + 1
-
-    def __exit__(self, *_: object) -> None:
-        self._state.depth -= 1

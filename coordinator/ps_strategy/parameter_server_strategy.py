@@ -1,9 +1,10 @@
-"""The strategy: what users make, schedule on and join.
+"""The strategy, which users create, schedule functions on and join.
 
 strategy = ParameterServerStrategy(resolver)      one client, this process
-  .scope()       variables go to the parameter servers, round robin     ParameterServerExtended
-  .schedule(fn)  traced here, once; queued; run on some worker          Cluster
-  .join()        everything scheduled has finished; raises what failed
+  .scope()       variables are placed on the parameter servers, round robin     ParameterServerExtended
+  .schedule(fn)  traces `fn` once, queues a call; a worker runs it              FunctionTracer, Scheduler
+  .join()        waits until everything has finished; raises the first error    Scheduler
+  .cluster       the workers and their statistics                               Cluster
 """
 
 import concurrent.futures
@@ -16,43 +17,44 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.cluster import Cluster
+from coordinator.errors import Rollback
 from coordinator.future import Future
 from coordinator.options import Options
-from coordinator.ps_strategy import keras_internals
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
+from coordinator.ps_strategy.calls.tensorflow_runtime import ParameterServer, TensorFlowRuntime
 from coordinator.ps_strategy.calls.traced_function import ResourceBuild, TracedFunction
-from coordinator.ps_strategy.function_tracer import FunctionTracer
-from coordinator.ps_strategy.keras_fit.fit_extension import extend_keras
+from coordinator.ps_strategy.keras.fit.fit_extension import FitExtension
+from coordinator.ps_strategy.keras.internals import patches as keras_patches
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
+from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver
-from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended
+from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended, StrategyServices
+from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, DatasetFunction
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource
-from coordinator.ps_strategy.per_worker_dataset import PerWorkerDataset
-from coordinator.ps_strategy.per_worker_variable import VariableRead
-from coordinator.ps_strategy.recovery.variable_recovery import ParameterServerRecovery
+from coordinator.ps_strategy.per_worker.variable import VariableRead, worker_number
+from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
-from coordinator.ps_strategy.scope_entered import ScopeEntered
-from coordinator.ps_strategy.tensorflow_runtime import ParameterServer, TensorFlowRuntime
-from coordinator.ps_strategy.worker_index import WorkerNumber
-from coordinator.rolled_back import RolledBack
+from coordinator.workers.cluster import Cluster
+from coordinator.workers.scheduler import Scheduler
 
 
 class ParameterServerStrategy(tf.distribute.Strategy):
     """Trains on workers with variables on parameter servers, driven by this one program.
 
-    Make it before any variable: when this process joins its first cluster, variables made before are lost to it. One
-    process has one strategy at a time; after `close()` it may make another. It is a context manager: leaving the block
-    joins, then closes; leaving it by an exception closes at once.
+    Create it before any variable: variables that exist when a process connects to its first cluster become unusable.
+    A process has one strategy at a time, and may create another after `close()`. As a context manager, it joins and
+    closes at the end of the block, and only closes if the block raises.
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that names the `worker` and `ps` addresses.
-        With a `PolledClusterResolver`, or a function or a `pathlib.Path` for one, workers come and go as it says.
+        A `PolledClusterResolver`, or a function or a `pathlib.Path` for one, may add and remove workers later.
       variable_partitioner: None. Sharded variables are not supported yet.
       options: limits and times, see `Options`.
 
     Raises:
-      ClusterSpecError: the cluster cannot work as described.
+      ClusterSpecError: the description of the cluster is wrong.
       TimeoutError: the parameter servers or the first worker did not answer in `options.connect_timeout`.
       RuntimeError: another strategy is open in this process.
 
@@ -68,47 +70,61 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             raise TypeError(f"options must be a coordinator.Options, got {options!r}.")
         if callable(cluster_resolver) or isinstance(cluster_resolver, os.PathLike):
             cluster_resolver = PolledClusterResolver(cluster_resolver)
+        options = options or Options()
         definition = ClusterDefinition.from_resolver(cluster_resolver)
-        runtime = TensorFlowRuntime(definition, options or Options())
         self._cluster_resolver = cluster_resolver
         self._handles = PerWorkerHandles()
-        variables = VariableStore()
-        extend_keras(ParameterServerStrategy)
-        super().__init__(
-            ParameterServerExtended(self, runtime.parameter_server_devices, self._handles, variables, self._read_on_all)
-        )
-        self.worker_index = WorkerNumber("worker index", self._handles, lambda context: context.index)
-        # Grows with each connection that a worker has, so that what an abandoned call does can be told from the rest.
-        self.connection_number = WorkerNumber("connection number", self._handles, lambda context: context.incarnation)
-        # For names on the servers that are to be the strategy's own.
-        self.numbers = itertools.count()
         self._tracer = FunctionTracer(self._handles)
-        self.parameter_servers = tuple(
-            ParameterServer(index, device, runtime) for index, device in enumerate(runtime.parameter_server_devices)
+        with contextlib.ExitStack() as ending:
+            ending.enter_context(tensorflow_internals.client_environment())
+            membership = Membership.connected(definition, options)
+            # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
+            ending.enter_context(keras_patches.row_lookups())
+            ending.enter_context(keras_patches.trainer_extended(FitExtension(ParameterServerStrategy)))
+            self._scheduler = scheduler = Scheduler(TensorFlowRuntime(membership), membership, options)
+            ending.callback(scheduler.close)
+            variables = VariableStore()
+            # Neither of the two may keep the strategy alive: the scheduler's threads refer to the recovery.
+            self._recovery = VariableRecovery(
+                membership,
+                variables,
+                lambda: scheduler.cluster.statistics().finished,
+                scheduler.recovery.wait_recovered,
+            )
+            devices = membership.parameter_server_devices
+            extended = ParameterServerExtended(self, devices, self._handles, variables, self._read_on_all)
+            extended.services = self._services()
+            super().__init__(extended)
+            self.parameter_servers = tuple(
+                ParameterServer(index, device, membership) for index, device in enumerate(devices)
+            )
+            self._datasets = DatasetDistribution(len(self.cluster.workers), self._trace_dataset, self._prepare)
+            if isinstance(cluster_resolver, PolledClusterResolver):
+                scheduler.follow(cluster_resolver.worker_addresses, cluster_resolver.interval)
+            ending.callback(self._recovery.release_manager)
+            # Closes when the strategy is forgotten, and at the end of the program.
+            self._closing = weakref.finalize(self, ending.pop_all().close)
+
+    def _services(self) -> StrategyServices:
+        return StrategyServices(
+            worker_index=worker_number("worker index", self._handles, lambda context: context.index),
+            connection_number=worker_number(
+                "connection number", self._handles, lambda context: context.connection_number
+            ),
+            unique_numbers=itertools.count(),
+            retrace=self._tracer.reset,
+            add_idle_callback=self._scheduler.add_idle_callback,
+            refuse_closed=self._scheduler.refuse_closed,
         )
-        self._cluster = cluster = Cluster(runtime, options or Options())
-        # It must not keep the strategy alive: the cluster's threads refer to it.
-        self._recovery = ParameterServerRecovery(
-            runtime, variables, lambda: cluster.statistics().finished, cluster.recovery.wait_recovered
-        )
-        self._datasets = DatasetDistribution(len(self._cluster.workers), self._trace_dataset, self._prepare)
-        if isinstance(cluster_resolver, PolledClusterResolver):
-            self._cluster.follow(cluster_resolver.worker_addresses, cluster_resolver.interval)
-        ending = contextlib.ExitStack()
-        ending.enter_context(keras_internals.rows_read_alone())
-        ending.callback(self._recovery.release_manager)
-        ending.callback(self._cluster.close)
-        # Closes when the strategy is forgotten, and at the end of the program.
-        self._closing = weakref.finalize(self, ending.close)
 
     @property
     def cluster(self) -> Cluster:
-        """The workers and their counts."""
-        return self._cluster
+        """The workers, their statistics, and how to add, move and remove them."""
+        return self._scheduler.cluster
 
     @property
     def cluster_resolver(self) -> Any:
-        """The resolver that the strategy was made with."""
+        """The resolver with which the strategy was created."""
         return self._cluster_resolver
 
     def schedule(
@@ -120,117 +136,118 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         worker: int | None = None,
         timeout: float | None = None,
     ) -> Future:
-        """Queues one call of `fn` for whichever worker is free, and returns at once unless the queue is full.
+        """Queues one call of `fn` for the next free worker, and returns at once unless the queue is full.
 
-        The function is traced here, the first time that it meets such arguments, in a replica context: optimizers and
-        metrics work in it as they are.
+        The function is traced here, once for each kind of arguments, in a replica context, so optimizers and metrics
+        work in it unchanged.
 
-        It runs at least once. It may run again, in part or as a whole, if its worker is lost on the way, if it takes
-        longer than `timeout`, if TensorFlow refuses the call for the moment, or if it shares a call with one that
-        raises an error; see docs/dispatch.md, "What may run twice".
+        It runs at least once. It may run again, in part or as a whole, if its worker is lost meanwhile, if it takes
+        longer than `timeout`, if TensorFlow refuses the call temporarily, or if it shares a fused call with a function
+        that raises an error; see docs/guarantees.md, "What may run twice".
 
         Args:
           fn: a `tf.function` or concrete function.
           args: its positional arguments: tensors, NumPy arrays, Python values, per-worker iterators and datasets, and
-            futures of this strategy: the function runs when they have their results, which take their place. If one of
-            them fails or is cancelled, so does this function, with `ClosureInputError`.
+            futures of this strategy, which are replaced by their results before the function runs. If one of them fails
+            or is cancelled, this function fails with `ClosureInputError`.
           kwargs: its keyword arguments.
-          worker: the index of the only worker that may run it. If that one is lost the function waits for its return,
-            at most `Options.affinity_timeout`, and then fails with `WorkerLost`.
+          worker: the index of the only worker that may run it. If that worker is lost, the function waits for its
+            return at most `Options.affinity_timeout`, and then fails with `WorkerLost`.
           timeout: in seconds; if a worker takes longer, another one runs it as well, and the first result counts.
-            None stands for `Options.closure_timeout`.
+            None for `Options.closure_timeout`.
 
         Returns:
           A `Future` of what the function returns, in its structure, as NumPy values.
 
         Raises:
-          TypeError: `fn` is no such function.
-          ValueError: a future of something else is among the arguments, there is no such worker, `timeout` is not
+          TypeError: `fn` is not a `tf.function` or concrete function.
+          ValueError: a future of another source is among the arguments, there is no such worker, `timeout` is not
             positive, or XLA is to compile what it cannot (`jit_compile=True`).
           TimeoutError: the queue stayed full for `Options.schedule_timeout`.
           StrategyClosedError: the strategy is closed.
-          Exception: what an earlier scheduled function raised, once; see `join`.
+          Exception: the error of an earlier scheduled function, once; see `join`.
         """
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
-        work, futures = self._tracer.call_of(fn, args, kwargs, self._tracing)
-        function = work.function
-        return self._cluster.schedule(
-            work, function.name, worker=worker, timeout=timeout, after=futures, origin=function
+        call, futures = self._tracer.call_of(fn, args, kwargs, self._tracing)
+        function = call.function
+        return self._scheduler.schedule(
+            call,
+            function.name,
+            worker=worker,
+            timeout=timeout,
+            after=futures,
+            origin=function,
+            fusion_key=call.fusion_key,
         )
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until every scheduled function has finished.
 
-        The first error of a scheduled function withdraws all functions that wait and cancels those that run: their
-        futures raise `ClosureCancelledError`. The next `schedule`, `join` or `done` raises that error, once; then the
-        strategy is ready for more.
+        The first error of a scheduled function cancels all other functions, whose futures raise
+        `ClosureCancelledError`. The next `schedule`, `join` or `done` raises that error, once; afterwards the strategy
+        is usable again.
 
         Args:
-          timeout: in seconds; None waits as long as it takes, with a report in the log when nothing moves.
+          timeout: in seconds; None for none. A wait without progress is reported in the log.
 
         Raises:
           TimeoutError: not in time; the message names what still runs.
-          ParameterServerLost: a parameter server is gone.
-          Exception: what a scheduled function raised, as itself, with notes that say which, where and when.
+          ParameterServerLost: a parameter server was lost.
+          Exception: the error of a scheduled function, as itself, with notes that say which, where and when.
         """
-        self._cluster.join(timeout)
+        self._scheduler.join(timeout)
 
     def done(self) -> bool:
-        """Whether no scheduled function is pending. Raises what `join` would."""
-        return self._cluster.done()
+        """Returns whether all scheduled functions have finished. Raises what `join` raises."""
+        return self._scheduler.done()
 
     def restore_from(
-        self, source: Any, step: Any = None, on_rollback: Callable[[RolledBack], object] | None = None
+        self, source: Any, step: Any = None, on_rollback: Callable[[Rollback], object] | None = None
     ) -> None:
-        """Says where the variables come back from when a parameter server is lost; to be called once they are made.
+        """Sets how variables are restored when a parameter server is lost; call it once the variables exist.
 
-        When its process is back at its address, all variables of all parameter servers are restored from the latest
-        checkpoint, in the same Python objects; a variable that the checkpoint does not hold gets its initial value
-        again. So everything is as a restarted client would find it, but nothing is traced anew, and the loop that
-        schedules goes on. A checkpoint that was saved while functions ran is no snapshot: its variables are of
-        different moments. For a snapshot call `join` before `manager.save()`.
+        When a server answers at its address again, all variables of all parameter servers are restored from the latest
+        checkpoint, in the same Python objects; a variable that is not in the checkpoint gets its initial value. So the
+        state is that of a restarted client, but nothing is traced again and the training loop continues. A checkpoint
+        that was saved while functions ran is not a snapshot: its variables are of different moments. Call `join` before
+        `manager.save()` for a snapshot.
 
         Args:
-          source: a `tf.train.CheckpointManager`, whose newest checkpoint that can be read is restored, the initial
-            values before there is one; or a function without arguments that restores one and returns its path. Until
-            `restore_from` is called with another, `save` of the manager is one that waits for lost parameter servers
-            and saves again, rather than raise what they made it raise; with
-            `tf.train.CheckpointOptions(enable_async=True)` it raises `ValueError`, and so does its checkpoint.
-          step: what is counted when it is told how far back a recovery went: an integer variable that is in the
-            checkpoint, such as `optimizer.iterations`, or a function that returns an int. Without it, these are
-            functions that have finished.
-          on_rollback: called with a `RolledBack`, on a thread of the library's, after each recovery that restored a
-            checkpoint; the log has a warning anyway.
+          source: a `tf.train.CheckpointManager`, whose newest readable checkpoint is restored, or the initial values if
+            there is none; or a function without arguments that restores a checkpoint and returns its path. Until
+            `restore_from` is called again, the manager's `save` waits for lost parameter servers and saves again,
+            instead of raising their errors; with `tf.train.CheckpointOptions(enable_async=True)` it raises
+            `ValueError`, and so does its checkpoint.
+          step: counts steps in reports of recoveries: an integer variable that is in the checkpoint, such as
+            `optimizer.iterations`, or a function that returns an int. None counts the functions that have finished.
+          on_rollback: called with a `Rollback`, on a thread of the library, after each recovery that restored a
+            checkpoint. A warning is logged in any case.
 
         Raises:
           TypeError: `source`, `step` or `on_rollback` is something else.
           ValueError: the manager's checkpoint was saved with `enable_async` before.
         """
         self._recovery.restore_from(source, step, on_rollback)
-        self._cluster.recovery.recover_with(self._recovery.try_once)
-
-    def trace_anew(self) -> None:
-        """Has each `tf.function` traced once more when it is scheduled next."""
-        self._tracer.begin_anew()
+        self._scheduler.recovery.recover_with(self._recovery.try_once)
 
     def local_results(self, structure: Any) -> Any:
-        """The same structure with each future replaced by its result, waited for; None where it raised."""
+        """Waits for the futures in a structure, and returns it with their results; None where they failed."""
         return tf.nest.map_structure(lambda leaf: _result(leaf) if isinstance(leaf, Future) else leaf, structure)
 
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: DatasetFunction, options: tf.distribute.InputOptions | None = None
     ) -> PerWorkerDataset:
-        """A dataset for each worker, made there by `dataset_fn(input_context)`.
+        """Creates a dataset on each worker by `dataset_fn(input_context)`.
 
         Args:
           dataset_fn: takes a `tf.distribute.InputContext` (the number of workers, and which of them this is), returns
-            a `tf.data.Dataset`. Traced here, run on the workers. Inside a `tf.function` it is called in place.
+            a `tf.data.Dataset`. Traced here, run on the workers. Inside a `tf.function` it is called directly.
           options: `experimental_per_replica_buffer_size` elements are prefetched on each worker.
 
         Raises:
-          TypeError: it is not callable, or returns something else.
-          ValueError: it creates a variable.
+          TypeError: `dataset_fn` is not callable, or returns something else.
+          ValueError: `dataset_fn` creates a variable.
         """
         if not tf.executing_eagerly():
             return dataset_fn(tf.distribute.InputContext())
@@ -239,35 +256,35 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def distribute_datasets_from_function(
         self, dataset_fn: DatasetFunction, options: tf.distribute.InputOptions | None = None
     ) -> PerWorkerDataset:
-        """The same as `experimental_distribute_datasets_from_function`."""
+        """Calls `experimental_distribute_datasets_from_function`."""
         return self.experimental_distribute_datasets_from_function(dataset_fn, options)
 
     def experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
     ) -> PerWorkerDataset:
-        """The whole of `dataset` for each worker, in an order of its own if it is shuffled without a seed.
+        """Gives each worker the whole of `dataset`; if it is shuffled without a seed, each worker has another order.
 
         Args:
-          dataset: shipped to the workers as a graph. Inside a `tf.function` it is returned as it is.
+          dataset: sent to the workers as a graph. Inside a `tf.function` it is returned unchanged.
           options: as above.
         """
         return self._datasets.from_dataset(dataset, options) if tf.executing_eagerly() else dataset
 
     def scope(self) -> Any:
-        """A scope in which variables go to the parameter servers, and lookup tables to every worker."""
-        return ScopeEntered(self) if self._replica_context() is not None else tf.distribute.Strategy.scope(self)
+        """Returns a scope in which variables are placed on the parameter servers, and lookup tables on every worker."""
+        return contextlib.nullcontext(self) if self._replica_context() else tf.distribute.Strategy.scope(self)
 
     def run(
         self, fn: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, options: Any = None
     ) -> Any:
-        """Calls `fn` in a replica context; meant for the inside of a scheduled function, which is in one already."""
+        """Calls `fn` in a replica context. Use it inside a scheduled function, which is in one already."""
         replica = self._replica_context()
         if replica is None:
             return tf.distribute.Strategy.run(self, fn, args, kwargs, options)
         return replica.merge_call(tf.distribute.Strategy.run, args=(fn, args, kwargs, options))
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
-        """The value, reduced along `axis` if one is given; a worker is one replica."""
+        """Returns the value, reduced along `axis` if one is given; a worker is one replica."""
         self.extended.warn_unless_scheduled("reduce")
         replica = self._replica_context()
         if replica is None:
@@ -275,10 +292,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         return replica.merge_call(tf.distribute.Strategy.reduce, args=(reduce_op, value, axis))
 
     def close(self) -> None:
-        """Withdraws what waits, cancels what runs, ends the threads and lets the servers go. May be called again.
+        """Cancels all functions, ends the threads and disconnects from the servers. May be called again.
 
-        Variables on the parameter servers are gone afterwards. The port on which workers call this process back stays
-        open until it ends, because TensorFlow cannot close it; the next strategy uses it again.
+        Variables on the parameter servers are deleted. The port on which workers call this process stays open until the
+        process ends, because TensorFlow cannot close it; the next strategy uses it again.
         """
         self._closing()
 
@@ -294,15 +311,12 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     def __repr__(self) -> str:
         return (
-            f"<ParameterServerStrategy: {len(self.parameter_servers)} parameter servers, {self._cluster.statistics()}>"
+            f"<ParameterServerStrategy: {len(self.parameter_servers)} parameter servers, {self.cluster.statistics()}>"
         )
-
-    def _trace(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TracedFunction:
-        return self._tracer.trace(fn, args, kwargs, self._tracing)
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
-        """A scope in which functions are traced that were scheduled."""
+        """Returns the scope in which scheduled functions are traced."""
         with self.scope(), self.extended.scheduled_tracing(), tf.distribute.ReplicaContext(self, 0):
             yield
 
@@ -311,27 +325,22 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             return TracedFunction(tf.function(make_dataset).get_concrete_function(), self._handles)
 
     def _prepare(self, resource: PerWorkerResource) -> None:
-        for worker in self._cluster.workers:
-            self._cluster.schedule_on(worker.index, ResourceBuild(resource), f"make {resource.name}")
+        for worker in self.cluster.workers:
+            self._scheduler.schedule_internal(worker.index, ResourceBuild(resource), f"create {resource.name}")
 
     def _read_on_all(self, copies: PerWorkerResource) -> list[Any]:
         reads = [
-            self._cluster.schedule_on(worker.index, VariableRead(copies), f"read {copies.name}")
-            for worker in self._cluster.workers
+            self._scheduler.schedule_internal(worker.index, VariableRead(copies), f"read {copies.name}")
+            for worker in self.cluster.workers
         ]
         return [read.result() for read in reads]
 
     def _replica_context(self) -> tf.distribute.ReplicaContext | None:
-        """This strategy's replica context, if we are in one."""
+        """Returns this strategy's replica context, if the caller is in one."""
         replica = tf.distribute.get_replica_context()
         return replica if replica is not None and replica.strategy is self else None
 
 
 def _result(future: Future) -> Any:
-    return None if _is_poisoned(future) else future.result()
-
-
-def _is_poisoned(future: Future) -> bool:
-    """Waits for the outcome; a future that was cancelled raises instead of telling its exception."""
     concurrent.futures.wait([future])
-    return future.cancelled() or future.exception() is not None
+    return None if future.cancelled() or future.exception() is not None else future.result()

@@ -1,28 +1,36 @@
-"""One scheduled function with its arguments, the states it goes through, and the attempts to run it.
+r"""One scheduled function call: its states, its attempts, and the future that reports its outcome.
 
-              unblock               take                 result
+              unblock               start                result
     BLOCKED ---------> WAITING ----------------> RUNNING -------> DONE
-       |                |   ^                     |  |  \\-------> FAILED    error of its own
-       |                |   \\---- hand back ------/  |
+       |                |   ^                     |  |  \-------> FAILED    error
+       |                |   \----- requeue -------/  |
        |                |      (worker lost, ...)    |
-       \\----------------\\------> CANCELLED, FAILED <-/
+       \----------------\------> CANCELLED, FAILED <-/
 
-A closure is blocked while it waits for the results that are its arguments. While it runs it has one attempt under way,
-or more if it overran its time and is tried elsewhere too; the first that comes to an end decides its outcome. It is
-handed back when the last of them ended without one.
+A closure is blocked while it waits for other closures' results that are its arguments. While it runs it has one live
+attempt, or several if it exceeded its timeout and was started on another worker too; the first attempt that ends
+decides the outcome. It is requeued when its last live attempt ends without an outcome.
 
-A closure promises that its states change only along these arrows; anything else raises `InvalidTransitionError` with
-the closure's history.
+Guarantee: the state changes only along these arrows; anything else raises `InvalidTransitionError` with the history.
 """
 
 import enum
+import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from coordinator.errors import ClosureCancelledError, InvalidTransitionError
 from coordinator.future import Future
-from coordinator.line import Place
-from coordinator.runtime import Cancellation, FailureKind
+from coordinator.runtime import Cancellation, FailureKind, FusionKey
+
+
+class ErrorScope(enum.Enum):
+    """What a closure's error affects."""
+
+    ALL_CLOSURES = "cancels all other closures, and join raises it"
+    JOIN = "leaves the other closures alone, and join raises it"
+    FUTURE = "is raised by the closure's future only"
 
 
 class ClosureState(enum.Enum):
@@ -35,15 +43,13 @@ class ClosureState(enum.Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
-    # Enum's own is Python code, and every change of every closure looks states up.
-    __hash__ = object.__hash__
 
-
-_ENDS = {ClosureState.DONE, ClosureState.FAILED, ClosureState.CANCELLED}
+_ENDS = frozenset({ClosureState.DONE, ClosureState.FAILED, ClosureState.CANCELLED})
 
 _ALLOWED = {
     ClosureState.BLOCKED: {ClosureState.WAITING, ClosureState.FAILED, ClosureState.CANCELLED},
     ClosureState.WAITING: {ClosureState.RUNNING, ClosureState.FAILED, ClosureState.CANCELLED},
+    # RUNNING again: a further attempt beside a slow one.
     ClosureState.RUNNING: {ClosureState.RUNNING, ClosureState.WAITING, *_ENDS},
     ClosureState.DONE: set[ClosureState](),
     ClosureState.FAILED: set[ClosureState](),
@@ -51,71 +57,103 @@ _ALLOWED = {
 }
 
 
-class Attempt:
-    """What a worker holds while it runs a closure.
+class SharedCancellation:
+    """Cancels a fused call once all attempts in it are cancelled, since one of them must not cancel the others.
+
+    Args:
+      call: cancels the call.
+      count: how many attempts share it.
 
     Attributes:
-      closure: what is tried.
-      work: its work, kept here because a closure that has its outcome lets its own go.
-      worker: the index of the worker.
+      shares: one `Cancellation` for each attempt.
+    """
+
+    def __init__(self, call: Cancellation, count: int) -> None:
+        self._call = call
+        # A leaf lock: nothing is called while it is held.
+        self._lock = threading.Lock()
+        self.shares: Sequence[Cancellation] = tuple(_Share(self) for _ in range(count))
+        self._active = set(self.shares)
+
+    def cancel_share(self, share: "_Share") -> None:
+        """Cancels one share, and the call if it was the last one. Calling it again does nothing."""
+        with self._lock:
+            was_last = share in self._active and len(self._active) == 1
+            self._active.discard(share)
+        if was_last:
+            self._call.cancel()
+
+
+class _Share:
+    """Implements `coordinator.runtime.Cancellation` for one attempt of a fused call."""
+
+    def __init__(self, whole: SharedCancellation) -> None:
+        self._whole = whole
+
+    def cancel(self) -> None:
+        self._whole.cancel_share(self)
+
+
+class Attempt:
+    """One run of a closure on a worker.
+
+    Attributes:
+      closure: the closure.
+      work: its work, referenced here too because a closure drops its own once it has an outcome.
+      worker: the worker's index.
       number: 1 for the closure's first attempt.
-      cancellation: reaches this attempt alone.
-      call_cancellation: cancels the call that it is made in, with all others that are.
-      started: when, on the `time.monotonic` clock.
+      cancellation: cancels this attempt only.
+      call_cancellation: cancels the call in which it runs, with all other attempts in that call.
+      started: when it started, in seconds of the `time.monotonic` clock.
     """
 
     __slots__ = ("call_cancellation", "cancellation", "closure", "number", "started", "work", "worker")
 
-    def __init__(self, closure: "Closure", work: Any, worker: int, number: int, cancellation: Cancellation) -> None:
+    def __init__(self, closure: "Closure", worker: int, cancellation: Cancellation) -> None:
         self.closure = closure
-        self.work = work
+        self.work = closure.work
         self.worker = worker
-        self.number = number
+        self.number = closure.attempts
         self.cancellation = self.call_cancellation = cancellation
         self.started = time.monotonic()
-
-    @property
-    def may_be_fused(self) -> bool:
-        """Whether it may be made in one call with others: it is a first one, of a closure that asks for nothing."""
-        return self.number == 1 and self.closure.asks_for_nothing
-
-    @property
-    def is_latest(self) -> bool:
-        """Whether no attempt of its closure that is under way was begun after it."""
-        return bool(self.closure.live) and self.closure.live[-1] is self
 
     def __repr__(self) -> str:
         return f"attempt {self.number} of {self.closure} on worker {self.worker}"
 
 
-class Closure(Place):
-    """What a worker is asked to run, and the future that tells.
+class Closure:
+    """A function call for a worker, and its future.
 
     Args:
       work: what the runtime runs; opaque to the core.
-      name: the function's name, for people.
+      name: the function's name, for messages.
       number: the place in the order of scheduling.
-      future: told the outcome.
-      target: the only worker that may run it, or None for any.
-      timeout: an attempt that takes longer, in seconds, is made elsewhere too; None for no limit.
-      is_internal: whether it is the library's own: neither `join` nor an error of another closure heeds it.
+      future: reports the outcome.
+      target: the index of the only worker that may run it, or None for any.
+      timeout: an attempt that takes longer, in seconds, is started on another worker too; None for no limit.
+      is_internal: whether the library scheduled it for itself: neither `join` nor another closure's error affects it.
       blockers: how many results it waits for before it may run.
 
     Attributes:
-      attempts: how often a worker has started it.
-      live: the attempts that are under way.
-      waiting_since: when it was last put in a line, on the `time.monotonic` clock.
-      counts: whether it is still to be waited for by `join`.
+      fusion_key: closures with equal keys may run in one call; None if it runs alone, as it does unless this is set
+        before it is queued. Dropped when it is requeued, so that a closure that was tried before runs alone.
+      attempts: how many attempts were started.
+      live: the attempts that run now.
+      waiting_since: when it last began to wait for its target worker, in seconds of the `time.monotonic` clock.
+      is_queued: whether it is in one of the queue's deques, or blocked. Set by the queue's state.
+      counts: whether `join` still has to wait for it. Set by the queue's state.
     """
 
     __slots__ = (
-        "_history",
+        "_failures",
         "_state",
         "attempts",
         "blockers",
         "counts",
+        "fusion_key",
         "future",
         "is_internal",
+        "is_queued",
         "live",
         "name",
         "number",
@@ -137,7 +175,6 @@ class Closure(Place):
         is_internal: bool = False,
         blockers: int = 0,
     ) -> None:
-        super().__init__()
         self.work = work
         self.name = name
         self.number = number
@@ -146,12 +183,13 @@ class Closure(Place):
         self.timeout = timeout
         self.is_internal = is_internal
         self.blockers = blockers
-        self.counts = False
+        self.fusion_key: FusionKey | None = None
+        self.is_queued = self.counts = False
         self.attempts = 0
         self.live: tuple[Attempt, ...] = ()
-        self.waiting_since = time.monotonic()
+        self.waiting_since = 0.0 if target is None else time.monotonic()
         self._state = ClosureState.BLOCKED if blockers else ClosureState.WAITING
-        self._history: tuple[tuple[int, FailureKind], ...] = ()
+        self._failures: tuple[tuple[int, FailureKind], ...] = ()
 
     @property
     def state(self) -> ClosureState:
@@ -163,59 +201,68 @@ class Closure(Place):
         """Whether its outcome is decided."""
         return self._state in _ENDS
 
-    @property
-    def asks_for_nothing(self) -> bool:
-        """Whether it may run anywhere, for as long as it takes."""
-        return self.target is None and self.timeout is None and not self.is_internal
-
     def unblock(self) -> None:
-        """One of the results that it waits for is there; with the last of them it may run."""
+        """Records that one of the results that it waits for exists; after the last of them it may run."""
         self.blockers -= 1
         if not self.blockers:
             self._change(ClosureState.WAITING)
             self.waiting_since = time.monotonic()
 
     def start(self, worker: int, cancellation: Cancellation) -> Attempt:
-        """A worker begins an attempt, the first or one more beside a slow one."""
+        """Starts an attempt: the first, or one more beside a slow one."""
         self._change(ClosureState.RUNNING)
         self.attempts += 1
-        attempt = Attempt(self, self.work, worker, self.attempts, cancellation)
+        attempt = Attempt(self, worker, cancellation)
         self.live += (attempt,)
         self.future.is_started = True
         return attempt
 
-    def leave(self, attempt: Attempt) -> None:
-        """An attempt came to an end, with or without an outcome."""
+    def end_attempt(self, attempt: Attempt) -> None:
+        """Removes an attempt that ended, with or without an outcome, from the live ones."""
         self.live = () if self.live == (attempt,) else tuple(other for other in self.live if other is not attempt)
 
-    def hand_back(self) -> None:
-        """The last attempt ended without an outcome; another may be made."""
+    def requeue(self) -> None:
+        """Makes it wait again, since its last attempt ended without an outcome."""
         self._change(ClosureState.WAITING)
         self.waiting_since = time.monotonic()
+        self.fusion_key = None
         self.future.is_started = False
 
     def end(self, state: ClosureState) -> None:
-        """The outcome is decided; `let_go` must follow."""
+        """Decides its outcome; `report` and `release_work` must follow."""
         self._change(state)
 
-    def let_go(self) -> None:
-        """Drops the work. To be called with no lock held: arguments may have destructors of the user's."""
+    def report(self, value: Any) -> None:
+        """Sets the future. Must be called without a lock: futures have callbacks.
+
+        Args:
+          value: the result or the error, by the state; None if its user cancelled it.
+        """
+        if self._state is ClosureState.DONE:
+            self.future.set_result(value)
+        elif value is None:
+            self.future.set_cancelled()
+        else:
+            self.future.set_exception(value)
+
+    def release_work(self) -> None:
+        """Drops the work. Must be called without a lock: arguments may have destructors that users wrote."""
         self.work = None
 
     def record_failure(self, worker: int, kind: FailureKind) -> int:
-        """Notes that an attempt failed; returns how many attempts failed in this way so far."""
-        self._history += ((worker, kind),)
-        return sum(past is kind for _, past in self._history)
+        """Records a failed attempt; returns how many attempts failed in this way so far."""
+        self._failures += ((worker, kind),)
+        return sum(past is kind for _, past in self._failures)
 
-    def withdrawal(self, reason: str) -> ClosureCancelledError:
-        """The error for the future of this closure when it is withdrawn."""
-        return ClosureCancelledError(f"{self} was cancelled because {reason}. Please reschedule it if it is wanted.")
+    def cancelled_error(self, reason: str) -> ClosureCancelledError:
+        """Returns the error for the future of this closure when the queue cancels it."""
+        return ClosureCancelledError(f"{self} was cancelled because {reason}. Please reschedule it if it is needed.")
 
     def history(self) -> str:
-        """The attempts that failed, in order, in words."""
-        if not self._history:
+        """Describes the failed attempts, in order."""
+        if not self._failures:
             return "no attempt has failed"
-        return "; ".join(f"attempt {i} on worker {w}: {k.value}" for i, (w, k) in enumerate(self._history, 1))
+        return "; ".join(f"attempt {i} on worker {w}: {k.value}" for i, (w, k) in enumerate(self._failures, 1))
 
     def _change(self, state: ClosureState) -> None:
         if state not in _ALLOWED[self._state]:

@@ -1,34 +1,35 @@
-"""The workers that wait for a closure, each where it can be woken alone.
+"""The workers that wait for a closure, each of which can be woken alone.
 
-    add --> idle --pop, wake--> waking, with an attempt or nothing --leave--> up
-              \\--------------- has waited long enough -------leave--/
+    add --> idle --pop, wake--> waking, with an attempt or without --remove--> awake
+              \\------------------- wait timed out ----------------remove--/
 
-Promises: however many are idle, a closure wakes one of them; and of those that any worker may run, so many are given
-out that only a few workers are waking at a time. The others follow as these get up.
+Guarantees: a closure wakes one worker, however many are idle; and closures for all workers are handed out so that only
+a few workers are waking up at a time. The others are woken as these have woken up.
 
-A plain data structure; `ClosureQueue` guards it. `IdleWorker.wait` alone is called without the queue's lock.
+A plain data structure; `ClosureQueue` guards it. Only `IdleWorker.wait` is called without the queue's lock.
 """
 
 import threading
 from collections import OrderedDict
 
 from coordinator.queueing.closure import Attempt
+from coordinator.queueing.queue_state import QueueState
 from coordinator.runtime import Cancellation
 
-# A thread that is awake and waits for its turn in the interpreter looks every few milliseconds whether it has come.
-# Hundreds that do so cost more than all that the threads are for.
-_MOST_WAKING = 4
+# A thread that has woken up and waits for the interpreter's lock asks for it every few milliseconds. Hundreds of them
+# cost more than the work that they are woken for.
+_MAX_WAKING = 4
 
 
 class IdleWorker:
-    """One worker that waits once.
+    """One wait of one worker.
 
     Args:
-      index: the worker's.
+      index: the worker's index.
       cancellation: for the attempt that it will be handed.
 
     Attributes:
-      attempt: what it was handed; None before, and if it was sent away.
+      attempt: the attempt that it was handed; None before, and if it was woken without one.
     """
 
     __slots__ = ("_asleep", "attempt", "cancellation", "index")
@@ -41,54 +42,79 @@ class IdleWorker:
         self._asleep.acquire()
 
     def wait(self, timeout: float | None) -> bool:
-        """Waits, on the worker's thread, at most `timeout` seconds; whether it was woken."""
+        """Waits, on the worker's thread, at most `timeout` seconds; returns whether it was woken."""
         return self._asleep.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))
 
     def wake(self, attempt: Attempt | None) -> None:
-        """Ends the wait; to be called once."""
+        """Ends the wait. Must be called once."""
         self.attempt = attempt
         self._asleep.release()
 
 
 class IdleWorkers:
-    """Idle workers, in the order in which they became so, and those that are waking."""
+    """The idle workers and those that are waking up.
+
+    Attributes:
+      workers: the idle ones by index, in the order in which they became idle.
+    """
 
     def __init__(self) -> None:
-        self._idle: OrderedDict[int, IdleWorker] = OrderedDict()
+        self.workers: OrderedDict[int, IdleWorker] = OrderedDict()
         self._waking = 0
 
     def add(self, index: int, cancellation: Cancellation) -> IdleWorker:
-        """A worker begins to wait."""
-        assert index not in self._idle, f"two threads take for worker {index}"
-        self._idle[index] = idle = IdleWorker(index, cancellation)
+        """Adds a worker that begins to wait."""
+        assert index not in self.workers, f"two threads take for worker {index}"
+        self.workers[index] = idle = IdleWorker(index, cancellation)
         return idle
 
-    def leave(self, idle: IdleWorker) -> None:
-        """It is up: it was woken, or waits no more of its own accord."""
-        if self._idle.get(idle.index) is idle:
-            del self._idle[idle.index]
+    def remove(self, idle: IdleWorker) -> None:
+        """Removes a worker after its wait ended, by being woken or by its timeout."""
+        if self.workers.get(idle.index) is idle:
+            del self.workers[idle.index]
         else:
             self._waking -= 1
 
     def pop(self, index: int) -> IdleWorker | None:
-        """Takes out a worker, which must be woken then; None if it is not idle."""
-        idle = self._idle.pop(index, None)
+        """Removes a worker, which must be woken then; returns None if it is not idle."""
+        idle = self.workers.pop(index, None)
         self._waking += idle is not None
         return idle
 
     def pop_longest(self) -> IdleWorker | None:
-        """Takes out the one that has been idle for longest, if there is one and no more are waking than should."""
-        if not self._idle or self._waking >= _MOST_WAKING:
+        """Removes the worker that has been idle for longest; None if there is none or enough are waking up."""
+        if not self.workers or self._waking >= _MAX_WAKING:
             return None
         self._waking += 1
-        return self._idle.popitem(last=False)[1]
+        return self.workers.popitem(last=False)[1]
 
-    def send_away(self, index: int) -> None:
-        """Wakes a worker, if it is idle, with nothing."""
+    def wake_empty(self, index: int) -> None:
+        """Wakes a worker without an attempt, if it is idle."""
         idle = self.pop(index)
         if idle is not None:
             idle.wake(None)
 
+    def hand_out(self, state: QueueState, worker: int | None) -> int:
+        """Starts closures on idle workers and wakes these.
+
+        Args:
+          state: has the closures.
+          worker: the worker whose closures to start; None for all workers, as many as may wake up.
+
+        Returns:
+          How many closures were started.
+        """
+        if worker is not None:
+            if not state.may_start(worker) or (idle := self.pop(worker)) is None:
+                return 0
+            idle.wake(state.start_next(worker, idle.cancellation))
+            return 1
+        count = 0
+        while state.for_all and not state.paused and (idle := self.pop_longest()):
+            idle.wake(state.start_next(idle.index, idle.cancellation))
+            count += 1
+        return count
+
     def indices(self) -> list[int]:
-        """Who is idle, longest first."""
-        return list(self._idle)
+        """Returns the indices of the idle workers, longest first."""
+        return list(self.workers)

@@ -1,11 +1,14 @@
-"""How long something takes: distributions of times, in seconds, none of them ever negative.
+"""Distributions of times, in seconds, never negative, and their form as text, such as "lognormal(50ms,0.4)".
 
-They promise that numbers are drawn in blocks, since one at a time would cost more than the event that it is for.
+NumPy's generator draws the times, in blocks: one at a time would cost more than the event that it is for. `scipy.stats`
+would replace only the formulas for four means. Importing it takes 0.5 s, where a whole `coordinator simulate` takes
+0.2 s, and for the same seed it draws other times, on which the figures in docs/simulation.md depend.
 """
 
 import dataclasses
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,26 +16,35 @@ from typing import Any
 import numpy as np
 
 from coordinator.errors import SettingError
-from coordinator.simulation.quantity import shown_seconds
+from coordinator.setting_checks import check_number
+from coordinator.simulation.quantity import format_seconds, parse_seconds
 
 _BLOCK = 4096
+# float64 [count].
+Samples = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """A distribution of times, in seconds. A kind of its own defines `mean` and `sample`."""
+    """A distribution of times, in seconds. Subclasses define `mean` and `sample`; their numbers must be at least 0."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.type is float:
+                name = f"{field.name} of a distribution {type(self).__name__}"
+                check_number(name, getattr(self, field.name), minimum=0)
 
     @property
     def mean(self) -> float:
-        """The expected value, in seconds; `inf` where there is none."""
+        """The expected value, in seconds; `inf` if there is none."""
         raise NotImplementedError
 
-    def sample(self, generator: np.random.Generator, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
-        """Draws so many times; float64, in seconds."""
+    def sample(self, generator: np.random.Generator, count: int) -> Samples:
+        """Draws times; float64 [count], in seconds."""
         raise NotImplementedError
 
-    def drawn(self, generator: np.random.Generator) -> Callable[[], float]:
-        """Returns a function that draws one time, in seconds, whenever it is called."""
+    def sampler(self, generator: np.random.Generator) -> Callable[[], float]:
+        """Returns a function that draws one time, in seconds, at each call."""
 
         def draws() -> Iterator[float]:
             while True:
@@ -40,21 +52,10 @@ class Distribution:
 
         return draws().__next__
 
-    def _check(self, **least: float) -> None:
-        """Refuses a field that is not a number above its least value, or at it if that is 0 for a time."""
-        for name, bound in least.items():
-            value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if not is_number or value < bound:
-                kind = type(self).__name__
-                raise SettingError(
-                    name, f"of a distribution {kind} must be a number of at least {bound:g}, got {value!r}."
-                )
-
 
 @dataclasses.dataclass(frozen=True)
 class Constant(Distribution):
-    """Always the same.
+    """Always the same time.
 
     Attributes:
       seconds: at least 0.
@@ -62,31 +63,25 @@ class Constant(Distribution):
 
     seconds: float
 
-    def __post_init__(self) -> None:
-        self._check(seconds=0)
-
     @property
     def mean(self) -> float:
-        """Itself."""
         return self.seconds
 
-    def sample(self, generator: np.random.Generator, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
-        """See `Distribution`."""
+    def sample(self, generator: np.random.Generator, count: int) -> Samples:
         del generator
         return np.full(count, float(self.seconds))
 
-    def drawn(self, generator: np.random.Generator) -> Callable[[], float]:
-        """See `Distribution`; it needs no random numbers."""
+    def sampler(self, generator: np.random.Generator) -> Callable[[], float]:
         del generator
         return itertools.repeat(float(self.seconds)).__next__
 
     def __str__(self) -> str:
-        return shown_seconds(self.seconds)
+        return format_seconds(self.seconds)
 
 
 @dataclasses.dataclass(frozen=True)
 class Normal(Distribution):
-    """The normal distribution, truncated at 0: what would be negative is drawn again.
+    """The normal distribution, truncated at 0: negative times are drawn again.
 
     Attributes:
       centre: the mean before truncation, in seconds, at least 0.
@@ -96,26 +91,22 @@ class Normal(Distribution):
     centre: float
     deviation: float
 
-    def __post_init__(self) -> None:
-        self._check(centre=0, deviation=0)
-
     @property
     def mean(self) -> float:
-        """Of the truncated distribution, so not below `centre`."""
+        """The mean of the truncated distribution, so at least `centre`."""
         if not self.deviation:
             return self.centre
         below, unit = -self.centre / self.deviation, statistics.NormalDist()
         return self.centre + self.deviation * unit.pdf(below) / (1 - unit.cdf(below))
 
-    def sample(self, generator: np.random.Generator, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
-        """See `Distribution`."""
+    def sample(self, generator: np.random.Generator, count: int) -> Samples:
         times = generator.normal(self.centre, self.deviation, count)
         while (negative := times < 0).any():
             times[negative] = generator.normal(self.centre, self.deviation, int(negative.sum()))
         return times
 
     def __str__(self) -> str:
-        return f"normal({shown_seconds(self.centre)}, {shown_seconds(self.deviation)})"
+        return f"normal({format_seconds(self.centre)}, {format_seconds(self.deviation)})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,20 +119,15 @@ class Exponential(Distribution):
 
     average: float
 
-    def __post_init__(self) -> None:
-        self._check(average=0)
-
     @property
     def mean(self) -> float:
-        """As given."""
         return self.average
 
-    def sample(self, generator: np.random.Generator, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
-        """See `Distribution`."""
+    def sample(self, generator: np.random.Generator, count: int) -> Samples:
         return generator.exponential(self.average, count)
 
     def __str__(self) -> str:
-        return f"exponential({shown_seconds(self.average)})"
+        return f"exponential({format_seconds(self.average)})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,65 +135,57 @@ class LogNormal(Distribution):
     """The lognormal distribution: its logarithm is normal.
 
     Attributes:
-      median: the value that half of all are below, in seconds, at least 0. (The mean is median * exp(sigma^2 / 2).)
+      median: in seconds, at least 0. (The mean is median * exp(sigma^2 / 2).)
       sigma: the standard deviation of the logarithm, without a unit, at least 0.
     """
 
     median: float
     sigma: float
 
-    def __post_init__(self) -> None:
-        self._check(median=0, sigma=0)
-
     @property
     def mean(self) -> float:
-        """Above the median."""
         return self.median * math.exp(self.sigma**2 / 2)
 
-    def sample(self, generator: np.random.Generator, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
-        """See `Distribution`."""
+    def sample(self, generator: np.random.Generator, count: int) -> Samples:
         return self.median * generator.lognormal(0.0, self.sigma, count)
 
     def __str__(self) -> str:
-        return f"lognormal(median {shown_seconds(self.median)}, sigma {self.sigma:g})"
+        return f"lognormal(median {format_seconds(self.median)}, sigma {self.sigma:g})"
 
 
 @dataclasses.dataclass(frozen=True)
 class Pareto(Distribution):
-    """The Pareto distribution: a heavy tail. P(longer than t) = (least / t) ** shape.
+    """The Pareto distribution, with a heavy tail: P(longer than t) = (least / t) ** shape.
 
     Attributes:
-      least: no time is below it; in seconds, at least 0.
-      shape: the smaller, the heavier the tail; above 0. With 1 or less there is no mean, with 2 or less no variance.
+      least: the shortest time, in seconds, at least 0.
+      shape: above 0; the smaller, the heavier the tail. With 1 or less there is no mean, with 2 or less no variance.
     """
 
     least: float
     shape: float
 
     def __post_init__(self) -> None:
-        self._check(least=0, shape=0)
-        if not self.shape > 0:
-            raise SettingError("shape", f"of a distribution Pareto must be above 0, got {self.shape!r}.")
+        super().__post_init__()
+        check_number("shape of a distribution Pareto", self.shape, above=0)
 
     @property
     def mean(self) -> float:
-        """Infinite with a shape of 1 or less."""
         return self.least * self.shape / (self.shape - 1) if self.shape > 1 else math.inf
 
-    def sample(self, generator: np.random.Generator, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
-        """See `Distribution`."""
+    def sample(self, generator: np.random.Generator, count: int) -> Samples:
         return self.least * (1 + generator.pareto(self.shape, count))
 
     def __str__(self) -> str:
-        return f"pareto(least {shown_seconds(self.least)}, shape {self.shape:g})"
+        return f"pareto(least {format_seconds(self.least)}, shape {self.shape:g})"
 
 
 @dataclasses.dataclass(frozen=True)
 class Empirical(Distribution):
-    """Times that were measured; each is as likely as any other.
+    """Measured times, each as likely as any other.
 
     Attributes:
-      times: in seconds, none negative, at least one.
+      times: in seconds, at least one, none negative.
     """
 
     times: tuple[float, ...]
@@ -219,25 +197,23 @@ class Empirical(Distribution):
 
     @property
     def mean(self) -> float:
-        """Of what was measured."""
         return statistics.fmean(self.times)
 
-    def sample(self, generator: np.random.Generator, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
-        """See `Distribution`."""
+    def sample(self, generator: np.random.Generator, count: int) -> Samples:
         return generator.choice(np.asarray(self.times), count)
 
     def __str__(self) -> str:
-        return f"empirical({len(self.times)} times, mean {shown_seconds(statistics.fmean(self.times or (0.0,)))})"
+        return f"empirical({len(self.times)} times, mean {format_seconds(statistics.fmean(self.times or (0.0,)))})"
 
 
 @dataclasses.dataclass(frozen=True)
 class Slowed(Distribution):
-    """Another distribution, with some of its times, at random, a factor longer: random slow steps.
+    """Another distribution with a random share of its times multiplied by a factor: random slow steps.
 
     Attributes:
       usual: the other distribution.
-      share: of the times that are longer, from 0 to 1.
-      factor: how many times as long they are.
+      share: the share of multiplied times, from 0 to 1.
+      factor: what they are multiplied by.
     """
 
     usual: Distribution
@@ -246,13 +222,74 @@ class Slowed(Distribution):
 
     @property
     def mean(self) -> float:
-        """The factor included."""
         return self.usual.mean * (1 + self.share * (self.factor - 1))
 
-    def sample(self, generator: np.random.Generator, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
-        """See `Distribution`."""
+    def sample(self, generator: np.random.Generator, count: int) -> Samples:
         times = self.usual.sample(generator, count)
         return np.where(generator.random(count) < self.share, times * self.factor, times)
 
     def __str__(self) -> str:
         return f"{self.usual}, {self.share:.3g} of them {self.factor:g} times as long"
+
+
+_CALL = re.compile(r"\s*([a-z]+)\s*\((.*)\)\s*", re.ASCII)
+
+
+def distribution_of(option: str, given: Distribution | str | float) -> Distribution:
+    """Converts a setting to a distribution.
+
+    Args:
+      option: the setting's name, for error messages.
+      given: a distribution; a number of seconds; or a text: a time such as "20ms", which is constant, or one of
+        constant(time), normal(mean,deviation), exponential(mean), lognormal(median,sigma), pareto(least,shape),
+        empirical(time,time,...). Times have a unit: us, ms or s.
+
+    Raises:
+      SettingError: it is none of these.
+    """
+    if isinstance(given, Distribution):
+        return given
+    if isinstance(given, str):
+        return _parse(option, given)
+    check_number(option, given, minimum=0, maximum=math.inf, unit="seconds", note=", a text or a distribution")
+    return Constant(float(given))
+
+
+def _parse(option: str, text: str) -> Distribution:
+    call = _CALL.fullmatch(text)
+    if call is None:
+        if re.match(r"\s*[\d.]", text):
+            return Constant(parse_seconds(option, text))
+        raise SettingError(option, f"must be a time such as 20ms, or one of {', '.join(FORMS)}; got {text!r}.")
+    name, parts = call[1], [part.strip() for part in call[2].split(",")]
+    if name == "empirical":
+        return Empirical(tuple(parse_seconds(option, part) for part in parts))
+    if name not in _KINDS:
+        raise SettingError(option, f"has no distribution {name!r}; it may be one of {', '.join(FORMS)}.")
+    kind, parsers, form = _KINDS[name]
+    if len(parts) != len(parsers):
+        raise SettingError(option, f"must be of the form {form}, got {text!r}.")
+    values = [parse(option, part) for parse, part in zip(parsers, parts, strict=True)]
+    try:
+        return kind(*values)
+    except SettingError as error:
+        # The user has named the option, and not a field of the distribution.
+        raise SettingError(option, f"{text!r}: {error}") from None
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise SettingError(option, f"has {text!r} where a number without a unit is expected.") from None
+
+
+# By name: the class, the parsers of its arguments, and an example.
+_KINDS: dict[str, tuple[Callable[..., Distribution], tuple[Callable[[str, str], float], ...], str]] = {
+    "constant": (Constant, (parse_seconds,), "constant(20ms)"),
+    "normal": (Normal, (parse_seconds, parse_seconds), "normal(50ms,5ms)"),
+    "exponential": (Exponential, (parse_seconds,), "exponential(30ms)"),
+    "lognormal": (LogNormal, (parse_seconds, _number), "lognormal(50ms,0.4)"),
+    "pareto": (Pareto, (parse_seconds, _number), "pareto(20ms,2.5)"),
+}
+FORMS = (*(form for _, _, form in _KINDS.values()), "empirical(20ms,25ms,90ms)")

@@ -1,4 +1,4 @@
-"""Pictures of what was seen: of one cluster, of several side by side, of a sweep. They need matplotlib."""
+"""Pictures of results: of one cluster, of several side by side, of a sweep. They need matplotlib."""
 
 import math
 import pathlib
@@ -8,19 +8,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coordinator.errors import SettingError
-from coordinator.simulation import colours
 from coordinator.simulation.result import Result
-from coordinator.simulation.timeline import Activity
+from coordinator.simulation.simulated_worker import Activity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# How many steps of a usual worker the timelines show.
+BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE = (
+    "#000000",
+    "#E69F00",
+    "#56B4E9",
+    "#009E73",
+    "#F0E442",
+    "#0072B2",
+    "#D55E00",
+    "#CC79A7",
+)
+# For lines, in this order; each has its own marker, too.
+SERIES = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, BLACK)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+COMPUTE, COMMUNICATE, WAIT = BLUE, SKY, ORANGE
+ACTIVITY_COLORS = {Activity.COMPUTE: COMPUTE, Activity.WAIT: WAIT, Activity.DEAD: BLACK}
+# The number of steps of an average worker that timelines show.
 _STEPS_SHOWN = 12
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure; sizes in inches.
+    """Returns an empty figure; sizes in inches.
 
     Raises:
       SettingError: matplotlib is not installed.
@@ -33,7 +48,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def save(figure: "Figure", path: pathlib.Path) -> None:
-    """Writes a figure, in the format that the name ends with.
+    """Writes a figure, in the format of the path's suffix.
 
     Raises:
       SettingError: it cannot be written there.
@@ -45,19 +60,19 @@ def save(figure: "Figure", path: pathlib.Path) -> None:
 
 
 def picture(result: Result) -> "Figure":
-    """One cluster: what some workers did, how stale gradients were, how many came over time, and the loss."""
+    """Draws one cluster: timelines of some workers, the staleness, the throughput, and the loss."""
     figure = new_figure(11, 7.5)
     below = ["staleness", "throughput", *(["loss"] if result.losses.size else [])]
-    mosaic: Any = [["lanes"] * len(below), below]
+    mosaic: Any = [["timelines"] * len(below), below]
     axes = figure.subplot_mosaic(mosaic, height_ratios=[1.15, 1])
     setting = result.setting
     figure.suptitle(
         f"{setting.workers} workers, {setting.ps} ps, {setting.rule}: {result.updates_per_second:.4g} updates/s"
     )
-    draw_lanes(axes["lanes"], result)
+    draw_timelines(axes["timelines"], result)
     draw_staleness(axes["staleness"], result)
     middles, rates = result.throughput()
-    axes["throughput"].step(middles, rates, where="mid", color=colours.BLUE)
+    axes["throughput"].step(middles, rates, where="mid", color=BLUE)
     axes["throughput"].set(
         title="Throughput", xlabel="time [s]", ylabel="pushes per second", xlim=(0, result.seconds), ylim=(0, None)
     )
@@ -69,7 +84,7 @@ def picture(result: Result) -> "Figure":
 
 
 def comparison(results: Sequence[tuple[str, Result]]) -> "Figure":
-    """Several clusters side by side: speed, staleness, what workers spend their time on, and losses."""
+    """Draws several clusters side by side: speed, staleness, the use of the workers' time, and losses."""
     is_learning = any(result.losses.size for _, result in results)
     height = 1.4 + 0.6 * len(results)
     figure = new_figure(12, height + 3.2 * is_learning)
@@ -78,7 +93,7 @@ def comparison(results: Sequence[tuple[str, Result]]) -> "Figure":
     axes = figure.subplot_mosaic(mosaic, height_ratios=[height, 3.2] if is_learning else None)
     rows = np.arange(len(results))
     labels = [label.replace("(", "\n(", 1) for label, _ in results]
-    axes["speed"].barh(rows, [result.gradients_per_second for _, result in results], color=colours.BLUE)
+    axes["speed"].barh(rows, [result.gradients_per_second for _, result in results], color=BLUE)
     axes["speed"].set(title="Speed", xlabel="gradients used per second", yticks=rows, yticklabels=labels)
     _draw_spans(axes["staleness"], rows, [result for _, result in results])
     _draw_shares(axes["time"], rows, [result for _, result in results])
@@ -94,12 +109,12 @@ def comparison(results: Sequence[tuple[str, Result]]) -> "Figure":
 
 
 def scaling(name: str, values: Sequence[int], series: Sequence[tuple[str, Sequence[Result]]]) -> "Figure":
-    """A sweep: speed, staleness and the workers' time against one setting, a line for each rule.
+    """Draws a sweep: speed, staleness and the workers' time against one setting, a line for each rule.
 
     Args:
       name: the setting.
-      values: what it was.
-      series: of each rule, its name, and what was seen at each value.
+      values: its values.
+      series: the name of each rule, and the result at each value.
     """
     figure = new_figure(13, 4.6)
     speed, staleness, shares = figure.subplots(1, 3)
@@ -130,49 +145,49 @@ def scaling(name: str, values: Sequence[int], series: Sequence[tuple[str, Sequen
     return figure
 
 
-def draw_lanes(axes: Any, result: Result) -> None:
-    """Draws what some workers did, a row each."""
+def draw_timelines(axes: Any, result: Result) -> None:
+    """Draws the timelines of some workers, a row each."""
     until = _last_shown(result)
-    for row, lane in enumerate(result.lanes):
-        axes.barh(row, until, left=0, height=0.8, color=colours.COMMUNICATE)
-        spans = [span for span in lane.spans if span.start < until]
+    for row, timeline in enumerate(result.timelines):
+        axes.barh(row, until, left=0, height=0.8, color=COMMUNICATE)
+        spans = [span for span in timeline.spans if span.start < until]
         axes.broken_barh(
             [(span.start, span.end - span.start) for span in spans],
             (row - 0.4, 0.8),
-            facecolors=[colours.OF_ACTIVITY[span.activity] for span in spans],
-            # Where one step follows another at once, there is still a line between them.
+            facecolors=[ACTIVITY_COLORS[span.activity] for span in spans],
+            # Separates steps that follow each other at once.
             edgecolors="white",
             linewidths=0.4,
         )
-    shown = [("compute", colours.COMPUTE), ("communicate", colours.COMMUNICATE), ("wait for the rule", colours.WAIT)]
-    if any(span.activity is Activity.DEAD for lane in result.lanes for span in lane.spans):
-        shown.append(("dead", colours.BLACK))
-    handles = [axes.barh(0, 0, color=colour, label=label) for label, colour in shown]
+    shown = [("compute", COMPUTE), ("communicate", COMMUNICATE), ("wait for the rule", WAIT)]
+    if any(span.activity is Activity.DEAD for timeline in result.timelines for span in timeline.spans):
+        shown.append(("dead", BLACK))
+    handles = [axes.barh(0, 0, color=color, label=label) for label, color in shown]
     axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=len(shown), frameon=False)
     axes.set(
-        title=f"What {len(result.lanes)} of {result.setting.workers} workers do at first",
+        title=f"What {len(result.timelines)} of {result.setting.workers} workers do at first",
         xlabel="time [s]",
         ylabel="worker",
-        yticks=range(len(result.lanes)),
-        yticklabels=[lane.worker for lane in result.lanes],
+        yticks=range(len(result.timelines)),
+        yticklabels=[timeline.worker for timeline in result.timelines],
         xlim=(0, until),
-        ylim=(len(result.lanes) - 0.5, -0.5),
+        ylim=(len(result.timelines) - 0.5, -0.5),
     )
 
 
 def draw_staleness(axes: Any, result: Result) -> None:
-    """Draws how often each staleness was, with its mean and 99th percentile."""
+    """Draws a histogram of the staleness, with its mean and 99th percentile."""
     counts = result.staleness_counts
     shares = 100 * counts / max(counts.sum(), 1)
     last = max(result.staleness_percentile(99.9), 1)
     width = math.ceil((last + 1) / 60)
     edges = np.arange(0, last + width + 1, width)
     binned = [shares[start : start + width].sum() for start in edges[:-1]]
-    axes.bar(edges[:-1] + (width - 1) / 2, binned, width=0.9 * width, color=colours.BLUE)
-    axes.axvline(result.mean_staleness, color=colours.ORANGE, linewidth=2, label=f"mean {result.mean_staleness:.3g}")
+    axes.bar(edges[:-1] + (width - 1) / 2, binned, width=0.9 * width, color=BLUE)
+    axes.axvline(result.mean_staleness, color=ORANGE, linewidth=2, label=f"mean {result.mean_staleness:.3g}")
     axes.axvline(
         result.p99_staleness,
-        color=colours.RED,
+        color=RED,
         linewidth=2,
         linestyle="--",
         label=f"99th percentile {result.p99_staleness}",
@@ -185,7 +200,7 @@ def draw_staleness(axes: Any, result: Result) -> None:
 
 
 def draw_losses(axes: Any, results: Sequence[tuple[str, Result]]) -> None:
-    """Draws losses over virtual time, a line each."""
+    """Draws losses over virtual time, a line for each result."""
     for number, (label, result) in enumerate(results):
         every = max(len(result.losses) // 8, 1)
         axes.plot(result.loss_times, result.losses, markevery=(number, every), label=label or None, **_style(number))
@@ -195,49 +210,49 @@ def draw_losses(axes: Any, results: Sequence[tuple[str, Result]]) -> None:
 
 
 def _last_shown(result: Result) -> float:
-    """Until when the timelines show what workers do, in seconds: some steps, and deaths if there are any."""
+    """Returns the end of the drawn timelines, in seconds: some steps, and deaths if there are any."""
     until = _STEPS_SHOWN * result.seconds / max(float(result.clocks.mean()), 1.0)
-    deaths = [span.end for lane in result.lanes for span in lane.spans if span.activity is Activity.DEAD]
+    deaths = [span.end for timeline in result.timelines for span in timeline.spans if span.activity is Activity.DEAD]
     until = max(until, 1.1 * max(deaths, default=0.0))
-    return min(result.seconds, until, *(lane.known_until for lane in result.lanes))
+    return min(result.seconds, until, *(timeline.known_until for timeline in result.timelines))
 
 
 def _draw_spans(axes: Any, rows: Any, results: Sequence[Result]) -> None:
-    """Draws the mean staleness, and how far the 99th percentile is from it."""
+    """Draws the mean and the 99th percentile of the staleness."""
     means = [result.mean_staleness for result in results]
     p99s = [result.p99_staleness for result in results]
-    axes.hlines(rows, means, p99s, color=colours.BLACK, linewidth=1)
-    axes.plot(means, rows, "o", color=colours.BLUE, label="mean staleness")
-    axes.plot(p99s, rows, "|", color=colours.RED, markersize=14, markeredgewidth=3, label="99th percentile")
+    axes.hlines(rows, means, p99s, color=BLACK, linewidth=1)
+    axes.plot(means, rows, "o", color=BLUE, label="mean staleness")
+    axes.plot(p99s, rows, "|", color=RED, markersize=14, markeredgewidth=3, label="99th percentile")
     axes.set(title="Staleness", xlabel="updates", yticks=rows, yticklabels=[], xlim=(-0.03 * max(*p99s, 1), None))
 
 
 def _draw_shares(axes: Any, rows: Any, results: Sequence[Result]) -> None:
-    """Draws what workers spend their time on."""
+    """Draws the shares of the workers' time."""
     left = np.zeros(len(results))
-    for label, colour, name in (
-        ("compute", colours.COMPUTE, "compute_share"),
-        ("communicate", colours.COMMUNICATE, "communicate_share"),
-        ("wait for the rule", colours.WAIT, "idle_share"),
+    for label, color, name in (
+        ("compute", COMPUTE, "compute_share"),
+        ("communicate", COMMUNICATE, "communicate_share"),
+        ("wait for the rule", WAIT, "idle_share"),
     ):
         shares = np.array([100 * getattr(result, name) for result in results])
-        axes.barh(rows, shares, left=left, color=colour, label=label)
+        axes.barh(rows, shares, left=left, color=color, label=label)
         left += shares
     axes.set(title="Workers' time", xlabel="share [%]", yticks=rows, yticklabels=[], xlim=(0, 100))
 
 
 def _style(number: int) -> dict[str, Any]:
-    """Of a line; the later ones have smaller markers, so that one below another is seen."""
+    """Returns the style of a line; later lines have smaller markers, so that lines below them stay visible."""
     return {
-        "color": colours.SERIES[number % len(colours.SERIES)],
-        "marker": colours.MARKERS[number % len(colours.MARKERS)],
+        "color": SERIES[number % len(SERIES)],
+        "marker": MARKERS[number % len(MARKERS)],
         "markersize": max(10 - 2 * number, 4),
         "linewidth": 1.8,
     }
 
 
 def _scale(axes: Any, values: Sequence[int]) -> None:
-    """A logarithmic scale for what doubles, with the values themselves written at it."""
+    """Sets a logarithmic scale, with the values as labels."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     has_zero = 0 in values

@@ -1,4 +1,4 @@
-"""What is learned in virtual time: small models in NumPy, whose gradients take microseconds."""
+"""Problems to learn in virtual time: small models in NumPy, whose gradients take microseconds."""
 
 from typing import Any, Protocol
 
@@ -9,25 +9,21 @@ Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Problem(Protocol):
-    """What a user's own has to have.
-
-    Attributes:
-      initial: the parameters to begin with; float64 [parameters].
-    """
+    """What a problem must have, a user's own included."""
 
     @property
     def initial(self) -> Vector:
-        """The parameters to begin with; float64 [parameters]."""
+        """The initial parameters; float64 [parameters]."""
 
     def gradient(self, parameters: Vector, generator: np.random.Generator) -> Vector:
-        """The gradient at some parameters, on a minibatch that the generator chooses; float64 [parameters]."""
+        """Returns the gradient on a minibatch that the generator chooses; float64 [parameters]."""
 
     def loss(self, parameters: Vector) -> float:
-        """The loss at some parameters, over all data."""
+        """Returns the loss over all data."""
 
 
 class LogisticRegression:
-    """Logistic regression on made data whose features differ much in scale, so that a large rate overshoots.
+    """Logistic regression on synthetic data whose features differ much in scale, so that a large rate overshoots.
 
     Args:
       examples, features: the size of the data, each at least 1.
@@ -46,7 +42,6 @@ class LogisticRegression:
         self.initial: Vector = np.zeros(features)
 
     def gradient(self, parameters: Vector, generator: np.random.Generator) -> Vector:
-        """See `Problem`."""
         chosen = generator.integers(len(self._labels), size=self._batch)
         inputs = self._inputs[chosen]
         wrong = 1 / (1 + np.exp(-np.clip(inputs @ parameters, -500, 500))) - self._labels[chosen]
@@ -54,18 +49,18 @@ class LogisticRegression:
         return gradient
 
     def loss(self, parameters: Vector) -> float:
-        """The mean cross entropy, in nats."""
+        """Returns the mean cross entropy, in nats."""
         margins = self._inputs @ parameters
         return float(np.mean(np.logaddexp(0.0, margins) - self._labels * margins))
 
 
 class SmallNetwork:
-    """A network with one hidden layer of tanh, that tells which of two half moons a point is on.
+    """A network with one hidden layer of tanh that classifies points of two half moons.
 
     Args:
       hidden: units of the hidden layer, at least 1.
       batch: examples in a minibatch, at least 1.
-      seed: of the data and of the parameters to begin with.
+      seed: of the data and of the initial parameters.
     """
 
     _EXAMPLES = 400
@@ -80,7 +75,6 @@ class SmallNetwork:
         self.initial: Vector = np.concatenate([first.ravel(), last])
 
     def gradient(self, parameters: Vector, generator: np.random.Generator) -> Vector:
-        """See `Problem`."""
         chosen = generator.integers(len(self._labels), size=self._batch)
         inputs = self._inputs[chosen]
         hidden, margins = self._run(parameters, inputs)
@@ -89,7 +83,7 @@ class SmallNetwork:
         return np.concatenate([(inputs.T @ to_hidden).ravel(), hidden.T @ wrong, [wrong.sum()]])
 
     def loss(self, parameters: Vector) -> float:
-        """The mean cross entropy, in nats."""
+        """Returns the mean cross entropy, in nats."""
         _, margins = self._run(parameters, self._inputs)
         return float(np.mean(np.logaddexp(0.0, margins) - self._labels * margins))
 
@@ -103,7 +97,7 @@ class SmallNetwork:
 
 
 def _two_moons(examples: int, generator: np.random.Generator) -> tuple[Vector, Vector]:
-    """Points on two half circles that reach into each other, with a column of ones; and which of them."""
+    """Returns points on two interleaving half circles, with a column of ones, and the circle of each."""
     labels = np.arange(examples) % 2
     angles = np.pi * generator.random(examples)
     sign = 1 - 2 * labels

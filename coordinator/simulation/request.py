@@ -1,4 +1,4 @@
-"""What `coordinator simulate` is asked for: texts, read into settings."""
+"""The options of `coordinator simulate`: texts that are parsed into settings."""
 
 import dataclasses
 import math
@@ -7,13 +7,57 @@ from collections.abc import Mapping
 from typing import Any
 
 from coordinator.errors import SettingError
-from coordinator.simulation.absence import Death, Pause
 from coordinator.simulation.learning import Learning
 from coordinator.simulation.problem import LogisticRegression, Problem, SmallNetwork
-from coordinator.simulation.quantity import bytes_of, bytes_per_second_of, seconds_of, share_of
-from coordinator.simulation.rules.by_name import RULE_NAMES, rule_of
+from coordinator.simulation.quantity import parse_bytes, parse_rate, parse_seconds, parse_share
+from coordinator.simulation.rule import Rule
+from coordinator.simulation.rules import RULES
 from coordinator.simulation.setting import Setting
-from coordinator.simulation.sweep import Sweep, sweep_of
+from coordinator.simulation.simulated_worker import Death, Pause
+
+SWEPT_SETTINGS = ("workers", "ps", "grads_to_wait", "max_delay", "max_lead", "get_model_frequency")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
+_LIST = re.compile(r"\d+(,\d+)*", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A setting that takes several values.
+
+    Attributes:
+      name: one of `SWEPT_SETTINGS`.
+      values: in increasing order, at least one.
+    """
+
+    name: str
+    values: tuple[int, ...]
+
+
+def parse_sweep(text: str) -> Sweep:
+    """Parses a sweep such as "workers=1..512" or "ps=1,2,4".
+
+    Raises:
+      SettingError: the text has another form.
+    """
+    name, _, rest = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if name not in SWEPT_SETTINGS:
+        raise SettingError(
+            "sweep", f"must be of one of {', '.join(SWEPT_SETTINGS)}, as in workers=1..512; got {text!r}."
+        )
+    if (ends := _RANGE.fullmatch(rest)) and int(ends[1]) <= int(ends[2]):
+        return Sweep(name, _doubling(int(ends[1]), int(ends[2])))
+    if _LIST.fullmatch(rest):
+        return Sweep(name, tuple(sorted({int(value) for value in rest.split(",")})))
+    raise SettingError("sweep", f"must have values such as {name}=1..512 or {name}=1,8,32; got {text!r}.")
+
+
+def _doubling(first: int, last: int) -> tuple[int, ...]:
+    values = [first]
+    while values[-1] < last:
+        values.append(min(max(2 * values[-1], 1), last))
+    return tuple(values)
+
 
 PROBLEMS: dict[str, type[LogisticRegression | SmallNetwork]] = {
     "logistic_regression": LogisticRegression,
@@ -25,12 +69,12 @@ _ABSENCE = re.compile(r"(\d+)@([^+]+)(?:\+(.+))?", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The settings to simulate.
+    """What is to be simulated.
 
     Attributes:
-      sweep: the setting that takes several values; None if none does.
-      rules: the names of the rules that are compared, at least one.
-      options: what was given, by the name of the option with underscores.
+      sweep: the setting that takes several values, or None.
+      rules: the names of the rules to compare, at least one.
+      options: the values of the options that were given, by name with underscores.
     """
 
     sweep: Sweep | None
@@ -39,60 +83,80 @@ class Request:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Request":
-        """Reads what was given: texts, integers, or None for what was not.
+        """Parses options: texts, integers, or None for options that were not given.
 
         Raises:
-          SettingError: something is wrong with it.
+          SettingError: an option is wrong.
         """
         given = {name: value for name, value in options.items() if value is not None}
-        sweep = sweep_of(given["sweep"]) if "sweep" in given else None
+        sweep = parse_sweep(given["sweep"]) if "sweep" in given else None
         if "rule" in given and "compare" in given:
             raise SettingError("compare", "names the rules; --rule cannot be given beside it.")
         names = given["compare"].split(",") if "compare" in given else [given.get("rule", "asynchronous")]
         rules = tuple(name.strip() for name in names)
-        if wrong := [name for name in rules if name not in RULE_NAMES]:
+        if wrong := [name for name in rules if name not in RULES]:
             option = "compare" if "compare" in given else "rule"
-            raise SettingError(option, f"must be of {', '.join(RULE_NAMES)}; got {wrong[0]!r}.")
+            raise SettingError(option, f"must be of {', '.join(RULES)}; got {wrong[0]!r}.")
         return cls(sweep, rules, given)
 
     def setting(self, rule: str, value: int | None = None) -> Setting:
-        """The setting with one of the rules, and a value of the sweep.
+        """Returns the setting with one of the rules and a value of the sweep.
 
         Raises:
-          SettingError: something is wrong with it.
+          SettingError: an option is wrong.
         """
         given = dict(self.options)
         if self.sweep is not None and value is not None:
             given[self.sweep.name] = value
-        read: dict[str, Any] = {name: given[name] for name in _TAKEN_AS_THEY_ARE if name in given}
-        read |= {name: reader(name, given[name]) for name, reader in _READERS.items() if name in given}
-        return Setting(**read, rule=rule_of(rule, _rule_options(rule, given)), learning=_learning(given))
+        settings: dict[str, Any] = {
+            field.name: given[field.name] for field in dataclasses.fields(Setting) if field.name in given
+        }
+        settings |= {name: parse(name, given[name]) for name, parse in _PARSERS.items() if name in given}
+        settings["rule"] = rule_of(rule, _parse_rule_options(rule, given))
+        return Setting(**settings, learning=_learning(given))
 
 
-def _rule_options(rule: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def rule_of(name: str, options: Mapping[str, Any]) -> Rule:
+    """Creates a rule.
+
+    Args:
+      name: one of `RULES`.
+      options: settings of any rules; those that this rule does not have are ignored.
+
+    Raises:
+      SettingError: a setting that the rule needs is missing, or one is wrong.
+    """
+    fields = dataclasses.fields(RULES[name])
+    for field in fields:
+        if field.default is dataclasses.MISSING and field.name not in options:
+            raise SettingError(field.name, f"must be given for the rule {name}.")
+    return RULES[name](**{field.name: options[field.name] for field in fields if field.name in options})
+
+
+def _parse_rule_options(rule: str, given: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(given)
     workers = given.get("workers", Setting.workers)
     if "max_delay" in given:
-        options["max_delay"] = _whole("max_delay", given["max_delay"], "inf", math.inf)
+        options["max_delay"] = _parse_integer("max_delay", given["max_delay"], "inf", math.inf)
     if "grads_to_wait" in given:
-        options["grads_to_wait"] = _whole("grads_to_wait", given["grads_to_wait"], _WORKERS, workers)
+        options["grads_to_wait"] = _parse_integer("grads_to_wait", given["grads_to_wait"], _WORKERS, workers)
     elif rule == "synchronous":
         options["grads_to_wait"] = workers
     if "delay" in given:
-        options["delay"] = math.inf if given["delay"] == "inf" else seconds_of("delay", given["delay"])
+        options["delay"] = math.inf if given["delay"] == "inf" else parse_seconds("delay", given["delay"])
     if "period" in given:
-        options["period"] = seconds_of("period", given["period"])
+        options["period"] = parse_seconds("period", given["period"])
     return options
 
 
-def _whole(option: str, given: int | str, word: str, meaning: float) -> float:
-    """A whole number, or what a word means."""
+def _parse_integer(option: str, given: int | str, word: str, value_of_word: float) -> float:
+    """Returns an integer, or the value that a word has."""
     if given == word:
-        return meaning
+        return value_of_word
     try:
         return int(given)
     except ValueError:
-        raise SettingError(option, f"must be a whole number or {word}, got {given!r}.") from None
+        raise SettingError(option, f"must be an integer or {word}, got {given!r}.") from None
 
 
 def _learning(given: Mapping[str, Any]) -> Learning | None:
@@ -107,7 +171,7 @@ def _learning(given: Mapping[str, Any]) -> Learning | None:
     return Learning(problem, given["learning_rate"])
 
 
-def _slow_down(option: str, text: str) -> dict[int, float]:
+def _parse_slow_down(option: str, text: str) -> dict[int, float]:
     try:
         pairs = [part.split(":") for part in text.split(",")]
         return {int(worker): float(factor) for worker, factor in pairs}
@@ -115,51 +179,40 @@ def _slow_down(option: str, text: str) -> dict[int, float]:
         raise SettingError(option, f"must be WORKER:FACTOR, such as 0:4 or 0:4,3:2; got {text!r}.") from None
 
 
-def _pauses(option: str, text: str) -> list[Pause]:
-    found = _absences(option, text, "WORKER@TIME+TIME, such as 3@10s+2s")
+def _parse_pauses(option: str, text: str) -> list[Pause]:
+    found = _parse_absences(option, text, "WORKER@TIME+TIME, such as 3@10s+2s")
     if any(length is None for _, _, length in found):
         raise SettingError(option, f"must say how long, as in 3@10s+2s; got {text!r}.")
     return [Pause(worker, at, length or 0.0) for worker, at, length in found]
 
 
-def _deaths(option: str, text: str) -> list[Death]:
-    found = _absences(option, text, "WORKER@TIME, or WORKER@TIME+TIME for one that returns, such as 3@10s+5s")
+def _parse_deaths(option: str, text: str) -> list[Death]:
+    found = _parse_absences(option, text, "WORKER@TIME, or WORKER@TIME+TIME for one that returns, such as 3@10s+5s")
     return [Death(worker, at, math.inf if length is None else length) for worker, at, length in found]
 
 
-def _absences(option: str, text: str, expected: str) -> list[tuple[int, float, float | None]]:
+def _parse_absences(option: str, text: str, expected: str) -> list[tuple[int, float, float | None]]:
     found = []
     for part in text.split(","):
         match = _ABSENCE.fullmatch(part.strip())
         if match is None:
             raise SettingError(option, f"must be {expected}; got {part!r}.")
-        length = None if match[3] is None else seconds_of(option, match[3])
-        found.append((int(match[1]), seconds_of(option, match[2]), length))
+        length = None if match[3] is None else parse_seconds(option, match[3])
+        found.append((int(match[1]), parse_seconds(option, match[2]), length))
     return found
 
 
-_TAKEN_AS_THEY_ARE = (
-    "workers",
-    "ps",
-    "compute",
-    "straggler_factor",
-    "slow_step_factor",
-    "dispatch",
-    "latency",
-    "service",
-    "pushes",
-    "seed",
-)
-_READERS = {
-    "slow_down": _slow_down,
-    "stragglers": share_of,
-    "slow_steps": share_of,
-    "pauses": _pauses,
-    "deaths": _deaths,
-    "detection": seconds_of,
-    "bandwidth": bytes_per_second_of,
-    "model_bytes": bytes_of,
-    "gradient_bytes": bytes_of,
-    "update": seconds_of,
-    "seconds": seconds_of,
+# Options that are texts; others of the same names as fields of `Setting` are values already.
+_PARSERS = {
+    "slow_down": _parse_slow_down,
+    "stragglers": parse_share,
+    "slow_steps": parse_share,
+    "pauses": _parse_pauses,
+    "deaths": _parse_deaths,
+    "detection": parse_seconds,
+    "bandwidth": parse_rate,
+    "model_bytes": parse_bytes,
+    "gradient_bytes": parse_bytes,
+    "update": parse_seconds,
+    "seconds": parse_seconds,
 }

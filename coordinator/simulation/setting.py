@@ -1,57 +1,57 @@
-"""What is simulated, checked when it is made."""
+"""The setting of a simulation, checked when it is created."""
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
 from coordinator.errors import SettingError
-from coordinator.simulation.absence import Death, Pause
-from coordinator.simulation.distribution import Distribution, Slowed
-from coordinator.simulation.distribution_text import distribution_of
+from coordinator.setting_checks import check_integer, check_number
+from coordinator.simulation.distribution import Distribution, Slowed, distribution_of
 from coordinator.simulation.learning import Learning
-from coordinator.simulation.rules.asynchronous import Asynchronous
-from coordinator.simulation.rules.rule import Rule
+from coordinator.simulation.rule import Rule
+from coordinator.simulation.rules import Asynchronous
+from coordinator.simulation.simulated_worker import Death, Pause
 
-# What stands for a distribution: see `distribution_of`.
+# A distribution, or what `distribution_of` converts to one.
 Times = Distribution | str | float
 
 # Enough for a p99, in well under a second.
-_USUAL_PUSHES = 20_000
-_USUAL_STEPS_OF_EACH = 100
+_DEFAULT_PUSHES = 20_000
+_DEFAULT_STEPS_PER_WORKER = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A cluster, its rule, and how long it is watched. Times are in seconds; a text such as "50ms" has its own unit.
+    """A cluster, its rule, and how long it is simulated. Times are in seconds, or texts with a unit such as "50ms".
 
-    A step is: have it dispatched, ask the rule, pull the model, compute, push the gradient. Each message goes to all
-    parameter servers at once, to each of them its part, takes one latency, and is served there when those before it
-    have been.
+    A step is: dispatch it, ask the rule, pull the model, compute, push the gradient. Each message goes to all parameter
+    servers at once, a part to each of them; it takes one latency, and is served after the messages that arrived before.
 
     Attributes:
-      workers, ps: how many workers and parameter servers, at least 1.
+      workers, ps: the number of workers and of parameter servers, at least 1.
       rule: the update rule, such as `simulation.BoundedDelay(8)`.
-      compute: what a worker computes for in a step; a distribution, or one for each worker. See `distribution_of`.
-      slow_down: for workers by index, how many times as long as others they compute, above 0.
-      stragglers: the share of workers, the last ones, that compute `straggler_factor` times as long; from 0 to 1.
+      compute: the computation of a step; a distribution, or one for each worker. See `distribution_of`.
+      slow_down: factors of the computation by worker index, above 0.
+      stragglers: the share of workers, the last ones, whose computation takes `straggler_factor` times as long; from 0
+        to 1.
       straggler_factor: above 0.
-      slow_steps: the share of all steps, at random, that take `slow_step_factor` times as long; from 0 to 1.
+      slow_steps: the share of steps, at random, whose computation takes `slow_step_factor` times as long; from 0 to 1.
       slow_step_factor: above 0.
       pauses, deaths: when workers stand still or die.
-      detection: how long after a death the servers are told, so that nobody waits for the dead any more.
-      dispatch: between the end of a worker's step and its question about the next one: the client's part, and the input
-        pipeline's; a distribution.
+      detection: how long after a death the servers learn of it, and no longer wait for the worker.
+      dispatch: the time between the end of a worker's step and its request for the next one, which the client and the
+        input pipeline take; a distribution.
       latency: of a message, one way; a distribution.
       bandwidth: of each server's and each worker's link, in bytes per second; `inf` is no limit.
-      model_bytes, gradient_bytes: what is pulled and what is pushed, in bytes, of all servers together; a gradient is
-        as large as the model if that is not said.
-      service: what a server takes for a message, beside its bytes; a distribution.
-      update: what each server takes for an update of its part of the model, in seconds, beside that.
-      pushes: it ends when all workers together have computed so many gradients, at least 1.
-      seconds: it ends then, above 0. What comes first ends it; if neither is given, 20,000 pushes, or 100 of each
-        worker if that is more.
+      model_bytes, gradient_bytes: the size of a pull and of a push, in bytes, for all servers together; by default a
+        gradient is as large as the model.
+      service: the time that a server takes for a message, besides its bytes; a distribution.
+      update: the additional time that each server takes for an update of its part of the model, in seconds.
+      pushes: the simulation ends when all workers together have computed this many gradients, at least 1.
+      seconds: the simulation ends at this time, above 0. If both are given, the first one ends it; if neither,
+        20,000 pushes do, or 100 per worker if that is more.
       learning: what is learned; None if only time is of interest.
-      seed: of all random numbers; with the same one everything is the same again.
+      seed: of all random numbers; the same seed gives the same result.
 
     Raises:
       SettingError: a setting is wrong. It is a ValueError.
@@ -82,19 +82,18 @@ class Setting:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self._check_counts()
         self._check_numbers()
         if not isinstance(self.rule, Rule):
             raise SettingError("rule", f"must be a rule such as simulation.Asynchronous(), got {self.rule!r}.")
-        self._settle_times()
+        self._convert_times()
         if self.pushes is None and self.seconds is None:
-            self._become("pushes", max(_USUAL_PUSHES, _USUAL_STEPS_OF_EACH * self.workers))
-        self._check_workers_named()
+            self._set("pushes", max(_DEFAULT_PUSHES, _DEFAULT_STEPS_PER_WORKER * self.workers))
+        self._check_worker_indices()
         self._check_progress()
 
     @property
     def compute_of_each(self) -> tuple[Distribution, ...]:
-        """What each worker computes for in a step, random slow steps included, its own factor not."""
+        """The computation of each worker, including random slow steps, without the factor of the worker."""
         compute = self.compute
         each_given = (compute,) * self.workers if isinstance(compute, Distribution | str | float) else compute
         given = tuple(distribution_of("compute", each) for each in each_given)
@@ -105,85 +104,67 @@ class Setting:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """How many times as long as others each worker computes."""
+        """The factor of each worker's computation."""
         first_straggler = self.workers - round(self.stragglers * self.workers)
         return tuple(
             self.slow_down.get(index, 1.0) * (self.straggler_factor if index >= first_straggler else 1.0)
             for index in range(self.workers)
         )
 
-    @property
-    def dispatch_of_each(self) -> Distribution:
-        """Between a step's end and the question about the next one."""
-        return distribution_of("dispatch", self.dispatch)
-
-    @property
-    def message_latency(self) -> Distribution:
-        """Of a message, one way."""
-        return distribution_of("latency", self.latency)
-
-    @property
-    def message_service(self) -> Distribution:
-        """What a server takes for a message, beside its bytes."""
-        return distribution_of("service", self.service)
+    def distribution(self, name: str) -> Distribution:
+        """Returns the distribution of `dispatch`, `latency` or `service`."""
+        return distribution_of(name, getattr(self, name))
 
     @property
     def pushed_bytes(self) -> float:
         """The size of a gradient, in bytes."""
         return self.model_bytes if self.gradient_bytes is None else self.gradient_bytes
 
-    def _become(self, name: str, value: object) -> None:
+    def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    def _settle_times(self) -> None:
+    def _convert_times(self) -> None:
         for name in ("dispatch", "latency", "service"):
-            self._become(name, distribution_of(name, getattr(self, name)))
+            self._set(name, self.distribution(name))
         compute = self.compute
         if isinstance(compute, str) or not isinstance(compute, Sequence):
-            self._become("compute", distribution_of("compute", compute))
+            self._set("compute", distribution_of("compute", compute))
             return
         if len(compute) != self.workers:
             raise SettingError(
                 "compute", f"must be one distribution, or one for each of {self.workers} workers; has {len(compute)}."
             )
-        self._become("compute", tuple(distribution_of("compute", each) for each in compute))
-
-    def _check_counts(self) -> None:
-        for name, least in (("workers", 1), ("ps", 1), ("seed", 0), ("pushes", 1)):
-            value = getattr(self, name)
-            if value is None and name == "pushes":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise SettingError(name, f"must be a whole number of at least {least}, got {value!r}.")
+        self._set("compute", tuple(distribution_of("compute", each) for each in compute))
 
     def _check_numbers(self) -> None:
+        for name, minimum in (("workers", 1), ("ps", 1), ("seed", 0)):
+            check_integer(name, getattr(self, name), minimum=minimum)
+        if self.pushes is not None:
+            check_integer("pushes", self.pushes, minimum=1)
         for name in ("stragglers", "slow_steps"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SettingError(name, f"must be a share from 0 to 1, got {getattr(self, name)!r}.")
+            check_number(name, getattr(self, name), minimum=0, maximum=1)
         for name in ("straggler_factor", "slow_step_factor", "bandwidth", "seconds"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise SettingError(name, f"must be above 0, got {value!r}.")
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), above=0, maximum=math.inf)
         for name in ("model_bytes", "gradient_bytes", "update", "detection"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise SettingError(name, f"must be at least 0, got {value!r}.")
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), minimum=0)
         if not all(factor > 0 for factor in self.slow_down.values()):
             raise SettingError("slow_down", f"must have factors above 0, got {dict(self.slow_down)!r}.")
 
-    def _check_workers_named(self) -> None:
-        named = {
+    def _check_worker_indices(self) -> None:
+        indices = {
             "slow_down": self.slow_down,
             "pauses": [pause.worker for pause in self.pauses],
             "deaths": [death.worker for death in self.deaths],
         }
-        for name, workers in named.items():
+        for name, workers in indices.items():
             if wrong := [worker for worker in workers if worker not in range(self.workers)]:
                 raise SettingError(name, f"must name workers from 0 to {self.workers - 1}, got {wrong[0]!r}.")
 
     def _check_progress(self) -> None:
-        """Refuses a cluster in which no time would pass: it would never be over."""
-        spent = [*(each.mean for each in self.compute_of_each), self.update]
-        spent += [self.dispatch_of_each.mean, self.message_latency.mean, self.message_service.mean]
-        if self.seconds is not None and not any(spent) and self.bandwidth == math.inf:
+        """Rejects a cluster in which nothing takes time: its simulation would never end."""
+        times = [*(each.mean for each in self.compute_of_each), self.update]
+        times += [self.distribution(name).mean for name in ("dispatch", "latency", "service")]
+        if self.seconds is not None and not any(times) and self.bandwidth == math.inf:
             raise SettingError("compute", "must be above 0, or something else must take time, for seconds to pass.")

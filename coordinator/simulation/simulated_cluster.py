@@ -4,11 +4,11 @@ worker       asks ----.                     .--> computes --.                 .-
                        latency     latency /                 latency         / latency
 servers                 `-> rule: begin? -> pull                `-> rule: push
 
-A step is two events: its question arrives at the servers, and its gradient does. Everything between them is arithmetic.
-A worker that has to wait is a third: it begins when a push has been served that lets it.
+A step is two events: its request to begin arrives at the servers, and its gradient arrives. Everything between them is
+arithmetic. A third event follows if the worker has to wait: it begins when a push that lets it begin was served.
 
-It promises that the servers see messages in the order of their arrival, that whatever a rule decides is decided by the
-functions that the cluster's graphs run, and that a seed gives the same course every time.
+Promises: the servers see messages in the order of arrival; rules decide by the functions that the cluster's graphs run;
+and a seed gives the same events every time.
 """
 
 import functools
@@ -19,54 +19,38 @@ from collections.abc import Callable
 import numpy as np
 import simpy
 
-from coordinator.simulation.absence import Death
-from coordinator.simulation.arrival import Arrival
-from coordinator.simulation.learning import LearningModel
-from coordinator.simulation.model import SimulatedModel
-from coordinator.simulation.push_record import PushRecord
+from coordinator.simulation.learning import LearningModel, SimulatedModel
 from coordinator.simulation.result import Result
-from coordinator.simulation.rules.rule import GRADIENT, MODEL, MODEL_BESIDE
+from coordinator.simulation.rule import GRADIENT, MODEL, MODEL_BOTH_WAYS, PushRecord
 from coordinator.simulation.server_queues import ServerQueues
 from coordinator.simulation.setting import Setting
-from coordinator.simulation.simulated_worker import SimulatedWorker
-from coordinator.simulation.timeline import Lane
+from coordinator.simulation.simulated_worker import Death, ReusableEvent, SimulatedWorker, Timeline
 
 # As many as a picture has room for.
-_MOST_LANES = 10
+_MOST_TIMELINES = 10
 
 
 def simulate(setting: Setting) -> Result:
-    """Simulates a cluster.
-
-    Args:
-      setting: what is simulated.
-
-    Returns:
-      What was seen.
-    """
+    """Simulates a cluster, and returns the result."""
     return SimulatedCluster(setting).run()
 
 
 class SimulatedCluster:
-    """A cluster in virtual time; it runs once.
-
-    Args:
-      setting: what is simulated.
-    """
+    """A cluster in virtual time; it runs once."""
 
     def __init__(self, setting: Setting) -> None:
-        # One stream of random numbers for each purpose: what one setting changes leaves the others' numbers alone.
+        # One stream of random numbers for each purpose: a change of one setting does not change the numbers of others.
         streams = [np.random.default_rng(seed) for seed in np.random.SeedSequence(setting.seed).spawn(5)]
         self._setting = setting
         self._environment = simpy.Environment()
         self._over = self._environment.event()
         self._record = PushRecord()
         self._model = LearningModel(setting.learning, streams[3]) if setting.learning else SimulatedModel()
-        self._course = setting.rule.course(self._model, self._record)
-        self._servers = ServerQueues(setting.ps, setting.message_service, streams[0])
-        self._dispatch = setting.dispatch_of_each.drawn(streams[4])
-        self._latency = setting.message_latency.drawn(streams[1])
-        # What the bytes of a message keep a worker's link busy, and a server's.
+        self._rule_run = setting.rule.new_run(self._model, self._record)
+        self._servers = ServerQueues(setting.ps, setting.distribution("service"), streams[0])
+        self._dispatch = setting.distribution("dispatch").sampler(streams[4])
+        self._latency = setting.distribution("latency").sampler(streams[1])
+        # How long the bytes of a message keep a worker's link busy, and a server's.
         self._pull_seconds = setting.model_bytes / setting.bandwidth
         self._push_seconds = setting.pushed_bytes / setting.bandwidth
         self._served_pull_seconds = self._pull_seconds / setting.ps
@@ -78,10 +62,10 @@ class SimulatedCluster:
         self._events = 0
 
     def run(self) -> Result:
-        """Runs it to its end, and returns what was seen."""
+        """Runs the simulation to its end, and returns the result."""
         setting, environment = self._setting, self._environment
         for worker in self._workers:
-            worker.asking.due_in(self._latency())
+            worker.asking.schedule_in(self._latency())
         for death in setting.deaths:
             self._at(death.at, functools.partial(self._die, death))
         if setting.seconds is not None:
@@ -91,79 +75,89 @@ class SimulatedCluster:
         processor_seconds = time.process_time() - began
         for worker in self._workers:
             worker.settle(environment.now)
-        return Result.of(
+        workers, record = self._workers, self._record
+        curve = self._model.curve if isinstance(self._model, LearningModel) else ()
+        loss_times, loss_pushes, losses = np.array(curve, dtype=float).reshape(-1, 3).T
+        return Result(
             setting=setting,
             seconds=environment.now,
-            workers=self._workers,
-            record=self._record,
-            course=self._course,
-            servers=self._servers,
             gradients=self._gradients,
+            updates=self._rule_run.version,
+            rejected=self._rule_run.rejected,
+            push_times=np.array(record.times),
+            push_workers=np.array(record.workers, dtype=np.int64),
+            staleness=np.array(record.staleness, dtype=np.int64),
+            clocks=np.array([worker.clock for worker in workers]),
+            computed=np.array([worker.computed for worker in workers]),
+            waited=np.array([worker.waited for worker in workers]),
+            absent=np.array([worker.absent for worker in workers]),
+            queue=self._servers.statistics(environment.now),
+            timelines=tuple(worker.timeline for worker in workers if worker.timeline),
+            loss_times=loss_times,
+            loss_pushes=loss_pushes.astype(np.int64),
+            losses=losses,
             events=self._events,
             processor_seconds=processor_seconds,
-            curve=self._model.curve if isinstance(self._model, LearningModel) else (),
         )
 
-    # What happens.
-
-    def _ask(self, arrival: Arrival) -> None:
-        """A worker's question, whether it may begin, is there."""
+    def _on_ask(self, event: ReusableEvent) -> None:
+        """Handles a worker's request to begin a step."""
         self._events += 1
-        worker, now = arrival.worker, self._environment.now
-        if self._course.may_begin(worker):
-            version = self._course.version
-            worker.moved = self._course.begin(worker, now)
-            self._set_to_work(worker, now, self._course.version - version)
+        worker, now = event.worker, self._environment.now
+        if self._rule_run.may_begin(worker):
+            version = self._rule_run.version
+            worker.transfer = self._rule_run.begin(worker, now)
+            self._compute(worker, now, self._rule_run.version - version)
         else:
             worker.asked_at = now
             worker.is_waiting = True
-            self._course.hold(worker)
+            self._rule_run.add_waiting(worker)
 
-    def _begin(self, arrival: Arrival) -> None:
-        """A worker that has waited begins."""
+    def _on_begin(self, event: ReusableEvent) -> None:
+        """Begins the step of a worker that has waited."""
         self._events += 1
-        worker, now = arrival.worker, self._environment.now
-        worker.wait_over(now)
+        worker, now = event.worker, self._environment.now
+        worker.end_wait(now)
         # Under the rules that make workers wait, none makes an update by beginning.
-        self._set_to_work(worker, now, 0)
+        self._compute(worker, now, 0)
 
-    def _set_to_work(self, worker: SimulatedWorker, now: float, updates: int) -> None:
-        """A worker is sent what it needs, after so many updates, computes, and sends what comes of it."""
-        moved, latency = worker.moved, self._latency()
+    def _compute(self, worker: SimulatedWorker, now: float, updates: int) -> None:
+        """Sends a worker what it needs, after some updates, and schedules the arrival of its gradient."""
+        transfer, latency = worker.transfer, self._latency()
         start, updating = now, updates * self._setting.update
-        if moved is MODEL:
+        if transfer is MODEL:
             start = self._servers.serve(now, self._served_pull_seconds + updating, now + self._pull_seconds)
         end = worker.compute(start + latency)
-        if moved is MODEL_BESIDE:
-            # There and back; and what averages changes the model.
+        if transfer is MODEL_BOTH_WAYS:
+            # There and back; and an averaging updates the model.
             busy = 2 * self._served_pull_seconds + updating
             end = max(end, self._servers.serve(now, busy, now + 2 * self._pull_seconds) + latency)
-        worker.pushing.due_in(end - now + self._latency())
+        worker.pushing.schedule_in(end - now + self._latency())
 
-    def _push(self, arrival: Arrival) -> None:
-        """A worker's gradient is there."""
+    def _on_push(self, event: ReusableEvent) -> None:
+        """Handles the arrival of a worker's gradient."""
         self._events += 1
         self._gradients += 1
-        worker, now, course = arrival.worker, self._environment.now, self._course
+        worker, now, run = event.worker, self._environment.now, self._rule_run
         worker.computed += worker.compute_to - worker.compute_from
         worker.compute_to = worker.compute_from
-        version, done = course.version, now
-        if course.push(worker, now) is GRADIENT:
-            update = self._setting.update if course.version != version else 0.0
+        version, done = run.version, now
+        if run.push(worker, now) is GRADIENT:
+            update = self._setting.update if run.version != version else 0.0
             done = self._servers.serve(now, self._served_push_seconds + update, now + self._push_seconds)
-        self._model.note_push(now)
-        worker.asking.due_in(done - now + self._latency() + self._dispatch() + self._latency())
-        if course.lined_up:
-            self._release(now)
+        self._model.count_push(now)
+        worker.asking.schedule_in(done - now + self._latency() + self._dispatch() + self._latency())
+        if run.waiting:
+            self._begin_waiting(now)
         if self._gradients >= self._last_push:
             self._end()
 
-    def _release(self, now: float) -> None:
-        """Those who may begin now do so when the rule's server has dealt with what has come."""
-        course, delay = self._course, max(self._servers.home_free_at - now, 0.0)
-        while (worker := course.released()) is not None:
-            worker.moved = course.begin(worker, now + delay)
-            worker.beginning.due_in(delay)
+    def _begin_waiting(self, now: float) -> None:
+        """Lets waiting workers begin that may, after the home server has served what has arrived."""
+        run, delay = self._rule_run, max(self._servers.home_free_at - now, 0.0)
+        while (worker := run.next_ready()) is not None:
+            worker.transfer = run.begin(worker, now + delay)
+            worker.beginning.schedule_in(delay)
 
     def _die(self, death: Death) -> None:
         worker, now = self._workers[death.worker], self._environment.now
@@ -171,13 +165,13 @@ class SimulatedCluster:
             return
         worker.settle(now)
         worker.died_at = now
-        self._course.withdraw(worker)
-        for arrival in (worker.asking, worker.beginning, worker.pushing):
-            arrival.drop()
+        self._rule_run.remove_waiting(worker)
+        for event in (worker.asking, worker.beginning, worker.pushing):
+            event.cancel()
         if death.back_after <= self._setting.detection:
             self._at(death.back_after, lambda: self._return(worker))
             return
-        self._at(self._setting.detection, lambda: self._tell_of(worker))
+        self._at(self._setting.detection, lambda: self._detect_death(worker))
         if math.isfinite(death.back_after):
             self._at(death.back_after, lambda: self._return(worker))
             return
@@ -185,47 +179,44 @@ class SimulatedCluster:
         if not self._expected:
             self._end()
 
-    def _tell_of(self, worker: SimulatedWorker) -> None:
-        """The servers are told that a worker died: nobody waits for it any more."""
-        self._course.forget(worker)
-        self._release(self._environment.now)
+    def _detect_death(self, worker: SimulatedWorker) -> None:
+        """Tells the servers that a worker died: they no longer wait for it."""
+        self._rule_run.forget(worker)
+        self._begin_waiting(self._environment.now)
 
     def _return(self, worker: SimulatedWorker) -> None:
         worker.settle(self._environment.now)
         worker.died_at = None
-        self._tell_of(worker)
-        self._give_events(worker)
-        worker.asking.due_in(self._latency())
+        self._detect_death(worker)
+        self._create_events(worker)
+        worker.asking.schedule_in(self._latency())
 
     def _end(self) -> None:
         if not self._over.triggered:
             self._over.succeed()
 
-    def _at(self, seconds: float, happens: Callable[[], None]) -> None:
-        """Has something happen in so many seconds."""
+    def _at(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Calls a function after a delay in seconds of virtual time."""
         timeout = self._environment.timeout(seconds)
-        timeout.callbacks.append(lambda _: happens())
+        timeout.callbacks.append(lambda _: callback())
 
     def _new_workers(self, generator: np.random.Generator) -> list[SimulatedWorker]:
         setting, compute = self._setting, self._setting.compute_of_each
-        drawn = {each: each.drawn(generator) for each in dict.fromkeys(compute)}
+        draw = {each: each.sampler(generator) for each in dict.fromkeys(compute)}
         count = setting.workers
-        # Spread over all, the last one included, which is the first to be a straggler.
-        laned = set(np.linspace(0, count - 1, min(count, _MOST_LANES)).round().astype(int).tolist())
+        # Spread over all workers, the last one included: stragglers are the last ones.
+        recorded = set(np.linspace(0, count - 1, min(count, _MOST_TIMELINES)).round().astype(int).tolist())
         workers = []
         for index, factor in enumerate(setting.factors):
             pauses = [pause for pause in setting.pauses if pause.worker == index]
-            lane = Lane(index) if index in laned else None
-            worker = SimulatedWorker(index, drawn[compute[index]], factor, pauses, lane)
-            self._give_events(worker)
+            timeline = Timeline(index) if index in recorded else None
+            worker = SimulatedWorker(index, draw[compute[index]], factor, pauses, timeline)
+            self._create_events(worker)
             workers.append(worker)
         return workers
 
-    def _give_events(self, worker: SimulatedWorker) -> None:
+    def _create_events(self, worker: SimulatedWorker) -> None:
         environment = self._environment
-        worker.asking = Arrival(environment, self._ask, worker)
-        worker.beginning = Arrival(environment, self._begin, worker)
-        worker.pushing = Arrival(environment, self._push, worker)
-
-    def __repr__(self) -> str:
-        return f"<SimulatedCluster: {self._setting.workers} workers, {self._setting.rule}, {self._environment.now:g} s>"
+        worker.asking = ReusableEvent(environment, self._on_ask, worker)
+        worker.beginning = ReusableEvent(environment, self._on_begin, worker)
+        worker.pushing = ReusableEvent(environment, self._on_push, worker)

@@ -1,4 +1,4 @@
-"""The test-bed: what stale gradients do to training, on real servers of this machine. `docs/testbed.md` tells how.
+"""The test-bed: the effect of stale gradients on training, on real servers of this machine; see `docs/testbed.md`.
 
-Its modules are imported by their own names; `coordinator testbed` and `python -m coordinator.testbed` run it.
+The command `coordinator testbed` runs it.
 """

@@ -1,4 +1,4 @@
-"""What is to be tried, checked when it is made: each complaint names the option and what is allowed."""
+"""The settings of an experiment, checked when it is created: each error names the option and what is allowed."""
 
 import dataclasses
 import math
@@ -6,15 +6,49 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coordinator.errors import SettingError
-from coordinator.testbed.cell import ASYNCHRONOUS, MODES, Cell, grid
+from coordinator.errors import LaunchError, SettingError
+from coordinator.setting_checks import check_integer, check_number
+
+SEQUENTIAL, SYNCHRONOUS, ASYNCHRONOUS = MODES = ("sequential", "synchronous", "asynchronous")
+
+
+def missing(package: str) -> LaunchError:
+    """Returns the error for a package that the test-bed needs and the library does not."""
+    return LaunchError(f"The test-bed needs {package}: pip install 'coordinator[testbed]'.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One training of an experiment.
+
+    Attributes:
+      mode: one of `MODES`.
+      workers: the number of workers.
+      delay: of gradients, in seconds; 0 unless the mode is asynchronous.
+    """
+
+    mode: str
+    workers: int
+    delay: float = 0.0
+
+    def __str__(self) -> str:
+        if self.mode == SEQUENTIAL:
+            return self.mode
+        workers = f"{self.mode}, {worker_count(self.workers)}"
+        return f"{workers}, delay {self.delay:g} s" if self.mode == ASYNCHRONOUS else workers
+
+
+def worker_count(workers: int) -> str:
+    """Returns a number of workers in words, such as "2 workers"."""
+    return f"{workers} worker{'s' * (workers > 1)}"
+
 
 DATA = ("digits", "cifar10")
 MOST_WORKERS = 16
-# An hour: beyond it a mistake is more likely than an experiment.
+# An hour: a longer delay or step is more likely a mistake than an experiment.
 LONGEST = 3600.0
 
-# What `--quick` has in place of the defaults.
+# The defaults with `--quick`.
 QUICK: Mapping[str, Any] = {
     "workers": (2, 3),
     "delays": (0.0, 0.2),
@@ -26,24 +60,24 @@ QUICK: Mapping[str, Any] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """The grid, and what all of its trainings have in common.
+    """A grid of trials, and what they have in common.
 
     Attributes:
       modes: of `MODES`.
-      workers: how many workers, rising.
+      workers: the numbers of workers, rising.
       delays: of gradients in the asynchronous mode, in seconds, rising.
       batch_size: images in a minibatch.
-      batches: that are processed in each training, by all workers together.
-      step_time: what a step of a worker takes at least until its push, in seconds. What pulling and computing leave of
-        it, the worker pauses.
+      batches: minibatches that all workers together process in each trial.
+      step_time: the shortest time of a worker's step until its push, in seconds. The worker pauses for the part that
+        pulling and computing leave.
       learning_rate: of plain SGD, for the gradient of one minibatch.
       target_loss: the loss that counts as learned.
-      seed: of the first weights and the order of the images.
+      seed: of the initial weights and the order of the images.
       data: one of `DATA`.
       folder: where CIFAR-10 is.
 
     Raises:
-      SettingError: one of them cannot be.
+      SettingError: one of them is not allowed.
     """
 
     modes: Sequence[str] = MODES
@@ -60,59 +94,69 @@ class Experiment:
 
     def __post_init__(self) -> None:
         for number in self.workers:
-            _check_whole("workers", number, 1, MOST_WORKERS)
+            check_integer("workers", number, 1, MOST_WORKERS)
         for delay in self.delays:
-            _check_number("delays", delay, 0.0, LONGEST, " seconds")
+            check_number("delays", delay, 0.0, LONGEST, unit="seconds")
         for mode in self.modes:
             _check_word("modes", mode, MODES)
         for name in ("modes", "workers", "delays"):
             if not getattr(self, name):
                 raise SettingError(name, "must name at least one.")
-        _check_whole("batch_size", self.batch_size, 1, 10_000)
-        _check_whole("batches", self.batches, 10, 10_000_000)
-        _check_number("step_time", self.step_time, 0.0, LONGEST, " seconds")
-        _check_number("learning_rate", self.learning_rate, 1e-9, 1e3)
-        _check_number("target_loss", self.target_loss, 1e-9, 1e3)
-        _check_whole("seed", self.seed, 0, 2**31 - 1)
+        check_integer("batch_size", self.batch_size, 1, 10_000)
+        check_integer("batches", self.batches, 10, 10_000_000)
+        check_number("step_time", self.step_time, 0.0, LONGEST, unit="seconds")
+        check_number("learning_rate", self.learning_rate, 1e-9, 1e3)
+        check_number("target_loss", self.target_loss, 1e-9, 1e3)
+        check_integer("seed", self.seed, 0, 2**31 - 1)
         _check_word("data", self.data, DATA)
         if self.data == "cifar10" and self.folder is None:
             raise SettingError("folder", "is needed with --data cifar10: where data_batch_1 to data_batch_5 are.")
-        if not self.cells():
+        if not self.trials():
             raise SettingError("workers", "must have one of at least 2 for the synchronous mode.")
 
     @staticmethod
     def of(given: Mapping[str, Any]) -> "Experiment":
-        """The experiment that options ask for.
+        """Parses the options of the command.
 
         Args:
-          given: by the names of the attributes, as text; None for what was not given. `quick` chooses other defaults.
+          given: texts by the names of the attributes, None for options that were not given; and `quick`, which selects
+            other defaults.
 
         Raises:
-          SettingError: what was given cannot be.
+          SettingError: an option is wrong.
         """
         chosen: dict[str, Any] = dict(QUICK) if given.get("quick") else {}
-        for field in dataclasses.fields(Experiment):
-            if (text := given.get(field.name)) is not None:
-                chosen[field.name] = _READ[field.name](field.name, text)
+        for name, parse in _PARSERS.items():
+            if (text := given.get(name)) is not None:
+                chosen[name] = parse(name, text)
         return Experiment(**chosen)
 
-    def cells(self) -> list[Cell]:
-        """What is trained, in this order."""
-        return grid(self.modes, self.workers, self.delays)
+    def trials(self) -> list[Trial]:
+        """Returns the trials, in their order: one for each combination.
+
+        The sequential mode has one trial: one worker, no delay. The synchronous mode has no delays, because workers
+        wait for each other's gradients and none is ever stale; with one worker it is the sequential mode, and left out.
+        """
+        trials = [Trial(SEQUENTIAL, 1)] if SEQUENTIAL in self.modes else []
+        if SYNCHRONOUS in self.modes:
+            trials += [Trial(SYNCHRONOUS, count) for count in self.workers if count > 1]
+        if ASYNCHRONOUS in self.modes:
+            trials += [Trial(ASYNCHRONOUS, count, delay) for count in self.workers for delay in self.delays]
+        return trials
 
     @property
     def most_workers(self) -> int:
-        """How many workers the largest cell needs."""
-        return max(cell.workers for cell in self.cells())
+        """The number of workers of the largest trial."""
+        return max(trial.workers for trial in self.trials())
 
     @property
     def seconds(self) -> float:
-        """What all trainings take at least."""
-        return sum(self.batches_of(cell) / cell.workers * self.step_time for cell in self.cells())
+        """The shortest time of all trials together, in seconds."""
+        return sum(self.batches_of(trial) / trial.workers * self.step_time for trial in self.trials())
 
-    def batches_of(self, cell: Cell) -> int:
-        """How many minibatches are processed in a cell: as many by each of its workers."""
-        return math.ceil(self.batches / cell.workers) * cell.workers
+    def batches_of(self, trial: Trial) -> int:
+        """Returns the number of minibatches of a trial; each of its workers processes the same number."""
+        return math.ceil(self.batches / trial.workers) * trial.workers
 
     def __str__(self) -> str:
         delays = f", delays {', '.join(f'{delay:g}' for delay in self.delays)} s" * (ASYNCHRONOUS in self.modes)
@@ -123,26 +167,16 @@ class Experiment:
         )
 
 
-def _check_whole(name: str, value: Any, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise SettingError(name, f"must be a whole number from {least} to {most}, got {value!r}.")
-
-
-def _check_number(name: str, value: Any, least: float, most: float, unit: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise SettingError(name, f"must be a number{unit and ' of' + unit} from {least:g} to {most:g}, got {value!r}.")
-
-
 def _check_word(name: str, value: Any, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise SettingError(name, f"must be of {', '.join(allowed)}, got {value!r}.")
 
 
-def _whole(name: str, text: str) -> int:
+def _integer(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise SettingError(name, f"must be a whole number, got {text!r}.") from None
+        raise SettingError(name, f"must be an integer, got {text!r}.") from None
 
 
 def _number(name: str, text: str) -> float:
@@ -152,34 +186,24 @@ def _number(name: str, text: str) -> float:
         raise SettingError(name, f"must be a number, got {text!r}.") from None
 
 
-def _list(read: Callable[[str, str], Any]) -> Callable[[str, str], tuple[Any, ...]]:
-    """Reads what is separated by commas: each once, numbers rising, words as given."""
-
-    def read_list(name: str, text: str) -> tuple[Any, ...]:
-        values = dict.fromkeys(read(name, part.strip()) for part in text.split(",") if part.strip())
-        return tuple(values if read is _word else sorted(values))
-
-    return read_list
+def _words(_: str, text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def _word(_: str, text: str) -> str:
-    return text
+def _rising(parse: Callable[[str, str], Any]) -> Callable[[str, str], tuple[Any, ...]]:
+    return lambda name, text: tuple(sorted({parse(name, part) for part in _words(name, text)}))
 
 
-def _path(_: str, text: str) -> pathlib.Path:
-    return pathlib.Path(text)
-
-
-_READ: dict[str, Callable[[str, str], Any]] = {
-    "modes": _list(_word),
-    "workers": _list(_whole),
-    "delays": _list(_number),
-    "batch_size": _whole,
-    "batches": _whole,
+_PARSERS: dict[str, Callable[[str, str], Any]] = {
+    "modes": _words,
+    "workers": _rising(_integer),
+    "delays": _rising(_number),
+    "batch_size": _integer,
+    "batches": _integer,
     "step_time": _number,
     "learning_rate": _number,
     "target_loss": _number,
-    "seed": _whole,
-    "data": _word,
-    "folder": _path,
+    "seed": _integer,
+    "data": lambda _, text: text,
+    "folder": lambda _, text: pathlib.Path(text),
 }

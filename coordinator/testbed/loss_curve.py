@@ -1,45 +1,73 @@
-"""What one training has shown: the loss of each minibatch, in the order in which they were processed."""
+"""The result of one trial: the loss of each minibatch, in the order in which they were processed."""
 
 import dataclasses
 import functools
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from coordinator.testbed.cell import Cell
-from coordinator.testbed.spikes import count_spikes
+from coordinator.testbed.experiment import Trial
 
-# How many minibatches a smoothed loss is the mean of.
+# In units of the loss; guessing one of ten classes has a loss of 2.3.
+HEIGHT = 0.1
+# The number of minibatches over which the loss is averaged.
 WINDOW = 10
-# The share of the minibatches, at the end, whose mean loss is the final one.
+# The share of the minibatches, at the end, over which the final loss is averaged.
 FINAL_SHARE = 0.1
 
 
+def count_spikes(losses: Iterable[float], height: float = HEIGHT) -> int:
+    """Counts the spikes of a smoothed loss.
+
+    A spike begins when the loss is more than `height` above the least that it was since the last spike, and ends when
+    it is more than `height` below the spike's top. So a rise in many small steps, or one that never comes down again,
+    is one spike. NaN counts as infinitely high.
+
+    Args:
+      losses: in their order.
+      height: the least rise of a spike.
+    """
+    count, is_up, low, top = 0, False, math.inf, -math.inf
+    for loss in losses:
+        value = math.inf if math.isnan(loss) else loss
+        if is_up:
+            top = max(top, value)
+            # An infinite top is never left: the training has diverged.
+            is_up, low = value >= top - height, value
+        else:
+            low = min(low, value)
+            is_up, top = value > low + height, value
+            count += int(is_up)
+    return count
+
+
 @dataclasses.dataclass(frozen=True)
-class Curve:
-    """A training's losses.
+class LossCurve:
+    """The losses of a trial.
 
     Attributes:
-      cell: what was trained.
+      trial: what was trained.
       losses: of each processed minibatch, before its gradient is applied, float64 [batches].
       mean_staleness: of the gradients that were applied, in updates.
-      seconds: what the training took.
+      seconds: the duration of the trial.
     """
 
-    cell: Cell
+    trial: Trial
     losses: Any
     mean_staleness: float
     seconds: float
 
     @functools.cached_property
     def smoothed(self) -> Any:
-        """The mean of each minibatch's loss and of those right before it, `WINDOW` in all, float64 [batches]."""
+        """The mean loss of each minibatch and those right before it, `WINDOW` in all, float64 [batches]."""
         ends = range(1, len(self.losses) + 1)
         return np.array([np.mean(self.losses[max(end - WINDOW, 0) : end]) for end in ends])
 
     @functools.cached_property
     def spikes(self) -> int:
-        """How often the smoothed loss has risen; see `count_spikes`."""
+        """The number of spikes of the smoothed loss; see `count_spikes`."""
         return count_spikes(self.smoothed)
 
     @property
@@ -48,9 +76,9 @@ class Curve:
         return float(np.mean(self.losses[-max(round(FINAL_SHARE * len(self.losses)), 1) :]))
 
     def __str__(self) -> str:
-        return f"{self.cell}: {self.spikes} spikes, final loss {self.final_loss:.3f}, {self.seconds:.0f} s"
+        return f"{self.trial}: {self.spikes} spikes, final loss {self.final_loss:.3f}, {self.seconds:.0f} s"
 
     def batches_to(self, loss: float) -> int | None:
-        """How many minibatches were processed until the smoothed loss was first below a loss; None if it never was."""
+        """Returns the number of minibatches until the smoothed loss was first below a loss; None if it never was."""
         below = np.flatnonzero(self.smoothed < loss)
         return int(below[0]) + 1 if below.size else None

@@ -1,14 +1,15 @@
-"""Trains the cells of a grid, one after another, on one cluster.
+"""Runs the trials of a grid, one after another, on one cluster.
 
-    cell 1 (1 worker)     worker 0: pull, compute, pause, push ...
-    cell 2 (3 workers)    workers 0, 1 and 2
-    cell 3 (2 workers)    workers 0 and 1; worker 2 rests
+    trial 1 (1 worker)     worker 0: pull, compute, pause, push ...
+    trial 2 (3 workers)    workers 0, 1 and 2
+    trial 3 (2 workers)    workers 0 and 1; worker 2 is idle
 
-It promises that all begin with the same weights, and that a step takes no less than the experiment's step time, also if
-the processor could be quicker: so a delay in seconds is as many steps on any machine that is quick enough.
+All trials begin with the same weights. A step takes at least the experiment's step time, also on a faster machine: so a
+delay in seconds is the same number of steps on every machine that is fast enough.
 """
 
 import concurrent.futures
+import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,22 +18,53 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-from coordinator.testbed.cell import Cell
-from coordinator.testbed.experiment import Experiment
-from coordinator.testbed.loss_curve import Curve
-from coordinator.testbed.record_file import RecordFile
+from coordinator.testbed.experiment import Experiment, Trial
+from coordinator.testbed.image_data import ImageData
+from coordinator.testbed.loss_curve import LossCurve
 from coordinator.testbed.training import Training
 
-# A cell that takes so many times as long as its pauses, and so much longer, has something wrong with it.
-_SLOWNESS, _PATIENCE = 20.0, 300.0
+# A trial that takes longer than this multiple of its step times, plus this time in seconds, has failed.
+_SLOWNESS, _GRACE = 20.0, 300.0
 
 
-class Bench:
-    """A cluster, and what is trained on it.
+class RecordFile:
+    """A file of images and labels, which the workers of this machine read, so that no graph contains them.
+
+    Each record is a label, then an image, byte by byte.
 
     Args:
-      strategy: has at least the workers of the largest cell.
-      experiment: what all cells have in common.
+      data: the images.
+      path: of the file.
+    """
+
+    def __init__(self, data: ImageData, path: pathlib.Path) -> None:
+        self._shape, self._highest, self._path = data.shape, data.highest, path
+        self._count = len(data.images)
+        np.concatenate([data.labels[:, None], data.images.reshape(self._count, -1)], axis=1).tofile(path)
+
+    def minibatches(self, batch_size: int, worker: int, workers: int, seed: int) -> tf.data.Dataset:
+        """Returns a worker's part of the images, repeated without end and shuffled for each repetition.
+
+        Returns:
+          Pairs of images, float32 [batch_size, height, width, channels] from 0 to 1, and labels, int32 [batch_size].
+        """
+
+        def decoded(records: Any) -> Any:
+            values = tf.reshape(tf.io.decode_raw(records, tf.uint8), [batch_size, -1])
+            images = tf.reshape(tf.cast(values[:, 1:], tf.float32) / self._highest, [batch_size, *self._shape])
+            return images, tf.cast(values[:, 0], tf.int32)
+
+        records = tf.data.FixedLengthRecordDataset(str(self._path), 1 + int(np.prod(self._shape)))
+        part = records.shard(workers, worker).cache().shuffle(self._count, seed=seed)
+        return part.repeat().batch(batch_size, drop_remainder=True).map(decoded).prefetch(2)
+
+
+class Runner:
+    """Runs trials on a cluster.
+
+    Args:
+      strategy: has at least the workers of the largest trial.
+      experiment: what all trials have in common.
       records: the images.
       shape: of an image: height, width and channels.
     """
@@ -50,51 +82,48 @@ class Bench:
         self._shape = shape
         self._trainings: dict[Any, Training] = {}
 
-    def train(self, cell: Cell, note: Callable[[], object] = lambda: None) -> Curve:
-        """Trains one cell.
+    def run(self, trial: Trial, on_batch: Callable[[], object] = lambda: None) -> LossCurve:
+        """Runs one trial.
 
         Args:
-          cell: which.
-          note: called after each minibatch, on this thread.
+          trial: what to train.
+          on_batch: called after each minibatch, on this thread.
 
         Raises:
           TimeoutError: it took far too long.
           Exception: what `ParameterServerStrategy.join` raises.
         """
         began = time.monotonic()
-        training = self._training_of(cell)
-        training.start_over(cell)
-        minibatches = iter(self._strategy.experimental_distribute_datasets_from_function(self._dataset_of(cell)))
-        turns = self._experiment.batches_of(cell) // cell.workers
+        training = self._training_of(trial)
+        training.reset(trial)
+        minibatches = iter(self._strategy.experimental_distribute_datasets_from_function(self._dataset_of(trial)))
+        turns = self._experiment.batches_of(trial) // trial.workers
         futures: list[concurrent.futures.Future[Any]] = [
             self._strategy.schedule(training.step, args=(minibatches,), worker=worker)
             for _ in range(turns)
-            for worker in range(cell.workers)
+            for worker in range(trial.workers)
         ]
-        deadline = _PATIENCE + _SLOWNESS * turns * max(self._experiment.step_time, 0.01)
+        deadline = _GRACE + _SLOWNESS * turns * max(self._experiment.step_time, 0.01)
         for future in concurrent.futures.as_completed(futures, timeout=deadline):
             future.result()
-            note()
+            on_batch()
         self._strategy.join()
         processed = np.array([future.result() for future in futures], np.float64)
         in_order = processed[np.argsort(processed[:, 0], kind="stable")]
-        return Curve(cell, in_order[:, 1], training.mean_staleness(), time.monotonic() - began)
+        return LossCurve(trial, in_order[:, 1], training.mean_staleness(), time.monotonic() - began)
 
-    def _training_of(self, cell: Cell) -> Training:
-        kind = Training.kind(cell)
+    def _training_of(self, trial: Trial) -> Training:
+        kind = Training.kind(trial)
         if kind not in self._trainings:
-            self._trainings[kind] = Training(self._strategy, self._experiment, self._shape, cell)
+            self._trainings[kind] = Training(self._strategy, self._experiment, self._shape, trial)
         return self._trainings[kind]
 
-    def _dataset_of(self, cell: Cell) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
+    def _dataset_of(self, trial: Trial) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
         size, seed = self._experiment.batch_size, self._experiment.seed
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            # Workers that rest have a dataset as well, from which nothing is taken.
-            worker = context.input_pipeline_id % cell.workers
-            return self._records.minibatches(size, worker, cell.workers, seed)
+            # Idle workers have a dataset as well, from which nothing is taken.
+            worker = context.input_pipeline_id % trial.workers
+            return self._records.minibatches(size, worker, trial.workers, seed)
 
         return dataset_fn
-
-    def __repr__(self) -> str:
-        return f"<Bench: {self._experiment}>"

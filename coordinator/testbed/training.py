@@ -1,7 +1,7 @@
-"""A network, the rule that its gradients go through, and the step of its workers; it can start over.
+"""A network, the update rule of its gradients, and the step of its workers; it can be reset.
 
-So that cells which differ in their delay, or asynchronous ones in the number of their workers, share what takes seconds
-to make: the rule's variables and the functions of a step.
+Trials that differ only in their delay, or asynchronous ones in the number of workers, share the rule's variables and
+the functions of a step, which take seconds to create.
 """
 
 import itertools
@@ -12,75 +12,95 @@ import keras
 import tensorflow as tf
 
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-from coordinator.testbed.cell import SEQUENTIAL, SYNCHRONOUS, Cell
-from coordinator.testbed.experiment import Experiment
-from coordinator.testbed.network import new_network
-from coordinator.updates.bounded_delay import BoundedDelay
+from coordinator.testbed.experiment import SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
 from coordinator.updates.rule_statistics import Staleness
 from coordinator.updates.rules.asynchronous import Asynchronous
+from coordinator.updates.rules.bounded_delay import BoundedDelay
 from coordinator.updates.rules.delayed import Delayed
 from coordinator.updates.state.gate import pause
 from coordinator.updates.update_rule import UpdateRule
 
+CLASSES = 10
+
+
+def new_network(shape: tuple[int, int, int], seed: int) -> keras.Model:
+    """Returns a network with initial weights from a seed.
+
+    Args:
+      shape: height, width and channels of an image; each block of the network halves height and width, until 2.
+      seed: of the initial weights.
+
+    Returns:
+      A model from images, float32 [N, height, width, channels], to logits, float32 [N, 10].
+    """
+    keras.utils.set_random_seed(seed)
+    layers, side, filters = [keras.Input(shape)], min(shape[:2]), 16
+    while side > 2:
+        layers += [
+            keras.layers.Conv2D(filters, 3, padding="same", use_bias=False),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+            keras.layers.MaxPooling2D(),
+        ]
+        side, filters = side // 2, min(2 * filters, 64)
+    return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(CLASSES)])
+
 
 class Training:
-    """What cells of a kind share.
+    """The network, rule and step that trials of a kind share.
 
     Args:
       strategy: where it runs.
-      experiment: what is tried.
+      experiment: the settings.
       shape: of an image: height, width and channels.
-      cell: the first that is to be trained.
+      trial: the first trial.
     """
 
     def __init__(
-        self, strategy: ParameterServerStrategy, experiment: Experiment, shape: tuple[int, int, int], cell: Cell
+        self, strategy: ParameterServerStrategy, experiment: Experiment, shape: tuple[int, int, int], trial: Trial
     ) -> None:
         with strategy.scope():
             self._network = new_network(shape, experiment.seed)
             self._delay = tf.Variable(0.0, trainable=False)
-            self._rule = self._new_rule(cell, experiment.learning_rate)
-        self._first_weights = self._network.get_weights()
-        self._seen_before: Sequence[int] = ()
+            self._rule = self._new_rule(trial, experiment.learning_rate)
+        self._initial_weights = self._network.get_weights()
+        self._histogram_before: Sequence[int] = ()
         self.step = _new_step(self._network, self._rule, experiment.step_time)
 
     @staticmethod
-    def kind(cell: Cell) -> Any:
-        """What cells must have in common to share one."""
-        return cell.mode, cell.workers if cell.mode == SYNCHRONOUS else None
+    def kind(trial: Trial) -> Any:
+        """Returns a key: trials with equal keys can share a training."""
+        return trial.mode, trial.workers if trial.mode == SYNCHRONOUS else None
 
-    def start_over(self, cell: Cell) -> None:
-        """Has the network as it was at first, and nothing of an earlier cell on its way to it."""
+    def reset(self, trial: Trial) -> None:
+        """Resets the network to its initial weights, and applies or drops all gradients of earlier trials."""
         if isinstance(self._rule, Delayed):
             self._rule.flush()
-        self._network.set_weights(self._first_weights)
-        self._delay.assign(cell.delay)
-        self._seen_before = self._rule.statistics().staleness.histogram
+        self._network.set_weights(self._initial_weights)
+        self._delay.assign(trial.delay)
+        self._histogram_before = self._rule.statistics().staleness.histogram
 
     def mean_staleness(self) -> float:
-        """Of the gradients that were applied since it last started over, in updates."""
-        seen = self._rule.statistics().staleness.histogram
-        pairs = itertools.zip_longest(seen, self._seen_before, fillvalue=0)
+        """Returns the mean staleness of the gradients that were applied since the last reset, in updates."""
+        histogram = self._rule.statistics().staleness.histogram
+        pairs = itertools.zip_longest(histogram, self._histogram_before, fillvalue=0)
         return Staleness(tuple(now - before for now, before in pairs)).mean
 
-    def _new_rule(self, cell: Cell, rate: float) -> UpdateRule:
+    def _new_rule(self, trial: Trial, rate: float) -> UpdateRule:
         variables = self._network.trainable_variables
-        if cell.mode == SEQUENTIAL:
+        if trial.mode == SEQUENTIAL:
             return Asynchronous(keras.optimizers.SGD(rate), variables)
-        if cell.mode == SYNCHRONOUS:
-            # Workers wait for each other. With `Synchronous` those that come late would compute in vain, which is no
-            # affair of this experiment. The mean of n gradients with n times the rate is their sum: so each minibatch
-            # changes the model by as much as in the other modes.
-            optimizer = keras.optimizers.SGD(rate * cell.workers)
-            return BoundedDelay(optimizer, variables, 0, grads_to_wait=cell.workers)
-        return Delayed(keras.optimizers.SGD(rate), variables, lambda _worker, _time: self._delay.read_value())
-
-    def __repr__(self) -> str:
-        return f"<Training: {self._rule!r}>"
+        if trial.mode == SYNCHRONOUS:
+            # Workers wait for each other. `Synchronous` would reject gradients that come late, which this experiment
+            # does not study. The mean of n gradients at n times the rate is their sum at the rate: so each minibatch
+            # changes the model as much as in the other modes.
+            optimizer = keras.optimizers.SGD(rate * trial.workers)
+            return BoundedDelay(optimizer, variables, max_delay=0, grads_to_wait=trial.workers)
+        return Delayed(keras.optimizers.SGD(rate), variables, delay=lambda _worker, _time: self._delay.read_value())
 
 
 def _new_step(network: keras.Model, rule: UpdateRule, step_time: float) -> Any:
-    """What a worker does again and again; gives the time at its end, in seconds, and the loss, both float64."""
+    """Returns the step function, which returns the time at its end, in seconds, and the loss; float64 [2]."""
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     @tf.function
@@ -100,7 +120,7 @@ def _new_step(network: keras.Model, rule: UpdateRule, step_time: float) -> Any:
 
 
 def _paused(gradients: Sequence[Any], began: Any, step_time: float) -> list[Any]:
-    """The same gradients, but not before the step time is over."""
+    """Returns the gradients unchanged, but not before the step time is over."""
     with tf.control_dependencies(list(gradients)):
         left = began + step_time - tf.timestamp()
     with tf.control_dependencies([pause(tf.maximum(left, 0.0))]):

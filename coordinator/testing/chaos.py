@@ -1,11 +1,11 @@
-"""Faults at random, by a seed: servers of a local cluster are killed, restarted and frozen while something trains.
+"""Random faults with a seed: servers of a local cluster are killed, restarted and frozen during training.
 
     with LocalCluster(workers=3, ps=2) as cluster, Chaos(cluster, seed=7, jobs=("worker", "ps")) as chaos:
         ...train...
     print(chaos.faults)     # each fault that was injected, and when it began and ended
 
-Promises: the same arguments give the same faults in the same order; at least one worker is always left alone; when it
-is stopped, every server that it touched runs again.
+It promises that the same arguments give the same faults in the same order; that at least one worker is always spared;
+and that every server runs again when it has stopped.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ KINDS = ("kill", "restart", "freeze")
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong.
+    """A fault of one server.
 
     Attributes:
       kind: `kill` (the process ends, and is started again later), `restart` (at once) or `freeze` (until it thaws).
       job: of the server, `worker` or `ps`.
       index: its index.
       begins: seconds after the start of the chaos; as planned, or as it was once it is among `Chaos.faults`.
-      ends: likewise; the server answers again.
+      ends: seconds until the server answers again, likewise.
     """
 
     kind: str
@@ -41,13 +41,13 @@ class Fault:
 def plan(
     seed: int, servers: Sequence[tuple[str, int]], kinds: Sequence[str], interval: float, duration: tuple[float, float]
 ) -> Iterator[Fault]:
-    """Yields faults without an end, in the order in which they begin; a server suffers one at a time.
+    """Yields faults without end, in the order in which they begin; a server has one at a time.
 
     Args:
-      seed: decides them all.
-      servers: whom they may befall, by job and index. One worker at least is always left alone.
+      seed: of the random numbers.
+      servers: the servers that may have faults, by job and index. At least one worker has none at any time.
       kinds: of `KINDS`.
-      interval: mean of the exponentially distributed time from one to the next, in seconds.
+      interval: mean of the exponentially distributed time between two faults, in seconds.
       duration: shortest and longest time that a server is away, in seconds.
     """
     chance = random.Random(seed)
@@ -68,18 +68,21 @@ def plan(
 
 
 class Chaos:
-    """Injects faults into a cluster, on a thread of its own.
+    """Injects faults into a cluster, on its own thread.
 
     Args:
       cluster: a started `LocalCluster`.
-      seed: decides the faults.
-      jobs: whose servers they befall: `("worker",)`, or with `"ps"` too.
+      seed: of the random numbers.
+      jobs: the jobs whose servers may have faults: `("worker",)`, or with `"ps"` too.
       kinds: of `kill`, `restart` and `freeze`.
       interval: mean time between two faults, in seconds.
       duration: shortest and longest time that a server is away, in seconds.
 
+    Attributes:
+      started_at: when it started, on the clock `time.monotonic`: the zero of the faults' times.
+
     Raises:
-      ValueError: there is nobody whom a fault may befall, or a kind is unknown.
+      ValueError: no server may have a fault, or a kind is unknown.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class Chaos:
             raise ValueError(f"Chaos knows {', '.join(KINDS)}, got {kinds!r}.")
         self._cluster = cluster
         self._plan = plan(seed, servers, kinds, interval, duration)
-        self._started_at = 0.0
+        self.started_at = 0.0
         self._stop = threading.Event()
         self._faults: list[Fault] = []
         self._away: list[Fault] = []
@@ -109,21 +112,16 @@ class Chaos:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """What was injected so far and is over, with the times as they were."""
+        """The faults that are over, with their actual times."""
         return tuple(self._faults)
 
-    @property
-    def started_at(self) -> float:
-        """When it began, on the `time.monotonic` clock: what the faults' times count from."""
-        return self._started_at
-
     def start(self) -> None:
-        """Begins."""
-        self._started_at = time.monotonic()
+        """Starts to inject faults."""
+        self.started_at = time.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends, and brings back every server that is away. Returns when they answer.
+        """Stops, and starts or thaws every server that is away. Returns when they answer.
 
         Raises:
           LaunchError: a server did not come back.
@@ -152,7 +150,7 @@ class Chaos:
             self._error = error
 
     def _wait_until(self, at: float) -> bool:
-        """Ends the faults that are over by then; False if the chaos was stopped meanwhile."""
+        """Waits, and ends the faults that are due by then; returns False if the chaos is stopped meanwhile."""
         while True:
             due = min(self._away, key=lambda fault: fault.ends, default=None)
             until = at if due is None else min(at, due.ends)
@@ -179,4 +177,4 @@ class Chaos:
         self._faults.append(dataclasses.replace(fault, ends=self._now()))
 
     def _now(self) -> float:
-        return time.monotonic() - self._started_at
+        return time.monotonic() - self.started_at

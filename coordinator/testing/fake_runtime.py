@@ -1,15 +1,16 @@
 """A cluster in memory whose workers run Python callables, with faults on request.
 
     runtime = FakeRuntime(workers=2)
+    scheduler = Scheduler(runtime, runtime, Options())    # it is the runtime and the servers
     gate = Gate(runtime)
-    future = cluster.schedule(gate, "step")    # work is called with the worker's index; a gate waits, then returns it
-    gate.wait_arrived()                        # a worker runs it now
-    runtime.kill(0)                            # its call ends with WorkerLost
+    future = scheduler.schedule(gate, "step")             # calls gate(worker), which waits and returns the index
+    gate.wait_arrived()                                   # a worker runs it now
+    runtime.kill(0)                                       # its call ends with WorkerLost
     gate.open()
     runtime.restart(0)
 
-It promises what `coordinator.runtime` asks for, and that nothing in it happens by the passage of time: a call ends when
-its work returns, or at a gate by the gate's opening, a kill, a lost parameter server or a cancellation.
+Nothing in it happens by the passage of time: a call ends when its work returns, or at a gate when the gate is opened,
+the worker is killed, a parameter server is lost or the call is cancelled.
 """
 
 import threading
@@ -17,15 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost, TaskLost, WorkerLost
-from coordinator.runtime import Cancellation, Failure, FailureKind, Likeness
+from coordinator.runtime import Cancellation, Failure, FailureKind
 
 
 class TransientError(Exception):
-    """Raised by work, it stands for a call that was refused although every task is alive."""
+    """A call was refused although every task is alive; raised by work."""
 
 
 class FakeCancellation:
-    """Ends the calls at gates that were started with it."""
+    """Cancels the calls at gates that were started with it."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed
@@ -39,14 +40,14 @@ class FakeCancellation:
 
 
 class FakeRuntime:
-    """Runs `work(worker)` on the thread of each worker, until told that something is lost.
+    """Runs `work(worker)` on the thread of each worker. Implements `Runtime` and `Servers` of `coordinator.runtime`.
 
     Args:
-      workers: how many there are.
+      workers: the number of workers.
 
     Attributes:
       is_closed: whether `close` was called.
-      fused_calls: of each call of several works, the worker and how many works.
+      fused_calls: the worker and the number of works of each fused call.
     """
 
     def __init__(self, workers: int = 2) -> None:
@@ -81,7 +82,7 @@ class FakeRuntime:
         self._change(lambda: self._frozen.add(worker))
 
     def hang_up(self, worker: int) -> None:
-        """The silence of a frozen worker has lasted too long: calls to it end with `WorkerLost`."""
+        """Shuts down the connection to a frozen worker, as its heartbeat does: calls to it end with `WorkerLost`."""
         self._change(lambda: self._hung_up.add(worker))
 
     def thaw(self, worker: int) -> None:
@@ -97,15 +98,15 @@ class FakeRuntime:
 
     @property
     def worker_addresses(self) -> Mapping[int, str]:
-        """Where each worker pretends to be, by index."""
+        """The address of each worker, by index."""
         return dict(self._addresses)
 
     def worker_device(self, worker: int) -> str:
-        """The name of a worker."""
+        """Returns the name of a worker."""
         return f"/job:worker/replica:0/task:{worker}"
 
     def add_worker(self, worker: int, address: str) -> None:
-        """One more worker, which answers at once."""
+        """Adds a worker, which answers at once."""
 
         def add() -> None:
             if address in self._addresses.values():
@@ -116,12 +117,12 @@ class FakeRuntime:
         self._change(add)
 
     def move_worker(self, worker: int, address: str) -> None:
-        """The worker is another one from now on, dead or not before, and must be reconnected."""
+        """Replaces a worker by another incarnation, which must be reconnected."""
         self._addresses[worker] = address
         self.restart(worker)
 
     def remove_worker(self, worker: int) -> None:
-        """There is no such worker any more."""
+        """Removes a worker."""
         self._change(lambda: self._addresses.pop(worker))
 
     def lose_parameter_server(self, name: str = "/job:ps/replica:0/task:0") -> None:
@@ -133,11 +134,11 @@ class FakeRuntime:
         self._change(lambda: setattr(self, "_lost_parameter_server", None))
 
     def bind_thread(self, worker: int) -> None:
-        """Notes whose thread this is; `run` refuses any other."""
+        """Records the worker of the calling thread; `run` refuses other threads."""
         self._threads[worker] = threading.current_thread()
 
     def run(self, worker: int, work: Callable[[int], Any], cancellation: Cancellation) -> Any:
-        """Calls `work(worker)`. What was lost or cancelled before or during the call is raised."""
+        """Returns `work(worker)`; raises the fault that came before or during the call, if any."""
         assert self._threads[worker] is threading.current_thread(), "bind_thread comes before run, on the same thread"
         assert isinstance(cancellation, FakeCancellation)
         assert not self.is_closed, "run was called after close"
@@ -149,19 +150,19 @@ class FakeRuntime:
             self._raise_fault(worker)
         return result
 
-    def likeness(self, worker: int, work: Callable[[int], Any]) -> Likeness | None:  # noqa: ARG002 - the work says all
-        """What the work says of itself: its attribute `likeness`, if it has one."""
-        return getattr(work, "likeness", None)
+    def may_fuse(self, worker: int, work: Callable[[int], Any]) -> bool:  # noqa: ARG002 - any may
+        """Returns True."""
+        return True
 
     def run_fused(
         self, worker: int, works: Sequence[Callable[[int], Any]], cancellation: Cancellation
     ) -> Sequence[Any]:
-        """Runs one after the other, as one call: what ends one of them ends it."""
+        """Runs one after the other, as one call: an error of one of them is that of the call."""
         self.fused_calls.append((worker, len(works)))
         return [self.run(worker, work, cancellation) for work in works]
 
     def classify(self, worker: int, error: BaseException) -> Failure:  # noqa: ARG002 - the class says all
-        """Sorts by the error's class."""
+        """Classifies an error by its class."""
         kinds = {
             ClosureCancelledError: FailureKind.CANCELLED,
             ClosureInputError: FailureKind.INPUT,
@@ -172,23 +173,23 @@ class FakeRuntime:
         return Failure(kinds.get(type(error), FailureKind.USER), error)
 
     def is_reachable(self, worker: int) -> bool:
-        """Whether `worker` is neither dead nor frozen, and not another incarnation than the one connected to."""
+        """Returns whether `worker` is alive and the incarnation to which `reconnect` connected."""
         with self.changed:
             return worker not in self._frozen and not self._is_lost(worker, self._connected.get(worker, -1))
 
     def seems_reachable(self, worker: int) -> bool:
-        """The same: the fake hears everything at once."""
+        """Returns what `is_reachable` does."""
         return self.is_reachable(worker)
 
     def seem_parameter_servers_reachable(self) -> bool:
-        """Whether none was lost."""
+        """Returns whether none was lost."""
         return self._lost_parameter_server is None
 
     def disconnect(self, worker: int) -> None:
-        """Nothing waits for a lost worker here."""
+        """Does nothing: no call waits for a lost worker."""
 
     def reconnect(self, worker: int) -> bool:
-        """Connects to the present incarnation of `worker`, if it is neither dead nor frozen."""
+        """Connects to the present incarnation of `worker`; returns False if it is dead or frozen."""
         with self.changed:
             if worker in self._dead or worker in self._frozen:
                 return False
@@ -196,12 +197,12 @@ class FakeRuntime:
             return True
 
     def lost_parameter_server(self) -> ParameterServerLost | None:
-        """The error that names the parameter server that was lost, if one was."""
+        """Returns the error that names the lost parameter server, if one was lost."""
         name = self._lost_parameter_server
         return None if name is None else ParameterServerLost(name, f"{name} was lost.")
 
     def new_cancellation(self) -> FakeCancellation:
-        """A cancellation that has not been used yet."""
+        """Returns a cancellation that was not used yet."""
         return FakeCancellation(self.changed)
 
     def close(self) -> None:
@@ -236,10 +237,7 @@ class FakeRuntime:
 
 
 class Gate:
-    """Work that waits until a test lets it through, then returns the worker's index.
-
-    To do more than that, call it with the worker's index from other work.
-    """
+    """Work that waits until a test opens it, then returns the worker's index. Other work may call it, too."""
 
     def __init__(self, runtime: FakeRuntime) -> None:
         self._runtime = runtime
@@ -255,16 +253,16 @@ class Gate:
         return worker
 
     def open(self) -> None:
-        """Lets through whoever waits or will come."""
+        """Lets the calls that wait and all later ones continue."""
         with self._runtime.changed:
             self._is_open = True
             self._runtime.changed.notify_all()
 
     def wait_arrived(self, count: int = 1, timeout: float = 30.0) -> None:
-        """Waits until `count` calls have come since the gate was made, at most `timeout` seconds.
+        """Waits until `count` calls have arrived since the gate was created, at most `timeout` seconds.
 
         Raises:
-          TimeoutError: fewer came.
+          TimeoutError: fewer arrived.
         """
         with self._runtime.changed:
             if not self._runtime.changed.wait_for(lambda: self._arrived >= count, timeout):

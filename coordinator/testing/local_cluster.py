@@ -1,8 +1,8 @@
 """A real cluster on this machine: one process per server, which a test may kill, freeze and start again.
 
 It promises that every server answers when it is entered, and that closing it leaves no process, port or folder behind.
-The servers also end when this process does, however it ends. One process more, from which the servers are forked, lives
-as long as the cluster.
+The servers also end when this process does, however it ends. The fork server, one more process, lives as long as the
+cluster.
 """
 
 import os
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from coordinator.errors import ClusterSpecError, LaunchError
-from coordinator.launch.free_addresses import free_addresses
-from coordinator.launch.local_servers import LocalServers
+from coordinator.launch.local_servers import LocalServers, free_addresses
 from coordinator.launch.task_config import TaskConfig
+from coordinator.setting_checks import is_integer
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -42,8 +42,8 @@ class LocalCluster:
 
     def __init__(self, workers: int = 2, ps: int = 1, *, start_timeout: float = 120.0):
         for name, count in (("workers", workers), ("ps", ps)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ClusterSpecError(f"LocalCluster needs {name} to be a whole number of at least 1, got {count!r}.")
+            if not is_integer(count, minimum=1):
+                raise ClusterSpecError(f"LocalCluster needs {name} to be an integer of at least 1, got {count!r}.")
         self._counts = {"worker": workers, "ps": ps}
         self._start_timeout = start_timeout
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -107,7 +107,7 @@ class LocalCluster:
         return self._running()[job, index].pid
 
     def is_alive(self, job: str, index: int) -> bool:
-        """Whether the process of a server runs; a frozen one does."""
+        """Returns True if the process of a server runs, frozen or not."""
         return self._running()[job, index].is_alive()
 
     def kill(self, job: str, index: int) -> None:
@@ -141,7 +141,7 @@ class LocalCluster:
         Args:
           job: `worker` or `ps`.
           index: its index.
-          timeout: in seconds; None stands for the cluster's `start_timeout`.
+          timeout: in seconds; None takes the cluster's `start_timeout`.
 
         Raises:
           LaunchError: its process ended, or it did not answer in time.
@@ -157,7 +157,7 @@ class LocalCluster:
         self._running()[job, index].freeze()
 
     def thaw(self, job: str, index: int) -> None:
-        """Lets a frozen server go on.
+        """Continues a frozen server.
 
         Raises:
           LaunchError: it is not running.
@@ -165,9 +165,9 @@ class LocalCluster:
         self._running()[job, index].thaw()
 
     def start_worker(self) -> str:
-        """Starts one worker more than the cluster was started with, and returns its address when it answers.
+        """Starts an additional worker, and returns its address when it answers.
 
-        It takes the next free index, for `kill` and the like; `spec` and `resolver` do not name it.
+        Its index, for `kill` and the other methods, is the next free one; `spec` and `resolver` do not contain it.
 
         Raises:
           LaunchError: it did not come up.

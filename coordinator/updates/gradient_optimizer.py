@@ -1,6 +1,6 @@
-"""How gradients change variables: a Keras 3 optimizer, or a function of the user's.
+"""How gradients change variables: a Keras 3 optimizer, or an update function.
 
-Both are applied server by server, where the variables and their slots are: a gradient travels, a variable stays.
+Both are applied server by server, where the variables and their slots are.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from coordinator.ps_strategy import keras_internals
-from coordinator.updates.transport.model import without_repeats
+from coordinator.ps_strategy.keras.internals import optimizers as keras_optimizers
+from coordinator.updates.transport.gradients import without_repeats
 
 UpdateFunction = Callable[[tf.Variable, Any, Any], object]
 
@@ -19,16 +19,16 @@ class GradientOptimizer(Protocol):
 
     @property
     def scalars(self) -> Sequence[Any]:
-        """Scalar `tf.Variable`s that an update needs the values of; they are pulled with the model."""
+        """The scalar `tf.Variable`s whose values an update needs; they are pulled with the model."""
 
     def learning_rate(self, scalars: Sequence[Any]) -> Any:
-        """The learning rate of the next update, before it is scaled for staleness; a float scalar."""
+        """Returns the learning rate of the next update, before it is scaled for staleness; a float scalar."""
 
     def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """The gradients as they are to be sent, by whoever has all of them."""
+        """Prepares all gradients of a step on the worker, before they are sent."""
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
-        """Changes the variables of one server. Everything given is on that server."""
+        """Changes the variables of one server. All arguments are on that server."""
 
     def count(self) -> None:
         """Counts one update."""
@@ -37,15 +37,15 @@ class GradientOptimizer(Protocol):
 class KerasOptimizer:
     """A Keras 3 optimizer, with its schedule, clipping, weight decay and moving averages.
 
-    What it counts (`iterations`) is counted once per update, atomically.
+    Its `iterations` are counted once per update, atomically.
 
     Args:
-      optimizer: a `keras.optimizers.Optimizer`; built here if it is not.
-      variables: all that it will ever be given.
+      optimizer: a `keras.optimizers.Optimizer`; built here if it is not yet.
+      variables: all variables that it will ever be given.
 
     Raises:
-      ValueError: it accumulates gradients itself, scales losses dynamically, is several in one, or has variables
-        elsewhere than it needs them.
+      ValueError: it accumulates gradients itself, scales losses dynamically, combines several optimizers, or has
+        slots on other servers than their variables.
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -62,40 +62,40 @@ class KerasOptimizer:
         if hasattr(optimizer, "optimizers"):
             raise ValueError(
                 "A MultiOptimizer applies the gradients of all variables together, and counts in each of its parts. "
-                "Make one rule for each of its optimizers, with the variables that are meant for it."
+                "Create one rule for each of its optimizers, with the variables that are meant for it."
             )
         if not optimizer.built:
-            keras_internals.build(optimizer, variables)
-        if keras_internals.has_strayed_slots(optimizer):
+            keras_optimizers.build(optimizer, variables)
+        if keras_optimizers.has_strayed_slots(optimizer):
             raise ValueError(
-                "The optimizer keeps what it remembers of a variable on another server than the variable, so an update "
-                "would wait for the network. Give the rule one that is not built yet; it builds it as it should be."
+                "The optimizer has slots on another server than their variable, so an update would wait for the "
+                "network. Give the rule an optimizer that is not built yet; it builds it with the slots in place."
             )
         self._optimizer = optimizer
 
     @property
     def scalars(self) -> Sequence[Any]:
         """`iterations`, and the learning rate if it is a variable."""
-        return keras_internals.scalar_variables(self._optimizer)
+        return keras_optimizers.scalar_variables(self._optimizer)
 
     def learning_rate(self, scalars: Sequence[Any]) -> Any:
-        """The value of the schedule, or of the variable."""
-        return keras_internals.learning_rate(self._optimizer, scalars)
+        """Returns the value of the schedule, or of the variable."""
+        return keras_optimizers.learning_rate(self._optimizer, scalars)
 
     def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """One row for each index; clipped by their global norm, if the optimizer does that."""
+        """Sums rows of the same index, and clips by the global norm if the optimizer does."""
         gradients = [without_repeats(gradient) for gradient in gradients]
         greatest = self._optimizer.global_clipnorm
         if greatest is None:
             return gradients
-        # The optimizer divides them by their scale before it would clip them; here that is still to come.
+        # The optimizer would divide gradients by its loss scale before clipping; here it does so afterwards.
         greatest *= self._optimizer.loss_scale_factor or 1.0
         norm = tf.linalg.global_norm([tf.cast(gradient, tf.float32) for gradient in gradients])
         return tf.clip_by_global_norm(gradients, greatest, norm)[0]
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
-        """Applies all of the optimizer's rules to these variables."""
-        view = keras_internals.view_for_variables(self._optimizer, variables, scalars, rate)
+        """Applies the whole optimizer to these variables."""
+        view = keras_optimizers.view_for_variables(self._optimizer, variables, scalars, rate)
         view.apply(list(gradients), list(variables))
 
     def count(self) -> None:
@@ -126,20 +126,20 @@ class FunctionOptimizer:
         return [self._rate] if isinstance(self._rate, tf.Variable) else []
 
     def learning_rate(self, scalars: Sequence[Any]) -> Any:
-        """The number, or the value of the variable."""
+        """Returns the number, or the value of the variable."""
         return tf.cast(scalars[0] if scalars else self._rate, tf.float32)
 
     def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """One row for each index, unless there may be more."""
+        """Sums rows of the same index, unless repeated indices are allowed."""
         return gradients if self._allow_duplicate_indices else [without_repeats(gradient) for gradient in gradients]
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
-        """Calls the function for each."""
+        """Calls the function for each variable."""
         for variable, gradient in zip(variables, gradients, strict=True):
             self._update(variable, gradient, rate)
 
     def count(self) -> None:
-        """Nothing is counted."""
+        """Does nothing."""
 
     def __repr__(self) -> str:
         return f"<FunctionOptimizer {getattr(self._update, '__name__', self._update)!r}>"
@@ -148,14 +148,14 @@ class FunctionOptimizer:
 def gradient_optimizer(
     optimizer: Any, variables: Sequence[Any], learning_rate: Any, allow_duplicate_indices: bool = False
 ) -> GradientOptimizer:
-    """What applies the gradients of a rule.
+    """Creates the `GradientOptimizer` of a rule.
 
     Raises:
-      TypeError: `optimizer` is neither a Keras 3 optimizer nor a function, or a function came without a learning rate.
-      ValueError: an option of the optimizer does not go with a rule; a Keras optimizer came with a learning rate, or
-        with duplicate indices allowed.
+      TypeError: `optimizer` is neither a Keras 3 optimizer nor a function, or a function has no learning rate.
+      ValueError: a rule does not support an option of the optimizer; a Keras optimizer was given with a learning rate,
+        or with duplicate indices allowed.
     """
-    if keras_internals.is_optimizer(optimizer):
+    if keras_optimizers.is_optimizer(optimizer):
         if learning_rate is not None:
             raise ValueError("learning_rate goes with an update function; a Keras optimizer has its own.")
         if allow_duplicate_indices:
@@ -163,9 +163,9 @@ def gradient_optimizer(
                 "allow_duplicate_indices goes with an update function that only adds; a Keras optimizer reads what it "
                 "changes, so that it needs one row for each index."
             )
-        scalars = keras_internals.scalar_variables(optimizer)
+        scalars = keras_optimizers.scalar_variables(optimizer)
         if any(tf.DeviceSpec.from_string(variable.device).job != "ps" for variable in scalars):
-            raise ValueError("The optimizer's variables are on no parameter server. Make it inside strategy.scope().")
+            raise ValueError("The optimizer's variables are on no parameter server. Create it inside strategy.scope().")
         return KerasOptimizer(optimizer, variables)
     if not callable(optimizer) or hasattr(optimizer, "apply_gradients"):
         raise TypeError(

@@ -1,0 +1,1 @@
+"""Who runs closures, and what happens when that fails: the cluster, its workers, retries, recovery. No TensorFlow."""

@@ -1,40 +1,41 @@
 """One worker: a thread that takes closures from the queue and has the runtime run them.
 
-    LIVE --its task is lost--> LOST --connected again--> LIVE
+    LIVE --its task is lost--> LOST --reconnected--> LIVE
       \\______________ stop ______/________> STOPPED
 
-A worker that is frozen is lost like one that died: the runtime sees to it that calls to a silent server fail.
+A frozen worker is lost like one that died: the servers' heartbeat makes calls to a silent server fail.
 
-Promises:
-- A closure that was running when the worker was lost is handed back before anything else is done.
-- One that is lost while it is idle is noticed too, within `Options.heartbeat_interval`; `IdleWatch` wakes it then.
-- One that answers, but on which call after call fails without a fault of the function, is connected to anew.
-- A lost worker's thread alone waits for its return; no other worker waits for it, nor it for another.
-- The thread ends after `stop`, as soon as the call under way returns.
+Guarantees:
+- A closure that was running when the worker was lost is requeued before anything else is done.
+- The loss of an idle worker is noticed too, within `Options.heartbeat_interval`; `IdleWatch` wakes its thread then.
+- A worker that answers, but on which call after call fails without a fault of the function, is reconnected.
+- Only a lost worker's own thread waits for its return.
+- The thread ends after `stop`, as soon as the call that runs returns.
 """
 
 import enum
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
-from coordinator.background_thread import BackgroundThread
-from coordinator.closure_queue import ClosureQueue
 from coordinator.errors import InvalidTransitionError, WorkerLost
 from coordinator.fusing.fused_dispatch import FusedDispatch
 from coordinator.options import Options
-from coordinator.queueing.closure import Attempt
-from coordinator.runtime import Failure, FailureKind, Runtime
+from coordinator.queueing.closure import Attempt, ErrorScope
+from coordinator.queueing.closure_queue import ClosureQueue
+from coordinator.runtime import Failure, FailureKind, Runtime, Servers
 from coordinator.statistics import WorkerStatistics
-from coordinator.workers.recovery_loop import Recovery
-from coordinator.workers.retry_rule import Decision, Reach, decide, final_error, is_hopeless, reach_of
+from coordinator.workers.background_threads import BackgroundThread
+from coordinator.workers.recovery_loop import RecoveryLoop
+from coordinator.workers.retry_rule import error_scope, final_error, may_retry
 
 _logger = logging.getLogger("coordinator")
 
-# A connection may be at fault for what looks like bad luck: a server that let go of an earlier one late has been seen
-# to take parts of the present one with it, so that nothing it computes reaches the client any more.
-_TRANSIENT_FAILURES_UNTIL_RENEWAL = 5
+# A connection may be broken although its server answers: a server that dropped an earlier connection late has been seen
+# to drop parts of the present one with it, so that no result reaches the client any more.
+_TRANSIENT_FAILURES_UNTIL_RECONNECT = 5
 
 
 class WorkerState(enum.Enum):
@@ -52,18 +53,30 @@ _ALLOWED = {
 }
 
 
+class WorkerEvents(Protocol):
+    """What a worker reports to its pool, on the worker's thread, and asks of it."""
+
+    def attempt_started(self, attempt: Attempt) -> None:
+        """Called when an attempt starts."""
+
+    def became_idle(self, worker: int) -> None:
+        """Called when a worker that had a closure has none any more: none waits, its closure failed, or it was lost."""
+
+    def live_workers(self) -> int:
+        """Returns how many workers share the closures that wait."""
+
+
 class Worker(BackgroundThread):
-    """A task that runs closures one at a time, and the client's thread for it.
+    """A task that runs closures one call at a time, and the client's thread for it.
 
     Args:
       index: its task index.
       runtime: runs its closures.
-      queue: has them.
-      recovery: told when a closure fails because a parameter server was lost.
+      servers: know whether it answers.
+      queue: has the closures.
+      recovery: begins when a closure fails because a parameter server was lost.
       options: limits and times.
-      on_rest: called with the index, on the worker's thread, when the worker has no closure any more after it had one:
-        nothing waits for it, its closure failed, or it was lost.
-      live_workers: tells how many workers share what waits, this one included.
+      events: the pool to which it belongs.
 
     Attributes:
       index: its task index.
@@ -74,27 +87,27 @@ class Worker(BackgroundThread):
         self,
         index: int,
         runtime: Runtime,
+        servers: Servers,
         queue: ClosureQueue,
-        recovery: Recovery,
+        recovery: RecoveryLoop,
         options: Options,
-        on_rest: Callable[[int], None] = lambda _: None,
-        live_workers: Callable[[], int] = lambda: 1,
+        events: WorkerEvents,
     ) -> None:
         super().__init__(f"coordinator-worker-{index}")
         self.index = index
-        self.device = runtime.worker_device(index)
+        self.device = servers.worker_device(index)
         self._runtime = runtime
+        self._servers = servers
         self._queue = queue
         self._recovery = recovery
         self._options = options
-        self._on_rest = on_rest
-        self._dispatch = FusedDispatch(index, runtime, queue, options, live_workers)
-        self._is_at_work = False
+        self._events = events
+        self._dispatch = FusedDispatch(index, runtime, queue, options, events.live_workers)
+        self._had_closure = False
         self._state = WorkerState.LIVE
         self._state_lock = threading.Lock()
-        self._finished = self._failed = self._retried = self._losses = self._reconnections = 0
+        self._losses = self._reconnections = self._transient_failures_in_a_row = 0
         self._reconnecting_seconds = 0.0
-        self._transient_failures_in_a_row = 0
         self._lost_at = 0.0
 
     @property
@@ -104,12 +117,12 @@ class Worker(BackgroundThread):
 
     @property
     def away_seconds(self) -> float:
-        """How long it has been lost; 0 if it is not."""
+        """How long it has been lost, in seconds; 0 if it is not."""
         return time.monotonic() - self._lost_at if self._state is WorkerState.LOST else 0.0
 
     def healthy(self) -> bool:
-        """Whether the worker may be given closures and answers a probe now. Takes at most `Options.probe_timeout`."""
-        return self._state is WorkerState.LIVE and self._runtime.is_reachable(self.index)
+        """Returns whether it may be given closures and answers a probe. Takes at most `Options.probe_timeout`."""
+        return self._state is WorkerState.LIVE and self._servers.is_reachable(self.index)
 
     def stop(self) -> None:
         """Asks the thread to end; the queue must be stopped too."""
@@ -117,171 +130,167 @@ class Worker(BackgroundThread):
         super().stop()
 
     def statistics(self) -> WorkerStatistics:
-        """What it has done so far."""
+        """Returns a snapshot of what it has done so far."""
+        counts = self._queue.worker_counts(self.index)
         return WorkerStatistics(
             index=self.index,
             device=self.device,
             state=self._state.value,
-            finished=self._finished,
-            failed=self._failed,
-            retried=self._retried,
+            finished=counts.finished,
+            failed=counts.failed,
+            retried=counts.retried,
             losses=self._losses,
             reconnections=self._reconnections,
             reconnecting_seconds=self._reconnecting_seconds,
         )
 
     def __repr__(self) -> str:
-        return f"<Worker {self.device}: {self._state.value}, {self._finished} closures finished>"
+        return f"<Worker {self.device}: {self._state.value}, {self.statistics().finished} closures finished>"
 
     def _run(self) -> None:
         self._runtime.bind_thread(self.index)
-        if not self._runtime.is_reachable(self.index):
-            self._wait_connected("is not connected yet", "it does not answer")
+        if not self._servers.is_reachable(self.index):
+            self._wait_reconnected("is not connected yet", "it does not answer")
         while not (self._stop.is_set() or self._queue.is_stopped):
-            # One that rests has nobody to tell so: it sleeps until there is a closure, or its task seems to be lost.
-            attempt = self._queue.take(self.index, self._options.heartbeat_interval if self._is_at_work else None)
+            # Once it has reported that it is idle, it sleeps until there is a closure or its server seems lost.
+            attempt = self._queue.take(self.index, self._options.heartbeat_interval if self._had_closure else None)
             if attempt is not None:
-                self._carry_out(attempt)
-            elif not self._stop.is_set() and not self._is_there():
-                self._lose("it did not answer while it was idle")
+                self._run_attempt(attempt)
+            elif not self._stop.is_set() and not self._seems_or_is_reachable():
+                self._reconnect_lost("it did not answer while it was idle")
             else:
-                self._rest()
+                self._report_idle()
             # Keeps nothing of the closure alive (its arguments may hold iterators) while waiting for the next one.
             del attempt
         if not self._queue.is_stopped:
-            # It was removed; others may wait for it no more than for one that is idle.
-            self._rest()
+            # It was removed, which counts as idle for those who wait for it.
+            self._report_idle()
 
-    def _rest(self) -> None:
-        """Tells, once, that the worker has no closure any more."""
-        if self._is_at_work:
-            self._is_at_work = False
-            self._on_rest(self.index)
+    def _report_idle(self) -> None:
+        if self._had_closure:
+            self._had_closure = False
+            self._events.became_idle(self.index)
 
-    def _is_there(self) -> bool:
-        return self._runtime.seems_reachable(self.index) or self._runtime.is_reachable(self.index)
+    def _seems_or_is_reachable(self) -> bool:
+        return self._servers.seems_reachable(self.index) or self._servers.is_reachable(self.index)
 
-    def _carry_out(self, attempt: Attempt) -> None:
-        if attempt.number > 1 and not self._runtime.is_reachable(self.index):
+    def _run_attempt(self, attempt: Attempt) -> None:
+        """Runs an attempt that has started, alone or in one call with others, and settles them."""
+        self._events.attempt_started(attempt)
+        if attempt.number > 1 and not self._servers.is_reachable(self.index):
             # Workers that die together must not count, one after the other, against the closure that finds them dead.
-            self._hand_back(attempt)
-            self._lose("it did not answer a probe")
+            self._queue.requeue(attempt)
+            self._reconnect_lost("it did not answer a probe")
             return
-        self._is_at_work = True
+        self._had_closure = True
         attempts = self._dispatch.gather(attempt)
         try:
             results = self._dispatch.run(attempts)
-        except BaseException as error:  # noqa: BLE001 - the runtime sorts it
+        except BaseException as error:  # noqa: BLE001 - the runtime classifies it
             self._settle_failure(attempts, error)
         else:
             self._transient_failures_in_a_row = 0
-            for one, result in zip(attempts, results, strict=True):
-                # Counted first here and below: whoever finds everything settled must find it counted.
-                self._finished += 1
-                self._finished -= not self._queue.finish(one, result)
+            for each, result in zip(attempts, results, strict=True):
+                self._queue.finish(each, result)
 
     def _settle_failure(self, attempts: Sequence[Attempt], error: BaseException) -> None:
         failure = self._runtime.classify(self.index, error)
         lost_server = failure.kind is FailureKind.PARAMETER_SERVER_LOST
         may_recover = lost_server and self._recovery.begin(failure.error)
-        if failure.kind is FailureKind.TRANSIENT:
-            # What refused the call needs a moment to come round; at once, the retries would be used up before.
+        is_transient = failure.kind is FailureKind.TRANSIENT
+        if is_transient:
+            # What refused the call needs a moment; retries at once would all fail.
             self._stop.wait(self._options.reconnect_interval)
         if len(attempts) == 1:
             self._settle_failed_attempt(attempts[0], failure, may_recover)
         else:
             self._settle_failed_call(attempts, failure, may_recover)
-        is_transient = failure.kind is FailureKind.TRANSIENT
         self._transient_failures_in_a_row = self._transient_failures_in_a_row + 1 if is_transient else 0
         if failure.kind is FailureKind.WORKER_LOST:
-            self._lose(str(error))
-        elif self._transient_failures_in_a_row == _TRANSIENT_FAILURES_UNTIL_RENEWAL:
-            self._lose(f"it answers, but {_TRANSIENT_FAILURES_UNTIL_RENEWAL} calls in a row failed: {error}")
+            _logger.debug("%s was lost during a call.", self.device, exc_info=error)
+            self._reconnect_lost(_summary(error))
+        elif self._transient_failures_in_a_row == _TRANSIENT_FAILURES_UNTIL_RECONNECT:
+            count = _TRANSIENT_FAILURES_UNTIL_RECONNECT
+            self._reconnect_lost(f"it answers, but {count} calls in a row failed: {_summary(error)}")
         else:
-            self._rest()
+            self._report_idle()
 
     def _settle_failed_attempt(self, attempt: Attempt, failure: Failure, may_recover: bool) -> None:
         count = attempt.closure.record_failure(self.index, failure.kind)
-        match decide(failure, count, self._options, may_recover=may_recover):
-            case Decision.RETRY:
-                error = failure.error
-                text = "%s failed on %s and is run again: %s: %s"
-                _logger.info(text, attempt.closure, self.device, type(error).__name__, error)
-                self._hand_back(attempt)
-            case Decision.FAIL:
-                reach = reach_of(failure.kind, self._options)
-                self._failed += 1
-                self._failed -= not self._queue.fail(attempt, final_error(failure, attempt, self.device), reach)
+        if may_retry(failure, count, self._options, may_recover=may_recover):
+            _logger.info("%s failed on %s and is run again: %s", attempt.closure, self.device, _summary(failure.error))
+            self._queue.requeue(attempt)
+        else:
+            scope = error_scope(failure.kind, self._options)
+            self._queue.fail(attempt, final_error(failure, attempt, self.device), scope)
 
     def _settle_failed_call(self, attempts: Sequence[Attempt], failure: Failure, may_recover: bool) -> None:
-        """Has closures that ran in one call run again, each alone: whose failure it was is not known.
+        """Requeues closures that ran in one call, each to run alone, since it is not known which of them failed.
 
-        What no other attempt can mend is told by the first of them, and the others are withdrawn like all that waits.
+        An error that no further attempt can avoid is reported by the first of them, and cancels the others.
         """
-        self._dispatch.note_failure(failure.kind)
-        told = attempts[:1] if is_hopeless(failure, may_recover=may_recover) else ()
-        if not told:
-            name, error = attempts[0].closure.name, failure.error
-            text = "%s: %d calls of %s in one failed and are run again, each alone: %s: %s"
-            _logger.info(text, self.device, len(attempts), name, type(error).__name__, error)
-        for attempt in reversed(attempts[len(told) :]):
+        self._dispatch.record_failure(failure.kind)
+        is_final = failure.kind is FailureKind.PARAMETER_SERVER_LOST and not may_recover
+        failed = attempts[:1] if is_final else ()
+        if not failed:
+            name, text = attempts[0].closure.name, "%s: %d calls of %s in one failed and are run again, each alone: %s"
+            _logger.info(text, self.device, len(attempts), name, _summary(failure.error))
+        for attempt in reversed(attempts[len(failed) :]):
             if failure.kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
                 attempt.closure.record_failure(self.index, failure.kind)
-            self._hand_back(attempt)
-        for attempt in told:
+            self._queue.requeue(attempt)
+        for attempt in failed:
             self._settle_failed_attempt(attempt, failure, may_recover)
 
-    def _hand_back(self, attempt: Attempt) -> None:
-        self._retried += 1
-        self._retried -= not self._queue.hand_back(attempt)
-
-    def _lose(self, reason: str) -> None:
+    def _reconnect_lost(self, reason: str) -> None:
         self._losses += 1
-        self._dispatch.begin_anew()
+        self._dispatch.reset()
         self._transient_failures_in_a_row = 0
-        self._wait_connected("was lost", reason)
+        self._wait_reconnected("was lost", reason)
 
-    def _wait_connected(self, what: str, reason: str) -> None:
-        """Waits until the worker is connected to, or stopped."""
+    def _wait_reconnected(self, what: str, reason: str) -> None:
+        """Waits until the worker is reconnected or stopped."""
         lost_at = reported_at = self._lost_at = time.monotonic()
         if not self._change(WorkerState.LOST):
             return
-        _logger.warning("%s %s; its work goes to other workers until it returns. (%s)", self.device, what, reason)
-        self._runtime.disconnect(self.index)
-        self._rest()
+        # A message of gRPC has several lines; the first says what happened.
+        cause = reason.partition("\n")[0]
+        _logger.warning("%s %s; its work goes to other workers until it returns. (%s)", self.device, what, cause)
+        self._servers.disconnect(self.index)
+        self._report_idle()
         while not self._stop.is_set() and not self._reconnect():
             now = time.monotonic()
-            self._give_up_waiting_closures(now - lost_at)
+            self._fail_waiting_closures(now - lost_at)
             if now - reported_at >= self._options.stall_report_interval:
                 reported_at = now
-                _logger.warning("%s has been away for %.0f s and is still awaited.", self.device, now - lost_at)
+                _logger.warning("%s has been lost for %.0f s; still trying to reconnect.", self.device, now - lost_at)
             self._stop.wait(self._options.reconnect_interval)
         if not self._stop.is_set() and self._change(WorkerState.LIVE):
-            _logger.warning("%s is there after %.1f s.", self.device, time.monotonic() - lost_at)
+            _logger.warning("%s reconnected after %.1f s.", self.device, time.monotonic() - lost_at)
 
-    def _give_up_waiting_closures(self, away: float) -> None:
+    def _fail_waiting_closures(self, lost_for: float) -> None:
         """Fails the closures that only this worker may run and that have waited too long for its return."""
         limit = self._options.affinity_timeout
-        if away < limit:
+        if lost_for < limit:
             return
         for closure in self._queue.waiting_for(self.index):
             if time.monotonic() - closure.waiting_since >= limit:
                 message = (
-                    f"{closure} may run on {self.device} alone, which has been away for {away:.0f} s. Start that "
+                    f"{closure} may run on {self.device} alone, which has been lost for {lost_for:.0f} s. Start that "
                     "worker again, schedule it without worker=, or raise Options.affinity_timeout."
                 )
-                self._queue.fail_waiting(closure, WorkerLost(self.device, message), Reach.JOIN)
+                self._queue.fail_waiting(closure, WorkerLost(self.device, message), ErrorScope.JOIN)
 
     def _reconnect(self) -> bool:
         start = time.monotonic()
-        connected = self._runtime.reconnect(self.index)
+        connected = self._servers.reconnect(self.index)
         if connected:
             self._reconnections += 1
             self._reconnecting_seconds += time.monotonic() - start
         return connected
 
     def _change(self, state: WorkerState) -> bool:
-        """Changes the state; False if the worker was stopped meanwhile."""
+        """Changes the state; returns False if the worker was stopped meanwhile."""
         with self._state_lock:
             if self._state is WorkerState.STOPPED:
                 return False
@@ -292,3 +301,8 @@ class Worker(BackgroundThread):
                 )
             self._state = state
             return True
+
+
+def _summary(error: BaseException) -> str:
+    """Returns the class and first line of an error; further lines of TensorFlow's are gRPC's details."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -87,7 +87,7 @@ def evaluate(directory):
 
 
 if __name__ == "__main__":
-    tf.get_logger().setLevel("ERROR")  # it warns of each checkpoint that it makes a function anew
+    tf.get_logger().setLevel("ERROR")  # it warns that each checkpoint traces a function again
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--directory", default="logs/digits", help="for checkpoints and summaries")
     parser.add_argument("--epochs", type=int, default=12, help=f"of {STEPS_PER_EPOCH} steps each")

@@ -1,4 +1,4 @@
-"""Trains a Keras model on handwritten digits in a loop of its own, on two workers and a parameter server.
+"""Trains a Keras model on handwritten digits in a custom loop, on two workers and a parameter server.
 
 coordinator run --workers 2 --ps 1 examples/keras_loop/train.py
 """
@@ -18,7 +18,7 @@ def main():
     images, held_out_images, labels, held_out_labels = train_test_split(images / 16, labels, random_state=0)
 
     def dataset_fn(_):
-        # Each worker has all images, in an order of its own.
+        # Each worker has all images, in a different order.
         return tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images)).repeat().batch(BATCH_SIZE)
 
     with coordinator.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver()) as strategy:

@@ -1,9 +1,9 @@
-"""Trains on handwritten digits, and goes on from its latest checkpoint when it is killed and started again.
+"""Trains on handwritten digits, and continues from its latest checkpoint when it is killed and restarted.
 
 coordinator run --workers 2 --ps 1 --restarts 3 examples/restart/train.py
 
-Kill the program while it trains (it prints its process id): it is started again on the same servers, says from which
-step it goes on, and ends by itself when all steps are done. Its servers free what the killed program had on them.
+Kill the program while it trains (it prints its process id): it is restarted on the same servers, says from which step
+it continues, and ends by itself when all steps are done. The servers free the variables of the killed program.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def train(strategy, directory):
     while (done := int(trained_steps)) < STEPS:
         for _ in range(min(STEPS_PER_CHECKPOINT, STEPS - done)):
             strategy.schedule(step, args=(iterator,))
-        strategy.join()  # so that no step is half in the checkpoint
+        strategy.join()  # so that no step is partly in the checkpoint
         manager.save(checkpoint_number=trained_steps)
     return model, int(trained_steps)
 
@@ -74,7 +74,7 @@ def main(directory):
 
 
 if __name__ == "__main__":
-    tf.get_logger().setLevel("ERROR")  # it warns of each checkpoint that it makes a function anew
+    tf.get_logger().setLevel("ERROR")  # it warns that each checkpoint traces a function again
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--directory", default="logs/restart", help="for checkpoints")
     main(parser.parse_args().directory)

@@ -1,15 +1,15 @@
-"""A contestant tells its rounds, one that fails tells its error, and one that hangs is ended."""
+"""A contestant returns its figures or its error, and one that hangs is killed."""
 
 import pytest
 
 from benchmarks.contestants.contestant_process import ContestantProcess
 from benchmarks.contestants.digits_steps import minibatches, new_model
-from benchmarks.contestants.program import COURSES, SIDES, answer
-from benchmarks.contestants.rate_meter import Pace
+from benchmarks.contestants.program import SIDES, WORKLOADS, answer
+from benchmarks.contestants.rate_meter import RateMeter
 
 
-class Course:
-    """Runs whatever work it is given, but for one."""
+class FakeWorkload:
+    """Runs every function but one."""
 
     def run(self, work, seconds):
         if work == "broken":
@@ -18,24 +18,24 @@ class Course:
 
 
 def test_an_error_is_an_answer_too():
-    assert answer(Course(), {"work": "whole", "seconds": 2.0}) == {"figures": {"rate": 2.0}}
-    assert answer(Course(), {"work": "broken", "seconds": 2.0}) == {"error": "ValueError: no such work"}
+    assert answer(FakeWorkload(), {"work": "whole", "seconds": 2.0}) == {"figures": {"rate": 2.0}}
+    assert answer(FakeWorkload(), {"work": "broken", "seconds": 2.0}) == {"error": "ValueError: no such work"}
 
 
 def test_a_round_has_as_many_calls_as_the_last_one_was_fast():
     counts = []
-    pace = Pace(counts.append)
+    meter = RateMeter(counts.append)
     for seconds in (0.001, 1e-4):
-        before = pace.rate(0.001)
-        pace.rate(seconds)
+        before = meter.rate(0.001)
+        meter.rate(seconds)
         assert counts[-1] == min(max(round(before * seconds), 1), 100_000)
     assert counts[:2] == [1, 50]
 
 
 def test_a_round_is_never_of_too_few_calls():
     counts = []
-    pace = Pace(counts.append, least_rate=1e12)
-    pace.rate(1e-9)
+    meter = RateMeter(counts.append, least_rate=1e12)
+    meter.rate(1e-9)
     assert counts[-1] == 1000
 
 
@@ -47,17 +47,17 @@ def contestant(tmp_path):
 
 
 @pytest.mark.cluster
-def test_a_contestant_runs_its_course_until_it_is_gone(contestant):
+def test_a_contestant_runs_rounds_until_it_has_ended(contestant):
     for work in ("empty", "scalar", "assign_add"):
         assert contestant.run(work, 0.01)["figures"]["rate"] > 0
     assert "KeyError" in contestant.run("dance", 0.01)["error"]
-    contestant._process.kill()
+    contestant.process.kill()
     assert [set(contestant.run("empty", 0.01)) for _ in range(2)] == [{"error"}] * 2
     contestant.close()
 
 
 @pytest.mark.cluster
-def test_one_that_does_not_answer_in_time_is_ended(tmp_path):
+def test_one_that_does_not_answer_in_time_is_killed(tmp_path):
     with (
         ContestantProcess("dispatch", "single", {}, tmp_path / "log", patience=0.01) as process,
         pytest.raises(RuntimeError, match="hangs"),
@@ -65,8 +65,8 @@ def test_one_that_does_not_answer_in_time_is_ended(tmp_path):
         process.wait_connected()
 
 
-def test_every_course_and_side_has_a_name():
-    assert set(COURSES) == {"dispatch", "latency", "recommender", "dense"}
+def test_every_workload_and_side_has_a_name():
+    assert set(WORKLOADS) == {"dispatch", "latency", "recommender", "dense"}
     assert set(SIDES) == {"ours", "alone", "peer", "bare", "hand", "single"}
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.dispatch import SIDES, WORKS, contest, table
+from benchmarks.dispatch import FUNCTIONS, SIDES, contest, table
 from benchmarks.rounds import Rounds
 
 PROGRAM = """
@@ -23,11 +23,11 @@ def test_every_side_runs_every_work(run_program, tmp_path):
     path = tmp_path / "figures.json"
     program = run_program(PROGRAM, "--quick", "--json", path, timeout=680)
     by_title = json.loads(path.read_text())["found"]["1"]
-    assert set(by_title) == set(WORKS.values())
+    assert set(by_title) == set(FUNCTIONS.values())
     for columns in by_title.values():
         assert {side: rounds["error"] for side, rounds in columns.items()} == dict.fromkeys(SIDES)
         assert all(each["rate"] > 0 for rounds in columns.values() for each in rounds["figures"])
-    assert program.stdout.count(", 1 worker ") == len(WORKS)
+    assert program.stdout.count(", 1 worker ") == len(FUNCTIONS)
 
 
 def test_the_table_compares_with_the_peer_and_the_bare_loop():
@@ -39,4 +39,4 @@ def test_the_table_compares_with_the_peer_and_the_bare_loop():
 
 def test_each_side_has_one_process_for_all_works():
     assert contest(2).sides == SIDES
-    assert set(contest(2).rows) == set(WORKS.values())
+    assert set(contest(2).rows) == set(FUNCTIONS.values())

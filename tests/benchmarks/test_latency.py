@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.latency import SIDES, WORKS, table
-from benchmarks.percentile import percentile
+from benchmarks.latency import FUNCTIONS, SIDES, table
 from benchmarks.rounds import Rounds
 
 PROGRAM = """
@@ -24,7 +23,7 @@ def test_every_side_tells_its_spans(run_program, tmp_path):
     path = tmp_path / "figures.json"
     program = run_program(PROGRAM, "--quick", "--json", path, timeout=680)
     found = json.loads(path.read_text())["found"]
-    assert set(found) == set(WORKS.values())
+    assert set(found) == set(FUNCTIONS.values())
     for columns in found.values():
         assert {side: rounds["error"] for side, rounds in columns.items()} == dict.fromkeys(SIDES)
         for rounds in columns.values():
@@ -41,9 +40,3 @@ def test_the_table_has_milliseconds_and_ratios():
     _, _, *rows = table({"returns scalars": columns}).splitlines()
     assert len(rows) == len(spans)
     assert {tuple(row.split()[-4:]) for row in rows} == {("2.00", "4.00", "4.00", "0.50")}
-
-
-def test_a_percentile_lies_between_the_values():
-    values = [float(value) for value in range(101)]
-    assert percentile(values, 50) == 50.0
-    assert percentile(values, 99) == 99.0

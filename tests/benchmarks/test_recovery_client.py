@@ -1,5 +1,6 @@
-"""The client of the recovery benchmark does what it is told and tells what came of it, on whichever side it is."""
+"""The client of the recovery benchmark carries out commands and reports events, on either side."""
 
+import contextlib
 import io
 import json
 import queue
@@ -8,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import recovery_client
-from benchmarks.recovery_client import RecoveryClient, Teller, new_hold
+from benchmarks.recovery_client import EventWriter, RecoveryClient, new_hold
 
 TIMEOUT = 60.0
 
@@ -17,18 +18,18 @@ class LocalSide:
     """Runs every function here and at once, as worker 2."""
 
     def __init__(self):
-        self.strategy = tf.distribute.get_strategy()
         self.scheduled = 0
 
     def worker_index(self):
         return tf.constant(2)
 
+    def scope(self):
+        return contextlib.nullcontext()
+
     def schedule(self, function):
         self.scheduled += 1
-        return function()
-
-    def fetch(self, scheduled):
-        return scheduled
+        result = function()
+        return lambda: result
 
     def join(self):
         pass
@@ -45,15 +46,15 @@ class FailingSide(LocalSide):
 
 
 @pytest.fixture
-def told():
+def reported():
     return queue.Queue()
 
 
 @pytest.fixture
-def new_client(told, tmp_path):
+def new_client(reported, tmp_path):
     def new(side):
         folder, mark = str(tmp_path / "checkpoints"), str(tmp_path / "mark")
-        return RecoveryClient(side, folder, mark, lambda kind, **fields: told.put((kind, fields)))
+        return RecoveryClient(side, folder, mark, lambda kind, **fields: reported.put((kind, fields)))
 
     return new
 
@@ -70,27 +71,27 @@ def test_a_held_function_leaves_its_workers_index_and_ends_at_once_the_second_ti
     assert int(worker) == 2
 
 
-def test_a_held_function_is_told_with_its_worker(new_client, told, tmp_path):
+def test_a_held_function_is_reported_with_its_worker(new_client, reported, tmp_path):
     (tmp_path / "mark").write_text("0")
     new_client(LocalSide()).follow("hold")
-    kind, fields = told.get(timeout=TIMEOUT)
+    kind, fields = reported.get(timeout=TIMEOUT)
     assert kind == "held"
     assert fields["worker"] == 2
 
 
-def test_a_join_follows_some_steps(new_client, told):
+def test_a_join_follows_some_steps(new_client, reported):
     side = LocalSide()
     new_client(side).follow("join")
-    assert told.get(timeout=TIMEOUT) == ("joined", {})
+    assert reported.get(timeout=TIMEOUT) == ("joined", {})
     assert side.scheduled == recovery_client.STEPS_BEFORE_JOIN
 
 
-def test_an_error_is_told_by_its_name(new_client, told):
+def test_an_error_is_reported_by_its_name(new_client, reported):
     new_client(FailingSide()).follow("join")
-    assert told.get(timeout=TIMEOUT) == ("raised", {"error": "UnavailableError"})
+    assert reported.get(timeout=TIMEOUT) == ("raised", {"error": "UnavailableError"})
 
 
-def test_a_first_client_saves_what_a_second_one_goes_on_from(new_client):
+def test_a_second_client_continues_from_the_checkpoint_of_the_first(new_client):
     side = LocalSide()
     new_client(side)
     saved = side.restored_from.latest_checkpoint
@@ -106,9 +107,9 @@ def test_an_unknown_command_is_refused(new_client):
 
 def test_each_event_is_a_line_with_its_time():
     stream = io.StringIO()
-    tell = Teller(stream)
-    tell("ready")
-    tell("step", began=1.0, worker=0)
+    write = EventWriter(stream)
+    write("ready")
+    write("step", began=1.0, worker=0)
     ready, step = map(json.loads, stream.getvalue().splitlines())
     assert ready["kind"] == "ready"
     assert ready["at"] <= step["at"]

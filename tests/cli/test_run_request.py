@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.launch import command_line
-from coordinator.launch.command_line import main
-from coordinator.launch.run_request import RunRequest
+from coordinator.cli import command_line
+from coordinator.cli.command_line import main
+from coordinator.launch.local_job import RunRequest
 
 
 @pytest.fixture
@@ -23,12 +23,12 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_not_said_has_a_default(requests: list[RunRequest], program: Path) -> None:
+def test_every_option_has_a_default(requests: list[RunRequest], program: Path) -> None:
     assert main(["run", str(program)]) == 0
     assert requests == [RunRequest(program=program)]
 
 
-def test_everything_can_be_said(requests: list[RunRequest], program: Path, tmp_path: Path) -> None:
+def test_every_option_can_be_given(requests: list[RunRequest], program: Path, tmp_path: Path) -> None:
     options = ["--workers", "3", "--ps", "2", "--evaluator", "--evaluator-timeout", "4.5", "--start-timeout=6"]
     main(["run", *options, "--restarts", "4", "--log-dir", str(tmp_path), str(program), "--workers", "8"])
     assert requests == [
@@ -62,7 +62,7 @@ Arguments = Callable[[str], list[str]]
         (lambda program: ["--start-timeout", "nan", program], "--start-timeout must be a number of seconds"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(
+def test_wrong_options_are_refused_in_one_line(
     requests: list[RunRequest], program: Path, capsys: pytest.CaptureFixture[str], arguments: Arguments, words: str
 ) -> None:
     assert main(["run", *arguments(str(program))]) == 2
@@ -74,16 +74,14 @@ def test_what_cannot_work_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("arguments", [[], ["run"], ["walk"], ["run", "--workers", "two", "p.py"], ["run", "--work=2"]])
-def test_what_is_not_understood_is_refused_with_the_usage(
-    capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
+def test_unknown_options_are_refused_with_the_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
     assert "usage: coordinator" in capsys.readouterr().err
 
 
-def test_a_log_folder_that_cannot_be_made_is_refused(
+def test_a_log_folder_that_cannot_be_created_is_refused(
     program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "--log-dir", str(program / "logs"), str(program)]) == 2

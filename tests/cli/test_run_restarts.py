@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from tests.launch.command_process import CommandProcess
-from tests.launch.fake_tensorflow import write_fake_tensorflow
 
 # The chief ends as its next argument says: by a signal (negative) or with a code; the evaluator waits to be told to.
 PROGRAM = """
@@ -41,14 +40,6 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    fake = write_fake_tensorflow(tmp_path / "fake")
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([fake, os.environ["PYTHONPATH"]]), "TMPDIR": str(temporary)}
-
-
 def test_a_program_that_fails_is_started_again_in_its_role_on_the_same_servers(
     program: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -73,7 +64,7 @@ def test_the_last_code_counts_when_no_restart_is_left(
         assert command.output.count("starting it again") == 1
 
 
-def test_servers_and_evaluator_go_on_while_the_program_is_started_again(
+def test_servers_and_evaluator_keep_running_while_the_program_is_started_again(
     program: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     options = ["--evaluator", "--evaluator-timeout", "0.5", "--restarts", 1]

@@ -4,13 +4,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 
 import pytest
 
-from coordinator.launch.command_line import main
-from coordinator.launch.free_addresses import free_addresses
+from coordinator.cli.command_line import main
+from coordinator.launch.local_servers import free_addresses
 from coordinator.launch.serve import served_task
+from tests.cli.conftest import Environment
 
 TIMEOUT = 120.0
 
@@ -43,7 +44,7 @@ def test_options_go_before_the_task_in_tf_config() -> None:
         (tf_config("evaluator", evaluator=["a:1"], worker=["b:2"]), "/job:evaluator/task:0 is not a server"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(
+def test_a_wrong_task_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str | None, words: str
 ) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
@@ -73,32 +74,29 @@ ENDINGS: dict[str, Callable[[subprocess.Popen[str]], object]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """Real servers, one for each way to end; they start together, as each takes some seconds to load TensorFlow."""
-    servers = {}
-    for ending, address in zip(ENDINGS, free_addresses(len(ENDINGS)), strict=True):
-        servers[ending] = subprocess.Popen(
-            [sys.executable, "-m", "coordinator", "serve", "--exit-with-parent"],
-            env={**os.environ, "TF_CONFIG": tf_config(worker=[address])},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-    yield servers
-    for server in servers.values():
-        with server:
-            server.kill()
+def check_ending(ending: str, environment: Mapping[str, str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "coordinator", "serve", "--exit-with-parent"],
+        env={**environment, "TF_CONFIG": tf_config(worker=free_addresses(1))},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        while not (line := server.stdout.readline()).startswith("coordinator: "):
+            assert line, "The server ended."
+        assert line.startswith("coordinator: /job:worker/task:0 serves on 127.0.0.1:")
+        ENDINGS[ending](server)
+        assert server.wait(TIMEOUT) == 0
+        assert server.stdout.read() == ""
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_server_reports_that_it_serves_and_ends_with_code_0(environment: Environment, ending: str) -> None:
+    check_ending(ending, environment)
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_server_says_when_it_serves_and_ends_well_when_told_to(
-    servers: dict[str, subprocess.Popen[str]], ending: str
-) -> None:
-    server = servers[ending]
-    assert server.stdout is not None
-    assert server.stdout.readline().startswith("coordinator: /job:worker/task:0 serves on 127.0.0.1:")
-    ENDINGS[ending](server)
-    assert server.wait(TIMEOUT) == 0
-    assert server.stdout.read() == ""
+@pytest.mark.long
+def test_a_real_server_ends_with_code_0() -> None:
+    check_ending("SIGTERM", os.environ)

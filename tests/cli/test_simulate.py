@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.cli.command_line import main
 from coordinator.cli.simulate import with_negative_values
-from coordinator.launch.command_line import main
 
 
-def test_one_cluster_is_a_sheet_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_cluster_is_a_summary_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--workers", "200", "--ps", "20", "--rule", "bounded_delay", "--max-delay", "8", "--pushes", "2000"]
     assert main(["simulate", *options, "--compute", "lognormal(50ms,0.4)", "--stragglers", "5%"]) == 0
     printed = capsys.readouterr().out
@@ -39,7 +39,7 @@ def test_a_sweep_is_a_row_and_a_record_for_each_value(capsys: pytest.CaptureFixt
     assert (tmp_path / "out.png").stat().st_size > 10_000
 
 
-def test_a_seed_gives_the_same_sheet_but_for_its_own_speed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_seed_gives_the_same_summary_except_its_own_speed(capsys: pytest.CaptureFixture[str]) -> None:
     sheets = []
     for _ in range(2):
         assert main(["simulate", "--seed", "3", "--compute", "exponential(1ms)", "--pushes", "500"]) == 0
@@ -48,11 +48,11 @@ def test_a_seed_gives_the_same_sheet_but_for_its_own_speed(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "reason"),
     [
-        (["--workers", "0"], "--workers must be a whole number of at least 1, got 0."),
+        (["--workers", "0"], "--workers must be an integer of at least 1, got 0."),
         (["--rule", "hogwild"], "--rule must be of asynchronous, synchronous, stale_synchronous, bounded_delay,"),
-        (["--rule", "bounded_delay", "--max-delay", "-1"], "--max-delay must be a whole number of at least 0, or inf"),
+        (["--rule", "bounded_delay", "--max-delay", "-1"], "--max-delay must be an integer of at least 0, or inf"),
         (["--latency", "-5ms"], "--latency must be a time"),
         (["--compute", "weibull(1s,2)"], "--compute has no distribution 'weibull'; it may be one of constant(20ms),"),
         (["--model-bytes", "100"], "--model-bytes must be a size with its unit, such as 500kB"),
@@ -60,12 +60,12 @@ def test_a_seed_gives_the_same_sheet_but_for_its_own_speed(capsys: pytest.Captur
         (["--json", "/nowhere/out.json"], "--json cannot be written to /nowhere/out.json"),
     ],
 )
-def test_what_cannot_be_is_one_line_that_names_the_option_and_what_is_allowed(
-    options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_option_is_one_line_with_its_name_and_what_is_allowed(
+    options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", "--pushes", "100", *options]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"coordinator simulate: {complaint}")
+    assert line.startswith(f"coordinator simulate: {reason}")
 
 
 def test_a_negative_value_is_no_option() -> None:

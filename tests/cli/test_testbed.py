@@ -27,21 +27,21 @@ SMALL = [
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "reason"),
     [
-        (["--workers", "0"], "--workers must be a whole number from 1 to 16, got 0."),
+        (["--workers", "0"], "--workers must be an integer from 1 to 16, got 0."),
         (["--delays", "-0.5,1"], "--delays must be a number of seconds from 0 to 3600, got -0.5."),
         (["--modes", "hogwild"], "--modes must be of sequential, synchronous, asynchronous, got 'hogwild'."),
         (["--learning-rate", "-1"], "--learning-rate must be a number from 1e-09 to 1000, got -1.0."),
         (["--data", "cifar10"], "--folder is needed with --data cifar10"),
         (["--data", "cifar10", "--folder", "/nowhere"], "--folder must have the files data_batch_1 to data_batch_5,"),
         (["--batch-size", "600"], "--batch-size must be at most 599, a worker's part of the images."),
-        (["--output", "/dev/null/results"], "--output cannot be made: "),
+        (["--output", "/dev/null/results"], "--output cannot be created: "),
     ],
 )
-def test_what_cannot_be_is_one_line_that_names_the_option_and_what_is_allowed(
+def test_a_wrong_option_is_one_line_with_its_name_and_what_is_allowed(
     options: list[str],
-    complaint: str,
+    reason: str,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -49,13 +49,13 @@ def test_what_cannot_be_is_one_line_that_names_the_option_and_what_is_allowed(
     monkeypatch.chdir(tmp_path)
     assert main(["testbed", *options]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"coordinator testbed: {complaint}")
+    assert line.startswith(f"coordinator testbed: {reason}")
 
 
 @pytest.mark.parametrize(
     ("module", "package"), [("sklearn.datasets", "scikit-learn"), ("matplotlib.figure", "matplotlib"), ("tqdm", "tqdm")]
 )
-def test_a_package_that_is_not_installed_is_told_with_the_command_that_installs_it_before_anything_starts(
+def test_a_missing_package_is_reported_with_the_command_that_installs_it(
     module: str, package: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -65,9 +65,7 @@ def test_a_package_that_is_not_installed_is_told_with_the_command_that_installs_
 
 
 @pytest.mark.parametrize("command", ["testbed", "run"])
-def test_the_options_of_all_commands_are_told_without_loading_anything_heavy(
-    command: str, run_program: ProgramRunner
-) -> None:
+def test_help_of_a_command_loads_nothing_heavy(command: str, run_program: ProgramRunner) -> None:
     source = """
         import sys
         from coordinator.__main__ import main
@@ -80,15 +78,9 @@ def test_the_options_of_all_commands_are_told_without_loading_anything_heavy(
     assert run_program(source, command).stdout.endswith("\n[]\n")
 
 
-def test_it_is_a_module_too(run_program: ProgramRunner) -> None:
-    source = "import runpy; runpy.run_module('coordinator.testbed', run_name='__main__')"
-    told = run_program(source, "--delays", "-1", exit_code=2).stderr
-    assert told == "coordinator testbed: --delays must be a number of seconds from 0 to 3600, got -1.0.\n"
-
-
 @pytest.mark.cluster
 @pytest.mark.release
-def test_a_small_grid_is_trained_on_real_servers_and_its_results_are_written(
+def test_a_small_grid_is_trained_on_real_servers_and_results_are_written(
     run_program: ProgramRunner, tmp_path: Path
 ) -> None:
     printed = run_program(COORDINATOR, *SMALL, "--output", tmp_path / "results", timeout=280).stdout
@@ -119,7 +111,7 @@ def test_a_small_grid_is_trained_on_real_servers_and_its_results_are_written(
 def test_ctrl_c_writes_what_there_is_and_leaves_no_process(tmp_path: Path) -> None:
     with CommandProcess(*SMALL, "--output", tmp_path, environment=os.environ) as command:
         # Into none, as it is without this, fits no progress bar.
-        termios.tcsetwinsize(command._terminal, (24, 120))
+        termios.tcsetwinsize(command.terminal, (24, 120))
         command.wait_output(r"sequential: \d+ spikes, final loss")
         command.type("\x03")
         assert command.wait_ended() == 130

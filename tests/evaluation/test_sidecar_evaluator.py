@@ -1,4 +1,4 @@
-"""The evaluator as a whole: what it evaluates, and what it leaves behind."""
+"""What the evaluator evaluates, and what it writes."""
 
 import logging
 import threading
@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.util import event_pb2
 
-import coordinator
 from coordinator import SidecarEvaluator
 from coordinator.evaluation import (
     EvaluationResult,
@@ -23,9 +22,9 @@ from tests.evaluation.tiny_training import (
     DEADLINE,
     Background,
     TinyTraining,
-    made_data,
-    made_evaluator,
-    made_model,
+    build_data,
+    build_evaluator,
+    build_model,
     same_weights,
 )
 
@@ -33,7 +32,7 @@ METRICS = {"loss", "mae", "low", "high"}
 
 
 def summaries(directory: Path) -> dict[tuple[str, int], float]:
-    """(tag, step) to value of all scalars in the directory, subdirectories included."""
+    """Returns the values of all scalars in the directory and below, by (tag, step)."""
     found = {}
     for path in directory.rglob("*tfevents*"):
         for record in tf.data.TFRecordDataset(str(path)):
@@ -46,34 +45,35 @@ def summaries(directory: Path) -> dict[tuple[str, int], float]:
 
 # row 192
 def test_it_evaluates_a_checkpoint_of_a_manager_with_the_trained_weights(tmp_path: Path) -> None:
-    training, model = TinyTraining(tmp_path / "train"), made_model()
+    training, model = TinyTraining(tmp_path / "train"), build_model()
     path = training.save(30)
     mark_training_finished(tmp_path / "train")
     seen: list[EvaluationResult] = []
-    made = made_evaluator(tmp_path / "train", model=model, log_dir=tmp_path / "logs", on_evaluation=seen.append).start(
-        DEADLINE
-    )
+    settings = {"evaluate": None, "log_dir": tmp_path / "logs", "on_evaluation": seen.append}
+    returned = build_evaluator(tmp_path / "train", model=model, **settings).start(DEADLINE)
 
-    (result,) = made
+    (result,) = returned
     assert (result.checkpoint, result.number, result.step) == (path, 1, 30)
     assert result.metrics == pytest.approx(training.metrics())
     assert set(result.metrics) == METRICS
     assert same_weights(model, training.model)
     assert int(model.optimizer.iterations) == 30
-    assert made == seen == results(tmp_path / "train") == [latest_result(tmp_path / "train")]
-    written = summaries(tmp_path / "logs")
-    assert set(written) == {(name, 30) for name in METRICS}
-    assert written["loss", 30] == pytest.approx(result.metrics["loss"])
+    assert returned == seen == results(tmp_path / "train") == [latest_result(tmp_path / "train")]
+    found = summaries(tmp_path / "logs")
+    assert set(found) == {(name, 30) for name in METRICS}
+    assert found["loss", 30] == pytest.approx(result.metrics["loss"])
 
 
 # row 193
 def test_it_evaluates_the_weights_files_of_model_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "coordinator")
-    trained, model = made_model(), made_model()
+    trained, model = build_model(), build_model()
     saver = keras.callbacks.ModelCheckpoint(str(tmp_path / "ckpt-{epoch}.weights.h5"), save_weights_only=True)
-    trained.fit(made_data(), epochs=2, verbose=0, shuffle=False, callbacks=[saver])
+    trained.fit(build_data(), epochs=2, verbose=0, shuffle=False, callbacks=[saver])
     board = keras.callbacks.TensorBoard(str(tmp_path / "logs"))
-    (result,) = made_evaluator(tmp_path, model=model, max_evaluations=2, callbacks=[board]).start(DEADLINE)
+    (result,) = build_evaluator(tmp_path, model=model, evaluate=None, max_evaluations=2, callbacks=[board]).start(
+        DEADLINE
+    )
     board.on_train_end()
 
     assert (result.number, result.step) == (2, 4)
@@ -84,10 +84,10 @@ def test_it_evaluates_the_weights_files_of_model_checkpoint(tmp_path: Path, capl
     assert ("evaluation_loss_vs_iterations", 4) in summaries(tmp_path / "logs")
 
 
-def test_a_weights_file_written_again_in_its_place_is_a_new_checkpoint(tmp_path: Path) -> None:
+def test_a_weights_file_rewritten_in_place_is_a_new_checkpoint(tmp_path: Path) -> None:
     training, path = TinyTraining(tmp_path), str(tmp_path / "model.weights.h5")
     evaluated = threading.Event()
-    evaluator = made_evaluator(tmp_path, on_evaluation=lambda _: evaluated.set())
+    evaluator = build_evaluator(tmp_path, on_evaluation=lambda _: evaluated.set())
     running = Background(lambda: evaluator.start(DEADLINE))
     for step in (10, 20):
         training.train_to(step)
@@ -116,24 +116,11 @@ def test_a_module_is_evaluated_by_a_function_of_the_user(tmp_path: Path) -> None
     assert summaries(tmp_path / "logs") == {("loss", 70): 5.0, ("by/step", 70): 70.0}
 
 
-def test_steps_bound_the_batches_of_an_evaluation(tmp_path: Path) -> None:
-    class Batches(keras.callbacks.Callback):
-        count = 0
-
-        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.count += 1
-
-    TinyTraining(tmp_path).save(1)
-    batches = Batches()
-    made_evaluator(tmp_path, steps=1, max_evaluations=1, callbacks=[batches]).start(DEADLINE)
-    assert batches.count == 1
-
-
 # row 196
-def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_stored(tmp_path: Path) -> None:
     training, losses = TinyTraining(tmp_path / "train", keep=1), {10: 0.5, 20: 0.3, 30: 0.4}
     evaluated = threading.Event()
-    evaluator = made_evaluator(
+    evaluator = build_evaluator(
         tmp_path / "train",
         evaluate=lambda step: {"score": losses[step]},
         best_dir=tmp_path / "best",
@@ -149,35 +136,33 @@ def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
     running.result()
     best = best_result(tmp_path / "best")
     assert (best.step, best.metrics) == (20, {"score": 0.3})
-    model = made_model()
-    made_evaluator(tmp_path / "best", model=model, max_evaluations=1).start(DEADLINE)
+    model = build_model()
+    build_evaluator(tmp_path / "best", model=model, max_evaluations=1).start(DEADLINE)
     training.train_to(20)
     assert same_weights(model, training.model)
 
 
 # row 196
-def test_a_callback_may_export_the_best_model(tmp_path: Path) -> None:
+def test_a_callback_can_export_the_best_model_after_a_limited_number_of_batches(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     class Export(keras.callbacks.Callback):
-        best = float("inf")
+        batches, best = 0, float("inf")
+
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.batches += 1
 
         def on_test_end(self, logs: Any = None) -> None:
             if logs["loss"] < self.best:
                 self.best = logs["loss"]
                 self.model.save(tmp_path / "best.keras")
 
-    training = TinyTraining(tmp_path / "train")
+    training, export = TinyTraining(tmp_path / "train"), Export()
     training.save(1)
-    made_evaluator(tmp_path / "train", max_evaluations=1, callbacks=[Export()]).start(DEADLINE)
+    capfd.readouterr()
+    evaluator = build_evaluator(tmp_path / "train", evaluate=None, steps=1, max_evaluations=1, callbacks=[export])
+    evaluator.start(DEADLINE)
+    assert capfd.readouterr().out == ""
+    assert export.batches == 1
     exported = keras.saving.load_model(tmp_path / "best.keras", compile=False)
     assert same_weights(exported, training.model)
-
-
-def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    TinyTraining(tmp_path).save(1)
-    capfd.readouterr()
-    made_evaluator(tmp_path, max_evaluations=1).start(DEADLINE)
-    assert capfd.readouterr().out == ""
-
-
-def test_it_is_a_public_name() -> None:
-    assert coordinator.SidecarEvaluator is SidecarEvaluator

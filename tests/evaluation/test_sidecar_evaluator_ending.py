@@ -1,32 +1,31 @@
 """When the evaluator ends, and when it waits."""
 
+import logging
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from coordinator import SidecarEvaluator
 from coordinator.evaluation import (
     mark_training_finished,
     mark_training_started,
     results,
 )
-from coordinator.evaluation.training_marker import MARKER_FILE
+from coordinator.evaluation.status_files import MARKER_FILE
 from tests.evaluation.tiny_training import (
     DEADLINE,
     Background,
     Logged,
     TinyTraining,
-    made_evaluator,
+    build_evaluator,
     set_written,
 )
 
 
-def test_it_follows_training_until_training_says_that_it_has_finished(tmp_path: Path) -> None:
-    training, directory = TinyTraining(tmp_path / "made" / "later"), tmp_path / "made" / "later"
+def test_it_evaluates_new_checkpoints_until_training_has_finished(tmp_path: Path) -> None:
+    training, directory = TinyTraining(tmp_path / "created" / "later"), tmp_path / "created" / "later"
     evaluated = threading.Event()
-    evaluator = made_evaluator(directory, on_evaluation=lambda _: evaluated.set())
+    evaluator = build_evaluator(directory, on_evaluation=lambda _: evaluated.set())
     running = Background(lambda: evaluator.start(DEADLINE))
     mark_training_started(directory)
     for step in (10, 20, 30):
@@ -39,33 +38,31 @@ def test_it_follows_training_until_training_says_that_it_has_finished(tmp_path: 
 
 
 # row 197
-def test_it_ends_after_a_checkpoint_of_that_number_even_if_it_skipped_some(tmp_path: Path) -> None:
+def test_it_ends_after_max_evaluations_even_if_checkpoints_were_skipped(tmp_path: Path) -> None:
     training = TinyTraining(tmp_path)
     for step in (1, 2, 3):
         training.save(step)
-    made = made_evaluator(tmp_path, max_evaluations=2).start(DEADLINE)
-    assert [result.number for result in made] == [3]
+    evaluated = build_evaluator(tmp_path, max_evaluations=2).start(DEADLINE)
+    assert [result.number for result in evaluated] == [3]
 
 
-def test_a_restarted_evaluator_does_not_repeat_what_is_done(tmp_path: Path) -> None:
+def test_a_restarted_evaluator_does_not_repeat_evaluations(tmp_path: Path) -> None:
     training = TinyTraining(tmp_path)
     training.save(1)
     mark_training_finished(tmp_path)
-    assert len(made_evaluator(tmp_path).start(DEADLINE)) == 1
-    assert made_evaluator(tmp_path).start(DEADLINE) == []
+    assert len(build_evaluator(tmp_path).start(DEADLINE)) == 1
+    assert build_evaluator(tmp_path).start(DEADLINE) == []
     training.save(2)
     mark_training_finished(tmp_path)
-    assert [result.step for result in made_evaluator(tmp_path).start(DEADLINE)] == [2]
+    assert [result.step for result in build_evaluator(tmp_path).start(DEADLINE)] == [2]
     assert [result.step for result in results(tmp_path)] == [1, 2]
 
 
-def test_an_old_marker_does_not_end_the_evaluation_of_a_training_that_begins_after_the_evaluator(
-    tmp_path: Path,
-) -> None:
+def test_an_old_marker_does_not_end_an_evaluator_before_a_new_training_starts(tmp_path: Path) -> None:
     TinyTraining(tmp_path).save(1)
     mark_training_finished(tmp_path)
     evaluated = threading.Event()
-    evaluator = made_evaluator(tmp_path, new_training_grace=DEADLINE, on_evaluation=lambda _: evaluated.set())
+    evaluator = build_evaluator(tmp_path, new_training_grace=DEADLINE, on_evaluation=lambda _: evaluated.set())
     running = Background(lambda: evaluator.start(DEADLINE))
     assert evaluated.wait(DEADLINE)
     mark_training_started(tmp_path)
@@ -76,12 +73,12 @@ def test_an_old_marker_does_not_end_the_evaluation_of_a_training_that_begins_aft
     assert [result.step for result in running.result()] == [1, 2]
 
 
-def test_an_old_marker_is_void_once_a_training_that_said_nothing_writes_a_checkpoint(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_training_without_marker_invalidates_an_old_marker(tmp_path: Path) -> None:
     mark_training_finished(tmp_path)
     set_written(str(tmp_path / MARKER_FILE), -600.0)
     training, evaluated = TinyTraining(tmp_path), threading.Event()
     training.save(1)
-    evaluator = made_evaluator(tmp_path, on_evaluation=lambda _: evaluated.set())
+    evaluator = build_evaluator(tmp_path, on_evaluation=lambda _: evaluated.set())
     running = Background(lambda: evaluator.start(DEADLINE))
     assert evaluated.wait(DEADLINE)
     evaluated.clear()
@@ -91,16 +88,16 @@ def test_an_old_marker_is_void_once_a_training_that_said_nothing_writes_a_checkp
     assert [result.step for result in running.result()] == [1, 2]
 
 
-def test_a_marker_that_nothing_follows_is_believed_after_the_grace(tmp_path: Path) -> None:
+def test_an_old_marker_ends_the_evaluator_after_the_grace_period(tmp_path: Path) -> None:
     mark_training_finished(tmp_path)
-    assert made_evaluator(tmp_path, new_training_grace=0.2).start(DEADLINE) == []
+    assert build_evaluator(tmp_path, new_training_grace=0.2).start(DEADLINE) == []
 
 
 # row 194
-def test_a_long_wait_for_a_first_checkpoint_gives_advice_and_goes_on(tmp_path: Path) -> None:
+def test_a_long_wait_for_a_first_checkpoint_logs_advice_and_continues(tmp_path: Path) -> None:
     directory = tmp_path / "nowhere"
     with Logged("Does training write its checkpoints to this directory") as log:
-        evaluator = made_evaluator(directory, advice_after=0.1, max_evaluations=1)
+        evaluator = build_evaluator(directory, advice_after=0.1, max_evaluations=1)
         running = Background(lambda: evaluator.start(DEADLINE))
         log.wait_seen()
         TinyTraining(directory).save(1)
@@ -108,28 +105,20 @@ def test_a_long_wait_for_a_first_checkpoint_gives_advice_and_goes_on(tmp_path: P
     assert str(directory) in log.messages[0]
 
 
-@pytest.fixture
-def waiting(tmp_path: Path) -> Iterator[tuple[SidecarEvaluator, threading.Event, Background]]:
+@pytest.mark.parametrize("by_event", [True, False])
+def test_the_stop_event_and_stop_end_a_wait_at_once(
+    tmp_path: Path, by_event: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "coordinator")
     stop = threading.Event()
-    evaluator = made_evaluator(tmp_path, stop=stop, poll_interval=DEADLINE)
-    running = Background(lambda: evaluator.start(10 * DEADLINE))
-    yield evaluator, stop, running
-    stop.set()
-    running.result()
-
-
-def test_the_stop_event_ends_a_wait_at_once(waiting: tuple[SidecarEvaluator, threading.Event, Background]) -> None:
-    _, stop, running = waiting
-    stop.set()
-    assert running.result(DEADLINE / 2) == []
-
-
-def test_stop_ends_a_wait_at_once(waiting: tuple[SidecarEvaluator, threading.Event, Background]) -> None:
-    evaluator, _, running = waiting
-    evaluator.stop()
+    evaluator = build_evaluator(tmp_path, stop=stop, poll_interval=DEADLINE)
+    with Logged("waiting for a first checkpoint") as log:
+        running = Background(lambda: evaluator.start(10 * DEADLINE))
+        log.wait_seen()
+    (stop.set if by_event else evaluator.stop)()
     assert running.result(DEADLINE / 2) == []
 
 
 def test_a_timeout_says_what_was_awaited(tmp_path: Path) -> None:
-    with pytest.raises(TimeoutError, match=f"waits for a first checkpoint in .*{tmp_path.name}"):
-        made_evaluator(tmp_path).start(timeout=0.05)
+    with pytest.raises(TimeoutError, match=f"waiting for a first checkpoint in .*{tmp_path.name}"):
+        build_evaluator(tmp_path).start(timeout=0.05)

@@ -1,4 +1,4 @@
-"""What the evaluator does about checkpoints, settings and functions that are wrong."""
+"""Unreadable checkpoints, models that do not fit, failing functions and invalid settings."""
 
 import os
 from pathlib import Path
@@ -19,20 +19,20 @@ from tests.evaluation.tiny_training import (
     Background,
     Logged,
     TinyTraining,
-    made_evaluator,
-    made_model,
+    build_evaluator,
+    build_model,
     set_written,
 )
 
 
 # row 197
 @pytest.mark.parametrize("suffix", [".index", ".data-00000-of-00001"])
-def test_a_checkpoint_that_cannot_be_read_is_tried_again_and_a_newer_one_taken(tmp_path: Path, suffix: str) -> None:
+def test_an_unreadable_checkpoint_is_retried_until_there_is_a_newer_one(tmp_path: Path, suffix: str) -> None:
     training = TinyTraining(tmp_path)
     damaged = Path(training.save(1) + suffix)
     os.truncate(damaged, damaged.stat().st_size // 2)
-    with Logged("is tried again") as log:
-        evaluator = made_evaluator(tmp_path, max_evaluations=2)
+    with Logged("will try again") as log:
+        evaluator = build_evaluator(tmp_path, max_evaluations=2)
         running = Background(lambda: evaluator.start(DEADLINE))
         log.wait_seen()
         training.save(2)
@@ -41,7 +41,7 @@ def test_a_checkpoint_that_cannot_be_read_is_tried_again_and_a_newer_one_taken(t
 
 
 # row 197
-def test_a_checkpoint_deleted_during_its_load_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_deleted_during_its_load_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training, opened = TinyTraining(tmp_path), tf.train.load_checkpoint
     path = training.save(1)
 
@@ -52,11 +52,11 @@ def test_a_checkpoint_deleted_during_its_load_is_passed_over(tmp_path: Path, mon
         return opened(prefix)
 
     monkeypatch.setattr(tf.train, "load_checkpoint", load_late)
-    made = made_evaluator(tmp_path, max_evaluations=2).start(DEADLINE)
-    assert [result.step for result in made] == [2]
+    evaluated = build_evaluator(tmp_path, max_evaluations=2).start(DEADLINE)
+    assert [result.step for result in evaluated] == [2]
 
 
-def test_a_checkpoint_that_is_written_again_during_its_load_is_evaluated_once_as_what_it_became(
+def test_a_checkpoint_replaced_during_its_load_is_evaluated_once_as_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened, writes = tf.train.load_checkpoint, iter([10.0])
@@ -68,21 +68,21 @@ def test_a_checkpoint_that_is_written_again_during_its_load_is_evaluated_once_as
         return opened(prefix)
 
     monkeypatch.setattr(tf.train, "load_checkpoint", load_late)
-    made = made_evaluator(tmp_path, max_evaluations=1).start(DEADLINE)
-    assert len(made) == len(results(tmp_path)) == 1
-    assert made[0].written_ns == os.stat(f"{path}.index").st_mtime_ns
+    evaluated = build_evaluator(tmp_path, max_evaluations=1).start(DEADLINE)
+    assert len(evaluated) == len(results(tmp_path)) == 1
+    assert evaluated[0].written_ns == os.stat(f"{path}.index").st_mtime_ns
 
 
-def test_a_last_checkpoint_that_stays_unreadable_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_last_checkpoint_that_stays_unreadable_is_an_error(tmp_path: Path) -> None:
     damaged = Path(TinyTraining(tmp_path).save(1) + ".index")
     os.truncate(damaged, 10)
     mark_training_finished(tmp_path)
     with pytest.raises(EvaluationError, match=r"ckpt-1' could not be read for 0.2 s"):
-        made_evaluator(tmp_path, advice_after=0.2).start(DEADLINE)
+        build_evaluator(tmp_path, advice_after=0.2).start(DEADLINE)
 
 
 # row 197
-def test_a_lost_server_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_server_is_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TinyTraining(tmp_path).save(1)
 
     def unavailable(prefix: str) -> None:
@@ -90,40 +90,40 @@ def test_a_lost_server_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(tf.train, "load_checkpoint", unavailable)
     with pytest.raises(tf.errors.UnavailableError, match="Socket closed"):
-        made_evaluator(tmp_path).start(DEADLINE)
+        build_evaluator(tmp_path).start(DEADLINE)
 
 
-def test_a_checkpoint_that_does_not_fit_ends_the_evaluator_with_the_reason(tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_is_an_error_with_the_reason(tmp_path: Path) -> None:
     TinyTraining(tmp_path).save(1)
     with pytest.raises(EvaluationError, match=r"kernel' has shape \(4, 5\) in the evaluator and \(4, 3\)"):
-        made_evaluator(tmp_path, model=made_model(units=5)).start(DEADLINE)
+        build_evaluator(tmp_path, model=build_model(units=5)).start(DEADLINE)
     assert results(tmp_path) == []
 
 
-def test_an_error_of_the_users_function_comes_out_as_it_is_and_nothing_is_written_down(tmp_path: Path) -> None:
+def test_an_error_of_the_users_function_is_raised_and_nothing_is_recorded(tmp_path: Path) -> None:
     def fail(step: int) -> dict[str, float]:
         raise FileNotFoundError("the evaluation data")
 
     TinyTraining(tmp_path).save(1)
     with pytest.raises(FileNotFoundError, match="the evaluation data"):
-        made_evaluator(tmp_path, evaluate=fail).start(DEADLINE)
+        build_evaluator(tmp_path, evaluate=fail).start(DEADLINE)
     assert latest_result(tmp_path) is None
 
 
 # row 191
-def test_a_model_with_no_weights_is_refused_before_any_checkpoint_comes(tmp_path: Path) -> None:
+def test_a_model_without_weights_is_refused_before_the_first_checkpoint(tmp_path: Path) -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     with pytest.raises(RuntimeError, match="Nothing to load"):
-        made_evaluator(tmp_path, model=model).start(DEADLINE)
+        build_evaluator(tmp_path, model=model).start(DEADLINE)
 
 
-def test_a_model_that_is_not_compiled_is_refused_before_any_checkpoint_comes(tmp_path: Path) -> None:
+def test_an_uncompiled_model_is_refused_before_the_first_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="not compiled"):
-        made_evaluator(tmp_path, model=made_model(compiled=False)).start(DEADLINE)
+        build_evaluator(tmp_path, model=build_model(compiled=False), evaluate=None).start(DEADLINE)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"steps": 0}, "steps"),
         ({"max_evaluations": 0}, "max_evaluations"),
@@ -131,15 +131,17 @@ def test_a_model_that_is_not_compiled_is_refused_before_any_checkpoint_comes(tmp
         ({"advice_after": -1.0}, "advice_after"),
         ({"new_training_grace": -1.0}, "new_training_grace"),
         ({"best_dir": "train", "best_mode": "least"}, "best_mode"),
-        ({"steps": 3, "evaluate": lambda step: {}}, "model.evaluate"),
-        ({"model": tf.Module()}, "pass evaluate="),
+        ({"steps": 3}, "model.evaluate"),
+        ({"model": tf.Module(), "evaluate": None}, "as evaluate="),
     ],
 )
-def test_settings_that_cannot_work_are_refused_when_made(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        made_evaluator(tmp_path, **settings)
+def test_invalid_settings_are_refused_by_the_constructor(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_evaluator(tmp_path, **settings)
 
 
-def test_the_best_has_a_directory_of_its_own(tmp_path: Path) -> None:
+def test_the_best_checkpoint_needs_a_separate_directory(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="best_dir must be another directory"):
-        made_evaluator(tmp_path / "train", best_dir=tmp_path / "train" / ".." / "train")
+        build_evaluator(tmp_path / "train", best_dir=tmp_path / "train" / ".." / "train")

@@ -1,4 +1,4 @@
-"""A training small enough for tests: one model, whose weights and steps a test chooses, and its checkpoints."""
+"""A training small enough for tests: a model whose weights and step a test sets, and its checkpoints."""
 
 import concurrent.futures
 import logging
@@ -35,8 +35,8 @@ class Spread(keras.metrics.Metric):
         self._mean.reset_state()
 
 
-def made_model(units: int = 3, compiled: bool = True, layers: int = 1) -> keras.Sequential:
-    """A model of inputs of shape (batch, 4) and outputs of shape (batch, 1)."""
+def build_model(units: int = 3, compiled: bool = True, layers: int = 1) -> keras.Sequential:
+    """Returns a model with inputs of shape (batch, 4) and outputs of shape (batch, 1)."""
     hidden = [keras.layers.Dense(units) for _ in range(layers)]
     model = keras.Sequential([keras.Input((4,)), *hidden, keras.layers.Dense(1)])
     if compiled:
@@ -44,23 +44,23 @@ def made_model(units: int = 3, compiled: bool = True, layers: int = 1) -> keras.
     return model
 
 
-def made_data() -> tf.data.Dataset:
-    """Eight rows in two batches."""
+def build_data() -> tf.data.Dataset:
+    """Returns eight rows in two batches."""
     inputs = np.linspace(-1.0, 1.0, 32, dtype=np.float32).reshape(8, 4)
     return tf.data.Dataset.from_tensor_slices((inputs, inputs.sum(axis=1, keepdims=True))).batch(4)
 
 
 class TinyTraining:
-    """A client that trains `model` and writes checkpoints by a `CheckpointManager`."""
+    """A client that trains `model` and writes checkpoints with a `CheckpointManager`."""
 
-    def __init__(self, directory: Path, own_step: tf.Variable | None = None, keep: int = 5):
-        self.model = made_model()
-        counter = {} if own_step is None else {"step": own_step}
+    def __init__(self, directory: Path, user_step: tf.Variable | None = None, keep: int = 5):
+        self.model = build_model()
+        counter = {} if user_step is None else {"step": user_step}
         checkpoint = tf.train.Checkpoint(model=self.model, optimizer=self.model.optimizer, **counter)
         self.manager = tf.train.CheckpointManager(checkpoint, str(directory), max_to_keep=keep)
 
     def train_to(self, step: int) -> None:
-        """Weights like no other step's."""
+        """Sets weights that differ from those of every other step."""
         for index, weight in enumerate(self.model.weights):
             weight.assign(np.full(weight.shape, 0.01 * step + 0.1 * index, dtype=np.float32))
         self.model.optimizer.iterations.assign(step)
@@ -70,14 +70,17 @@ class TinyTraining:
         return self.manager.save()
 
     def metrics(self) -> dict[str, float]:
-        return self.model.evaluate(made_data(), verbose=0, return_dict=True)
+        return self.model.evaluate(build_data(), verbose=0, return_dict=True)
 
 
-def made_evaluator(directory: Path, **settings: Any) -> SidecarEvaluator:
-    """One that looks often and believes at once what it finds."""
-    quick = {"poll_interval": 0.02, "new_training_grace": 0.0}
-    model = settings.pop("model", None) or made_model()
-    return SidecarEvaluator(model, made_data(), directory, **(quick | settings))
+def build_evaluator(directory: Path, **settings: Any) -> SidecarEvaluator:
+    """Returns an evaluator that polls often and has no grace period.
+
+    Its metric is the step, unless `settings` has another `evaluate`; with None the model is evaluated, which is slower.
+    """
+    quick = {"poll_interval": 0.02, "new_training_grace": 0.0, "evaluate": lambda step: {"loss": step}}
+    model = settings.pop("model", None) or build_model()
+    return SidecarEvaluator(model, build_data(), directory, **(quick | settings))
 
 
 def same_weights(first: keras.Model, second: keras.Model) -> bool:
@@ -86,20 +89,20 @@ def same_weights(first: keras.Model, second: keras.Model) -> bool:
 
 
 def set_written(path: str, seconds: float) -> None:
-    """Makes a file look written so many seconds from now."""
+    """Sets a file's time to `seconds` from now."""
     when = time.time_ns() + int(seconds * 1e9)
     os.utime(path, ns=(when, when))
 
 
 class Background:
-    """Runs a function on a thread; `result` gives what it returned, or raises what it raised."""
+    """Runs a function on a thread; `result` returns its result or raises its exception."""
 
     def __init__(self, function: Callable[[], Any]):
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="coordinator-test-evaluator")
         self._future = self._thread.submit(function)
 
     def result(self, timeout: float = 60.0) -> Any:
-        """Ends the thread too. A function that never returns fails the test only by its own timeout."""
+        """Also ends the thread. A function that never returns fails the test by the test's own timeout."""
         try:
             return self._future.result(timeout)
         finally:
@@ -107,7 +110,7 @@ class Background:
 
 
 class Logged(logging.Handler):
-    """A context in which the library's log is watched for a text; `wait_seen` waits until a record has it."""
+    """A context that searches the library's log for a text; `wait_seen` waits for the first record with it."""
 
     def __init__(self, text: str):
         super().__init__(logging.INFO)

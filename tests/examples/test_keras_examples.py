@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.examples.test_examples import printed_by
-from tests.import_graph import ROOT
 from tests.program_runner import ProgramRunner
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]

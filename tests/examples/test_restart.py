@@ -3,15 +3,13 @@
 import concurrent.futures
 import re
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.import_graph import ROOT
+from tests import ROOT
+from tests.deadline import wait_until
+from tests.examples.test_examples import programs
 from tests.program_runner import COORDINATOR, ProgramRunner
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -21,7 +19,7 @@ COMMAND = "run --workers 2 --ps 1 --restarts 3"
 
 
 @pytest.mark.long
-def test_a_killed_program_goes_on_from_its_latest_checkpoint_and_finishes(
+def test_a_killed_program_continues_from_its_latest_checkpoint_and_finishes(
     run_program: ProgramRunner, tmp_path: Path
 ) -> None:
     assert f"\ncoordinator {COMMAND} examples/restart/train.py\n" in EXAMPLE.read_text(encoding="utf-8")
@@ -30,8 +28,8 @@ def test_a_killed_program_goes_on_from_its_latest_checkpoint_and_finishes(
         command = threads.submit(
             run_program, COORDINATOR, *COMMAND.split(), EXAMPLE, "--directory", directory, timeout=300
         )
-        wait_until(lambda: command.done() or (directory / "checkpoint").exists())
-        for client in clients(directory):
+        wait_until(lambda: command.done() or (directory / "checkpoint").exists(), 240.0)
+        for client in programs(EXAMPLE, "--directory", str(directory)):
             client.send_signal(signal.SIGKILL)
         ended = command.result()
 
@@ -45,22 +43,3 @@ def test_a_killed_program_goes_on_from_its_latest_checkpoint_and_finishes(
     assert int(final[1]) == 1200
     assert float(final[2]) >= 0.95
     assert "the chief was ended by SIGKILL: starting it again, restart 1 of 3." in ended.stderr
-
-
-def clients(directory: Path) -> Iterator[psutil.Process]:
-    """The processes that run the example itself, with this directory."""
-    for process in psutil.process_iter():
-        try:
-            command = process.cmdline()
-        except psutil.Error:
-            continue
-        if command[1:] == [str(EXAMPLE), "--directory", str(directory)]:
-            yield process
-
-
-def wait_until(is_true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 240.0
-    pause = threading.Event()
-    while not is_true():
-        assert time.monotonic() < deadline
-        pause.wait(0.01)

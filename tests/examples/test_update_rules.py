@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.import_graph import ROOT
+from tests import ROOT
 from tests.program_runner import COORDINATOR, ProgramRunner
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]

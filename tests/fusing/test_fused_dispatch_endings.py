@@ -20,7 +20,7 @@ import pytest
 from coordinator.errors import ClosureCancelledError, ClosureQuarantined, ParameterServerLost
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import running_cluster
+from tests.fake_cluster import running_scheduler
 from tests.fusing.fusible_steps import FOUR, behind_a_gate, recorder, results, schedule
 
 
@@ -35,10 +35,10 @@ def fail(_: int) -> None:
 
 def test_an_error_is_that_of_its_own_closure_and_the_others_have_their_results(runtime: FakeRuntime) -> None:
     order: list[int] = []
-    with running_cluster(runtime, dataclasses.replace(FOUR, stop_on_error=False)) as cluster:
-        gate = behind_a_gate(cluster, runtime)
+    with running_scheduler(runtime, dataclasses.replace(FOUR, stop_on_error=False)) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
         first, second, third, fourth = schedule(
-            cluster, [recorder(order, 0), recorder(order, 1), fail, recorder(order, 3)]
+            scheduler, [recorder(order, 0), recorder(order, 1), fail, recorder(order, 3)]
         )
         gate.open()
         error = third.exception(LIMIT)
@@ -48,15 +48,15 @@ def test_an_error_is_that_of_its_own_closure_and_the_others_have_their_results(r
         # The first two ran before the error, and again after it.
         assert order == [0, 1, 0, 1, 3]
         assert runtime.fused_calls == [(0, 4)]
-        statistics = cluster.statistics()
+        statistics = scheduler.cluster.statistics()
         assert (statistics.finished, statistics.failed, statistics.retried) == (4, 1, 4)
 
 
 def test_a_function_that_failed_in_a_call_of_several_is_run_alone_afterwards(runtime: FakeRuntime) -> None:
-    with running_cluster(runtime, dataclasses.replace(FOUR, stop_on_error=False)) as cluster:
+    with running_scheduler(runtime, dataclasses.replace(FOUR, stop_on_error=False)) as scheduler:
         for _ in range(2):
-            gate = behind_a_gate(cluster, runtime)
-            futures = schedule(cluster, [lambda _: None, fail, lambda _: None, lambda _: None])
+            gate = behind_a_gate(scheduler, runtime)
+            futures = schedule(scheduler, [lambda _: None, fail, lambda _: None, lambda _: None])
             gate.open()
             assert isinstance(futures[1].exception(LIMIT), ZeroDivisionError)
             results([futures[0], *futures[2:]])
@@ -67,9 +67,9 @@ def test_the_log_says_why_functions_of_one_call_run_again_alone(
     runtime: FakeRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = dataclasses.replace(FOUR, stop_on_error=False)
-    with caplog.at_level(logging.INFO, logger="coordinator"), running_cluster(runtime, options) as cluster:
-        gate = behind_a_gate(cluster, runtime)
-        futures = schedule(cluster, [lambda _: None, lambda _: None, fail, lambda _: None])
+    with caplog.at_level(logging.INFO, logger="coordinator"), running_scheduler(runtime, options) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        futures = schedule(scheduler, [lambda _: None, lambda _: None, fail, lambda _: None])
         gate.open()
         assert futures[2].exception(LIMIT)
         results([*futures[:2], futures[3]])
@@ -87,54 +87,54 @@ def test_the_log_says_so_too_if_the_function_is_not_at_fault(
         for error in refused:
             raise error
 
-    with caplog.at_level(logging.INFO, logger="coordinator"), running_cluster(runtime, FOUR) as cluster:
-        gate = behind_a_gate(cluster, runtime)
-        futures = schedule(cluster, [lambda _: None, refuse_once, lambda _: None, lambda _: None])
+    with caplog.at_level(logging.INFO, logger="coordinator"), running_scheduler(runtime, FOUR) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        futures = schedule(scheduler, [lambda _: None, refuse_once, lambda _: None, lambda _: None])
         gate.open()
         results(futures)
     assert "4 calls of step in one failed and are run again, each alone: TransientError: Connection" in caplog.text
 
 
 def test_an_error_withdraws_the_others_if_it_is_to_stop_everything(runtime: FakeRuntime) -> None:
-    with running_cluster(runtime, FOUR) as cluster:
-        gate = behind_a_gate(cluster, runtime)
-        first, second, *rest = schedule(cluster, [lambda _: 0, fail, *[lambda _: 1] * 6])
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        first, second, *rest = schedule(scheduler, [lambda _: 0, fail, *[lambda _: 1] * 6])
         gate.open()
         with pytest.raises(ZeroDivisionError, match="mine"):
-            cluster.join(LIMIT)
+            scheduler.join(LIMIT)
         assert first.result(LIMIT) == 0
         assert isinstance(second.exception(LIMIT), ZeroDivisionError)
         assert all(isinstance(future.exception(LIMIT), ClosureCancelledError) for future in rest)
-        assert results(schedule(cluster, [lambda _: 2])) == [2]
+        assert results(schedule(scheduler, [lambda _: 2])) == [2]
 
 
 def test_the_error_of_another_closure_cancels_a_whole_call() -> None:
     runtime = FakeRuntime(2)
-    with running_cluster(runtime, FOUR) as cluster:
-        gates = [behind_a_gate(cluster, runtime, worker) for worker in (0, 1)]
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gates = [behind_a_gate(scheduler, runtime, worker) for worker in (0, 1)]
         never = Gate(runtime)
-        futures = schedule(cluster, [never] * 4)
+        futures = schedule(scheduler, [never] * 4)
         gates[0].open()
         never.wait_arrived()
         gates[1].open()
-        cluster.schedule(fail, "other", worker=1)
+        scheduler.schedule(fail, "other", worker=1)
         with pytest.raises(ZeroDivisionError):
-            cluster.join(LIMIT)
+            scheduler.join(LIMIT)
         assert all(isinstance(future.exception(LIMIT), ClosureCancelledError) for future in futures)
 
 
-def test_a_lost_worker_hands_all_closures_of_its_call_back_in_order_and_each_then_runs_alone(
+def test_a_lost_workers_closures_are_requeued_in_order_and_then_run_alone(
     runtime: FakeRuntime,
 ) -> None:
     order: list[int] = []
-    with running_cluster(runtime, FOUR) as cluster:
-        gate, inner = behind_a_gate(cluster, runtime), Gate(runtime)
-        futures = schedule(cluster, [inner, *[recorder(order, number) for number in range(1, 6)]])
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate, inner = behind_a_gate(scheduler, runtime), Gate(runtime)
+        futures = schedule(scheduler, [inner, *[recorder(order, number) for number in range(1, 6)]])
         gate.open()
         inner.wait_arrived()
         runtime.kill(0)
-        wait_until(lambda: cluster.statistics().waiting == 6)
-        assert cluster.statistics().retried == 4
+        wait_until(lambda: scheduler.cluster.statistics().waiting == 6)
+        assert scheduler.cluster.statistics().retried == 4
         inner.open()
         runtime.restart(0)
         assert results(futures) == [0, 1, 2, 3, 4, 5]
@@ -143,14 +143,14 @@ def test_a_lost_worker_hands_all_closures_of_its_call_back_in_order_and_each_the
         assert runtime.fused_calls == [(0, 4), (0, 2)]
 
 
-def test_a_closure_that_kills_workers_is_quarantined_and_its_innocent_neighbours_are_not(runtime: FakeRuntime) -> None:
+def test_a_closure_that_kills_workers_is_quarantined_without_those_beside_it(runtime: FakeRuntime) -> None:
     def kill(worker: int) -> None:
         runtime.kill(worker)
         runtime.restart(worker)
 
-    with running_cluster(runtime, FOUR) as cluster:
-        gate = behind_a_gate(cluster, runtime)
-        first, guilty, third, fourth = schedule(cluster, [lambda _: 0, kill, lambda _: 2, lambda _: 3])
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        first, guilty, third, fourth = schedule(scheduler, [lambda _: 0, kill, lambda _: 2, lambda _: 3])
         gate.open()
         error = guilty.exception(LIMIT)
         assert isinstance(error, ClosureQuarantined)
@@ -158,7 +158,7 @@ def test_a_closure_that_kills_workers_is_quarantined_and_its_innocent_neighbours
         assert results([first, third, fourth]) == [0, 2, 3]
         assert runtime.fused_calls == [(0, 4)]
         with pytest.raises(ClosureQuarantined):
-            cluster.join(LIMIT)
+            scheduler.join(LIMIT)
 
 
 def test_a_transient_failure_has_each_closure_of_the_call_run_again_alone(runtime: FakeRuntime) -> None:
@@ -169,71 +169,71 @@ def test_a_transient_failure_has_each_closure_of_the_call_run_again_alone(runtim
             raise TransientError
         return 1
 
-    with running_cluster(runtime, FOUR) as cluster:
-        gate = behind_a_gate(cluster, runtime)
-        futures = schedule(cluster, [lambda _: 0, refuse_once, lambda _: 2, lambda _: 3])
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        futures = schedule(scheduler, [lambda _: 0, refuse_once, lambda _: 2, lambda _: 3])
         gate.open()
         assert results(futures) == [0, 1, 2, 3]
-        assert cluster.statistics().retried == 4
+        assert scheduler.cluster.statistics().retried == 4
     assert runtime.fused_calls == [(0, 4)]
 
 
 def test_one_cancelled_future_of_a_call_leaves_the_others_theirs(runtime: FakeRuntime) -> None:
     order: list[int] = []
-    with running_cluster(runtime, FOUR) as cluster:
-        gate, inner = behind_a_gate(cluster, runtime), Gate(runtime)
-        futures = schedule(cluster, [inner, *[recorder(order, number) for number in range(1, 4)]])
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate, inner = behind_a_gate(scheduler, runtime), Gate(runtime)
+        futures = schedule(scheduler, [inner, *[recorder(order, number) for number in range(1, 4)]])
         gate.open()
         inner.wait_arrived()
         assert futures[2].cancel()
         assert futures[2].cancelled()
         inner.open()
         assert results([futures[0], futures[1], futures[3]]) == [0, 1, 3]
-        cluster.join(LIMIT)
+        scheduler.join(LIMIT)
         # It ran all the same.
         assert order == [1, 2, 3]
-        assert (cluster.statistics().finished, cluster.statistics().cancelled) == (4, 1)
+        assert (scheduler.cluster.statistics().finished, scheduler.cluster.statistics().cancelled) == (4, 1)
 
 
 def test_a_call_of_which_all_futures_are_cancelled_is_cancelled(runtime: FakeRuntime) -> None:
-    with running_cluster(runtime, FOUR) as cluster:
-        gate, never = behind_a_gate(cluster, runtime), Gate(runtime)
-        futures = schedule(cluster, [never] * 4)
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate, never = behind_a_gate(scheduler, runtime), Gate(runtime)
+        futures = schedule(scheduler, [never] * 4)
         gate.open()
         never.wait_arrived()
         assert all(future.cancel() for future in futures)
-        cluster.join(LIMIT)
+        scheduler.join(LIMIT)
 
 
 def test_a_recovery_hands_a_whole_call_back_and_it_is_run_again(runtime: FakeRuntime) -> None:
-    with running_cluster(runtime, FOUR) as cluster:
-        gate, inner = behind_a_gate(cluster, runtime), Gate(runtime)
-        futures = schedule(cluster, [inner] * 4)
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate, inner = behind_a_gate(scheduler, runtime), Gate(runtime)
+        futures = schedule(scheduler, [inner] * 4)
         gate.open()
         inner.wait_arrived()
-        cluster._queue.hold("a test holds it")
-        assert cluster._queue.wait_quiet(LIMIT)
-        assert cluster.statistics().waiting == 4
+        scheduler.queue.pause("a test holds it")
+        assert scheduler.queue.wait_idle(LIMIT)
+        assert scheduler.cluster.statistics().waiting == 4
         inner.open()
-        cluster._queue.release()
+        scheduler.queue.resume()
         assert results(futures) == [0] * 4
 
 
-def test_a_lost_parameter_server_is_told_by_a_closure_of_the_call_that_met_it_although_its_worker_dies_as_well(
+def test_a_lost_parameter_server_is_reported_although_the_worker_dies_as_well(
     runtime: FakeRuntime,
 ) -> None:
     # Not noticed by anybody else meanwhile.
-    with running_cluster(runtime, dataclasses.replace(FOUR, heartbeat_interval=LIMIT)) as cluster:
-        gate = behind_a_gate(cluster, runtime)
+    with running_scheduler(runtime, dataclasses.replace(FOUR, heartbeat_interval=LIMIT)) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
 
         def die(worker: int) -> None:
             runtime.lose_parameter_server()
             runtime.kill(worker)
 
-        futures = schedule(cluster, [die, *[lambda _: 1] * 5])
+        futures = schedule(scheduler, [die, *[lambda _: 1] * 5])
         gate.open()
         with pytest.raises(ParameterServerLost):
-            cluster.join(LIMIT)
+            scheduler.join(LIMIT)
         first, *others = [future.exception(LIMIT) for future in futures]
         assert isinstance(first, ParameterServerLost)
         assert all(isinstance(error, ClosureCancelledError) for error in others)
@@ -242,26 +242,26 @@ def test_a_lost_parameter_server_is_told_by_a_closure_of_the_call_that_met_it_al
 
 def test_a_removed_worker_hands_a_whole_call_back() -> None:
     runtime = FakeRuntime(2)
-    with running_cluster(runtime, FOUR) as cluster:
-        gates = [behind_a_gate(cluster, runtime, worker) for worker in (0, 1)]
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gates = [behind_a_gate(scheduler, runtime, worker) for worker in (0, 1)]
         never = Gate(runtime)
         waiting = [threading.Event() for _ in range(4)]
 
         def body(event: threading.Event) -> Callable[[int], int]:
             return lambda worker: never(worker) if worker == 0 else event.set() or worker
 
-        futures = schedule(cluster, [body(event) for event in waiting])
+        futures = schedule(scheduler, [body(event) for event in waiting])
         gates[0].open()
         never.wait_arrived()
         gates[1].open()
-        cluster.remove_worker(0, timeout=0.01)
+        scheduler.cluster.remove_worker(0, timeout=0.01)
         assert results(futures) == [1] * 4
 
 
 def test_closing_ends_a_whole_call(runtime: FakeRuntime) -> None:
-    with running_cluster(runtime, FOUR) as cluster:
-        gate, never = behind_a_gate(cluster, runtime), Gate(runtime)
-        futures = schedule(cluster, [never] * 6)
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate, never = behind_a_gate(scheduler, runtime), Gate(runtime)
+        futures = schedule(scheduler, [never] * 6)
         gate.open()
         never.wait_arrived()
     assert all(isinstance(future.exception(LIMIT), ClosureCancelledError) for future in futures)

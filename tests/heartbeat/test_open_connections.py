@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.heartbeat.endpoint import Endpoint
-from coordinator.heartbeat.open_connections import OpenConnection, OpenConnections, hang_up, peer_of
+from coordinator.heartbeat.open_connections import Endpoint, OpenConnection, OpenConnections, peer_of, shut_down
 from tests.deadline import wait_until
 
 
@@ -31,7 +30,7 @@ def found_for(server: socket.socket) -> list[OpenConnection]:
     return OpenConnections().find({endpoint_of(server)})
 
 
-def test_a_connection_is_found_with_its_descriptor_and_where_it_leads(server: socket.socket) -> None:
+def test_a_connection_is_found_with_its_descriptor_and_peer(server: socket.socket) -> None:
     with socket.create_connection(server.getsockname()) as connection:
         [found] = found_for(server)
         assert found == OpenConnection(identity_of(connection), connection.fileno(), endpoint_of(server))
@@ -48,7 +47,7 @@ def test_neither_the_server_itself_nor_what_it_accepts_is_a_connection_to_it(ser
         assert [each.identity for each in found_for(server)] == [identity_of(connection)]
 
 
-def test_servers_on_one_port_are_told_apart_by_their_hosts(server: socket.socket) -> None:
+def test_servers_on_one_port_are_distinguished_by_their_hosts(server: socket.socket) -> None:
     port = server.getsockname()[1]
     with (
         socket.create_server(("127.0.0.2", port)) as neighbour,
@@ -65,7 +64,7 @@ def test_a_connection_over_ipv6_to_an_ipv4_address_is_found(server: socket.socke
         assert [each.identity for each in found_for(server)] == [identity_of(connection)]
 
 
-def test_a_connection_that_is_still_being_made_is_found_and_ends_when_it_is_shut_down() -> None:
+def test_a_connection_that_is_being_established_is_found_and_can_be_shut_down() -> None:
     with (
         socket.create_server(("127.0.0.1", 0), backlog=0) as server,
         socket.create_connection(server.getsockname()),
@@ -81,7 +80,7 @@ def test_a_connection_that_is_still_being_made_is_found_and_ends_when_it_is_shut
         duplicate = connections.duplicate(found[identity_of(connection)])
         assert duplicate is not None
         with duplicate:
-            hang_up(duplicate)
+            shut_down(duplicate)
         assert peer_of(connection) is None
 
 
@@ -100,13 +99,13 @@ def test_all_connections_to_a_server_are_shut_down_and_no_others(server: socket.
             other.recv(1)
 
 
-def test_what_has_ended_may_be_hung_up_on() -> None:
+def test_a_connection_that_has_ended_may_be_shut_down() -> None:
     with socket.socket() as never_made:
-        hang_up(never_made)
-    hang_up(never_made)
+        shut_down(never_made)
+    shut_down(never_made)
 
 
-def test_what_is_no_tcp_connection_leads_nowhere() -> None:
+def test_what_is_no_tcp_connection_has_no_peer() -> None:
     one, other = socket.socketpair()
     with one, other, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
         datagrams.connect(("127.0.0.1", 9))
@@ -126,7 +125,7 @@ def test_a_duplicate_is_the_same_connection(server: socket.socket) -> None:
         assert accepted.recv(1) == b""
 
 
-def test_a_descriptor_that_stands_for_something_else_now_gives_no_duplicate(server: socket.socket) -> None:
+def test_a_descriptor_that_was_reused_gives_no_duplicate(server: socket.socket) -> None:
     connections = OpenConnections()
     with socket.create_connection(server.getsockname()) as connection:
         [found] = connections.find({endpoint_of(server)})

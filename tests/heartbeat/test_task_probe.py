@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from coordinator.heartbeat.task_probe import AsyncTaskProbe, TaskProbe, TaskStatus
-from coordinator.launch.free_addresses import free_addresses
+from coordinator.launch.local_servers import free_addresses
 
 METHOD = "/tensorflow.WorkerService/GetStatus"
 CPU = "/job:worker/replica:0/task:0/device:CPU:0"
@@ -59,7 +59,7 @@ def probe(address: str) -> Iterator[TaskProbe]:
         yield probe
 
 
-def test_a_server_says_its_devices_and_the_incarnation_of_the_first(address: str, probe: TaskProbe) -> None:
+def test_a_status_has_the_devices_and_the_incarnation_of_the_first(address: str, probe: TaskProbe) -> None:
     with StatusServer(address, lambda: device(CPU, 2**64 - 3) + device(GPU, 7)):
         assert probe.status(timeout=10) == TaskStatus(incarnation=2**64 - 3, devices=(CPU, GPU))
 
@@ -87,9 +87,7 @@ def test_an_answer_of_something_else_is_none(address: str, probe: TaskProbe, rep
         assert probe.status(timeout=10) is None
 
 
-def test_a_server_that_was_started_again_on_its_port_is_seen_with_its_new_incarnation(
-    address: str, probe: TaskProbe
-) -> None:
+def test_a_restarted_server_is_seen_with_its_new_incarnation(address: str, probe: TaskProbe) -> None:
     with StatusServer(address, lambda: device(CPU, 1)):
         assert probe.status(timeout=10) == TaskStatus(incarnation=1, devices=(CPU,))
     for _ in range(20):
@@ -122,7 +120,7 @@ def test_a_closed_probe_is_not_used_again(address: str) -> None:
         probe.status(timeout=1)
 
 
-def test_closing_ends_a_probe_under_way(address: str) -> None:
+def test_closing_ends_a_probe_in_progress(address: str) -> None:
     asked, answered = threading.Event(), threading.Event()
 
     def frozen() -> bytes:
@@ -139,10 +137,6 @@ def test_closing_ends_a_probe_under_way(address: str) -> None:
         answered.set()
 
 
-def test_it_says_whom_it_asks(address: str, probe: TaskProbe) -> None:
-    assert repr(probe) == f"TaskProbe({address!r})"
-
-
 async def ask(address: str, timeout: float) -> TaskStatus | None:
     async with AsyncTaskProbe(address) as probe:
         return await probe.status(timeout)
@@ -157,7 +151,7 @@ def test_on_a_loop_no_server_is_none_at_once(address: str) -> None:
     assert asyncio.run(ask(address, 10)) is None
 
 
-def test_on_a_loop_a_server_that_does_not_answer_is_told_from_none(address: str) -> None:
+def test_on_a_loop_a_server_that_does_not_answer_raises(address: str) -> None:
     answered = threading.Event()
 
     def frozen() -> bytes:
@@ -183,7 +177,7 @@ def test_on_a_loop_an_answer_of_something_else_is_none(address: str, reply: byte
 
 
 def test_on_a_loop_many_are_asked_at_once(address: str) -> None:
-    """One that does not answer keeps nobody waiting."""
+    """A server that does not answer delays no other probe."""
 
     async def ask_both() -> TaskStatus | None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -196,11 +190,3 @@ def test_on_a_loop_many_are_asked_at_once(address: str) -> None:
 
     with StatusServer(address, lambda: device(CPU, 1)):
         assert asyncio.run(ask_both()) == TaskStatus(incarnation=1, devices=(CPU,))
-
-
-def test_a_probe_on_a_loop_says_whom_it_asks(address: str) -> None:
-    async def words() -> str:
-        async with AsyncTaskProbe(address) as probe:
-            return repr(probe)
-
-    assert asyncio.run(words()) == f"AsyncTaskProbe({address!r})"

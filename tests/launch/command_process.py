@@ -32,8 +32,8 @@ class CommandProcess:
     def __init__(self, *arguments: object, environment: Mapping[str, str]):
         self.output = ""
         self._started: list[psutil.Process] = []
-        self._terminal, terminal_of_command = pty.openpty()
-        self.settings = termios.tcgetattr(self._terminal)
+        self.terminal, terminal_of_command = pty.openpty()
+        self.settings = termios.tcgetattr(self.terminal)
         self._process = subprocess.Popen(
             [sys.executable, "-c", _ON_A_TERMINAL, "-m", "coordinator", *map(str, arguments)],
             stdin=terminal_of_command,
@@ -50,7 +50,7 @@ class CommandProcess:
 
     def type(self, keys: str) -> None:
         """Types on the terminal; `\\x03` is Ctrl-C."""
-        os.write(self._terminal, keys.encode())
+        os.write(self.terminal, keys.encode())
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the command alone."""
@@ -91,7 +91,7 @@ class CommandProcess:
         self._process.kill()
         self._process.wait()
         psutil.wait_procs(self._started, timeout=10)
-        os.close(self._terminal)
+        os.close(self.terminal)
 
     def __enter__(self) -> "CommandProcess":
         return self
@@ -101,10 +101,10 @@ class CommandProcess:
 
     def _is_read(self, deadline: float) -> bool:
         """Takes some output; returns False when there is no more, or none came in time."""
-        if not select.select([self._terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not select.select([self.terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
             return False
         try:
-            text = os.read(self._terminal, 65_536)
+            text = os.read(self.terminal, 65_536)
         except OSError:
             # How a terminal reports that no process has it open any more.
             return False

@@ -37,7 +37,7 @@ def test_in_a_file_a_line_is_just_a_line() -> None:
     assert errors.getvalue() == "coordinator: hello.\n"
 
 
-def test_nobody_need_read() -> None:
+def test_a_closed_output_does_not_fail() -> None:
     console = Console(Closed(), Closed())
     console.forward("evaluator", "loss 1")
     console.say("hello.")

@@ -7,9 +7,8 @@ import pytest
 
 from coordinator.errors import LaunchError
 from coordinator.launch.console import Console
-from coordinator.launch.local_job import LocalJob
+from coordinator.launch.local_job import LocalJob, RunRequest
 from coordinator.launch.local_servers import LocalServers
-from coordinator.launch.run_request import RunRequest
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def job(tmp_path: pathlib.Path) -> LocalJob:
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_that_takes_a_server_with_it_that_just_starts_is_what_ended_the_run(
+def test_a_signal_during_the_start_of_a_server_is_what_ended_the_run(
     job: LocalJob, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, exit_code: int
 ) -> None:
     def fail(_: LocalServers) -> None:
@@ -31,7 +30,7 @@ def test_a_signal_that_takes_a_server_with_it_that_just_starts_is_what_ended_the
     assert job.run() == exit_code
 
 
-def test_a_server_that_cannot_be_started_is_told(job: LocalJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_be_started_raises(job: LocalJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: LocalServers) -> None:
         raise LaunchError("The server could not be started: no memory.")
 

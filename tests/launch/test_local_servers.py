@@ -3,8 +3,8 @@ import socket
 import pytest
 
 from coordinator.errors import LaunchError
-from coordinator.launch import free_addresses as module
-from coordinator.launch.free_addresses import free_addresses
+from coordinator.launch import local_servers as module
+from coordinator.launch.local_servers import free_addresses
 
 
 def test_every_address_is_another_one_that_can_be_bound() -> None:
@@ -28,7 +28,7 @@ def test_taken_ports_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
         listener.listen()
         taken = listener.getsockname()[1]
         monkeypatch.setattr(module, "_PORTS", range(taken, taken + 1))
-        monkeypatch.setattr(module, "_MOST_TRIALS", 20)
+        monkeypatch.setattr(module, "_MOST_ATTEMPTS", 20)
         with pytest.raises(LaunchError, match="no 1 free ports"):
             free_addresses(1)
 
@@ -37,6 +37,6 @@ def test_addresses_of_servers_that_are_down_are_not_returned(monkeypatch: pytest
     [address] = free_addresses(1)
     port = int(address.partition(":")[2])
     monkeypatch.setattr(module, "_PORTS", range(port, port + 1))
-    monkeypatch.setattr(module, "_MOST_TRIALS", 20)
+    monkeypatch.setattr(module, "_MOST_ATTEMPTS", 20)
     with pytest.raises(LaunchError):
         free_addresses(1, besides=[address])

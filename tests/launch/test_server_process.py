@@ -9,11 +9,10 @@ import psutil
 import pytest
 
 from coordinator.errors import ClusterSpecError, LaunchError
-from coordinator.launch.free_addresses import free_addresses
-from coordinator.launch.local_servers import LocalServers
+from coordinator.launch.local_servers import LocalServers, free_addresses
 from coordinator.launch.server_process import ServerProcess
+from coordinator.launch.server_starter import ForkServerProcess
 from coordinator.launch.task_config import TaskConfig
-from coordinator.launch.zygote_process import ZygoteProcess
 from tests.launch.fake_tensorflow import write_fake_tensorflow
 from tests.program_runner import ProgramRunner
 
@@ -25,25 +24,28 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": write_fake_tensorflow(tmp_path / "fake")}
 
 
-@pytest.fixture(params=["forked", "fresh"])
-def zygote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ZygoteProcess | None]:
+@pytest.fixture(params=["forked", pytest.param("fresh", marks=pytest.mark.long)])
+def fork_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ForkServerProcess | None]:
     """None makes every server a fresh process, as where no process can be forked."""
     if request.param == "fresh":
         yield None
         return
-    assert ZygoteProcess.is_supported()
-    with contextlib.closing(ZygoteProcess(tmp_path / "zygote.log")) as zygote:
-        yield zygote
+    assert ForkServerProcess.is_supported()
+    with contextlib.closing(ForkServerProcess(tmp_path / "fork-server.log")) as fork_server:
+        yield fork_server
 
 
 @pytest.fixture
-def server(tmp_path: Path, environment: dict[str, str], zygote: ZygoteProcess | None) -> Iterator[ServerProcess]:
+def server(
+    tmp_path: Path, environment: dict[str, str], fork_server: ForkServerProcess | None
+) -> Iterator[ServerProcess]:
     config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
-    server = ServerProcess(config, tmp_path / "worker-0.log", environment, zygote)
+    server = ServerProcess(config, tmp_path / "worker-0.log", environment, fork_server)
     yield server
     server.kill()
 
 
+@pytest.mark.parametrize("fork_server", ["forked", "fresh"], indirect=True)
 def test_it_runs_from_start_to_kill_and_again_on_its_port(server: ServerProcess) -> None:
     assert not server.is_alive()
     assert server.pid is None
@@ -69,6 +71,7 @@ def test_a_frozen_one_answers_nothing_until_it_is_thawed(server: ServerProcess) 
     server.wait_ready(TIMEOUT)
 
 
+@pytest.mark.parametrize("fork_server", ["forked", "fresh"], indirect=True)
 def test_a_frozen_one_can_be_killed(server: ServerProcess) -> None:
     server.start()
     server.freeze()
@@ -91,7 +94,7 @@ def test_one_that_does_not_run_gets_no_signal(server: ServerProcess, verb: str) 
         server.wait_ready(0.1)
 
 
-def test_a_port_that_somebody_else_took_is_named(server: ServerProcess) -> None:
+def test_a_port_that_is_taken_is_named(server: ServerProcess) -> None:
     with socket.create_server(("127.0.0.1", server.config.port)):
         server.start()
         with pytest.raises(LaunchError, match="ended with code 2 before it served") as raised:
@@ -124,7 +127,7 @@ def test_it_ends_when_the_process_that_started_it_is_killed(
 ) -> None:
     program = """
         import os, pathlib, signal
-        from coordinator.launch.free_addresses import free_addresses
+        from coordinator.launch.local_servers import free_addresses
         from coordinator.launch.server_process import ServerProcess
         from coordinator.launch.task_config import TaskConfig
         config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
@@ -140,29 +143,22 @@ def test_it_ends_when_the_process_that_started_it_is_killed(
         psutil.Process(int(result.stdout)).wait(10)
 
 
-def test_it_tells_what_it_is(server: ServerProcess) -> None:
-    assert repr(server) == f"ServerProcess(/job:worker/task:0 at {server.config.address}, not running)"
-    server.start()
-    assert f"process {server.pid})" in repr(server)
-
-
-@pytest.mark.parametrize("may_fork", [True, False])
+@pytest.mark.parametrize("may_fork", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_several_start_together_and_none_is_left(
     tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, may_fork: bool
 ) -> None:
-    monkeypatch.setattr(ZygoteProcess, "is_supported", lambda: may_fork)
+    monkeypatch.setattr(ForkServerProcess, "is_supported", lambda: may_fork)
     addresses = free_addresses(3)
     cluster = {"worker": addresses[:2], "ps": addresses[2:]}
     configs = [TaskConfig(cluster, job, index) for job, index in (("worker", 0), ("worker", 1), ("ps", 0))]
     servers = LocalServers(configs, tmp_path, environment)
     servers.start()
     servers.wait_ready(TIMEOUT)
-    assert len(servers) == 3
     assert servers["ps", 0].is_alive()
     servers["ps", 0].freeze()
     with pytest.raises(ClusterSpecError, match="no /job:ps/task:1 here; there are /job:worker/task:0, /job:worker"):
         servers["ps", 1]
     servers.close()
     assert not any(server.is_alive() for server in servers)
-    logs = {"worker-0.log", "worker-1.log", "ps-0.log", *(["zygote.log"] if may_fork else [])}
+    logs = {"worker-0.log", "worker-1.log", "ps-0.log", *(["fork-server.log"] if may_fork else [])}
     assert {path.name for path in tmp_path.glob("*.log")} == logs

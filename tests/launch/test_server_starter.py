@@ -11,12 +11,10 @@ import psutil
 import pytest
 
 from coordinator.errors import LaunchError
-from coordinator.launch.forked_process import UNKNOWN_EXIT_CODE
-from coordinator.launch.free_addresses import free_addresses
-from coordinator.launch.local_servers import LocalServers
+from coordinator.launch.local_servers import LocalServers, free_addresses
 from coordinator.launch.server_process import ServerProcess
+from coordinator.launch.server_starter import UNKNOWN_EXIT_CODE, ForkServerProcess
 from coordinator.launch.task_config import TaskConfig
-from coordinator.launch.zygote_process import ZygoteProcess
 from tests.deadline import wait_until
 from tests.launch.fake_tensorflow import write_fake_tensorflow
 
@@ -33,7 +31,7 @@ class Tasks:
     def __init__(self, folder: Path):
         self.folder = folder
         self.environment = {**os.environ, "PYTHONPATH": write_fake_tensorflow(folder / "fake")}
-        self.zygote = ZygoteProcess(folder / "zygote.log")
+        self.fork_server = ForkServerProcess(folder / "fork-server.log")
         self.package = folder / "fake" / "tensorflow"
         self._servers: list[ServerProcess] = []
         os.mkfifo(self.package / "pipe")
@@ -41,7 +39,7 @@ class Tasks:
     def server(self, index: int = 0, **environment: str) -> ServerProcess:
         config = TaskConfig({"worker": {index: free_addresses(1)[0]}}, "worker", index)
         log_path = self.folder / f"worker-{index}.log"
-        server = ServerProcess(config, log_path, {**self.environment, **environment}, self.zygote)
+        server = ServerProcess(config, log_path, {**self.environment, **environment}, self.fork_server)
         self._servers.append(server)
         return server
 
@@ -54,10 +52,9 @@ class Tasks:
         (self.package / "pipe").write_text("")
 
     def close(self) -> None:
-        self.zygote.stop_loading()
+        self.fork_server.close()
         for server in self._servers:
             server.kill()
-        self.zygote.close()
 
 
 @pytest.fixture
@@ -90,7 +87,7 @@ def test_servers_have_one_parent_and_each_its_own_session_task_and_folder(
         assert process(server).name() == f"worker-{server.config.index}"
     assert process(servers[0]).ppid() == process(servers[1]).ppid()
     assert process(servers[1]).cwd() == str(tmp_path)
-    assert not (tmp_path / "zygote.log").read_text()
+    assert not (tmp_path / "fork-server.log").read_text()
 
 
 def test_what_is_read_when_tensorflow_is_loaded_makes_a_fresh_process(tasks: Tasks) -> None:
@@ -128,7 +125,6 @@ def test_a_server_that_is_not_wanted_any_more_never_begins(tasks: Tasks) -> None
     servers = [tasks.server(0), tasks.server(1)]
     for server in servers:
         server.start()
-    assert "process to come" in repr(servers[0])
     killing = threading.Thread(target=servers[0].kill)
     killing.start()
     assert servers[0].is_alive()
@@ -151,7 +147,7 @@ def test_closing_does_not_wait_until_tensorflow_is_loaded(tasks: Tasks) -> None:
         servers["worker", 0].start()
 
 
-def test_a_killed_zygote_is_missed_by_nobody(tasks: Tasks) -> None:
+def test_servers_outlive_a_killed_fork_server_and_start_again(tasks: Tasks) -> None:
     server = tasks.server()
     server.start()
     server.wait_ready(TIMEOUT)
@@ -167,17 +163,17 @@ def test_a_killed_zygote_is_missed_by_nobody(tasks: Tasks) -> None:
     assert process(server).ppid() not in (before.pid, os.getpid())
 
 
-@pytest.mark.parametrize("state", ["loading", "frozen"])
-def test_servers_and_zygote_end_with_a_killed_process(tasks: Tasks, state: str) -> None:
+@pytest.mark.parametrize("state", [pytest.param("loading", marks=pytest.mark.long), "frozen"])
+def test_servers_and_fork_server_end_with_a_killed_process(tasks: Tasks, state: str) -> None:
     program = """
         import os, pathlib, psutil, sys
-        from coordinator.launch.free_addresses import free_addresses
+        from coordinator.launch.local_servers import free_addresses
         from coordinator.launch.server_process import ServerProcess
         from coordinator.launch.task_config import TaskConfig
-        from coordinator.launch.zygote_process import ZygoteProcess
+        from coordinator.launch.server_starter import ForkServerProcess
         config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
-        zygote = ZygoteProcess(pathlib.Path("zygote.log"))
-        server = ServerProcess(config, pathlib.Path("log"), os.environ, zygote)
+        fork_server = ForkServerProcess(pathlib.Path("fork-server.log"))
+        server = ServerProcess(config, pathlib.Path("log"), os.environ, fork_server)
         server.start()
         if sys.argv[1] == "frozen":
             server.wait_ready(60)
@@ -207,14 +203,6 @@ def test_a_kernel_without_descriptors_of_processes_has_none(monkeypatch: pytest.
     def refuse(_: int) -> int:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    assert ZygoteProcess.is_supported()
+    assert ForkServerProcess.is_supported()
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    assert not ZygoteProcess.is_supported()
-
-
-def test_it_tells_whether_it_runs(tasks: Tasks) -> None:
-    assert repr(tasks.zygote) == "ZygoteProcess(not running)"
-    tasks.zygote.stop_loading()
-    server = tasks.server()
-    server.start()
-    assert f"process {process(server).ppid()})" in repr(tasks.zygote)
+    assert not ForkServerProcess.is_supported()

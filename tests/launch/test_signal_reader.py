@@ -8,7 +8,7 @@ from coordinator.launch.signal_reader import SignalReader
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
-def test_each_signal_is_told_while_the_main_thread_waits() -> None:
+def test_each_signal_is_reported_while_the_main_thread_waits() -> None:
     told: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
     threads = []
     with SignalReader(SIGNALS, lambda number: (told.put(number), threads.append(threading.current_thread().name))):

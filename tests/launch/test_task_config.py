@@ -72,7 +72,7 @@ def test_it_cannot_be_changed() -> None:
         (text(cluster={"": ["b:2"]}), "name of a job"),
         (text(cluster={"worker": "b:2"}), "must be a list of addresses"),
         (text(cluster={"worker": []}), "has no address"),
-        (text(cluster={"worker": {"one": "b:2"}}), "index of job 'worker' must be a whole number"),
+        (text(cluster={"worker": {"one": "b:2"}}), "index of job 'worker' must be an integer"),
         (text(cluster={"worker": ["b:1", "b"]}), "Task 1 of job 'worker' must be a 'host:port', got 'b'"),
         (text(cluster={"worker": ["b:1", ":2"]}), "Task 1 of job 'worker'"),
         (text(cluster={"worker": ["b:1", "b:x"]}), "Task 1 of job 'worker'"),
@@ -81,7 +81,7 @@ def test_it_cannot_be_changed() -> None:
         (text(cluster={"worker": ["b:1", 2]}), "Task 1 of job 'worker'"),
     ],
 )
-def test_what_is_wrong_is_said_in_words(wrong: str, words: str) -> None:
+def test_errors_name_the_entry_to_change(wrong: str, words: str) -> None:
     with pytest.raises(ClusterSpecError, match=r"^TF_CONFIG") as raised:
         TaskConfig.from_json(wrong)
     assert words in str(raised.value)

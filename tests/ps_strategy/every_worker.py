@@ -1,18 +1,46 @@
-"""Runs a function once on each worker; `schedule` alone leaves it to chance which worker runs what."""
+"""A function on each worker, what it was traced to, and where the copies of its resources are."""
 
 from typing import Any
 
 import coordinator
-from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.calls.scheduled_call import ScheduledCall
 
 # In seconds: a worker that was killed by the test may have to come back first.
 TIMEOUT = 120.0
 
 
 def on_every_worker(strategy: coordinator.ParameterServerStrategy, fn: Any, *args: Any) -> list[Any]:
-    """What `fn(*args)` gives on each worker, by index; `fn` is traced as `schedule` would."""
-    function = strategy._trace(fn, args, {})
-    call = ScheduledCall(function, *tensorflow_internals.with_defaults(fn, args, {}))
-    futures = [strategy.cluster.schedule_on(worker.index, call, function.name) for worker in strategy.cluster.workers]
+    """Returns the results of `fn(*args)` on each worker, by index."""
+    futures = [strategy.schedule(fn, args, worker=worker.index) for worker in strategy.cluster.workers]
     return [future.result(TIMEOUT) for future in futures]
+
+
+def traced(strategy: coordinator.ParameterServerStrategy, fn: Any, *args: Any) -> Any:
+    """Traces `fn(*args)` as `schedule` does, and returns the `TracedFunction`."""
+    return strategy._tracer.trace(fn, args, {}, strategy._tracing)
+
+
+def concrete_function(strategy: coordinator.ParameterServerStrategy, fn: Any, *args: Any) -> Any:
+    """Traces `fn(*args)` as `schedule` does, and returns TensorFlow's concrete function."""
+    return traced(strategy, fn, *args).concrete
+
+
+def per_worker_handles(strategy: coordinator.ParameterServerStrategy) -> Any:
+    """Returns the strategy's `PerWorkerHandles`."""
+    return strategy._handles
+
+
+def scheduler_of(strategy: coordinator.ParameterServerStrategy) -> Any:
+    """Returns the strategy's `Scheduler`, with its queue and its parameter servers."""
+    return strategy._scheduler
+
+
+def has_copies_on_workers(strategy: coordinator.ParameterServerStrategy, handle: Any) -> bool:
+    """Returns True if a resource has a copy on the CPU of each worker."""
+    copies = per_worker_handles(strategy).resource_for(handle).copies
+    workers = strategy.cluster.workers
+    return all(copies[worker.index][1].device == f"{worker.device}/device:CPU:0" for worker in workers)
+
+
+def unhealthy(strategy: coordinator.ParameterServerStrategy) -> tuple[str, ...]:
+    """Returns the names of the workers that cannot be given closures now."""
+    return tuple(worker.device for worker in strategy.cluster.workers if not worker.healthy())

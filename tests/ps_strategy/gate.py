@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 import coordinator
+from coordinator.updates.state.gate import pause
 from tests.deadline import wait_until
 
 
@@ -45,7 +46,8 @@ class Gate:
             self._standing.assign_add(1)
         looks = 0
         while not self._is_open:
-            looks += 1
+            # Without a pause it would keep a processor busy on this worker and another on the parameter server.
+            looks += 1 + pause(tf.constant(1e-2, tf.float64))
         if self._failure is not None:
             tf.debugging.assert_equal(looks, -1, self._failure)
         return looks

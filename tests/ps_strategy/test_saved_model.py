@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.ps_strategy.every_worker import on_every_worker
+from tests.ps_strategy.every_worker import has_copies_on_workers, on_every_worker
 
 WORKERS = 3
 TIMEOUT = 60.0
@@ -34,7 +34,7 @@ class WordValues(tf.Module):
         return tf.gather(self.values, self.table.lookup(words))
 
 
-@pytest.fixture(params=["saved under the strategy", "saved without"])
+@pytest.fixture(params=["saved under the strategy", pytest.param("saved without", marks=pytest.mark.long)])
 def saved(strategy, tmp_path, request):
     """The folder of a SavedModel with a table."""
     with strategy.scope() if request.param == "saved under the strategy" else tf.device(None):
@@ -83,9 +83,7 @@ def test_a_saved_model_loads_under_the_strategy_with_a_table_on_each_worker(stra
 
     found = on_every_worker(strategy, model.look_up, tf.constant(WORDS))
     assert [words.tolist() for words in found] == [FOUND] * WORKERS
-    tables = strategy._handles.resource_for(model.table.resource_handle)
-    devices = [tables._copies[index][1].device for index in range(WORKERS)]
-    assert devices == [f"{worker.device}/device:CPU:0" for worker in strategy.cluster.workers]
+    assert has_copies_on_workers(strategy, model.table.resource_handle)
 
     model.values.assign([0.0, 1.0, 2.0])
     for fn in (model.look_up, model.look_up.concrete_functions[0], model.signatures["serving_default"]):

@@ -3,11 +3,10 @@
 import threading
 from typing import Any
 
-from coordinator.closure_queue import ClosureQueue
 from coordinator.future import Future
-from coordinator.queueing.closure import Attempt, Closure
+from coordinator.queueing.closure import Attempt, Closure, ErrorScope
+from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.testing.fake_runtime import FakeCancellation
-from coordinator.workers.retry_rule import Reach
 from tests.deadline import LIMIT
 
 
@@ -16,6 +15,7 @@ class Stalls:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.error: BaseException | None = None
         self.pause_after_report = threading.Event()
         self.pause_after_report.set()
         self._reported = threading.Condition()
@@ -25,6 +25,8 @@ class Stalls:
             self.texts.append(text)
             self._reported.notify_all()
         assert self.pause_after_report.wait(LIMIT)
+        if self.error is not None:
+            raise self.error
 
     def wait_for(self, *words: str) -> None:
         """Waits for a report that has each of these words."""
@@ -38,7 +40,7 @@ def new_queue(stalls: Stalls, capacity: int = 100) -> ClosureQueue:
 
 
 def new_closure(queue: ClosureQueue, number: int = 0, *, work: object = None, **settings: Any) -> Closure:
-    future = Future("step", number, on_cancel=lambda: queue.discard(closure))
+    future = Future("step", number, on_cancel=lambda: queue.cancel(closure))
     closure = Closure(work, "step", number, future, **settings)
     return closure
 
@@ -59,5 +61,7 @@ def take(queue: ClosureQueue, worker: int = 0) -> Attempt:
     return attempt
 
 
-def fail(queue: ClosureQueue, attempt: Attempt, error: BaseException, reach: Reach = Reach.EVERYTHING) -> None:
-    queue.fail(attempt, error, reach)
+def fail(
+    queue: ClosureQueue, attempt: Attempt, error: BaseException, scope: ErrorScope = ErrorScope.ALL_CLOSURES
+) -> None:
+    queue.fail(attempt, error, scope)

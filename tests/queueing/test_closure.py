@@ -13,7 +13,7 @@ from coordinator.testing.fake_runtime import FakeCancellation
 
 MOVES: dict[str, Callable[[Closure], None]] = {
     "start": lambda closure: closure.start(3, FakeCancellation(threading.Condition())) and None,
-    "wait": Closure.hand_back,
+    "wait": Closure.requeue,
     "finish": lambda closure: closure.end(ClosureState.DONE),
     "fail": lambda closure: closure.end(ClosureState.FAILED),
     "cancel": lambda closure: closure.end(ClosureState.CANCELLED),
@@ -59,9 +59,9 @@ def test_a_change_that_is_not_allowed_tells_the_history(closure: Closure) -> Non
     for kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
         MOVES["start"](closure)
         closure.record_failure(3, kind)
-        closure.hand_back()
+        closure.requeue()
     with pytest.raises(InvalidTransitionError, match=r"attempt 1 on worker 3: worker lost; attempt 2 on .*: transient"):
-        closure.hand_back()
+        closure.requeue()
 
 
 def test_a_closure_is_blocked_until_its_last_argument_is_there() -> None:
@@ -86,18 +86,18 @@ def test_each_attempt_is_counted_with_its_worker_and_its_cancellation(closure: C
     assert closure.live == (first, second)
     assert (first.number, first.worker, first.cancellation) == (1, 3, first_cancellation)
     assert (second.number, second.worker, second.cancellation) == (2, 4, second_cancellation)
-    closure.leave(first)
+    closure.end_attempt(first)
     assert closure.live == (second,)
 
 
 def test_a_closure_that_lets_go_keeps_nothing_of_its_work(closure: Closure) -> None:
     MOVES["start"](closure)
     closure.end(ClosureState.DONE)
-    closure.let_go()
+    closure.release_work()
     assert closure.work is None
 
 
 def test_withdrawal_says_why_and_what_to_do(closure: Closure) -> None:
-    error = closure.withdrawal("the strategy was closed")
+    error = closure.cancelled_error("the strategy was closed")
     assert isinstance(error, ClosureCancelledError)
     assert str(error).startswith("closure 7 (step) was cancelled because the strategy was closed. Please reschedule")

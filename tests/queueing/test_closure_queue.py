@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coordinator.closure_queue import ClosureQueue
 from coordinator.errors import ClosureCancelledError
 from coordinator.queueing.closure import Closure
+from coordinator.queueing.closure_queue import ClosureQueue
 from tests.deadline import LIMIT
 from tests.queueing.closure_queue_bench import Stalls, fail, new_closure, new_internal, new_queue, put_new, take
 
@@ -34,7 +34,7 @@ def test_a_closure_is_pending_from_put_to_finish_and_may_be_handed_back_between(
     attempt = take(queue)
     assert attempt.closure is closure
     assert not queue.is_settled()
-    assert queue.hand_back(attempt)
+    assert queue.requeue(attempt)
     attempt = take(queue, worker=1)
     assert attempt.closure is closure
     assert not queue.is_settled()
@@ -46,19 +46,19 @@ def test_a_closure_is_pending_from_put_to_finish_and_may_be_handed_back_between(
 
 
 # row 1
-def test_first_in_is_first_out_and_what_is_handed_back_goes_to_the_front_of_a_full_queue(stalls: Stalls) -> None:
+def test_first_in_is_first_out_and_requeued_closures_go_to_the_front(stalls: Stalls) -> None:
     queue = new_queue(stalls, capacity=2)
     first, second = put_new(queue, 1), put_new(queue, 2)
     attempt = take(queue)
     assert attempt.closure is first
     third = put_new(queue, 3)
-    queue.hand_back(attempt)
+    queue.requeue(attempt)
     assert [take(queue).closure for _ in range(3)] == [first, second, third]
 
 
 # rows 2, 3
 @pytest.mark.parametrize(("consumers", "closures", "capacity"), [(2, 5, 100), (10, 100, 100), (10, 100, 1)])
-def test_consumers_that_hand_back_lose_and_double_nothing(
+def test_consumers_that_requeue_lose_and_double_nothing(
     stalls: Stalls, consumers: int, closures: int, capacity: int
 ) -> None:
     queue = new_queue(stalls, capacity)
@@ -70,7 +70,7 @@ def test_consumers_that_hand_back_lose_and_double_nothing(
         while (attempt := queue.take(worker)) is not None:
             if not has_handed_back:
                 has_handed_back = True
-                queue.hand_back(attempt)
+                queue.requeue(attempt)
                 continue
             with counting:
                 finished[attempt.closure.number] += 1
@@ -89,7 +89,7 @@ def test_consumers_that_hand_back_lose_and_double_nothing(
 
 
 # row 4
-def test_a_closure_of_the_librarys_own_goes_to_its_worker_alone_before_the_others_and_join_does_not_heed_it(
+def test_an_internal_closure_goes_first_and_to_its_worker_alone_and_join_ignores_it(
     queue: ClosureQueue,
 ) -> None:
     ordinary = put_new(queue)
@@ -102,7 +102,7 @@ def test_a_closure_of_the_librarys_own_goes_to_its_worker_alone_before_the_other
     another = put_new(queue)
     attempt = take(queue, worker=1)
     assert attempt.closure is internal
-    queue.hand_back(attempt)
+    queue.requeue(attempt)
     attempt = take(queue, worker=0)
     assert attempt.closure is another
     queue.finish(attempt, None)
@@ -184,7 +184,7 @@ def test_the_first_error_is_raised_once_when_all_that_ran_has_ended(
     with ThreadPoolExecutor() as pool:
         raising = pool.submit(raiser, queue)
         stalls.wait_for("0 closures wait", "closure 1 (step) on worker 0", "closure 2 (step) on worker 0")
-        queue.hand_back(running)
+        queue.requeue(running)
         fail(queue, later, later_error)
         assert raising.exception(LIMIT) is first_error
     assert failing.future.exception() is first_error
@@ -207,7 +207,7 @@ def test_a_closure_handed_back_after_an_error_is_cancelled(queue: ClosureQueue) 
     _, handed_back = put_new(queue), put_new(queue)
     failing, running = take(queue), take(queue)
     fail(queue, failing, ValueError("first"))
-    assert not queue.hand_back(running)
+    assert not queue.requeue(running)
     assert isinstance(handed_back.future.exception(0), ClosureCancelledError)
     with pytest.raises(ValueError, match="first"):
         queue.wait_settled(LIMIT)
@@ -257,7 +257,7 @@ def test_of_several_threads_one_raises_the_error_and_the_others_go_on(
         barrier.wait()
         fail(queue, failing, ValueError("first"))
         stalls.wait_for("0 closures wait", "closure 2 (step)")
-        queue.hand_back(other)
+        queue.requeue(other)
         with contextlib.ExitStack() as finishing:
             if threads is raise_by_put:
                 finishing.callback(queue.stop)
@@ -289,7 +289,7 @@ def test_whoever_waits_to_raise_goes_on_at_once_when_another_thread_raised(
             queue.finish(new, None)
 
 
-def test_an_error_that_makes_waiting_hopeless_withdraws_what_waits_and_is_nothing_otherwise(
+def test_an_error_of_wider_scope_withdraws_waiting_closures_and_only_these(
     queue: ClosureQueue,
 ) -> None:
     queue.fail_all(ValueError("nobody waits"), if_idle=False)

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coordinator.closure_queue import ClosureQueue
 from coordinator.queueing.closure import Closure
+from coordinator.queueing.closure_queue import ClosureQueue
 from tests.deadline import LIMIT
 from tests.queueing.closure_queue_bench import Stalls, new_queue, put_new
 
@@ -39,7 +39,7 @@ class Stress:
             if attempt is None:
                 pause.wait(0.0002)
             elif attempt.number < 3 and chance.random() < 0.2:
-                self._queue.hand_back(attempt)
+                self._queue.requeue(attempt)
             elif self._queue.finish(attempt, worker):
                 with self._counting:
                     self.finished[attempt.closure.number] += 1
@@ -56,13 +56,13 @@ class Stress:
     def disturb(self, seed: int) -> None:
         chance = random.Random(1000 + seed)
         disturbances: list[Callable[[], object]] = [
-            lambda: self._queue.hold("of a test"),
-            self._queue.release,
-            self._queue.release,
-            lambda: self._queue.rouse(chance.randrange(WORKERS)),
+            lambda: self._queue.pause("of a test"),
+            self._queue.resume,
+            self._queue.resume,
+            lambda: self._queue.interrupt(chance.randrange(WORKERS)),
             lambda: self._queue.dismiss(chance.randrange(WORKERS)),
-            lambda: self._queue.admit_worker(chance.randrange(WORKERS)),
-            lambda: [self._queue.rouse(worker) for worker in self._queue.idle_workers()],
+            lambda: self._queue.admit(chance.randrange(WORKERS)),
+            lambda: [self._queue.interrupt(worker) for worker in self._queue.idle_workers()],
         ]
         while not self._are_users_done.wait(0.0001):
             chance.choice(disturbances)()
@@ -71,8 +71,8 @@ class Stress:
         """Ends the disturbances, after which everything must be run."""
         self._are_users_done.set()
         for worker in range(WORKERS):
-            self._queue.admit_worker(worker)
-        self._queue.release()
+            self._queue.admit(worker)
+        self._queue.resume()
 
 
 @pytest.mark.parametrize("repeat", range(20))

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coordinator.closure_queue import ClosureQueue
 from coordinator.queueing.closure import Attempt, Closure
+from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.queueing.idle_workers import IdleWorker, IdleWorkers
 from tests.deadline import LIMIT, wait_until
 from tests.queueing.closure_queue_bench import Stalls, new_closure, new_internal, new_queue, put_new
@@ -97,7 +97,7 @@ def handed_back(queue: ClosureQueue) -> Closure:
     attempt = queue.take(WORKERS + 1, LIMIT)
     assert attempt is not None
     closure.target = None
-    queue.hand_back(attempt)
+    queue.requeue(attempt)
     return closure
 
 
@@ -105,7 +105,7 @@ def overrun(queue: ClosureQueue) -> Closure:
     closure = put_new(queue, target=WORKERS + 1, timeout=0.0)
     queue.take(WORKERS + 1, LIMIT)
     closure.target = None
-    wait_until(lambda: (queue.try_overrun_elsewhere(), len(closure.live) == 2)[1])
+    wait_until(lambda: (queue.requeue_overdue(), len(closure.live) == 2)[1])
     return closure
 
 
@@ -119,7 +119,7 @@ def test_a_closure_that_may_be_run_from_now_on_wakes_one_worker(
         assert woken == {0: 1}
 
 
-def test_many_closures_wake_each_worker_once_and_no_closure_waits_while_a_worker_is_idle(
+def test_many_closures_wake_each_worker_once_and_none_waits_beside_an_idle_worker(
     queue: ClosureQueue, woken: Counter[int]
 ) -> None:
     with asleep(queue) as got:
@@ -130,16 +130,16 @@ def test_many_closures_wake_each_worker_once_and_no_closure_waits_while_a_worker
         assert queue.statistics().waiting == 0
 
 
-def test_nobody_is_woken_while_nothing_may_be_run_and_then_as_many_as_there_are_closures(
+def test_no_worker_is_woken_while_paused_and_one_for_each_closure_afterwards(
     queue: ClosureQueue, woken: Counter[int]
 ) -> None:
     with asleep(queue) as got:
-        queue.hold("a parameter server is lost")
+        queue.pause("a parameter server is lost")
         ordinary = [put_new(queue, number) for number in range(10)]
         own = new_closure(queue, 99, target=20)
         queue.put(own)
         assert not woken
-        queue.release()
+        queue.resume()
         taken = dict(closure_taken(got) for _ in range(11))
         assert taken.pop(20) is own
         assert sorted(closure.number for closure in taken.values()) == list(range(10))
@@ -151,11 +151,11 @@ def test_a_worker_that_is_roused_or_dismissed_wakes_with_nothing_and_alone(
     queue: ClosureQueue, woken: Counter[int]
 ) -> None:
     with asleep(queue) as got:
-        queue.rouse(3)
+        queue.interrupt(3)
         assert got.get(timeout=LIMIT) == (3, None)
         queue.dismiss(4)
         assert got.get(timeout=LIMIT) == (4, None)
-        queue.rouse(3)
+        queue.interrupt(3)
         queue.dismiss(3)
         assert woken == {3: 1, 4: 1}
         assert queue.take(4, LIMIT) is None
@@ -199,7 +199,7 @@ def test_only_a_few_workers_are_waking_at_a_time_and_the_next_follow_as_these_ge
     while (idle := idle_workers.pop_longest()) is not None:
         waking.append(idle)
     assert [idle.index for idle in waking] == [0, 1, 2, 3]
-    idle_workers.leave(waking[2])
+    idle_workers.remove(waking[2])
     following = idle_workers.pop_longest()
     assert following is not None
     assert following.index == 4

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.cluster import Cluster
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import index_of, running_cluster
+from tests.fake_cluster import index_of, running_scheduler
 
 
 @pytest.fixture
@@ -19,29 +19,29 @@ def runtime() -> FakeRuntime:
 
 
 @pytest.fixture
-def cluster(runtime: FakeRuntime) -> Iterator[Cluster]:
-    with running_cluster(runtime) as cluster:
-        yield cluster
+def scheduler(runtime: FakeRuntime) -> Iterator[Scheduler]:
+    with running_scheduler(runtime) as scheduler:
+        yield scheduler
 
 
 @pytest.fixture
-def told(cluster: Cluster) -> "queue.Queue[int]":
+def told(scheduler: Scheduler) -> "queue.Queue[int]":
     told: queue.Queue[int] = queue.Queue()
-    cluster.when_worker_rests(told.put)
+    scheduler.add_idle_callback(told.put)
     return told
 
 
-def test_a_worker_that_has_nothing_more_to_do_is_told_of_once(cluster: Cluster, told: "queue.Queue[int]") -> None:
-    cluster.schedule(index_of, "step", worker=1).result(LIMIT)
+def test_a_worker_that_has_nothing_more_to_do_is_told_of_once(scheduler: Scheduler, told: "queue.Queue[int]") -> None:
+    scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
     assert told.get(timeout=LIMIT) == 1
-    cluster.schedule(index_of, "step", worker=0).result(LIMIT)
+    scheduler.schedule(index_of, "step", worker=0).result(LIMIT)
     # Had worker 1 been told of again meanwhile, that would come first.
     assert told.get(timeout=LIMIT) == 0
     assert told.empty()
 
 
 def test_a_worker_whose_closure_failed_is_told_of_before_it_takes_another(
-    cluster: Cluster, runtime: FakeRuntime, told: "queue.Queue[int]"
+    scheduler: Scheduler, runtime: FakeRuntime, told: "queue.Queue[int]"
 ) -> None:
     gate = Gate(runtime)
 
@@ -49,21 +49,21 @@ def test_a_worker_whose_closure_failed_is_told_of_before_it_takes_another(
         gate(worker)
         raise ZeroDivisionError
 
-    failed = cluster.schedule(fail_later, "step", worker=0)
+    failed = scheduler.schedule(fail_later, "step", worker=0)
     gate.wait_arrived()
-    cluster.schedule_on(0, lambda worker: told.put(-1), "next")
+    scheduler.schedule_internal(0, lambda worker: told.put(-1), "next")
     gate.open()
     assert isinstance(failed.exception(LIMIT), ZeroDivisionError)
     assert [told.get(timeout=LIMIT) for _ in range(2)] == [0, -1]
     with pytest.raises(ZeroDivisionError):
-        cluster.join(LIMIT)
+        scheduler.join(LIMIT)
 
 
 def test_a_worker_that_was_lost_at_work_is_told_of_while_it_is_away(
-    cluster: Cluster, runtime: FakeRuntime, told: "queue.Queue[int]"
+    scheduler: Scheduler, runtime: FakeRuntime, told: "queue.Queue[int]"
 ) -> None:
     gate = Gate(runtime)
-    future = cluster.schedule(gate, "step", worker=0)
+    future = scheduler.schedule(gate, "step", worker=0)
     gate.wait_arrived()
     runtime.kill(0)
     assert told.get(timeout=LIMIT) == 0
@@ -73,11 +73,13 @@ def test_a_worker_that_was_lost_at_work_is_told_of_while_it_is_away(
     assert future.result(LIMIT) == 0
 
 
-def test_a_worker_that_was_removed_is_told_of(cluster: Cluster, runtime: FakeRuntime, told: "queue.Queue[int]") -> None:
+def test_a_worker_that_was_removed_is_told_of(
+    scheduler: Scheduler, runtime: FakeRuntime, told: "queue.Queue[int]"
+) -> None:
     gate = Gate(runtime)
-    future = cluster.schedule(gate, "step", worker=1)
+    future = scheduler.schedule(gate, "step", worker=1)
     gate.wait_arrived()
-    future.add_done_callback(lambda _: cluster.workers[1].stop())
+    future.add_done_callback(lambda _: scheduler.cluster.workers[1].stop())
     gate.open()
     assert told.get(timeout=LIMIT) == 1
 
@@ -90,26 +92,26 @@ class Listener:
         self._told.put(-worker)
 
 
-def test_a_method_is_called_for_as_long_as_its_object_lives(cluster: Cluster, told: "queue.Queue[int]") -> None:
+def test_a_method_is_called_for_as_long_as_its_object_lives(scheduler: Scheduler, told: "queue.Queue[int]") -> None:
     listener = Listener(told)
-    cluster.when_worker_rests(listener.tell)
-    cluster.schedule(index_of, "step", worker=1).result(LIMIT)
+    scheduler.add_idle_callback(listener.tell)
+    scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
     assert [told.get(timeout=LIMIT) for _ in range(2)] == [1, -1]
     del listener
     gc.collect()
-    cluster.schedule(index_of, "step", worker=1).result(LIMIT)
+    scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
     assert told.get(timeout=LIMIT) == 1
-    cluster.schedule(index_of, "step", worker=0).result(LIMIT)
+    scheduler.schedule(index_of, "step", worker=0).result(LIMIT)
     # Nothing of the listener's came in between.
     assert told.get(timeout=LIMIT) == 0
 
 
 def test_what_a_callback_raises_is_logged_and_harms_nobody(
-    cluster: Cluster, told: "queue.Queue[int]", caplog: pytest.LogCaptureFixture
+    scheduler: Scheduler, told: "queue.Queue[int]", caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster.when_worker_rests(lambda worker: 1 / 0)
+    scheduler.add_idle_callback(lambda worker: 1 / 0)
     with caplog.at_level(logging.ERROR, "coordinator"):
-        cluster.schedule(index_of, "step", worker=0).result(LIMIT)
+        scheduler.schedule(index_of, "step", worker=0).result(LIMIT)
         told.get(timeout=LIMIT)
         wait_until(lambda: "ZeroDivisionError" in caplog.text)
-    assert cluster.schedule(index_of, "step", worker=0).result(LIMIT) == 0
+    assert scheduler.schedule(index_of, "step", worker=0).result(LIMIT) == 0

@@ -1,6 +1,6 @@
 """A call that several closures share is cancelled when none of them wants it any more."""
 
-from coordinator.shared_cancellation import SharedCancellation
+from coordinator.queueing.closure import SharedCancellation
 
 
 class Counted:

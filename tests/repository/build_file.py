@@ -1,11 +1,11 @@
-"""The targets of a BUILD file, read as what they are: calls with literal arguments, in Python's syntax."""
+"""The targets of a BUILD file, parsed as Python: calls with literal arguments."""
 
 import ast
 import dataclasses
 from pathlib import Path
 from typing import Any
 
-from tests.import_graph import ROOT
+from tests import ROOT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,9 +13,9 @@ class Target:
     """One target.
 
     Attributes:
-      rule: the function called, such as `py_library`.
-      name: its name.
-      attributes: its other arguments, with globs replaced by the files that they match.
+      rule: the called function, such as `py_library`.
+      name: the name of the target.
+      attributes: the other arguments, with globs replaced by the matching files.
     """
 
     rule: str
@@ -29,7 +29,7 @@ class Target:
 
     @property
     def inner_deps(self) -> set[str]:
-        """The names of the targets of this file that it depends on."""
+        """The names of the targets in this file that it depends on."""
         return {label.removeprefix(":") for label in self.attributes.get("deps", ()) if label.startswith(":")}
 
     @property
@@ -54,7 +54,7 @@ class BuildFile:
                 self._add(statement.value)
 
     def of_rule(self, rule: str) -> list[Target]:
-        """Returns the targets made by one rule, in the order of the file."""
+        """Returns the targets of one rule, in the order of the file."""
         return [target for target in self.targets.values() if target.rule == rule]
 
     def _add(self, call: ast.Call) -> None:

@@ -1,6 +1,6 @@
-"""Which tests hold which row of `tests/README.md`, read from comments in the tests such as `# row 28`, `# rows 28, 30`.
+"""The tests of each row of `tests/README.md`, from comments in the tests such as `# row 28` or `# rows 28, 30`.
 
-`python -m tests.repository.row_map` writes the last column of the table anew; `tests/repository/test_row_map.py` fails when that is due.
+`python -m tests.repository.row_map` rewrites the last column of the table; `test_row_map.py` fails if it is outdated.
 """
 
 import ast
@@ -8,14 +8,14 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 README = TESTS / "README.md"
 _COMMENT = re.compile(r"#.*?\brows? (\d+(?:(?:, | and |, and )\d+)*)")
 _TABLE_ROW = re.compile(r"^\| (\d+) \| (.*?) \| (.*?) \|$", re.MULTILINE)
 
 
 def holders_by_row(folder: Path = TESTS) -> dict[int, list[str]]:
-    """The tests below a folder that hold each row, as `folder/test_file.py::test_name`, in order."""
+    """Returns the tests below a folder for each row, as `folder/test_file.py::test_name`, in order."""
     found: dict[int, list[str]] = defaultdict(list)
     for path in sorted(folder.rglob("test_*.py")):
         source = path.read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ def holders_by_row(folder: Path = TESTS) -> dict[int, list[str]]:
 
 
 def with_tests(readme: str) -> str:
-    """The README with the last column of its table as the tests have it."""
+    """Returns the README with the last column of its table rewritten."""
     found = holders_by_row()
 
     def line(match: re.Match[str]) -> str:
@@ -38,13 +38,13 @@ def with_tests(readme: str) -> str:
 
 
 def rows_without_tests(readme: str) -> list[int]:
-    """The rows of the table that no test holds."""
+    """Returns the rows of the table without a test."""
     found = holders_by_row()
     return [int(match[1]) for match in _TABLE_ROW.finditer(readme) if int(match[1]) not in found]
 
 
 def rows_without_words(readme: str) -> list[int]:
-    """The rows that tests name and the table does not have."""
+    """Returns the rows that tests name and the table does not have."""
     return sorted(set(holders_by_row()) - {int(match[1]) for match in _TABLE_ROW.finditer(readme)})
 
 

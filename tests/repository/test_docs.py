@@ -1,4 +1,4 @@
-"""What `docs/updates` says is so: its snippets run, its links lead somewhere, and every rule has a page."""
+"""The pages of `docs` and `docs/updates`: snippets run, links lead somewhere, and every rule has a page."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coordinator import updates
-from tests.import_graph import ROOT
+from tests import ROOT
 from tests.program_runner import COORDINATOR, ProgramRunner
 
 DOCS = ROOT / "docs" / "updates"
@@ -35,7 +35,7 @@ def test_all_snippets_run_in_one_program_between_its_beginning_and_its_end(
     assert re.search(r"^40 updates, 0 of 40 gradients rejected", printed, re.MULTILINE), printed
 
 
-def test_every_page_has_a_snippet_a_picture_and_says_what_is_guaranteed_when_and_at_what_cost() -> None:
+def test_every_page_has_a_snippet_a_picture_a_guarantee_and_a_cost() -> None:
     assert len(PAGES) == 7
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -52,13 +52,27 @@ def test_every_rule_has_a_page_and_is_in_the_table() -> None:
     assert rules == {re.search(r"updates\.([A-Z]\w+)\(", page.read_text())[1] for page in PAGES}
 
 
-def test_every_link_and_every_named_file_is_there() -> None:
-    for page in DOCS.glob("*.md"):
+def test_every_link_and_every_named_file_of_the_pages_exists() -> None:
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *DOCS.glob("*.md")]:
         text = page.read_text(encoding="utf-8")
-        for target in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", text):
-            assert (page.parent / target).exists(), (page, target)
-        for name in re.findall(r"`((?:coordinator|examples|benchmarks|docs)/[\w/.]+)`", text):
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", text):
+            linked = page.parent / target if target else page
+            assert linked.exists(), (page, target)
+            assert not anchor or anchor in anchors(linked), (page, target, anchor)
+        for name in re.findall(r"`((?:coordinator|examples|benchmarks|docs|tests)/[\w/.]+)`", text):
             assert (ROOT / name).exists(), (page, name)
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as GitHub forms them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {path.relative_to(ROOT / "docs") for path in [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/README.md")]}
+    assert not [page for page in pages - {Path("README.md")} if f"({page})" not in index]
 
 
 def test_the_statistics_that_the_overview_names_exist() -> None:

@@ -1,4 +1,4 @@
-"""What `docs/keras` says is so: its snippets run, and what it names, tests first of all, is there."""
+"""The statements of `docs/keras` and `docs/patches.md`: snippets run; tests and files that they name exist."""
 
 import importlib.util
 import re
@@ -8,12 +8,13 @@ import keras
 import pytest
 
 import coordinator
-from tests.import_graph import ROOT
+from tests import ROOT
 from tests.program_runner import COORDINATOR, ProgramRunner
 from tests.repository.test_docs import snippets
 
 DOCS = ROOT / "docs" / "keras"
-PAGES = sorted(DOCS.glob("*.md"))
+FEATURES = ROOT / "tests" / "ps_strategy" / "keras" / "README.md"
+PAGES = [*sorted(DOCS.glob("*.md")), FEATURES, ROOT / "docs" / "patches.md"]
 
 
 @pytest.mark.cluster
@@ -57,8 +58,8 @@ def test_every_test_that_a_page_names_is_there() -> None:
         assert f"def {test}" in (ROOT / path).read_text(encoding="utf-8"), (path, test)
 
 
-def test_every_feature_of_the_overview_has_a_test() -> None:
-    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", (DOCS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+def test_every_feature_has_a_test() -> None:
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", FEATURES.read_text(encoding="utf-8"), re.MULTILINE)
     assert rows[0] == ("Feature", "Test")
     assert len(rows) > 25
     assert not [feature for feature, shown in rows[1:] if not shown.startswith("`tests/")]

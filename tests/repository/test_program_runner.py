@@ -1,9 +1,11 @@
 """A program of a test ends, is reported when it fails, and leaves nothing."""
 
+from pathlib import Path
+
 import psutil
 import pytest
 
-from tests.import_graph import ROOT
+from tests import ROOT
 from tests.program_runner import ProgramRunner
 
 
@@ -42,7 +44,7 @@ def test_a_program_that_hangs_shows_where(run_program: ProgramRunner) -> None:
         run_program(source, timeout=3.0)
 
 
-def test_a_process_that_a_program_leaves_is_named_and_killed(run_program: ProgramRunner) -> None:
+def test_a_process_that_a_program_leaves_is_named_and_killed(tmp_path: Path) -> None:
     source = """
         import subprocess, sys
 
@@ -51,6 +53,6 @@ def test_a_process_that_a_program_leaves_is_named_and_killed(run_program: Progra
         print(subprocess.Popen([sys.executable, "-c", wait], start_new_session=True, **quiet).pid)
     """
     with pytest.raises(AssertionError, match=r"left .*threading.Event\(\).wait\(\)") as failure:
-        run_program(source)
+        ProgramRunner(tmp_path, ending_timeout=0.5)(source)
     pid = int(str(failure.value).partition("--- output\n")[2].split()[0])
     assert not psutil.pid_exists(pid)

@@ -1,14 +1,15 @@
-"""What the README says is so: its program runs, its commands are the ones that are tested, its files exist."""
+"""The README: its program runs, its commands are those that are tested, and every name and file in it exists."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.import_graph import ROOT
+import coordinator
+from tests import ROOT
 from tests.program_runner import COORDINATOR, ProgramRunner
 
-TESTS = "-m pytest -n 2 --dist loadfile"
+TESTS = "-m pytest -n 2 --dist worksteal"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -23,7 +24,7 @@ def test_the_program_of_the_readme_runs_as_written(run_program: ProgramRunner, t
     assert float(loss) < 0.01
 
 
-def test_the_main_command_starts_the_digits_example_as_its_own_text_says() -> None:
+def test_the_main_command_is_that_in_the_docstring_of_the_digits_example() -> None:
     main, tests = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)[:2]
     started = re.search(r"^coordinator run .*$", (ROOT / "examples/digits/train.py").read_text(), re.MULTILINE)
     assert started is not None
@@ -38,7 +39,18 @@ def test_continuous_integration_installs_and_tests_as_the_readme_says() -> None:
     assert f'"$python" {TESTS}\n' in script
 
 
-def test_every_file_that_the_readme_names_exists() -> None:
-    names = set(re.findall(r"`((?:coordinator|examples)/[\w/.]+)`", README))
+def test_every_name_that_the_readme_uses_exists() -> None:
+    names = set(re.findall(r"\b(coordinator|strategy)\.([A-Za-z]\w+)", README)) - {
+        ("coordinator", "ClusterCoordinator")
+    }
+    assert len(names) > 10
+    owners = {"coordinator": coordinator, "strategy": coordinator.ParameterServerStrategy}
+    mirrored = {("strategy", "run"), ("strategy", "reduce")}
+    assert not [name for name in names - mirrored if not hasattr(owners[name[0]], name[1])]
+
+
+def test_the_readme_is_short_and_every_file_that_it_names_exists() -> None:
+    assert len(README.splitlines()) < 170
+    names = set(re.findall(r"`((?:coordinator|examples)/[\w/.]+)`", README)) | set(re.findall(r"\]\(([^)#]+)", README))
     assert len(names) > 10
     assert not [name for name in names if not (ROOT / name).exists()]

@@ -1,5 +1,6 @@
 """The table of `tests/README.md` is complete, and says what the tests say."""
 
+import re
 from pathlib import Path
 
 from tests.repository.row_map import README, holders_by_row, rows_without_tests, rows_without_words, with_tests
@@ -16,6 +17,12 @@ def test_every_row_that_a_test_names_is_in_the_table() -> None:
 def test_the_table_names_the_tests_that_hold_each_row() -> None:
     readme = README.read_text(encoding="utf-8")
     assert readme == with_tests(readme), "Run `python -m tests.repository.row_map`."
+
+
+def test_every_file_that_the_readme_names_exists() -> None:
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", README.read_text(encoding="utf-8"))
+    assert len(named) > 40
+    assert not [name for name in named if not (README.parent / name).exists()]
 
 
 def test_a_comment_with_several_rows_counts_for_each(tmp_path: Path) -> None:

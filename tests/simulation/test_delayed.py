@@ -7,12 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from coordinator.simulation.absence import Death
 from coordinator.simulation.learning import Learning
-from coordinator.simulation.rules.asynchronous import Asynchronous
-from coordinator.simulation.rules.delayed import Delayed
+from coordinator.simulation.rules import Asynchronous, Delayed
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
+from coordinator.simulation.simulated_worker import Death
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +36,7 @@ def test_a_gradient_is_applied_by_the_first_pull_after_its_delay() -> None:
     assert (result.updates, result.gradients, result.rejected) == (8, 12, 0)
 
 
-def test_without_delay_it_is_the_asynchronous_rule_but_that_a_gradient_waits_for_the_next_pull() -> None:
+def test_without_delay_it_is_as_stale_and_as_fast_as_the_asynchronous_rule() -> None:
     setting = {"workers": 8, "compute": "normal(50ms,5ms)", "latency": 0.001, "dispatch": 0.005, "pushes": 8000}
     delayed, asynchronous = (simulate(Setting(rule=rule, **setting)) for rule in (Delayed(0), Asynchronous()))
     assert delayed.updates_per_second == pytest.approx(asynchronous.updates_per_second, rel=0.01)
@@ -62,7 +61,7 @@ def test_the_delay_may_depend_on_the_worker_and_on_the_time() -> None:
     assert result.updates == result.staleness.size < result.gradients
 
 
-def test_gradients_that_are_due_at_the_same_time_are_applied_in_the_order_of_their_pushes() -> None:
+def test_gradients_due_at_the_same_time_are_applied_in_the_order_of_pushes() -> None:
     delays = iter([2.0, 1.0, 0.5, 100.0, 0.0, 0.0, 0.0])
     learning = Learning(Numbered(), learning_rate=1.0, evaluate_every=1)
     result = simulate(

@@ -1,4 +1,4 @@
-"""What `docs/simulation.md` says is so: its commands print what it shows, its programs run."""
+"""The commands of `docs/simulation.md` print what it shows, and its programs run."""
 
 import re
 import shlex
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.launch.command_line import main
+from coordinator.cli.command_line import main
 from coordinator.simulation.known_results.__main__ import RESULTS
-from tests.import_graph import ROOT
+from tests import ROOT
 
 PAGE = (ROOT / "docs" / "simulation.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"```sh\n(coordinator simulate .*?)\n```\n\n```\n(.*?)\n```", PAGE, re.DOTALL)
@@ -21,7 +21,17 @@ def skeleton(text: str) -> tuple[str, list[float]]:
     return re.sub(r"[\s-]+", " ", _NUMBER.sub("N", text)), numbers
 
 
-@pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=[command[20:60] for command, _ in COMMANDS])
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        pytest.param(
+            *found,
+            id=found[0][20:60],
+            marks=[pytest.mark.long] if "--sweep" in found[0] else [],
+        )
+        for found in COMMANDS
+    ],
+)
 def test_a_command_prints_about_what_the_page_shows(
     command: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

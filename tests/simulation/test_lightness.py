@@ -1,4 +1,4 @@
-"""A simulation is quick to begin: it loads no TensorFlow, and pictures only where one is drawn."""
+"""A simulation starts quickly: it loads no TensorFlow, and matplotlib only to draw."""
 
 import coordinator
 from coordinator import simulation
@@ -24,7 +24,7 @@ def test_simulating_loads_nothing_heavy(run_program: ProgramRunner) -> None:
 def test_the_other_commands_load_nothing_of_it(run_program: ProgramRunner) -> None:
     source = """
         import sys
-        from coordinator.launch.command_line import main
+        from coordinator.cli.command_line import main
         try:
             main(["run", "--help"])
         except SystemExit:

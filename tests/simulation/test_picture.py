@@ -1,4 +1,4 @@
-"""Pictures are drawn, and everything on them has a name and a unit."""
+"""Everything on a picture has a name and a unit."""
 
 from pathlib import Path
 
@@ -6,14 +6,12 @@ import pytest
 
 from coordinator.errors import SettingError
 from coordinator.simulation import picture
-from coordinator.simulation.absence import Death
 from coordinator.simulation.learning import Learning
 from coordinator.simulation.problem import LogisticRegression
-from coordinator.simulation.rules.asynchronous import Asynchronous
-from coordinator.simulation.rules.bounded_delay import BoundedDelay
-from coordinator.simulation.rules.delayed import Delayed
+from coordinator.simulation.rules import Asynchronous, BoundedDelay, Delayed
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
+from coordinator.simulation.simulated_worker import Death
 
 
 def result(rule=None, workers: int = 12, learning: Learning | None = None):
@@ -36,15 +34,28 @@ LEARNING = Learning(LogisticRegression())
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda: picture.picture(result()),
-        lambda: picture.picture(result(BoundedDelay(2), learning=LEARNING)),
-        lambda: picture.picture(result(Delayed(float("inf")))),
-        lambda: picture.comparison([("one", result(learning=LEARNING)), ("two", result(learning=LEARNING))]),
-        lambda: picture.comparison([("one", result()), ("two", result(BoundedDelay(2)))]),
-        lambda: picture.scaling("workers", [2, 4], [("one", [result(workers=2), result(workers=4)])]),
-        lambda: picture.scaling("max_delay", [0, 2], [("b", [result(BoundedDelay(0)), result(BoundedDelay(2))])]),
+        pytest.param(lambda: picture.picture(result()), id="one", marks=pytest.mark.long),
+        pytest.param(lambda: picture.picture(result(BoundedDelay(2), learning=LEARNING)), id="one that learns"),
+        pytest.param(lambda: picture.picture(result(Delayed(float("inf")))), id="one without updates"),
+        pytest.param(
+            lambda: picture.comparison([("one", result(learning=LEARNING)), ("two", result(learning=LEARNING))]),
+            id="rules that learn",
+        ),
+        pytest.param(
+            lambda: picture.comparison([("one", result()), ("two", result(BoundedDelay(2)))]),
+            id="rules",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            lambda: picture.scaling("workers", [2, 4], [("one", [result(workers=2), result(workers=4)])]),
+            id="workers",
+        ),
+        pytest.param(
+            lambda: picture.scaling("max_delay", [0, 2], [("b", [result(BoundedDelay(0)), result(BoundedDelay(2))])]),
+            id="delays",
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["one", "one that learns", "one without updates", "rules that learn", "rules", "workers", "delays"],
 )
 def test_every_part_of_a_picture_has_a_title_and_named_axes(draw, tmp_path: Path) -> None:
     figure = draw()
@@ -68,7 +79,7 @@ def test_timelines_show_the_first_steps_of_a_few_workers_and_their_deaths() -> N
     ]
 
 
-def test_timelines_go_on_until_a_death_is_over() -> None:
+def test_timelines_show_a_death_to_its_end() -> None:
     late = simulate(Setting(workers=2, compute=0.05, deaths=[Death(1, 3.0, 1.0)], seconds=20.0))
     early = simulate(Setting(workers=2, compute=0.05, seconds=20.0))
     assert picture.picture(late).axes[0].get_xlim() == pytest.approx((0, 4.4))

@@ -3,26 +3,28 @@ import math
 import pytest
 
 from coordinator.errors import SettingError
-from coordinator.simulation.absence import Death, Pause
 from coordinator.simulation.distribution import LogNormal
 from coordinator.simulation.problem import LogisticRegression
-from coordinator.simulation.request import Request
-from coordinator.simulation.rules.asynchronous import Asynchronous
-from coordinator.simulation.rules.bounded_delay import BoundedDelay
-from coordinator.simulation.rules.delayed import Delayed
-from coordinator.simulation.rules.model_average import ModelAverage
-from coordinator.simulation.rules.stale_synchronous import StaleSynchronous
-from coordinator.simulation.rules.synchronous import Synchronous
+from coordinator.simulation.request import SWEPT_SETTINGS, Request, Sweep, parse_sweep
+from coordinator.simulation.rules import (
+    Asynchronous,
+    BoundedDelay,
+    Delayed,
+    ModelAverage,
+    StaleSynchronous,
+    Synchronous,
+)
 from coordinator.simulation.setting import Setting
+from coordinator.simulation.simulated_worker import Death, Pause
 
 
-def test_what_is_not_said_has_the_default_of_a_setting() -> None:
+def test_an_option_that_is_not_given_has_the_default_of_its_setting() -> None:
     request = Request.of({"workers": None, "rule": None})
     assert request.rules == ("asynchronous",)
     assert request.setting("asynchronous") == Setting()
 
 
-def test_everything_can_be_said() -> None:
+def test_every_option_becomes_a_setting() -> None:
     options = {
         "workers": 5,
         "ps": 2,
@@ -52,8 +54,8 @@ def test_everything_can_be_said() -> None:
     assert (setting.workers, setting.ps, setting.pushes, setting.seconds, setting.seed) == (5, 2, 100, 60.0, 7)
     assert setting.compute == LogNormal(0.05, 0.4)
     assert (setting.bandwidth, setting.model_bytes, setting.pushed_bytes) == (1.25e9, 1e8, 1e6)
-    assert (setting.message_latency.mean, setting.message_service.mean, setting.update) == (0.001, 0.001, 0.002)
-    assert setting.dispatch_of_each.mean == 0.003
+    assert [setting.distribution(name).mean for name in ("latency", "service", "dispatch")] == [0.001, 0.001, 0.003]
+    assert setting.update == 0.002
     assert setting.slow_down == {0: 4.0, 3: 2.5}
     assert (setting.stragglers, setting.straggler_factor) == (0.2, 3.0)
     assert (setting.slow_steps, setting.slow_step_factor) == (0.01, 20.0)
@@ -93,18 +95,18 @@ def test_a_sweep_changes_one_setting_and_what_follows_from_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "reason"),
     [
         ({"rule": "hogwild"}, "rule must be of asynchronous, .*; got 'hogwild'"),
         ({"compare": "asynchronous,hogwild"}, "compare must be of asynchronous, .*; got 'hogwild'"),
         ({"compare": "asynchronous", "rule": "synchronous"}, "compare names the rules"),
         ({"rule": "bounded_delay"}, "max_delay must be given"),
-        ({"rule": "stale_synchronous", "max_lead": 0}, "max_lead must be a whole number of at least 1, got 0"),
+        ({"rule": "stale_synchronous", "max_lead": 0}, "max_lead must be an integer of at least 1 .*, got 0"),
         ({"rule": "delayed"}, "delay must be given"),
         ({"rule": "delayed", "delay": "-1s"}, "delay must be a time of at least 0 with its unit"),
-        ({"rule": "bounded_delay", "max_delay": "-1"}, "max_delay must be a whole number of at least 0"),
-        ({"rule": "bounded_delay", "max_delay": "x"}, "max_delay must be a whole number or inf, got 'x'"),
-        ({"rule": "synchronous", "grads_to_wait": "all"}, "grads_to_wait must be a whole number or workers"),
+        ({"rule": "bounded_delay", "max_delay": "-1"}, "max_delay must be an integer of at least 0"),
+        ({"rule": "bounded_delay", "max_delay": "x"}, "max_delay must be an integer or inf, got 'x'"),
+        ({"rule": "synchronous", "grads_to_wait": "all"}, "grads_to_wait must be an integer or workers"),
         ({"slow_down": "0=4"}, "slow_down must be WORKER:FACTOR"),
         ({"pauses": "1@2s"}, "pauses must say how long"),
         ({"deaths": "1"}, "deaths must be WORKER@TIME"),
@@ -112,10 +114,35 @@ def test_a_sweep_changes_one_setting_and_what_follows_from_it() -> None:
         ({"learning_rate": 0.1, "problem": "imagenet"}, "problem must be one of logistic_regression, small_network"),
         ({"problem": "small_network"}, "problem is learned only with --learning-rate"),
         ({"update": "5"}, "update must be a time"),
-        ({"sweep": "workers=0..4"}, "workers must be a whole number of at least 1, got 0"),
+        ({"sweep": "workers=0..4"}, "workers must be an integer of at least 1, got 0"),
     ],
 )
-def test_what_cannot_be_is_refused_by_the_name_of_its_option(options, complaint: str) -> None:
-    with pytest.raises(SettingError, match=f"^{complaint}"):  # noqa: PT012 - reading and checking are two steps
+def test_a_wrong_option_is_refused_by_its_name(options, reason: str) -> None:
+    with pytest.raises(SettingError, match=f"^{reason}"):  # noqa: PT012 - reading and checking are two steps
         request = Request.of(options)
         request.setting(request.rules[0], request.sweep.values[0] if request.sweep else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "sweep"),
+    [
+        ("workers=1..512", Sweep("workers", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512))),
+        ("workers=3..20", Sweep("workers", (3, 6, 12, 20))),
+        ("max_delay=0..16", Sweep("max_delay", (0, 1, 2, 4, 8, 16))),
+        ("max-delay=0..0", Sweep("max_delay", (0,))),
+        ("ps=8,1,1,3", Sweep("ps", (1, 3, 8))),
+    ],
+)
+def test_a_range_doubles_and_a_list_is_a_list(text: str, sweep: Sweep) -> None:
+    assert parse_sweep(text) == sweep
+
+
+@pytest.mark.parametrize("text", ["workers", "workers=", "workers=8..1", "workers=a..b", "workers=1,-2", "workers=0.5"])
+def test_a_sweep_without_values_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(SettingError, match=r"^sweep must have values such as workers=1\.\.512 or workers=1,8,32"):
+        parse_sweep(text)
+
+
+def test_a_setting_that_cannot_be_swept_is_refused_with_those_that_can() -> None:
+    with pytest.raises(SettingError, match=f"^sweep must be of one of {', '.join(SWEPT_SETTINGS)}"):
+        parse_sweep("colour=1..3")

@@ -4,7 +4,7 @@ import re
 import numpy as np
 import pytest
 
-from coordinator.simulation.rules.synchronous import Synchronous
+from coordinator.simulation.rules import Synchronous
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
 
@@ -49,7 +49,7 @@ def test_a_summary_can_be_written_as_json(result) -> None:
     assert summary["idle_share"] == 0
 
 
-def test_a_cluster_that_saw_no_push_has_figures_too() -> None:
+def test_a_cluster_without_pushes_has_figures_too() -> None:
     result = simulate(Setting(compute=10.0, seconds=1.0))
     assert (result.mean_staleness, result.p99_staleness, result.max_staleness) == (0, 0, 0)
     assert result.compute_share == pytest.approx(1.0)

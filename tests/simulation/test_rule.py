@@ -2,12 +2,12 @@ import random
 
 import pytest
 
-from coordinator.simulation.rules.least_value import LeastValue
+from coordinator.simulation.rule import IntegerMultiset
 
 
-def test_the_least_is_known_whatever_comes_and_goes() -> None:
+def test_the_minimum_is_that_of_the_integers_present() -> None:
     generator = random.Random(0)
-    values, plain, floor = LeastValue(), [], 0
+    values, plain, floor = IntegerMultiset(), [], 0
     for _ in range(3000):
         if plain and generator.random() < 0.5:
             gone = generator.choice(plain)
@@ -18,11 +18,11 @@ def test_the_least_is_known_whatever_comes_and_goes() -> None:
             plain.append(floor)
             values.add(floor)
         assert len(values) == len(plain)
-        assert values.least(-1) == min(plain, default=-1)
+        assert values.minimum(-1) == min(plain, default=-1)
 
 
-def test_what_is_not_there_cannot_go() -> None:
-    values = LeastValue()
+def test_an_integer_that_is_not_present_cannot_be_removed() -> None:
+    values = IntegerMultiset()
     values.add(3)
     with pytest.raises(KeyError):
         values.remove(2)

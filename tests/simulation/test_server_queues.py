@@ -10,9 +10,10 @@ MESSAGES = 100_000
 def test_messages_are_served_one_after_another() -> None:
     servers = ServerQueues(1, Constant(2.0), np.random.default_rng(0))
     assert [servers.serve(now, 0.0, 0.0) for now in (0.0, 1.0, 1.5, 10.0)] == [2.0, 4.0, 6.0, 12.0]
-    assert servers.queued == pytest.approx(0.0 + 1.0 + 2.5 + 0.0)
-    assert servers.longest == 2
-    assert servers.busy == 8.0
+    seen = servers.statistics(16.0)
+    assert seen.mean_wait == pytest.approx((0.0 + 1.0 + 2.5 + 0.0) / 4)
+    assert seen.longest == 2
+    assert seen.utilization == 0.5
     assert servers.home_free_at == 12.0
 
 
@@ -43,6 +44,7 @@ def test_arrivals_at_random_wait_for_as_long_as_queueing_theory_says(service, wa
     servers = ServerQueues(1, service, generator)
     for now in np.cumsum(generator.exponential(1 / 0.8, MESSAGES)).tolist():
         servers.serve(now, 0.0, 0.0)
-    assert servers.queued / MESSAGES == pytest.approx(wait, rel=0.1)
+    seen = servers.statistics(1.0)
+    assert seen.mean_wait == pytest.approx(wait, rel=0.1)
     # What an arrival finds is what there is on average: by Little's law the load, and those that wait.
-    assert servers.found / MESSAGES == pytest.approx(0.8 * (wait + 1.0), rel=0.1)
+    assert seen.mean_length == pytest.approx(0.8 * (wait + 1.0), rel=0.1)

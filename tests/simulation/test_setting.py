@@ -3,9 +3,9 @@ import math
 import pytest
 
 from coordinator.errors import SettingError
-from coordinator.simulation.absence import Death, Pause
 from coordinator.simulation.distribution import Constant, LogNormal
 from coordinator.simulation.setting import Setting
+from coordinator.simulation.simulated_worker import Death, Pause
 
 
 def test_texts_and_numbers_become_distributions() -> None:
@@ -36,25 +36,25 @@ def test_it_ends_after_enough_pushes_if_nothing_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "complaint"),
+    ("given", "reason"),
     [
-        ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
-        ({"workers": 2.5}, "workers must be a whole number"),
-        ({"ps": 0}, "ps must be a whole number of at least 1"),
-        ({"pushes": 0}, "pushes must be a whole number of at least 1"),
-        ({"seed": -1}, "seed must be a whole number of at least 0"),
+        ({"workers": 0}, "workers must be an integer of at least 1, got 0"),
+        ({"workers": 2.5}, "workers must be an integer"),
+        ({"ps": 0}, "ps must be an integer of at least 1"),
+        ({"pushes": 0}, "pushes must be an integer of at least 1"),
+        ({"seed": -1}, "seed must be an integer of at least 0"),
         ({"rule": "asynchronous"}, "rule must be a rule such as"),
         ({"compute": "x"}, "compute must be a time"),
         ({"workers": 2, "compute": [0.1]}, "compute must be one distribution, or one for each of 2 workers; has 1"),
-        ({"latency": -0.1}, "latency must be a distribution"),
+        ({"latency": -0.1}, "latency must be a number of seconds of at least 0, a text or a distribution"),
         ({"dispatch": "x"}, "dispatch must be a time"),
-        ({"stragglers": 1.5}, "stragglers must be a share from 0 to 1"),
-        ({"slow_steps": -0.5}, "slow_steps must be a share"),
-        ({"straggler_factor": 0}, "straggler_factor must be above 0"),
-        ({"bandwidth": 0}, "bandwidth must be above 0"),
-        ({"seconds": 0}, "seconds must be above 0"),
-        ({"model_bytes": -1}, "model_bytes must be at least 0"),
-        ({"update": math.nan}, "update must be at least 0"),
+        ({"stragglers": 1.5}, "stragglers must be a number from 0 to 1"),
+        ({"slow_steps": -0.5}, "slow_steps must be a number from 0 to 1"),
+        ({"straggler_factor": 0}, "straggler_factor must be a number above 0"),
+        ({"bandwidth": 0}, "bandwidth must be a number above 0"),
+        ({"seconds": 0}, "seconds must be a number above 0"),
+        ({"model_bytes": -1}, "model_bytes must be a number of at least 0"),
+        ({"update": math.nan}, "update must be a number of at least 0"),
         ({"slow_down": {0: 0.0}}, "slow_down must have factors above 0"),
         ({"slow_down": {4: 2.0}}, "slow_down must name workers from 0 to 3, got 4"),
         ({"pauses": [Pause(-1, 0.0, 1.0)]}, "pauses must name workers from 0 to 3, got -1"),
@@ -62,6 +62,6 @@ def test_it_ends_after_enough_pushes_if_nothing_is_said() -> None:
         ({"compute": 0.0, "seconds": 1.0}, "compute must be above 0"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_is_allowed(given, complaint: str) -> None:
-    with pytest.raises(SettingError, match=f"^{complaint}"):
+def test_a_wrong_setting_is_refused_with_what_is_allowed(given, reason: str) -> None:
+    with pytest.raises(SettingError, match=f"^{reason}"):
         Setting(**given)

@@ -1,18 +1,14 @@
-"""The engine, against what can be worked out by hand."""
+"""The engine, compared with calculations by hand."""
 
 import math
 
 import numpy as np
 import pytest
 
-from coordinator.simulation.absence import Death, Pause
-from coordinator.simulation.rules.asynchronous import Asynchronous
-from coordinator.simulation.rules.bounded_delay import BoundedDelay
-from coordinator.simulation.rules.stale_synchronous import StaleSynchronous
-from coordinator.simulation.rules.synchronous import Synchronous
+from coordinator.simulation.rules import Asynchronous, BoundedDelay, StaleSynchronous, Synchronous
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
-from coordinator.simulation.timeline import Activity
+from coordinator.simulation.simulated_worker import Activity, Death, Pause
 
 # Far below what an idle machine does: the machine of the tests may be a slow one that others use too.
 LEAST_EVENTS_PER_SECOND = 40_000
@@ -66,23 +62,23 @@ def test_workers_have_the_times_that_they_were_given() -> None:
     assert result.computed == pytest.approx([40.05] * 3)
 
 
-def test_stragglers_and_slow_steps_take_so_many_times_as_long() -> None:
+def test_stragglers_and_slow_steps_take_their_factor_as_long() -> None:
     result = simulate(Setting(workers=4, compute=0.1, stragglers=0.25, straggler_factor=4.0, seconds=80.05))
     assert result.clocks.tolist() == [800, 800, 800, 200]
     slow = simulate(Setting(workers=1, compute=0.1, slow_steps=0.1, slow_step_factor=11.0, pushes=5000))
     assert slow.seconds / 5000 == pytest.approx(0.2, rel=0.1)
 
 
-def test_a_pause_makes_a_step_so_much_longer_and_no_later_one() -> None:
+def test_a_pause_lengthens_one_step_and_no_later_one() -> None:
     result = simulate(Setting(workers=1, compute=1.0, pauses=[Pause(0, 2.5, 10.0)], pushes=5))
     assert result.push_times == pytest.approx([1.0, 2.0, 13.0, 14.0, 15.0])
 
 
-def test_a_dead_workers_step_is_lost_and_it_begins_anew_when_it_returns() -> None:
+def test_a_dead_workers_step_is_lost_and_it_begins_another_when_it_returns() -> None:
     result = simulate(Setting(workers=2, compute=1.0, deaths=[Death(1, 2.5, back_after=2.0)], seconds=7.75))
     assert result.push_times[result.push_workers == 1] == pytest.approx([1.0, 2.0, 5.5, 6.5, 7.5])
     assert result.absent == pytest.approx([0.0, 2.0])
-    (span,) = (span for span in result.lanes[1].spans if span.activity is Activity.DEAD)
+    (span,) = (span for span in result.timelines[1].spans if span.activity is Activity.DEAD)
     assert (span.start, span.end) == pytest.approx((2.5, 4.5))
 
 
@@ -102,7 +98,7 @@ def test_it_ends_when_all_workers_are_dead_for_good() -> None:
     assert result.clocks.tolist() == [2, 4]
 
 
-def test_one_who_dies_while_it_waits_is_not_let_in() -> None:
+def test_a_worker_that_dies_while_it_waits_does_not_begin() -> None:
     deaths = [Death(1, 3.0, back_after=20.0)]
     setting = Setting(workers=2, rule=StaleSynchronous(max_lead=1), compute=[10.0, 1.0], deaths=deaths, seconds=60.0)
     result = simulate(setting)
@@ -111,14 +107,14 @@ def test_one_who_dies_while_it_waits_is_not_let_in() -> None:
 
 
 @pytest.mark.parametrize("rule", [Asynchronous(), Synchronous(3), BoundedDelay(2, grads_to_wait=3)], ids=str)
-def test_what_workers_do_adds_up_to_their_time(rule) -> None:
+def test_the_shares_of_workers_time_add_up(rule) -> None:
     result = simulate(Setting(workers=5, rule=rule, compute="exponential(50ms)", latency=0.01, pushes=3000))
     assert result.compute_share + result.communicate_share + result.idle_share == pytest.approx(1.0)
     steps = result.gradients / 5
     assert result.communicate_share * result.seconds == pytest.approx(steps * 0.04, rel=0.05)
 
 
-def test_a_seed_gives_the_same_course_and_another_one_another() -> None:
+def test_a_seed_gives_the_same_result_and_another_seed_another() -> None:
     setting = {"workers": 20, "compute": "lognormal(50ms,0.4)", "latency": "exponential(1ms)", "pushes": 2000}
     first, again, other = (simulate(Setting(seed=seed, **setting)) for seed in (1, 1, 2))
     assert first.push_times.tolist() == again.push_times.tolist()
@@ -137,8 +133,7 @@ def test_a_rule_leaves_the_random_numbers_of_others_alone() -> None:
 
 def test_the_events_of_thousands_of_workers_are_quick() -> None:
     setting = Setting(workers=2000, ps=20, compute="lognormal(50ms,0.4)", latency=0.0005, service=1e-6, pushes=40_000)
-    best = max(simulate(setting).events_per_second for _ in range(3))
-    assert best > LEAST_EVENTS_PER_SECOND
+    assert any(simulate(setting).events_per_second > LEAST_EVENTS_PER_SECOND for _ in range(3))
 
 
 def test_the_tail_of_heavy_times_is_seen() -> None:

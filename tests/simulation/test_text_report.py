@@ -1,14 +1,16 @@
+import pytest
+
 from coordinator.simulation.learning import Learning
 from coordinator.simulation.problem import LogisticRegression
-from coordinator.simulation.rules.bounded_delay import BoundedDelay
+from coordinator.simulation.rules import Asynchronous, BoundedDelay, StaleSynchronous, Synchronous
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
-from coordinator.simulation.text_report import sheet, table
+from coordinator.simulation.text_report import advice, aligned, summary, table
 
 
-def test_a_sheet_has_a_line_for_each_kind_of_figure() -> None:
+def test_a_summary_has_a_line_for_each_kind_of_figure() -> None:
     result = simulate(Setting(workers=2, rule=BoundedDelay(1), compute=0.1, pushes=20))
-    lines = sheet(result).splitlines()
+    lines = summary(result).splitlines()
     assert lines[0] == "cluster        2 workers, 1 ps, bounded_delay(max_delay=1)"
     assert lines[1] == "updates        20 /s"
     titles = [line[:13].rstrip() for line in lines]
@@ -24,3 +26,41 @@ def test_a_table_has_a_row_for_each_and_a_loss_where_something_is_learned() -> N
     assert set(ruler) == {"-", " "}
     assert [row.split("  ")[0] for row in rows] == ["one", "the other"]
     assert {len(row) for row in rows} == {len(head)}
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"workers": 40, "rule": BoundedDelay(3)}, "at most 4 of 40 workers can be under way. With --grads-to-wait"),
+        ({"rule": BoundedDelay(0, grads_to_wait=4), "slow_down": {0: 5.0}}, "try a larger --max-delay"),
+        ({"rule": StaleSynchronous(max_lead=2), "slow_down": {0: 5.0}}, "all end up at its pace"),
+        ({"rule": Synchronous(4), "compute": "exponential(50ms)"}, "were computed for nothing"),
+        ({"workers": 50, "update": 0.01}, "more workers bring nothing"),
+    ],
+)
+def test_advice_says_what_stands_out_and_what_to_try(setting, words: str) -> None:
+    (sentence,) = advice(simulate(Setting(pushes=2000, **setting)))
+    assert words in sentence
+
+
+def test_there_is_no_advice_if_nothing_stands_out() -> None:
+    assert list(advice(simulate(Setting(rule=Asynchronous(), pushes=500)))) == []
+
+
+def test_the_first_column_is_on_the_left_and_figures_are_on_the_right():
+    text = aligned(("fault", "ours"), [("killed", "1.50 s"), ("frozen for long", "12.00 s")])
+    assert text.splitlines() == [
+        "fault               ours",
+        "---------------  -------",
+        "killed            1.50 s",
+        "frozen for long  12.00 s",
+    ]
+
+
+def test_a_table_may_have_no_rows():
+    assert aligned(("fault", "ours"), []).splitlines() == ["fault  ours", "-----  ----"]
+
+
+def test_a_row_with_another_number_of_cells_is_refused():
+    with pytest.raises(ValueError, match="2 columns, and a row has 1 cells"):
+        aligned(("fault", "ours"), [("killed",)])

@@ -1,19 +1,19 @@
-"""Curves that nobody trained."""
+"""Loss curves with invented values."""
 
 import numpy as np
 
-from coordinator.testbed.cell import ASYNCHRONOUS, Cell
-from coordinator.testbed.loss_curve import Curve
+from coordinator.testbed.experiment import ASYNCHRONOUS, Trial
+from coordinator.testbed.loss_curve import LossCurve
 
 
-def curve(cell: Cell, spikes: int = 0, quickness: float = 0.05, batches: int = 200) -> Curve:
+def curve(trial: Trial, spikes: int = 0, quickness: float = 0.05, batches: int = 200) -> LossCurve:
     """A loss that falls from 3 towards 0, as quickly as said, with long spikes of height 1 at the end."""
     losses = 3 * np.exp(-quickness * np.arange(batches))
     for spike in range(spikes):
         losses[batches - 40 * spike - 20 : batches - 40 * spike] += 1
-    return Curve(cell, losses, mean_staleness=float(cell.workers - 1), seconds=1.0)
+    return LossCurve(trial, losses, mean_staleness=float(trial.workers - 1), seconds=1.0)
 
 
-def asynchronous(workers: int, delay: float, spikes: int = 0, quickness: float = 0.05) -> Curve:
+def asynchronous(workers: int, delay: float, spikes: int = 0, quickness: float = 0.05) -> LossCurve:
     """Such a curve of the asynchronous mode."""
-    return curve(Cell(ASYNCHRONOUS, workers, delay), spikes, quickness)
+    return curve(Trial(ASYNCHRONOUS, workers, delay), spikes, quickness)

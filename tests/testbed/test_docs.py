@@ -1,33 +1,37 @@
-"""What `docs/testbed.md` says is so: its commands are understood, and what it names is there."""
+"""The commands of `docs/testbed.md` are valid, and the files and options that it names exist."""
 
 import argparse
 import re
 import shlex
 
-from coordinator.cli.testbed import add_options
-from coordinator.testbed import report, spikes
+import pytest
+
+from coordinator.cli.command_line import main
+from coordinator.cli.testbed import add_testbed
+from coordinator.testbed import loss_curve as spikes
+from coordinator.testbed import report
 from coordinator.testbed.experiment import Experiment
-from tests.import_graph import ROOT
+from tests import ROOT
 
 PAGE = (ROOT / "docs" / "testbed.md").read_text(encoding="utf-8")
 
 
 def experiment(command: str) -> Experiment:
     parser = argparse.ArgumentParser()
-    add_options(parser)
-    return Experiment.of(vars(parser.parse_args(shlex.split(command)[2:])))
+    add_testbed(parser.add_subparsers())
+    return Experiment.of(vars(parser.parse_args(shlex.split(command)[1:])))
 
 
 def test_every_command_of_the_page_is_an_experiment() -> None:
     commands = re.findall(r"```sh\n(coordinator testbed.*)\n```", PAGE)
     assert len(commands) == PAGE.count("\ncoordinator testbed ") == 4
-    assert [len(experiment(command).cells()) for command in commands] == [7, 18, 6, 18]
+    assert [len(experiment(command).trials()) for command in commands] == [7, 18, 6, 18]
 
 
-def test_the_options_and_the_files_that_it_names_exist() -> None:
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    known = parser.format_help()
+def test_the_options_and_the_files_that_it_names_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["testbed", "--help"])
+    known = capsys.readouterr().out
     assert all(option in known for option in re.findall(r"`(--[a-z-]+)`", PAGE))
     written = re.findall(r"`([a-z_]+\.(?:csv|txt))`", PAGE)
     assert set(written) == {report.LOSSES, report.TABLE, report.SUMMARY}
@@ -45,4 +49,4 @@ def test_it_says_what_a_spike_is_as_the_code_has_it() -> None:
 def test_what_it_shows_as_measured_is_of_the_default_grid() -> None:
     assert str(Experiment()) in PAGE
     shown = [line for line in PAGE.splitlines() if line.startswith(("sequential  ", "synchronous, ", "asynchronous, "))]
-    assert [line.partition("  ")[0] for line in shown] == [str(cell) for cell in Experiment().cells()]
+    assert [line.partition("  ")[0] for line in shown] == [str(trial) for trial in Experiment().trials()]

@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.errors import SettingError
-from coordinator.testbed.cell import ASYNCHRONOUS, SEQUENTIAL, Cell
-from coordinator.testbed.experiment import QUICK, Experiment
+from coordinator.testbed.experiment import ASYNCHRONOUS, MODES, QUICK, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
 
 
 def test_by_default_it_is_the_grid_of_the_paper() -> None:
@@ -12,11 +11,11 @@ def test_by_default_it_is_the_grid_of_the_paper() -> None:
     assert experiment == Experiment()
     assert experiment.delays == (0.0, 0.5, 1.0, 1.5, 2.0)
     assert experiment.batch_size == 100
-    assert len(experiment.cells()) == 1 + 2 + 3 * 5
+    assert len(experiment.trials()) == 1 + 2 + 3 * 5
     assert experiment.most_workers == 3
 
 
-def test_the_default_leaves_time_within_a_quarter_of_an_hour_and_quick_within_a_minute() -> None:
+def test_the_default_takes_under_ten_minutes_and_quick_under_one() -> None:
     assert Experiment().seconds < 600
     assert Experiment.of({"quick": True}).seconds < 40
 
@@ -24,11 +23,11 @@ def test_the_default_leaves_time_within_a_quarter_of_an_hour_and_quick_within_a_
 def test_options_are_read_as_text() -> None:
     given = {"workers": "3, 1,3", "delays": "2,0.5", "modes": "asynchronous,sequential", "batches": "50"}
     experiment = Experiment.of(given)
-    assert experiment.cells() == [
-        Cell(SEQUENTIAL, 1),
-        *(Cell(ASYNCHRONOUS, workers, delay) for workers in (1, 3) for delay in (0.5, 2.0)),
+    assert experiment.trials() == [
+        Trial(SEQUENTIAL, 1),
+        *(Trial(ASYNCHRONOUS, workers, delay) for workers in (1, 3) for delay in (0.5, 2.0)),
     ]
-    assert [experiment.batches_of(Cell(ASYNCHRONOUS, workers, 0.0)) for workers in (1, 3)] == [50, 51]
+    assert [experiment.batches_of(Trial(ASYNCHRONOUS, workers, 0.0)) for workers in (1, 3)] == [50, 51]
 
 
 def test_what_is_given_goes_before_what_is_quick() -> None:
@@ -38,32 +37,52 @@ def test_what_is_given_goes_before_what_is_quick() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "option", "complaint"),
+    ("given", "option", "reason"),
     [
-        ({"workers": "0"}, "workers", "must be a whole number from 1 to 16, got 0."),
-        ({"workers": "two"}, "workers", "must be a whole number, got 'two'."),
+        ({"workers": "0"}, "workers", "must be an integer from 1 to 16, got 0."),
+        ({"workers": "two"}, "workers", "must be an integer, got 'two'."),
         ({"workers": ","}, "workers", "must name at least one."),
         ({"workers": "1", "modes": "synchronous"}, "workers", "must have one of at least 2 for the synchronous mode."),
         ({"delays": "0,-1"}, "delays", "must be a number of seconds from 0 to 3600, got -1.0."),
         ({"delays": "nan"}, "delays", "must be a number of seconds from 0 to 3600, got nan."),
         ({"modes": "hogwild"}, "modes", "must be of sequential, synchronous, asynchronous, got 'hogwild'."),
-        ({"batch_size": "0"}, "batch_size", "must be a whole number from 1 to 10000, got 0."),
-        ({"batches": "1.5"}, "batches", "must be a whole number, got '1.5'."),
+        ({"batch_size": "0"}, "batch_size", "must be an integer from 1 to 10000, got 0."),
+        ({"batches": "1.5"}, "batches", "must be an integer, got '1.5'."),
         ({"step_time": "-0.1"}, "step_time", "must be a number of seconds from 0 to 3600, got -0.1."),
         ({"learning_rate": "0"}, "learning_rate", "must be a number from 1e-09 to 1000, got 0.0."),
         ({"target_loss": "inf"}, "target_loss", "must be a number from 1e-09 to 1000, got inf."),
-        ({"seed": "-1"}, "seed", "must be a whole number from 0 to 2147483647, got -1."),
+        ({"seed": "-1"}, "seed", "must be an integer from 0 to 2147483647, got -1."),
         ({"data": "mnist"}, "data", "must be of digits, cifar10, got 'mnist'."),
         ({"data": "cifar10"}, "folder", "is needed with --data cifar10: where data_batch_1 to data_batch_5 are."),
     ],
 )
-def test_what_cannot_be_names_the_option_and_what_is_allowed(
-    given: dict[str, str], option: str, complaint: str
-) -> None:
+def test_a_wrong_option_is_named_with_what_is_allowed(given: dict[str, str], option: str, reason: str) -> None:
     with pytest.raises(SettingError) as caught:
         Experiment.of(given)
-    assert (caught.value.option, caught.value.complaint) == (option, complaint)
+    assert (caught.value.option, caught.value.reason) == (option, reason)
 
 
 def test_the_folder_is_a_path() -> None:
     assert Experiment.of({"data": "cifar10", "folder": "somewhere"}).folder == Path("somewhere")
+
+
+def test_the_grid_has_one_sequential_cell_and_delays_for_the_asynchronous_mode_alone() -> None:
+    assert Experiment(modes=MODES, workers=(1, 2, 3), delays=(0.0, 0.5)).trials() == [
+        Trial(SEQUENTIAL, 1),
+        Trial(SYNCHRONOUS, 2),
+        Trial(SYNCHRONOUS, 3),
+        *(Trial(ASYNCHRONOUS, workers, delay) for workers in (1, 2, 3) for delay in (0.0, 0.5)),
+    ]
+
+
+def test_a_grid_has_only_the_modes_that_are_asked_for() -> None:
+    assert Experiment(modes=[SYNCHRONOUS], workers=(1, 2)).trials() == [Trial(SYNCHRONOUS, 2)]
+
+
+def test_a_cell_is_told_by_what_matters_in_its_mode() -> None:
+    trials = [Trial(SEQUENTIAL, 1), Trial(SYNCHRONOUS, 2), Trial(ASYNCHRONOUS, 1, 0.5)]
+    assert [str(trial) for trial in trials] == [
+        "sequential",
+        "synchronous, 2 workers",
+        "asynchronous, 1 worker, delay 0.5 s",
+    ]

@@ -2,14 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.testbed.cell import SYNCHRONOUS, Cell
+from coordinator.testbed.experiment import SYNCHRONOUS, Trial
 from coordinator.testbed.findings import findings, is_rising
 from tests.testbed.made_up import asynchronous, curve
 
 # As the paper has it.
 AS_FOUND = [
-    curve(Cell(SYNCHRONOUS, 2)),
-    curve(Cell(SYNCHRONOUS, 3)),
+    curve(Trial(SYNCHRONOUS, 2)),
+    curve(Trial(SYNCHRONOUS, 3)),
     asynchronous(2, 0.0),
     asynchronous(2, 1.0, spikes=1, quickness=0.03),
     asynchronous(3, 0.0),
@@ -84,5 +84,5 @@ def test_what_the_grid_does_not_show_cannot_be_told() -> None:
 def test_synchronous_and_asynchronous_are_alike_in_speed_and_in_where_they_end(
     quickness: float, spikes: int, verdict: str
 ) -> None:
-    alike = findings([curve(Cell(SYNCHRONOUS, 2)), asynchronous(2, 0.0, spikes, quickness)], 1.0)[-1]
+    alike = findings([curve(Trial(SYNCHRONOUS, 2)), asynchronous(2, 0.0, spikes, quickness)], 1.0)[-1]
     assert alike.verdict == verdict

@@ -82,7 +82,7 @@ def test_a_frozen_worker_says_nothing_and_is_the_same_when_thawed(cluster: Local
         assert probe.status(timeout=10) == before
 
 
-def test_the_resolver_tells_the_client_where_the_servers_are(cluster: LocalCluster) -> None:
+def test_the_resolver_has_the_addresses_of_the_servers(cluster: LocalCluster) -> None:
     resolver = cluster.resolver
     assert resolver is cluster.resolver
     assert resolver.cluster_spec().as_dict() == cluster.spec
@@ -170,7 +170,7 @@ def test_its_servers_end_with_a_test_run_that_is_killed(run_program: ProgramRunn
 
 @pytest.mark.parametrize(("job", "index"), [("worker", 1), ("ps", -1), ("chief", 0)])
 @pytest.mark.parametrize("verb", ["kill", "restart", "freeze", "thaw", "pid", "is_alive", "wait_ready"])
-def test_a_server_that_is_not_there_is_refused(cluster: LocalCluster, verb: str, job: str, index: int) -> None:
+def test_an_unknown_server_is_refused(cluster: LocalCluster, verb: str, job: str, index: int) -> None:
     with pytest.raises(ClusterSpecError, match="there are /job:worker/task:0, /job:ps/task:0"):
         getattr(cluster, verb)(job, index)
 
@@ -197,21 +197,21 @@ def test_it_is_not_started_twice(cluster: LocalCluster) -> None:
         cluster.start()
 
 
-def test_it_tells_which_servers_run(cluster: LocalCluster) -> None:
+def test_its_repr_says_which_servers_run(cluster: LocalCluster) -> None:
     assert f"/job:worker/task:0 at {cluster.spec['worker'][0]} runs" in repr(cluster)
 
 
 def test_starting_servers_loads_no_tensorflow(run_program: ProgramRunner) -> None:
     run_program("""
         import sys
-        import coordinator.launch.command_line
+        import coordinator.cli.command_line
         from coordinator.testing import LocalCluster
         assert "tensorflow" not in sys.modules
     """)
 
 
-def test_only_what_there_is_can_be_imported() -> None:
+def test_only_public_names_can_be_imported() -> None:
     assert {"FakeRuntime", "LocalCluster"} <= set(dir(coordinator.testing))
     assert coordinator.testing.LocalCluster is LocalCluster
-    with pytest.raises(AttributeError, match="no attribute 'RemoteCluster'"):
+    with pytest.raises(AttributeError, match="RemoteCluster"):
         assert coordinator.testing.RemoteCluster

@@ -1,4 +1,4 @@
-"""What several tests of update rules train."""
+"""The variables of several tests of update rules."""
 
 import pytest
 import tensorflow as tf

@@ -1,5 +1,6 @@
-"""Gradient descent, and steps that go down by one, so that a test can count them in what they read and leave."""
+"""Gradient descent, and steps that subtract one, so that their number shows in what they read and leave."""
 
+import pytest
 import tensorflow as tf
 
 from tests.ps_strategy.every_worker import TIMEOUT
@@ -36,3 +37,11 @@ def value_of(variables):
 def run(strategy, step, worker=None, *args):
     """What a step gives on a worker, or on any."""
     return strategy.schedule(step, args=args, worker=worker).result(TIMEOUT)
+
+
+def mostly_long(values, *usual):
+    """Returns pytest parameters, of which the default suite runs the usual ones and the long suite the others."""
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else [value]), marks=[pytest.mark.long] * (value not in usual))
+        for value in values
+    ]

@@ -1,4 +1,4 @@
-"""A model of two layers that is to learn the sum of its inputs, and its gradients."""
+"""A model of two layers that learns the sum of its inputs, and its gradients."""
 
 import keras
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""The decisions give the same for plain numbers, for NumPy's, and for tensors inside a function."""
+"""The decisions give the same results for Python numbers, NumPy numbers, and tensors inside a function."""
 
 import numpy as np
 import pytest

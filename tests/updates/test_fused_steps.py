@@ -1,11 +1,12 @@
-"""Steps of an update rule run several in one call if none of them may wait for another worker."""
+"""Steps of an update rule are fused if none of them may wait for another worker."""
 
 import pytest
 import tensorflow as tf
 
 from coordinator.updates import Asynchronous, BoundedDelay, ModelAverage, StaleSynchronous, Synchronous
 from tests.ps_strategy.fusing.fused_calls import COUNT, FusedCalls
-from tests.updates.descent import descend
+from tests.updates.descent import descend, mostly_long
+from tests.updates.parts_of_rules import model_of
 
 
 @pytest.fixture
@@ -18,23 +19,23 @@ def test_steps_of_the_asynchronous_rule_are_fused_and_each_is_counted(strategy, 
     fused.run(step, [()] * COUNT)
     statistics = rule.statistics()
     assert (int(rule.version.numpy()), statistics.updates, statistics.pushes) == (COUNT, COUNT, COUNT)
-    assert rule._parts.model.variables[0].numpy() == -COUNT
+    assert model_of(rule).variables[0].numpy() == -COUNT
     assert fused.sizes
 
 
 RULES_THAT_WAIT = {
-    "bounded delay": lambda variables: BoundedDelay(descend, variables, 2, learning_rate=1.0),
-    "synchronous": lambda variables: Synchronous(descend, variables, 1, learning_rate=1.0),
-    "stale synchronous": lambda variables: StaleSynchronous(descend, variables, 3, max_lead=4, learning_rate=1.0),
+    "bounded delay": lambda variables: BoundedDelay(descend, variables, max_delay=2, learning_rate=1.0),
+    "synchronous": lambda variables: Synchronous(descend, variables, grads_to_wait=1, learning_rate=1.0),
+    "stale synchronous": lambda variables: StaleSynchronous(
+        descend, variables, get_model_frequency=3, max_lead=4, learning_rate=1.0
+    ),
     "model average": lambda variables: ModelAverage(descend, variables, learning_rate=1.0),
 }
 
 
-# One by default: the rules say in one and the same place that they wait.
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name != "stale synchronous")) for name in RULES_THAT_WAIT]
-)
-def test_steps_of_a_rule_that_may_wait_are_not_fused_however_deep_in_the_function(strategy, fused, name):
+# One by default: the rules disable fusing in one place.
+@pytest.mark.parametrize("name", mostly_long(RULES_THAT_WAIT, "synchronous"))
+def test_steps_of_a_rule_that_may_wait_are_not_fused(strategy, fused, name):
     _, step = rule_and_step(strategy, RULES_THAT_WAIT[name])
     inner = tf.function(step.python_function)
 

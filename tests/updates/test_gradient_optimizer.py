@@ -7,11 +7,13 @@ import tensorflow as tf
 
 from coordinator.updates import Asynchronous
 from coordinator.updates.gradient_optimizer import gradient_optimizer
+from tests.ps_strategy.every_worker import concrete_function
+from tests.updates.descent import mostly_long
 from tests.updates.state.locked_sections import waits_under_locks
 
 TIMEOUT = 120.0
 SHAPES = [(4, 3), (3,), (3, 2), (2,)]
-STEPS = 5
+STEPS = 3
 
 
 def schedule():
@@ -107,7 +109,7 @@ def trained_there(strategy, make_optimizer, **options):
     return values_of(variables)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", mostly_long(OPTIMIZERS, "SGD with a schedule", "global_clipnorm", "averages"))
 def test_an_optimizer_of_keras_changes_the_model_as_in_one_process(strategy, name):
     here = trained_here(OPTIMIZERS[name])
     there = trained_there(strategy, OPTIMIZERS[name])
@@ -116,7 +118,7 @@ def test_an_optimizer_of_keras_changes_the_model_as_in_one_process(strategy, nam
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", mostly_long(OPTIMIZERS, "Nadam"))
 def test_nothing_under_a_lock_waits_for_another_machine(strategy, name):
     with strategy.scope():
         variables, optimizer = new_variables(constraint=keras.constraints.NonNeg()), OPTIMIZERS[name]()
@@ -128,20 +130,23 @@ def test_nothing_under_a_lock_waits_for_another_machine(strategy, name):
             gradients = gradients_of(variables, x, optimizer)
         return rule.push(gradients, version)
 
-    assert waits_under_locks(strategy._trace(step, [batches()[0]], {})._concrete) == []
+    assert waits_under_locks(concrete_function(strategy, step, batches()[0])) == []
 
 
-def pushed_once(strategy, variables, rule, *given):
+def pushed_once(strategy, rule, *given):
     """Pushes gradients that are given, None among them."""
-
-    @tf.function
-    def step():
-        return rule.push(list(given), rule.version.read_value())
-
-    assert strategy.schedule(step).result(TIMEOUT)
+    push_again(strategy, push_of(rule, *given))
 
 
-def test_what_got_no_gradient_goes_into_its_moving_average_all_the_same(strategy):
+def push_of(rule, *given):
+    return tf.function(lambda: rule.push(list(given), rule.version.read_value()))
+
+
+def push_again(strategy, push):
+    assert strategy.schedule(push).result(TIMEOUT)
+
+
+def test_variables_without_gradient_are_averaged_too(strategy):
     def averaging():
         return optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2)
 
@@ -151,10 +156,11 @@ def test_what_got_no_gradient_goes_into_its_moving_average_all_the_same(strategy
     with strategy.scope():
         there = new_variables()
         rule = Asynchronous(averaging(), there)
+    push = push_of(rule, *gradients)
     for _ in range(3):
         with pytest.warns(UserWarning, match="Gradients do not exist"):
             optimizer.apply(gradients, here)
-        pushed_once(strategy, there, rule, *gradients)
+        push_again(strategy, push)
     for value, expected in zip(values_of(there), values_of(here), strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-5)
 
@@ -168,11 +174,15 @@ def test_a_constraint_holds_after_each_update(strategy):
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["SGD with momentum", "Adagrad", "global_clipnorm"])
+@pytest.mark.parametrize("dtype", mostly_long(["float16", "bfloat16"], "float16"))
+@pytest.mark.parametrize("name", mostly_long(["SGD with momentum", "Adagrad", "global_clipnorm"], "Adagrad"))
 def test_variables_of_low_precision_train_as_in_one_process(strategy, name, dtype):
-    here = trained_here(OPTIMIZERS[name], dtype=dtype)
-    there = trained_there(strategy, OPTIMIZERS[name], dtype=dtype)
+    # Clipped steps of a small learning rate would change less than the dtypes round.
+    make_optimizer = (
+        (lambda: optimizers.SGD(0.3, global_clipnorm=0.3)) if name == "global_clipnorm" else OPTIMIZERS[name]
+    )
+    here = trained_here(make_optimizer, dtype=dtype)
+    there = trained_there(strategy, make_optimizer, dtype=dtype)
     for value, expected, before in zip(there, here, initial_values(), strict=True):
         assert not np.allclose(expected, before, atol=0.02)
         np.testing.assert_allclose(value, expected, rtol=0.05, atol=0.02)
@@ -184,7 +194,7 @@ def test_gradients_of_several_precisions_are_clipped_by_one_norm(strategy):
         rule = Asynchronous(optimizers.SGD(1.0, global_clipnorm=1.0), variables)
     # Four and four and one of ones have the norm 3; in float16 the squares of the second would overflow.
     gradients = [tf.constant([1.0, 1, 1, 1]), tf.ones(4, tf.float16), tf.constant([0, 0, 0, 1.0], tf.bfloat16)]
-    pushed_once(strategy, variables, rule, *(300 * gradient for gradient in gradients))
+    pushed_once(strategy, rule, *(300 * gradient for gradient in gradients))
     for value, gradient in zip(values_of(variables), gradients, strict=True):
         np.testing.assert_allclose(value, -tf.cast(gradient, tf.float32) / 3, rtol=0.01)
 
@@ -204,8 +214,8 @@ def built_adafactor(variables):
 REFUSED = [
     (lambda _: optimizers.SGD(0.1, gradient_accumulation_steps=2), "Synchronous\\(grads_to_wait"),
     (lambda _: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)), "Give its inner optimizer"),
-    (lambda _: optimizers.MultiOptimizer(optimizers.SGD(0.1)), "Make one rule for each of its optimizers"),
-    (built_adafactor, "Give the rule one that is not built yet"),
+    (lambda _: optimizers.MultiOptimizer(optimizers.SGD(0.1)), "Create one rule for each of its optimizers"),
+    (built_adafactor, "Give the rule an optimizer that is not built yet"),
 ]
 
 
@@ -215,9 +225,9 @@ def test_an_optimizer_that_cannot_work_server_by_server_is_refused(strategy, mak
         refused(strategy, make_optimizer)
 
 
-def test_an_optimizer_made_outside_of_the_scope_is_refused(strategy):
+def test_an_optimizer_created_outside_of_the_scope_is_refused(strategy):
     optimizer = optimizers.SGD(0.1)
-    with pytest.raises(ValueError, match=r"Make it inside strategy.scope\(\)"):
+    with pytest.raises(ValueError, match=r"Create it inside strategy.scope\(\)"):
         refused(strategy, lambda _: optimizer)
 
 
@@ -234,7 +244,7 @@ def test_a_keras_optimizer_is_given_no_index_twice(strategy):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", None, optimizers.SGD])
-def test_what_is_no_optimizer_is_refused(strategy, optimizer):
+def test_other_objects_than_optimizers_are_refused(strategy, optimizer):
     with pytest.raises(TypeError, match="must be a Keras 3 optimizer or a function"):
         refused(strategy, lambda _: optimizer, learning_rate=0.1)
 
@@ -260,10 +270,10 @@ def test_a_function_gets_each_variable_its_gradient_and_the_learning_rate(strate
         variables = [tf.Variable(value, dtype=dtype) for value, dtype in ((1.0, tf.float32), (2.0, tf.bfloat16))]
         rate = tf.Variable(0.5) if as_variable else 0.5
         rule = Asynchronous(descend, variables, learning_rate=rate)
-    gradients = tf.constant(1.0), tf.constant(2.0, tf.bfloat16)
-    pushed_once(strategy, variables, rule, *gradients)
+    push = push_of(rule, tf.constant(1.0), tf.constant(2.0, tf.bfloat16))
+    push_again(strategy, push)
     assert [float(variable.numpy()) for variable in variables] == [0.5, 1.0]
     if as_variable:
         rate.assign(0.25)
-        pushed_once(strategy, variables, rule, *gradients)
+        push_again(strategy, push)
         assert [float(variable.numpy()) for variable in variables] == [0.25, 0.5]

@@ -1,21 +1,23 @@
-"""A gradient that does not fit its variable is refused, by all rules alike, and nothing of its push is anywhere."""
+"""A gradient that does not fit its variable is refused by all rules, and no part of its push is applied."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from coordinator.updates import Asynchronous, BoundedDelay, Delayed, ModelAverage, StaleSynchronous, Synchronous
-from tests.updates.descent import descend
+from tests.updates.descent import descend, mostly_long
 
 TIMEOUT = 120.0
 
 RULES = {
     "asynchronous": lambda variables: Asynchronous(descend, variables, learning_rate=1.0),
     "unlocked": lambda variables: Asynchronous(descend, variables, use_locking=False, learning_rate=1.0),
-    "synchronous": lambda variables: Synchronous(descend, variables, 1, learning_rate=1.0),
-    "stale synchronous": lambda variables: StaleSynchronous(descend, variables, 1, 1, learning_rate=1.0),
-    "bounded delay": lambda variables: BoundedDelay(descend, variables, 0, learning_rate=1.0),
-    "delayed": lambda variables: Delayed(descend, variables, 0.0, learning_rate=1.0),
+    "synchronous": lambda variables: Synchronous(descend, variables, grads_to_wait=1, learning_rate=1.0),
+    "stale synchronous": lambda variables: StaleSynchronous(
+        descend, variables, get_model_frequency=1, max_lead=1, learning_rate=1.0
+    ),
+    "bounded delay": lambda variables: BoundedDelay(descend, variables, max_delay=0, learning_rate=1.0),
+    "delayed": lambda variables: Delayed(descend, variables, delay=0.0, learning_rate=1.0),
     "model average": lambda variables: ModelAverage(descend, variables, learning_rate=1.0),
     "averaged beside a table": lambda variables: ModelAverage(
         descend, variables, embeddings=variables[1:], learning_rate=1.0
@@ -23,7 +25,8 @@ RULES = {
 }
 
 
-@pytest.fixture(params=RULES)
+# One by default: the checks are in one place, before the rule gets the gradients.
+@pytest.fixture(params=mostly_long(RULES, "synchronous"))
 def rule(request, strategy, variables):
     with strategy.scope():
         return RULES[request.param](variables)
@@ -66,10 +69,10 @@ UNFIT = {
 }
 
 
-def test_what_is_known_not_to_fit_is_refused_when_traced(strategy, rule):
+def test_gradients_known_not_to_fit_are_refused_when_traced(strategy, rule):
     for make_gradients, error, message in UNFIT.values():
         with pytest.raises(error, match=message) as refused:
-            strategy.schedule(step_of(rule, make_gradients))
+            strategy.schedule(tf.function(lambda: rule.push(make_gradients(), 0)))  # noqa: B023
         assert "The gradient for variable Variable:0" in str(refused.value)
     assert rule.statistics().pushes == 0
 
@@ -118,16 +121,16 @@ FAULTS = {
 
 
 def cases():
-    """A rule and a fault; by default, one for each rule: all of them have them checked in one and the same place."""
+    """Yields rules and faults; two by default, since all of them are checked in one place."""
     for name in RULES:
-        looks_at_ids = name in ("synchronous", "bounded delay", "delayed")
-        for fault in FAULTS if looks_at_ids else ("size", "count", "unknown count"):
-            is_usual = fault == ("id too large" if looks_at_ids else "size")
+        checks_ids = name in ("synchronous", "bounded delay", "delayed")
+        for fault in FAULTS if checks_ids else ("size", "count", "unknown count"):
+            is_usual = (name, fault) in {("synchronous", "id too large"), ("asynchronous", "size")}
             yield pytest.param(name, fault, marks=[pytest.mark.long] * (not is_usual))
 
 
 @pytest.mark.parametrize(("rule", "fault"), list(cases()), indirect=["rule"])
-def test_what_does_not_fit_when_it_runs_fails_its_own_step_and_is_nowhere(strategy, rule, variables, fault):
+def test_a_gradient_that_does_not_fit_fails_its_step_and_is_applied_nowhere(strategy, rule, variables, fault):
     new_step, unfit, message = FAULTS[fault]
     step = new_step(rule)
 

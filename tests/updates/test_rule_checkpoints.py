@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a rule, and what is there after a parameter server was lost."""
+"""The state of a rule in a checkpoint, and after a parameter server was lost."""
 
 import tempfile
 from pathlib import Path
@@ -47,17 +47,17 @@ def test_a_checkpoint_holds_version_clocks_and_counts_and_brings_them_back(
     assert (saved.updates, saved.pushes, saved.pulls, sum(saved.clocks.values())) == (7, 7, 7, 7)
 
 
-def test_a_checkpoint_holds_neither_the_model_again_nor_who_is_under_way(
+def test_a_checkpoint_has_neither_a_second_model_nor_steps_in_flight(
     strategy: coordinator.ParameterServerStrategy, rule: Asynchronous, tmp_path: Path
 ) -> None:
     train(strategy, rule, 1)
     path = tf.train.Checkpoint(rule=rule).save(str(tmp_path / "rule"))
     keys = {key.split("/.ATTRIBUTES")[0] for key, _ in tf.train.list_variables(path)}
     names = ("version", "counts", "clocks", "seconds")
-    assert keys == {"_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter", *(f"rule/ledger/{name}" for name in names)}
+    assert keys == {"_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter", *(f"rule/state/{name}" for name in names)}
 
 
-def test_a_restored_rule_goes_on_counting(strategy: coordinator.ParameterServerStrategy, rule: Asynchronous) -> None:
+def test_a_restored_rule_continues_counting(strategy: coordinator.ParameterServerStrategy, rule: Asynchronous) -> None:
     with tempfile.TemporaryDirectory() as folder:
         train(strategy, rule, 3)
         path = tf.train.Checkpoint(rule=rule).save(f"{folder}/rule")
@@ -101,7 +101,7 @@ with LocalCluster(workers=2, ps=2) as cluster, coordinator.ParameterServerStrate
         statistics = rule.statistics()
         first, second = (float(variable) for variable in variables)
         print(index, statistics.updates, first, second, sum(statistics.staleness.histogram))
-        # Back to the checkpoint, then ten more; a step that was under way may have run once more.
+        # Back to the checkpoint, then ten more; a step in flight may have run once more.
         assert 20 <= statistics.updates <= 40, statistics
         assert first == second == statistics.updates, (first, second, statistics)
         manager.save()
@@ -114,7 +114,7 @@ with LocalCluster(workers=2, ps=2) as cluster, coordinator.ParameterServerStrate
     "rule",
     [
         "Asynchronous(lambda v, g, lr: v.assign_sub(lr * g), variables, learning_rate=1.0)",
-        "Synchronous(lambda v, g, lr: v.assign_sub(lr * g), variables, 1, learning_rate=1.0)",
+        "Synchronous(lambda v, g, lr: v.assign_sub(lr * g), variables, grads_to_wait=1, learning_rate=1.0)",
     ],
 )
 def test_a_lost_parameter_server_leaves_rule_and_model_of_one_version(run_program: ProgramRunner, rule: str) -> None:

@@ -1,4 +1,4 @@
-"""What a rule has seen, as it would be counted by hand."""
+"""The counters of a rule are those of a count by hand."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,13 @@ from coordinator.updates import (
     StaleSynchronous,
     Synchronous,
 )
-from coordinator.updates.state.rule_state import LARGEST_STALENESS, LAST_SEEN, WAITED
+from coordinator.updates.state.rule_state import LAST_SEEN, MAX_STALENESS, WAITED
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import on_every_worker
-from tests.updates.descent import descend
+from tests.updates.descent import descend, mostly_long
 
 TIMEOUT = 120.0
+PUSHES = 45
 
 
 @pytest.mark.parametrize(
@@ -87,8 +88,8 @@ def test_pushes_pulls_bytes_clocks_and_staleness_are_counted(strategy, rule):
 
 
 def test_staleness_beyond_the_greatest_is_counted_as_the_greatest(strategy, rule):
-    strategy.schedule(step_of(rule, 10 * LARGEST_STALENESS)).result(TIMEOUT)
-    assert rule.statistics().staleness.max == LARGEST_STALENESS
+    strategy.schedule(step_of(rule, 10 * MAX_STALENESS)).result(TIMEOUT)
+    assert rule.statistics().staleness.max == MAX_STALENESS
 
 
 def test_each_worker_has_a_clock(strategy, rule):
@@ -99,10 +100,10 @@ def test_each_worker_has_a_clock(strategy, rule):
 
 def test_idle_shares_are_waits_by_time(strategy, rule):
     on_every_worker(strategy, step_of(rule))
-    seconds = rule.ledger.seconds.numpy()
+    seconds = rule.state.seconds.numpy()
     seconds[:3] = [[100, 110, 5], [100, 100, 0], [100, 104, 9]]
     seconds[3:] = 0
-    rule.ledger.seconds.assign(seconds)
+    rule.state.seconds.assign(seconds)
     assert seconds[0, LAST_SEEN] == 110
     assert seconds[0, WAITED] == 5
     assert rule.statistics().idle_shares == {0: 0.5, 1: 0.0, 2: 1.0}
@@ -153,20 +154,22 @@ def test_they_are_readable():
 RULES = {
     "asynchronous": lambda variables: Asynchronous(descend, variables, learning_rate=0.1),
     "unlocked": lambda variables: Asynchronous(descend, variables, use_locking=False, learning_rate=0.1),
-    "stale synchronous": lambda variables: StaleSynchronous(descend, variables, 2, learning_rate=0.1),
-    "synchronous": lambda variables: Synchronous(descend, variables, 2, learning_rate=0.1),
-    "bounded delay": lambda variables: BoundedDelay(descend, variables, 4, learning_rate=0.1),
-    "delayed": lambda variables: Delayed(descend, variables, 0.0, learning_rate=0.1),
+    "stale synchronous": lambda variables: StaleSynchronous(
+        descend, variables, get_model_frequency=2, learning_rate=0.1
+    ),
+    "synchronous": lambda variables: Synchronous(descend, variables, grads_to_wait=2, learning_rate=0.1),
+    "bounded delay": lambda variables: BoundedDelay(descend, variables, max_delay=4, learning_rate=0.1),
+    "delayed": lambda variables: Delayed(descend, variables, delay=0.0, learning_rate=0.1),
     "model average": lambda variables: ModelAverage(descend, variables, learning_rate=0.1),
 }
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", mostly_long(RULES, "synchronous"))
 def test_statistics_agree_with_each_other_while_workers_push(strategy, name):
     with strategy.scope():
         rule = RULES[name]([tf.Variable(tf.zeros([3])), tf.Variable(tf.zeros([5]))])
     step, found = step_of(rule), []
-    futures = [strategy.schedule(step) for _ in range(90)]
+    futures = [strategy.schedule(step) for _ in range(PUSHES)]
     while not all(future.done() for future in futures):
         found.append(rule.statistics())
     found.append(rule.statistics())
@@ -176,20 +179,24 @@ def test_statistics_agree_with_each_other_while_workers_push(strategy, name):
         if name != "model average":
             assert sum(statistics.clocks.values()) == statistics.pushes - statistics.rejected, statistics
         assert statistics.updates <= statistics.pushes - statistics.rejected
-    assert sum(found[-1].clocks.values()) == 90 - found[-1].rejected
+    assert sum(found[-1].clocks.values()) == PUSHES - found[-1].rejected
 
 
 def test_clocks_count_no_step_that_a_worker_was_put_ahead(strategy):
     with strategy.scope():
         rule = StaleSynchronous(
-            descend, [tf.Variable(tf.zeros([3])), tf.Variable(tf.zeros([5]))], 2, 1, learning_rate=0.1
+            descend,
+            [tf.Variable(tf.zeros([3])), tf.Variable(tf.zeros([5]))],
+            get_model_frequency=2,
+            max_lead=1,
+            learning_rate=0.1,
         )
-    ledger, step = rule.ledger, step_of(rule)
+    state, step = rule.state, step_of(rule)
     strategy.schedule(step, worker=0).result(TIMEOUT)
     # From then on the client says nothing more about worker 0.
-    wait_until(lambda: not ledger.present.is_active.numpy()[0])
-    ledger.clocks.scatter_nd_update([[0]], tf.constant([7], tf.int64))
-    ledger.present.is_active.scatter_nd_update([[0]], [True])
+    wait_until(lambda: not state.workers.is_active.numpy()[0])
+    state.clocks.scatter_nd_update([[0]], tf.constant([7], tf.int64))
+    state.workers.is_active.scatter_nd_update([[0]], [True])
     strategy.schedule(step, worker=1).result(TIMEOUT)
-    assert ledger.clocks.numpy()[1] == 8
+    assert state.clocks.numpy()[1] == 8
     assert rule.statistics().clocks == {0: 1, 1: 1}

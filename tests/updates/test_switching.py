@@ -1,4 +1,4 @@
-"""One rule follows another in the middle of training."""
+"""A rule replaces another during training."""
 
 import pytest
 import tensorflow as tf
@@ -38,7 +38,7 @@ def run(strategy: coordinator.ParameterServerStrategy, step: tf.types.experiment
     strategy.join()
 
 
-def test_a_step_does_what_the_next_rule_does_and_version_and_counts_go_on(
+def test_a_step_uses_the_next_rule_and_version_and_counters_continue(
     strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable]
 ) -> None:
     first, second = rule_of(strategy, variables, 1.0), rule_of(strategy, variables, 10.0)
@@ -52,11 +52,11 @@ def test_a_step_does_what_the_next_rule_does_and_version_and_counts_go_on(
     assert first.statistics().updates == 8
 
 
-def test_synchronous_training_goes_on_asynchronously_and_what_waited_is_not_lost(
+def test_a_switch_to_asynchronous_loses_no_waiting_gradient(
     strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable]
 ) -> None:
     with strategy.scope():
-        first = Synchronous(sgd, variables, 2, learning_rate=1.0)
+        first = Synchronous(sgd, variables, grads_to_wait=2, learning_rate=1.0)
     second = rule_of(strategy, variables, 10.0)
 
     @tf.function
@@ -84,7 +84,7 @@ def test_what_was_scheduled_before_is_done_by_the_rule_of_then(
     assert float(variables[0]) == 20.0
 
 
-@pytest.mark.parametrize("asked", [0, 1])
+@pytest.mark.parametrize("asked", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_rules_follow_one_another_more_than_once_whichever_is_asked(
     strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable], asked: int
 ) -> None:

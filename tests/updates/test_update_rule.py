@@ -1,4 +1,4 @@
-"""What all rules have in common: pull, push and run, and what is refused."""
+"""Common to all rules: pull, push and run, and what they refuse."""
 
 import keras
 import numpy as np
@@ -27,7 +27,7 @@ def result(strategy, step, *args):
     return strategy.schedule(step, args=args).result(TIMEOUT)
 
 
-def test_a_pull_gives_the_version_and_a_push_says_that_it_was_taken(strategy, rule, variables):
+def test_pull_gives_the_version_and_push_whether_it_was_accepted(strategy, rule, variables):
     @tf.function
     def step():
         with rule.pull() as version:
@@ -132,10 +132,10 @@ class Doubting(Asynchronous):
 
     def _push(self, gradients, pulled):
         super()._push(gradients, pulled)
-        return self.ledger.version.read_value() % 3 == 0
+        return self.state.version.read_value() % 3 == 0
 
 
-def test_run_repeats_a_step_on_the_same_batch_until_it_is_taken(strategy, variables):
+def test_run_repeats_a_step_on_the_same_batch_until_it_is_accepted(strategy, variables):
     with strategy.scope():
         rule = Doubting(descend, variables, learning_rate=0.5)
 
@@ -174,7 +174,7 @@ def test_outside_of_a_function_nothing_is_pulled_or_pushed(rule):
 
 def test_a_rule_is_made_in_the_scope(strategy, variables):
     for scope in (tf.distribute.get_strategy().scope, tf.distribute.OneDeviceStrategy("/cpu:0").scope):
-        with scope(), pytest.raises(RuntimeError, match=r"made inside strategy.scope\(\)"):
+        with scope(), pytest.raises(RuntimeError, match=r"created inside strategy.scope\(\)"):
             Asynchronous(descend, variables, learning_rate=0.5)
 
 
@@ -192,7 +192,7 @@ def test_variables_and_embeddings_are_checked(strategy, variables):
 def test_a_rule_says_what_it_is(rule):
     assert isinstance(rule, UpdateRule)
     assert repr(rule) == "<Asynchronous: <FunctionOptimizer 'descend'>, <Model: 3 variables on 2 servers>>"
-    assert repr(rule.ledger) == f"<Ledger {rule.ledger.number} on {rule.version.device}>"
+    assert repr(rule.state) == f"<RuleState {rule.state.number} on {rule.version.device}>"
 
 
 def test_two_rules_of_one_model_count_apart(strategy, rule, variables):

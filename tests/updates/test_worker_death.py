@@ -1,10 +1,10 @@
-"""Workers that die, at whatever point of a step, leave a rule's state whole and nobody waiting."""
+"""Workers that die at any point of a step leave a consistent state and no worker waiting."""
 
 import pytest
 
 from tests.program_runner import ProgramRunner
 
-# A gradient of -1 with a learning rate of 1, so that both variables, each on a server of its own, count the updates.
+# A gradient of -1 with a learning rate of 1, so that both variables, each on another server, count the updates.
 PROGRAM = """
 import random, threading
 import tensorflow as tf
@@ -35,12 +35,13 @@ def leaves_whole_updates(statistics, values):
 
 RULES = [
     (lambda variables: Asynchronous(sgd, variables, learning_rate=1.0), leaves_steps_at_least_once, None),
-    (lambda variables: StaleSynchronous(sgd, variables, 3, max_lead=4, learning_rate=1.0),
+    (lambda variables: StaleSynchronous(sgd, variables, get_model_frequency=3, max_lead=4, learning_rate=1.0),
      leaves_steps_at_least_once, None),
-    (lambda variables: Delayed(sgd, variables, 0.1, learning_rate=1.0), leaves_whole_queue, None),
-    (lambda variables: Synchronous(sgd, variables, 2, learning_rate=1.0), leaves_whole_updates, None),
-    (lambda variables: BoundedDelay(sgd, variables, 2, learning_rate=1.0), leaves_whole_updates, 2),
-    (lambda variables: BoundedDelay(sgd, variables, 1, grads_to_wait=2, learning_rate=1.0), leaves_whole_updates, 1),
+    (lambda variables: Delayed(sgd, variables, delay=0.1, learning_rate=1.0), leaves_whole_queue, None),
+    (lambda variables: Synchronous(sgd, variables, grads_to_wait=2, learning_rate=1.0), leaves_whole_updates, None),
+    (lambda variables: BoundedDelay(sgd, variables, max_delay=2, learning_rate=1.0), leaves_whole_updates, 2),
+    (lambda variables: BoundedDelay(sgd, variables, max_delay=1, grads_to_wait=2, learning_rate=1.0),
+     leaves_whole_updates, 1),
 ]
 
 def run(make_rule, check, most_staleness):
@@ -54,7 +55,7 @@ def run(make_rule, check, most_staleness):
 
     @tf.function
     def step():
-        is_slow = strategy.worker_index() == 0
+        is_slow = strategy.extended.services.worker_index() == 0
         return rule.run(lambda: body(is_slow))
 
     futures = [strategy.schedule(step) for _ in range(STEPS)]
@@ -70,7 +71,7 @@ def run(make_rule, check, most_staleness):
     print(statistics, [float(variable) for variable in variables])
     check(statistics, [float(variable) for variable in variables])
     assert most_staleness is None or statistics.staleness.max <= most_staleness, statistics
-    # Everything goes on as before: nobody is waited for, and no lock is held.
+    # Training continues: no worker is waited for, and no lock is held.
     futures = [strategy.schedule(step) for _ in range(30)]
     strategy.join(timeout=240)
     assert rule.statistics().pushes >= statistics.pushes + 30
@@ -83,5 +84,5 @@ with LocalCluster(workers=3, ps=2) as cluster, coordinator.ParameterServerStrate
 
 @pytest.mark.cluster
 @pytest.mark.release
-def test_workers_that_die_leave_whole_updates_and_nobody_waiting(run_program: ProgramRunner) -> None:
+def test_dying_workers_leave_whole_updates_and_no_worker_waiting(run_program: ProgramRunner) -> None:
     run_program(PROGRAM, timeout=900)

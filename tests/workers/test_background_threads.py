@@ -2,12 +2,15 @@
 
 import dataclasses
 import threading
+import time
 from collections import Counter
 
-from coordinator.testing.fake_runtime import FakeRuntime
+import pytest
+
+from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from coordinator.workers.worker import WorkerState
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, index_of, running_cluster
+from tests.fake_cluster import OPTIONS, index_of, running_scheduler
 
 HASTY = dataclasses.replace(OPTIONS, heartbeat_interval=0.002)
 
@@ -26,13 +29,13 @@ class ListeningRuntime(FakeRuntime):
 
 def test_idle_workers_are_not_woken_by_the_passage_of_time() -> None:
     runtime = ListeningRuntime(8)
-    with running_cluster(runtime, HASTY) as cluster:
+    with running_scheduler(runtime, HASTY) as scheduler:
         for worker in range(8):
-            cluster.schedule(index_of, "step", worker=worker)
-        cluster.join(LIMIT)
+            scheduler.schedule(index_of, "step", worker=worker)
+        scheduler.join(LIMIT)
         # Each tells after a while that it rests, and then sleeps for good.
         wait_until(lambda: len([name for name in runtime.asked if name.startswith("coordinator-worker-")]) == 8)
-        wait_until(lambda: len(cluster._queue.idle_workers()) == 8)
+        wait_until(lambda: len(scheduler.queue.idle_workers()) == 8)
         runtime.asked.clear()
         wait_until(lambda: runtime.asked["coordinator-idle-workers"] >= 5 * 8)
         assert set(runtime.asked) == {"coordinator-idle-workers"}
@@ -40,22 +43,46 @@ def test_idle_workers_are_not_woken_by_the_passage_of_time() -> None:
 
 def test_the_loss_of_an_idle_worker_wakes_that_worker_alone() -> None:
     runtime = ListeningRuntime(4)
-    with running_cluster(runtime, HASTY) as cluster:
-        wait_until(lambda: len(cluster._queue.idle_workers()) == 4)
+    with running_scheduler(runtime, HASTY) as scheduler:
+        wait_until(lambda: len(scheduler.queue.idle_workers()) == 4)
         runtime.kill(2)
-        wait_until(lambda: cluster.workers[2].state is WorkerState.LOST)
+        wait_until(lambda: scheduler.cluster.workers[2].state is WorkerState.LOST)
         assert {name for name in runtime.asked if "-worker-" in name} == {"coordinator-worker-2"}
         runtime.restart(2)
-        assert cluster.schedule_on(2, index_of, "hello").result(LIMIT) == 2
+        assert scheduler.schedule_internal(2, index_of, "hello").result(LIMIT) == 2
 
 
 def test_a_worker_that_is_lost_while_nothing_may_be_run_is_noticed_too() -> None:
     runtime = FakeRuntime(2)
-    with running_cluster(runtime, HASTY) as cluster:
-        cluster._queue.hold("a parameter server is lost")
-        waiting = cluster.schedule(index_of, "step")
-        wait_until(lambda: len(cluster._queue.idle_workers()) == 2)
+    with running_scheduler(runtime, HASTY) as scheduler:
+        scheduler.queue.pause("a parameter server is lost")
+        waiting = scheduler.schedule(index_of, "step")
+        wait_until(lambda: len(scheduler.queue.idle_workers()) == 2)
         runtime.kill(0)
-        wait_until(lambda: cluster.workers[0].state is WorkerState.LOST)
-        cluster._queue.release()
+        wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
+        scheduler.queue.resume()
         assert waiting.result(LIMIT) == 1
+
+
+def test_the_watch_for_stragglers_sleeps_until_the_earliest_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = ListeningRuntime(2)
+    gate = Gate(runtime)
+    looks: list[float] = []
+    with running_scheduler(runtime, HASTY) as scheduler:
+        look = scheduler.queue.requeue_overdue
+
+        def counted() -> float | None:
+            looks.append(time.monotonic())
+            return look()
+
+        monkeypatch.setattr(scheduler.queue, "requeue_overdue", counted)
+        scheduler.schedule(index_of, "short", timeout=0.001).result(LIMIT)
+        futures = [scheduler.schedule(gate, "long", timeout=LIMIT * 100) for _ in range(2)]
+        gate.wait_arrived(2)
+        wait_until(lambda: looks)
+        before = len(looks)
+        runtime.asked.clear()
+        wait_until(lambda: runtime.asked["coordinator-idle-workers"] >= 0 and len(runtime.asked) == 0)
+        assert len(looks) <= before + 3, "one look for each attempt that started, and none in between"
+        gate.open()
+        assert sorted(future.result(LIMIT) for future in futures) == [0, 1]

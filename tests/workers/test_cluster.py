@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coordinator.cluster import Cluster
 from coordinator.errors import ClosureCancelledError, ClosureInputError, StrategyClosedError
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, index_of, running_cluster
+from tests.fake_cluster import OPTIONS, index_of, running_scheduler, unhealthy
 
 
 @pytest.fixture(params=[1, 2], ids=["one worker", "two workers"])
@@ -24,9 +24,9 @@ def runtime(request: pytest.FixtureRequest) -> FakeRuntime:
 
 
 @pytest.fixture
-def cluster(runtime: FakeRuntime) -> Iterator[Cluster]:
-    with running_cluster(runtime) as cluster:
-        yield cluster
+def scheduler(runtime: FakeRuntime) -> Iterator[Scheduler]:
+    with running_scheduler(runtime) as scheduler:
+        yield scheduler
 
 
 def fail(worker: int) -> None:
@@ -45,107 +45,110 @@ def fail_after(gate: Gate) -> Callable[[int], None]:
 
 
 # row 17
-def test_join_and_done_with_nothing_scheduled_return_at_once(cluster: Cluster) -> None:
-    cluster.join(timeout=0)
-    cluster.join(timeout=0)
-    assert cluster.done()
+def test_join_and_done_with_nothing_scheduled_return_at_once(scheduler: Scheduler) -> None:
+    scheduler.join(timeout=0)
+    scheduler.join(timeout=0)
+    assert scheduler.done()
 
 
 # rows 17, 19
-def test_after_join_everything_ran_once_and_join_may_be_repeated(cluster: Cluster) -> None:
+def test_after_join_everything_ran_once_and_join_may_be_repeated(scheduler: Scheduler) -> None:
     ran: list[int] = []
     for epoch in range(1, 11):
-        futures = [cluster.schedule(ran.append, "step") for _ in range(10)]
-        cluster.join(LIMIT)
+        futures = [scheduler.schedule(ran.append, "step") for _ in range(10)]
+        scheduler.join(LIMIT)
         assert all(future.done() for future in futures)
-        cluster.join(timeout=0)
-        assert cluster.done()
+        scheduler.join(timeout=0)
+        assert scheduler.done()
         assert len(ran) == 10 * epoch
 
 
 @pytest.mark.parametrize("result", [None, 1.5, (1, [2], {"three": 3})])
-def test_a_result_comes_as_it_was_returned_and_as_often_as_asked_for(cluster: Cluster, result: object) -> None:
-    future = cluster.schedule(lambda worker: result, "step")
+def test_a_result_comes_as_it_was_returned_and_as_often_as_asked_for(scheduler: Scheduler, result: object) -> None:
+    future = scheduler.schedule(lambda worker: result, "step")
     assert future.result(LIMIT) is result
     assert future.result(0) is result
 
 
 # rows 4, 34
 def test_work_for_one_worker_runs_there_and_its_failure_is_told_by_its_future_alone(
-    cluster: Cluster, runtime: FakeRuntime
+    scheduler: Scheduler, runtime: FakeRuntime
 ) -> None:
     def fail_to_make(worker: int) -> None:
         raise ClosureInputError("The dataset function raised.")
 
     for worker in range(len(runtime.worker_addresses)):
-        assert cluster.schedule_on(worker, index_of, "make").result(LIMIT) == worker
-        failed = cluster.schedule_on(worker, fail_to_make, "make")
+        assert scheduler.schedule_internal(worker, index_of, "make").result(LIMIT) == worker
+        failed = scheduler.schedule_internal(worker, fail_to_make, "make")
         assert isinstance(failed.exception(LIMIT), ClosureInputError)
-    cluster.join(LIMIT)
-    assert cluster.done()
-    cluster.schedule(index_of, "step")
-    cluster.join(LIMIT)
+    scheduler.join(LIMIT)
+    assert scheduler.done()
+    scheduler.schedule(index_of, "step")
+    scheduler.join(LIMIT)
 
 
-def test_wait_and_as_completed_see_closures_end(cluster: Cluster, runtime: FakeRuntime) -> None:
+def test_wait_and_as_completed_see_closures_end(scheduler: Scheduler, runtime: FakeRuntime) -> None:
     gate = Gate(runtime)
-    futures = [cluster.schedule(gate, "step") for _ in range(4)]
+    futures = [scheduler.schedule(gate, "step") for _ in range(4)]
     assert futures[3].cancel()
     done, pending = concurrent.futures.wait(futures, LIMIT, return_when=concurrent.futures.FIRST_COMPLETED)
     assert (done, len(pending)) == ({futures[3]}, 3)
     gate.open()
     assert set(concurrent.futures.as_completed(futures, LIMIT)) == set(futures)
-    cluster.join(timeout=LIMIT)
+    scheduler.join(timeout=LIMIT)
 
 
-def test_two_clusters_in_one_process_do_not_disturb_each_other(cluster: Cluster) -> None:
-    with running_cluster(FakeRuntime(1)) as other:
+def test_two_clusters_in_one_process_do_not_disturb_each_other(scheduler: Scheduler) -> None:
+    with running_scheduler(FakeRuntime(1)) as other:
         other.schedule(fail, "fail")
-        assert cluster.schedule(index_of, "step").result(LIMIT) in {0, 1}
-        cluster.join(LIMIT)
+        assert scheduler.schedule(index_of, "step").result(LIMIT) in {0, 1}
+        scheduler.join(LIMIT)
         with pytest.raises(ZeroDivisionError):
             other.join(LIMIT)
-    assert cluster.schedule(index_of, "step").result(LIMIT) in {0, 1}
+    assert scheduler.schedule(index_of, "step").result(LIMIT) in {0, 1}
 
 
 # Errors
 
 
-RAISERS: dict[str, Callable[[Cluster], object]] = {
-    "join": lambda cluster: cluster.join(LIMIT),
-    "schedule": lambda cluster: wait_until(lambda: cluster.schedule(index_of, "more") is None),
-    "done": lambda cluster: wait_until(cluster.done),
+RAISERS: dict[str, Callable[[Scheduler], object]] = {
+    "join": lambda scheduler: scheduler.join(LIMIT),
+    "schedule": lambda scheduler: wait_until(lambda: scheduler.schedule(index_of, "more") is None),
+    "done": lambda scheduler: wait_until(scheduler.done),
 }
 
 
 # rows 28, 29, 31
 @pytest.mark.parametrize("raiser", RAISERS)
 def test_an_error_is_raised_as_itself_once_and_the_next_one_again(
-    cluster: Cluster, runtime: FakeRuntime, raiser: str
+    scheduler: Scheduler, runtime: FakeRuntime, raiser: str
 ) -> None:
     for _ in range(2):
         gate = Gate(runtime)
-        futures = [cluster.schedule(fail_after(gate), "fail"), *(cluster.schedule(index_of, "step") for _ in range(3))]
+        futures = [
+            scheduler.schedule(fail_after(gate), "fail"),
+            *(scheduler.schedule(index_of, "step") for _ in range(3)),
+        ]
         gate.open()
         with pytest.raises(ZeroDivisionError, match="user's own") as caught:
-            RAISERS[raiser](cluster)
+            RAISERS[raiser](scheduler)
         assert futures[0].exception(0) is caught.value
         assert "(fail) failed on /job:worker/replica:0/task:" in caught.value.__notes__[0]
-        cluster.join(LIMIT)
-        assert cluster.done()
+        scheduler.join(LIMIT)
+        assert scheduler.done()
         assert all(future.done() for future in futures)
-    assert cluster.schedule(index_of, "step").result(LIMIT) in {0, 1}
+    assert scheduler.schedule(index_of, "step").result(LIMIT) in {0, 1}
 
 
 # row 30
-def test_of_many_failures_one_is_raised(cluster: Cluster, runtime: FakeRuntime) -> None:
+def test_of_many_failures_one_is_raised(scheduler: Scheduler, runtime: FakeRuntime) -> None:
     gate = Gate(runtime)
-    futures = [cluster.schedule(fail_after(gate), "fail") for _ in range(10)]
+    futures = [scheduler.schedule(fail_after(gate), "fail") for _ in range(10)]
     gate.wait_arrived(len(runtime.worker_addresses))
     gate.open()
     with pytest.raises(ZeroDivisionError):
-        cluster.join(LIMIT)
-    cluster.join(LIMIT)
+        scheduler.join(LIMIT)
+    scheduler.join(LIMIT)
     assert {type(future.exception(0)) for future in futures} == {ZeroDivisionError, ClosureCancelledError}
 
 
@@ -154,20 +157,20 @@ def test_of_many_failures_one_is_raised(cluster: Cluster, runtime: FakeRuntime) 
 def test_an_error_cancels_what_runs_and_what_waits_also_under_back_pressure(capacity: int) -> None:
     runtime = FakeRuntime(workers=2)
     held, failing = Gate(runtime), Gate(runtime)
-    with running_cluster(runtime, dataclasses.replace(OPTIONS, max_queued_closures=capacity)) as cluster:
-        futures = [cluster.schedule(held, "held"), cluster.schedule(fail_after(failing), "fail")]
+    with running_scheduler(runtime, dataclasses.replace(OPTIONS, max_queued_closures=capacity)) as scheduler:
+        futures = [scheduler.schedule(held, "held"), scheduler.schedule(fail_after(failing), "fail")]
         held.wait_arrived()
         failing.wait_arrived()
-        futures.append(cluster.schedule(held, "waiting"))
+        futures.append(scheduler.schedule(held, "waiting"))
         failing.open()
         with pytest.raises(ZeroDivisionError):
-            RAISERS["schedule"](cluster)
+            RAISERS["schedule"](scheduler)
         for future in (futures[0], futures[2]):
             with pytest.raises(concurrent.futures.CancelledError, match="reschedule"):
                 future.result(0)
         held.open()
-        cluster.schedule(held, "again")
-        cluster.join(LIMIT)
+        scheduler.schedule(held, "again")
+        scheduler.join(LIMIT)
 
 
 # Callbacks
@@ -179,38 +182,42 @@ def test_a_callback_that_would_wait_for_itself_is_refused(runtime: FakeRuntime, 
     refused: list[str] = []
 
     def call(_: object) -> None:
-        verbs = {"join": cluster.join, "schedule": lambda: cluster.schedule(index_of, "more"), "done": cluster.done}
+        verbs = {
+            "join": scheduler.join,
+            "schedule": lambda: scheduler.schedule(index_of, "more"),
+            "done": scheduler.done,
+        }
         with pytest.raises(RuntimeError, match=f"^{verb} was called on a worker's thread, or on the one in close"):
             verbs[verb]()
         refused.append(verb)
 
     gate = Gate(runtime)
-    with running_cluster(runtime) as cluster:
+    with running_scheduler(runtime) as scheduler:
         for _ in runtime.worker_addresses:
-            cluster.schedule(gate, "held")
-        cluster.schedule(gate, "step").add_done_callback(call)
+            scheduler.schedule(gate, "held")
+        scheduler.schedule(gate, "step").add_done_callback(call)
         if ends == "on a worker's thread":
             gate.open()
-            cluster.join(LIMIT)
+            scheduler.join(LIMIT)
     assert refused == [verb]
 
 
-def test_a_callback_that_exits_ends_no_worker(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_exits_ends_no_worker(scheduler: Scheduler, caplog: pytest.LogCaptureFixture) -> None:
     def leave(_: object) -> None:
         raise SystemExit
 
     with caplog.at_level(logging.CRITICAL, logger="concurrent.futures"):
         for _ in range(4):
-            cluster.schedule(index_of, "step").add_done_callback(leave)
-        cluster.join(LIMIT)
+            scheduler.schedule(index_of, "step").add_done_callback(leave)
+        scheduler.join(LIMIT)
 
 
 def test_a_callback_may_close_the_cluster(runtime: FakeRuntime) -> None:
     closed = threading.Event()
     gate = Gate(runtime)
-    cluster = Cluster(runtime, OPTIONS)
-    future, waiting = cluster.schedule(gate, "step"), [cluster.schedule(gate, "waiting") for _ in range(4)]
-    future.add_done_callback(lambda _: (cluster.close(), closed.set()))
+    scheduler = Scheduler(runtime, runtime, OPTIONS)
+    future, waiting = scheduler.schedule(gate, "step"), [scheduler.schedule(gate, "waiting") for _ in range(4)]
+    future.add_done_callback(lambda _: (scheduler.close(), closed.set()))
     gate.open()
     assert closed.wait(LIMIT)
     for closure in waiting:
@@ -227,19 +234,19 @@ def test_a_stalled_join_says_in_the_log_what_it_waits_for_and_who_is_away(caplog
     options = dataclasses.replace(OPTIONS, stall_report_interval=0.01)
     with (
         caplog.at_level(logging.WARNING, logger="coordinator"),
-        running_cluster(runtime, options) as cluster,
+        running_scheduler(runtime, options) as scheduler,
         ThreadPoolExecutor() as pool,
     ):
-        cluster.schedule(gate, "slow_step")
+        scheduler.schedule(gate, "slow_step")
         gate.wait_arrived()
-        joining = pool.submit(cluster.join)
+        joining = pool.submit(scheduler.join)
         wait_until(lambda: "join waits for closures" in caplog.text)
         gate.open()
         joining.result(LIMIT)
     report = next(text for text in caplog.messages if "join waits" in text)
     assert "No progress" in report
     assert "closure 0 (slow_step) on worker 0 for" in report
-    assert "lost and awaited: /job:worker/replica:0/task:1" in report
+    assert "lost: /job:worker/replica:0/task:1" in report
 
 
 def test_an_interrupted_join_leaves_the_cluster_usable(caplog: pytest.LogCaptureFixture) -> None:
@@ -254,14 +261,14 @@ def test_an_interrupted_join_leaves_the_cluster_usable(caplog: pytest.LogCapture
 
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with running_cluster(runtime, options) as cluster, ThreadPoolExecutor() as pool:
-            future = cluster.schedule(gate, "step")
+        with running_scheduler(runtime, options) as scheduler, ThreadPoolExecutor() as pool:
+            future = scheduler.schedule(gate, "step")
             interrupting = pool.submit(interrupt)
             with pytest.raises(KeyboardInterrupt):
-                cluster.join(LIMIT)
+                scheduler.join(LIMIT)
             interrupting.result(LIMIT)
             gate.open()
-            cluster.join(LIMIT)
+            scheduler.join(LIMIT)
             assert future.result(0) == 0
     finally:
         signal.signal(signal.SIGINT, former)
@@ -273,20 +280,20 @@ def test_an_interrupted_join_leaves_the_cluster_usable(caplog: pytest.LogCapture
 # row 72
 def test_close_cancels_everything_ends_the_threads_and_may_be_repeated(runtime: FakeRuntime) -> None:
     gate = Gate(runtime)
-    cluster = Cluster(runtime, OPTIONS)
-    futures = [cluster.schedule(gate, "step") for _ in range(4)]
+    scheduler = Scheduler(runtime, runtime, OPTIONS)
+    futures = [scheduler.schedule(gate, "step") for _ in range(4)]
     gate.wait_arrived(len(runtime.worker_addresses))
     runtime.kill(0)
-    cluster.close()
-    cluster.close()
+    scheduler.close()
+    scheduler.close()
     for future in futures:
         with pytest.raises(ClosureCancelledError, match="the strategy was closed"):
             future.result(0)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("coordinator-worker")]
     assert runtime.is_closed
-    assert {worker.state for worker in cluster.statistics().workers} == {"stopped"}
-    cluster.join(LIMIT)
-    for late in (cluster.schedule, lambda work, name: cluster.schedule_on(0, work, name)):
+    assert {worker.state for worker in scheduler.cluster.statistics().workers} == {"stopped"}
+    scheduler.join(LIMIT)
+    for late in (scheduler.schedule, lambda work, name: scheduler.schedule_internal(0, work, name)):
         with pytest.raises(StrategyClosedError, match=r"\(late\) cannot be scheduled: the strategy is closed"):
             late(index_of, "late")
 
@@ -294,13 +301,13 @@ def test_close_cancels_everything_ends_the_threads_and_may_be_repeated(runtime: 
 def test_close_gives_up_a_call_that_cannot_be_cancelled_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
-    cluster = Cluster(runtime, dataclasses.replace(OPTIONS, close_timeout=0.01))
-    futures = [cluster.schedule(gate, "step") for _ in range(2)]
+    scheduler = Scheduler(runtime, runtime, dataclasses.replace(OPTIONS, close_timeout=0.01))
+    futures = [scheduler.schedule(gate, "step") for _ in range(2)]
     gate.wait_arrived(2)
     runtime.freeze(1)
-    assert cluster.unhealthy() == ("/job:worker/replica:0/task:1",)
+    assert unhealthy(scheduler) == ("/job:worker/replica:0/task:1",)
     with caplog.at_level(logging.WARNING, logger="coordinator"):
-        cluster.close()
+        scheduler.close()
     assert "task:1: stopped, 0 closures finished> still runs a call that cannot be cancelled" in caplog.text
     runtime.thaw(1)
     assert {type(future.exception(LIMIT)) for future in futures} == {ClosureCancelledError}

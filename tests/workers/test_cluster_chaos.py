@@ -5,15 +5,14 @@ import dataclasses
 import random
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coordinator.cluster import Cluster
 from coordinator.future import Future
 from coordinator.testing.fake_runtime import FakeRuntime, TransientError
+from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT
-from tests.fake_cluster import OPTIONS, index_of, running_cluster
+from tests.fake_cluster import OPTIONS, index_of, run_on_threads, running_scheduler
 
 THREADS = 4
 STEPS = 250
@@ -27,13 +26,13 @@ class UserError(Exception):
 class Chaos:
     """Does at random what users and machines do, and remembers what must hold afterwards."""
 
-    def __init__(self, runtime: FakeRuntime, cluster: Cluster) -> None:
+    def __init__(self, runtime: FakeRuntime, scheduler: Scheduler) -> None:
         self.futures: list[Future] = []
         self.told: list[Future] = []
         self.raised: list[BaseException] = []
         self.refused = 0
         self._runtime = runtime
-        self._cluster = cluster
+        self._scheduler = scheduler
         self._lock = threading.Lock()
 
     def run(self, seed: int) -> None:
@@ -46,13 +45,13 @@ class Chaos:
     def schedule(self, chance: random.Random) -> None:
         work = chance.choices([index_of, self._fail, self._refuse_once()], [90, 5, 5])[0]
         with self._errors():
-            self._remember(self._cluster.schedule(work, "step"))
+            self._remember(self._scheduler.schedule(work, "step"))
             return
         with self._lock:
             self.refused += 1
 
     def target(self, chance: random.Random) -> None:
-        self._remember(self._cluster.schedule_on(chance.randrange(WORKERS), index_of, "targeted"))
+        self._remember(self._scheduler.schedule_internal(chance.randrange(WORKERS), index_of, "targeted"))
 
     def cancel(self, chance: random.Random) -> None:
         if self.futures:
@@ -60,7 +59,7 @@ class Chaos:
 
     def ask(self, chance: random.Random) -> None:
         with self._errors():
-            chance.choice([self._cluster.done, lambda: self._cluster.join(timeout=0.001)])()
+            chance.choice([self._scheduler.done, lambda: self._scheduler.join(timeout=0.001)])()
 
     def kill(self, chance: random.Random) -> None:
         self._runtime.kill(chance.randrange(WORKERS))
@@ -75,8 +74,8 @@ class Chaos:
         for future in self.futures:
             future.exception(LIMIT) if not future.cancelled() else None
         with self._errors():
-            self._cluster.join(LIMIT)
-        self._cluster.join(LIMIT)
+            self._scheduler.join(LIMIT)
+        self._scheduler.join(LIMIT)
 
     def _remember(self, future: Future) -> None:
         with self._lock:
@@ -112,14 +111,12 @@ def test_whatever_happens_every_future_is_done_and_the_counts_add_up(seed: int) 
     options = dataclasses.replace(
         OPTIONS, max_queued_closures=20, schedule_timeout=0.01, max_attempts=10**6, reconnect_interval=0.0001
     )
-    with running_cluster(runtime, options) as cluster:
-        chaos = Chaos(runtime, cluster)
-        with ThreadPoolExecutor(THREADS) as pool:
-            for running in [pool.submit(chaos.run, THREADS * seed + thread) for thread in range(THREADS)]:
-                running.result(2 * LIMIT)
+    with running_scheduler(runtime, options) as scheduler:
+        chaos = Chaos(runtime, scheduler)
+        run_on_threads(chaos.run, range(THREADS * seed, THREADS * (seed + 1)))
         chaos.settle()
-        assert cluster.done()
-        statistics = cluster.statistics()
+        assert scheduler.done()
+        statistics = scheduler.cluster.statistics()
     assert all(future.done() for future in chaos.futures)
     assert sorted(map(id, chaos.told)) == sorted(map(id, chaos.futures)), "each callback was called once"
     user_errors = [error for error in chaos.raised if isinstance(error, UserError)]

@@ -8,16 +8,15 @@ import dataclasses
 import random
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coordinator.cluster import Cluster
 from coordinator.errors import ClosureInputError
 from coordinator.future import Future
 from coordinator.testing.fake_runtime import FakeRuntime
+from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT
-from tests.fake_cluster import OPTIONS, index_of, running_cluster
+from tests.fake_cluster import OPTIONS, index_of, run_on_threads, running_scheduler
 
 THREADS = 3
 STEPS = 120
@@ -27,15 +26,15 @@ WORKERS = 3
 class Turmoil:
     """Does at random what users and machines do, and remembers the futures."""
 
-    def __init__(self, runtime: FakeRuntime, cluster: Cluster) -> None:
+    def __init__(self, runtime: FakeRuntime, scheduler: Scheduler) -> None:
         self.futures: list[Future] = []
         self.recoveries = 0
         self._runtime = runtime
-        self._cluster = cluster
+        self._scheduler = scheduler
         self._lock = threading.Lock()
         self._membership = threading.Lock()
         self._names = 0
-        cluster.recovery.recover_with(self._recover)
+        scheduler.recovery.recover_with(self._recover)
 
     def run(self, seed: int) -> None:
         chance = random.Random(seed)
@@ -53,11 +52,11 @@ class Turmoil:
             step(chance)
 
     def schedule(self, chance: random.Random) -> None:
-        self._remember(self._cluster.schedule(index_of, "step", timeout=chance.choice([None, 0.001])))
+        self._remember(self._scheduler.schedule(index_of, "step", timeout=chance.choice([None, 0.001])))
 
     def chain(self, chance: random.Random) -> None:
         needed = [chance.choice(self.futures)] if self.futures else []
-        self._remember(self._cluster.schedule(lambda _: len(needed), "chained", after=needed))
+        self._remember(self._scheduler.schedule(lambda _: len(needed), "chained", after=needed))
 
     def cancel(self, chance: random.Random) -> None:
         if self.futures:
@@ -81,17 +80,17 @@ class Turmoil:
 
     def change_membership(self, chance: random.Random) -> None:
         with self._membership:
-            if len(self._cluster.workers) > WORKERS:
-                self._cluster.remove_worker(max(worker.index for worker in self._cluster.workers))
+            if len(self._scheduler.cluster.workers) > WORKERS:
+                self._scheduler.cluster.remove_worker(max(worker.index for worker in self._scheduler.cluster.workers))
             else:
                 self._names += 1
-                self._cluster.add_worker(f"new{self._names}:1")
+                self._scheduler.cluster.add_worker(f"new{self._names}:1")
 
     def settle(self) -> None:
         for worker in range(WORKERS):
             self._runtime.thaw(worker)
             self._runtime.restart(worker)
-        self._cluster.join(LIMIT)
+        self._scheduler.join(LIMIT)
 
     def _recover(self) -> bool:
         self._runtime.restore_parameter_server()
@@ -108,14 +107,12 @@ class Turmoil:
 def test_whatever_happens_nothing_hangs_and_nothing_is_lost(seed: int) -> None:
     runtime = FakeRuntime(WORKERS)
     options = dataclasses.replace(OPTIONS, max_attempts=10**6, reconnect_interval=0.0005, heartbeat_interval=0.005)
-    with running_cluster(runtime, options) as cluster:
-        turmoil = Turmoil(runtime, cluster)
-        with ThreadPoolExecutor(THREADS) as pool:
-            for running in [pool.submit(turmoil.run, THREADS * seed + thread) for thread in range(THREADS)]:
-                running.result(2 * LIMIT)
+    with running_scheduler(runtime, options) as scheduler:
+        turmoil = Turmoil(runtime, scheduler)
+        run_on_threads(turmoil.run, range(THREADS * seed, THREADS * (seed + 1)))
         turmoil.settle()
-        assert cluster.done()
-        statistics = cluster.statistics()
+        assert scheduler.done()
+        statistics = scheduler.cluster.statistics()
     kept = [future for future in turmoil.futures if not future.cancelled()]
     results = [future for future in kept if future.exception(0) is None]
     # What took the result of a cancelled closure has none itself; everything else must have one.

@@ -10,7 +10,7 @@ from coordinator.errors import ClosureCancelledError, ClosureInputError, WorkerL
 from coordinator.future import Future
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, index_of, running_cluster
+from tests.fake_cluster import OPTIONS, index_of, running_scheduler
 
 ISOLATED = dataclasses.replace(OPTIONS, stop_on_error=False)
 
@@ -26,28 +26,28 @@ def sum_of(*futures: Future) -> Callable[[int], int]:
 def test_a_closure_runs_after_those_whose_results_it_takes() -> None:
     runtime = FakeRuntime(workers=3)
     gate = Gate(runtime)
-    with running_cluster(runtime) as cluster:
-        first = cluster.schedule(lambda worker: gate(worker) * 0, "first")
-        second = cluster.schedule(sum_of(first, first), "second", after=[first, first])
-        third = cluster.schedule(sum_of(first, second), "third", after=[first, second])
+    with running_scheduler(runtime) as scheduler:
+        first = scheduler.schedule(lambda worker: gate(worker) * 0, "first")
+        second = scheduler.schedule(sum_of(first, first), "second", after=[first, first])
+        third = scheduler.schedule(sum_of(first, second), "third", after=[first, second])
         gate.wait_arrived()
-        statistics = cluster.statistics()
+        statistics = scheduler.cluster.statistics()
         assert (statistics.running, statistics.waiting) == (1, 2)
         with pytest.raises(TimeoutError):
-            cluster.join(timeout=0)
+            scheduler.join(timeout=0)
         gate.open()
-        cluster.join(LIMIT)
+        scheduler.join(LIMIT)
         assert (first.result(0), second.result(0), third.result(0)) == (0, 1, 2)
-        late = cluster.schedule(sum_of(third), "late", after=[third])
+        late = scheduler.schedule(sum_of(third), "late", after=[third])
         assert late.result(LIMIT) == 3
 
 
 def test_a_value_survives_every_worker_that_had_to_do_with_it() -> None:
     runtime = FakeRuntime(workers=1)
     gate = Gate(runtime)
-    with running_cluster(runtime) as cluster:
-        first = cluster.schedule(gate, "first")
-        second = cluster.schedule(sum_of(first), "second", after=[first])
+    with running_scheduler(runtime) as scheduler:
+        first = scheduler.schedule(gate, "first")
+        second = scheduler.schedule(sum_of(first), "second", after=[first])
         gate.wait_arrived()
         runtime.kill(0)
         runtime.restart(0)
@@ -55,61 +55,61 @@ def test_a_value_survives_every_worker_that_had_to_do_with_it() -> None:
         gate.open()
         assert second.result(LIMIT) == 1
         runtime.kill(0)
-        third = cluster.schedule(sum_of(second), "third", after=[second])
+        third = scheduler.schedule(sum_of(second), "third", after=[second])
         runtime.restart(0)
         assert third.result(LIMIT) == 2
 
 
 def test_what_takes_the_result_of_a_failed_closure_fails_too_and_says_why() -> None:
-    with running_cluster(FakeRuntime(workers=2), ISOLATED) as cluster:
-        first = cluster.schedule(fail, "first")
-        second = cluster.schedule(sum_of(first), "second", after=[first])
-        third = cluster.schedule(sum_of(second), "third", after=[second])
-        other = cluster.schedule(index_of, "other")
-        cluster.join(LIMIT)
+    with running_scheduler(FakeRuntime(workers=2), ISOLATED) as scheduler:
+        first = scheduler.schedule(fail, "first")
+        second = scheduler.schedule(sum_of(first), "second", after=[first])
+        third = scheduler.schedule(sum_of(second), "third", after=[second])
+        other = scheduler.schedule(index_of, "other")
+        scheduler.join(LIMIT)
         with pytest.raises(ClosureInputError, match=r"closure 1 \(second\) was not run.*closure 0 \(first\)") as caught:
             second.result(0)
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
         with pytest.raises(ClosureInputError, match=r"closure 2 \(third\) was not run.*closure 1 \(second\)"):
             third.result(0)
         assert other.result(0) in {0, 1}
-        late = cluster.schedule(sum_of(first), "late", after=[first])
+        late = scheduler.schedule(sum_of(first), "late", after=[first])
         assert isinstance(late.exception(LIMIT), ClosureInputError)
-        cluster.join(LIMIT)
+        scheduler.join(LIMIT)
 
 
 def test_what_takes_the_result_of_a_cancelled_closure_fails_alone() -> None:
     runtime = FakeRuntime(workers=1)
     gate = Gate(runtime)
-    with running_cluster(runtime) as cluster:
-        cluster.schedule(gate, "busy")
-        first = cluster.schedule(index_of, "first")
-        second = cluster.schedule(sum_of(first), "second", after=[first])
+    with running_scheduler(runtime) as scheduler:
+        scheduler.schedule(gate, "busy")
+        first = scheduler.schedule(index_of, "first")
+        second = scheduler.schedule(sum_of(first), "second", after=[first])
         assert first.cancel()
         assert isinstance(second.exception(LIMIT), ClosureInputError)
         gate.open()
-        cluster.join(LIMIT)
+        scheduler.join(LIMIT)
 
 
 @pytest.mark.parametrize("ends", ["error of another", "cancel", "close"])
 def test_a_blocked_closure_is_withdrawn_like_any_other(ends: str) -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
-    with running_cluster(runtime) as cluster:
-        first = cluster.schedule(gate, "first")
-        blocked = cluster.schedule(sum_of(first), "blocked", after=[first])
+    with running_scheduler(runtime) as scheduler:
+        first = scheduler.schedule(gate, "first")
+        blocked = scheduler.schedule(sum_of(first), "blocked", after=[first])
         gate.wait_arrived()
         if ends == "cancel":
             assert blocked.cancel()
             assert blocked.cancelled()
         elif ends == "error of another":
-            cluster.schedule(fail, "fail")
+            scheduler.schedule(fail, "fail")
             with pytest.raises(ZeroDivisionError):
-                cluster.join(LIMIT)
+                scheduler.join(LIMIT)
             assert isinstance(blocked.exception(0), ClosureCancelledError)
         gate.open()
         if ends == "cancel":
-            cluster.join(LIMIT)
+            scheduler.join(LIMIT)
             assert first.result(0) in {0, 1}
     assert blocked.done()
 
@@ -120,53 +120,53 @@ def test_a_blocked_closure_is_withdrawn_like_any_other(ends: str) -> None:
 def test_a_closure_for_one_worker_runs_there_alone_and_join_waits_for_it() -> None:
     runtime = FakeRuntime(workers=3)
     gate = Gate(runtime)
-    with running_cluster(runtime) as cluster:
-        futures = [cluster.schedule(gate, "step", worker=2) for _ in range(5)]
+    with running_scheduler(runtime) as scheduler:
+        futures = [scheduler.schedule(gate, "step", worker=2) for _ in range(5)]
         gate.wait_arrived()
-        assert cluster.statistics().waiting == 4
+        assert scheduler.cluster.statistics().waiting == 4
         with pytest.raises(TimeoutError):
-            cluster.join(timeout=0)
+            scheduler.join(timeout=0)
         gate.open()
-        cluster.join(LIMIT)
+        scheduler.join(LIMIT)
         assert [future.result(0) for future in futures] == [2] * 5
         with pytest.raises(ValueError, match=r"no worker 3; there are \[0, 1, 2\]"):
-            cluster.schedule(index_of, "step", worker=3)
+            scheduler.schedule(index_of, "step", worker=3)
 
 
 def test_a_closure_for_a_lost_worker_waits_for_its_return() -> None:
     runtime = FakeRuntime(workers=2)
-    with running_cluster(runtime) as cluster:
+    with running_scheduler(runtime) as scheduler:
         runtime.kill(1)
-        waiting = cluster.schedule(index_of, "step", worker=1)
-        assert cluster.schedule(index_of, "other").result(LIMIT) == 0
+        waiting = scheduler.schedule(index_of, "step", worker=1)
+        assert scheduler.schedule(index_of, "other").result(LIMIT) == 0
         runtime.restart(1)
         assert waiting.result(LIMIT) == 1
 
 
 def test_a_closure_for_a_worker_that_stays_away_fails_in_time_and_the_others_go_on() -> None:
     runtime = FakeRuntime(workers=2)
-    with running_cluster(runtime, dataclasses.replace(OPTIONS, affinity_timeout=0.05)) as cluster:
+    with running_scheduler(runtime, dataclasses.replace(OPTIONS, affinity_timeout=0.05)) as scheduler:
         runtime.kill(1)
-        doomed = cluster.schedule(index_of, "doomed", worker=1)
-        message = r"closure 0 \(doomed\) may run on .*task:1 alone, which has been away for .*Options.affinity_timeout"
+        doomed = scheduler.schedule(index_of, "doomed", worker=1)
+        message = r"closure 0 \(doomed\) may run on .*task:1 alone, which has been lost for .*Options.affinity_timeout"
         with pytest.raises(WorkerLost, match=message):
             doomed.result(LIMIT)
-        assert cluster.schedule(index_of, "other").result(LIMIT) == 0
+        assert scheduler.schedule(index_of, "other").result(LIMIT) == 0
         with pytest.raises(WorkerLost, match="doomed"):
-            cluster.join(LIMIT)
-        cluster.join(LIMIT)
+            scheduler.join(LIMIT)
+        scheduler.join(LIMIT)
         runtime.restart(1)
-        assert cluster.schedule(index_of, "step", worker=1).result(LIMIT) == 1
+        assert scheduler.schedule(index_of, "step", worker=1).result(LIMIT) == 1
 
 
 def test_a_closure_for_one_worker_that_fails_stops_the_others_as_any_error_does(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.ERROR), running_cluster(FakeRuntime(workers=2)) as cluster:
-        cluster.schedule(fail, "fail", worker=1)
+    with caplog.at_level(logging.ERROR), running_scheduler(FakeRuntime(workers=2)) as scheduler:
+        scheduler.schedule(fail, "fail", worker=1)
         with pytest.raises(ZeroDivisionError):
-            wait_until(lambda: cluster.schedule(index_of, "more", worker=0) is None)
-        cluster.join(LIMIT)
+            wait_until(lambda: scheduler.schedule(index_of, "more", worker=0) is None)
+        scheduler.join(LIMIT)
 
 
 # Errors that stay with their own future
@@ -175,13 +175,13 @@ def test_a_closure_for_one_worker_that_fails_stops_the_others_as_any_error_does(
 def test_an_error_may_concern_its_own_future_alone() -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
-    with running_cluster(runtime, ISOLATED) as cluster:
-        held = cluster.schedule(gate, "held")
-        failed = cluster.schedule(fail, "fail")
-        waiting = [cluster.schedule(index_of, "step") for _ in range(5)]
+    with running_scheduler(runtime, ISOLATED) as scheduler:
+        held = scheduler.schedule(gate, "held")
+        failed = scheduler.schedule(fail, "fail")
+        waiting = [scheduler.schedule(index_of, "step") for _ in range(5)]
         assert isinstance(failed.exception(LIMIT), ZeroDivisionError)
         gate.open()
-        cluster.join(LIMIT)
-        assert cluster.done()
+        scheduler.join(LIMIT)
+        assert scheduler.done()
         assert {future.result(0) for future in [held, *waiting]} <= {0, 1}
-        assert cluster.statistics().failed == 1
+        assert scheduler.cluster.statistics().failed == 1

@@ -6,11 +6,11 @@ import threading
 import pytest
 
 from coordinator.errors import ClosureCancelledError, StrategyClosedError, WorkerLost
-from coordinator.membership_watch import MembershipChange, change_between
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.workers.background_threads import MembershipChange, change_between
 from coordinator.workers.worker import WorkerState
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import index_of, running_cluster
+from tests.fake_cluster import index_of, running_scheduler
 
 PRESENT = {0: "a:1", 1: "b:1", 2: "c:1"}
 
@@ -38,37 +38,37 @@ def test_what_is_to_be_done_follows_from_what_there_is_and_what_is_wanted(
 def test_a_worker_that_is_added_takes_work() -> None:
     runtime = FakeRuntime(workers=1)
     gate = Gate(runtime)
-    with running_cluster(runtime) as cluster:
-        held = cluster.schedule(gate, "held")
+    with running_scheduler(runtime) as scheduler:
+        held = scheduler.schedule(gate, "held")
         gate.wait_arrived()
-        waiting = cluster.schedule(index_of, "step")
-        assert cluster.add_worker("new:1") == 1
+        waiting = scheduler.schedule(index_of, "step")
+        assert scheduler.cluster.add_worker("new:1") == 1
         assert waiting.result(LIMIT) == 1
-        assert [worker.index for worker in cluster.workers] == [0, 1]
-        assert len(cluster.statistics().workers) == 2
+        assert [worker.index for worker in scheduler.cluster.workers] == [0, 1]
+        assert len(scheduler.cluster.statistics().workers) == 2
         gate.open()
         assert held.result(LIMIT) == 0
         with pytest.raises(ValueError, match="new:1"):
-            cluster.add_worker("new:1")
+            scheduler.cluster.add_worker("new:1")
 
 
 def test_a_worker_that_is_removed_finishes_what_it_runs_and_its_number_is_free() -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
-    with running_cluster(runtime) as cluster:
-        futures = [cluster.schedule(gate, "held") for _ in range(2)]
+    with running_scheduler(runtime) as scheduler:
+        futures = [scheduler.schedule(gate, "held") for _ in range(2)]
         gate.wait_arrived(2)
-        removing = threading.Thread(target=cluster.remove_worker, args=(0,))
+        removing = threading.Thread(target=scheduler.cluster.remove_worker, args=(0,))
         removing.start()
-        wait_until(lambda: len(cluster.workers) == 1)
+        wait_until(lambda: len(scheduler.cluster.workers) == 1)
         gate.open()
         removing.join(LIMIT)
         assert sorted(future.result(LIMIT) for future in futures) == [0, 1]
-        assert {cluster.schedule(index_of, "step").result(LIMIT) for _ in range(20)} == {1}
-        assert cluster.add_worker("new:1") == 0
-        assert cluster.schedule(index_of, "step", worker=0).result(LIMIT) == 0
-        cluster.join(LIMIT)
-        assert cluster.statistics().retried == 0
+        assert {scheduler.schedule(index_of, "step").result(LIMIT) for _ in range(20)} == {1}
+        assert scheduler.cluster.add_worker("new:1") == 0
+        assert scheduler.schedule(index_of, "step", worker=0).result(LIMIT) == 0
+        scheduler.join(LIMIT)
+        assert scheduler.cluster.statistics().retried == 0
 
 
 def test_a_worker_that_is_removed_hands_back_what_takes_too_long() -> None:
@@ -78,63 +78,63 @@ def test_a_worker_that_is_removed_hands_back_what_takes_too_long() -> None:
     def work(worker: int) -> int:
         return gate(worker) if worker == 0 else worker
 
-    with running_cluster(runtime) as cluster:
-        cluster.schedule_on(1, busy, "busy")
+    with running_scheduler(runtime) as scheduler:
+        scheduler.schedule_internal(1, busy, "busy")
         busy.wait_arrived()
-        future = cluster.schedule(work, "step")
+        future = scheduler.schedule(work, "step")
         gate.wait_arrived()
-        cluster.remove_worker(0, timeout=0.001)
+        scheduler.cluster.remove_worker(0, timeout=0.001)
         busy.open()
         assert future.result(LIMIT) == 1
-        cluster.join(LIMIT)
+        scheduler.join(LIMIT)
 
 
 def test_a_worker_that_is_lost_can_be_removed_and_what_only_it_may_run_fails() -> None:
     runtime = FakeRuntime(workers=2)
-    with running_cluster(runtime) as cluster:
+    with running_scheduler(runtime) as scheduler:
         runtime.kill(0)
-        wait_until(lambda: cluster.workers[0].state is WorkerState.LOST)
-        doomed = cluster.schedule(index_of, "doomed", worker=0)
-        cluster.remove_worker(0)
+        wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
+        doomed = scheduler.schedule(index_of, "doomed", worker=0)
+        scheduler.cluster.remove_worker(0)
         assert isinstance(doomed.exception(LIMIT), WorkerLost)
-        with pytest.raises(WorkerLost, match=r"closure 0 \(doomed\) may run on worker 0 alone, which was removed"):
-            cluster.join(LIMIT)
+        with pytest.raises(WorkerLost, match=r"closure 0 \(doomed\) may run only on worker 0, which was removed"):
+            scheduler.join(LIMIT)
         with pytest.raises(ValueError, match=r"no worker 0; there are \[1\]"):
-            cluster.schedule(index_of, "late", worker=0)
+            scheduler.schedule(index_of, "late", worker=0)
         with pytest.raises(ValueError, match=r"no worker 0 to remove; there are \[1\]"):
-            cluster.remove_worker(0)
+            scheduler.cluster.remove_worker(0)
 
 
 def test_a_blocked_closure_for_a_worker_that_was_removed_fails_when_it_could_run() -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
-    with running_cluster(runtime) as cluster:
-        first = cluster.schedule(gate, "first", worker=1)
-        blocked = cluster.schedule(index_of, "blocked", worker=0, after=[first])
-        cluster.remove_worker(0)
+    with running_scheduler(runtime) as scheduler:
+        first = scheduler.schedule(gate, "first", worker=1)
+        blocked = scheduler.schedule(index_of, "blocked", worker=0, after=[first])
+        scheduler.cluster.remove_worker(0)
         gate.open()
         assert isinstance(blocked.exception(LIMIT), WorkerLost)
         with pytest.raises(WorkerLost):
-            cluster.join(LIMIT)
+            scheduler.join(LIMIT)
 
 
 def test_a_worker_that_moved_is_lost_and_comes_back_from_its_new_address() -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
-    with running_cluster(runtime) as cluster:
+    with running_scheduler(runtime) as scheduler:
         runtime.kill(0)
-        wait_until(lambda: cluster.workers[0].state is WorkerState.LOST)
-        cluster.move_worker(0, "elsewhere:1")
+        wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
+        scheduler.cluster.move_worker(0, "elsewhere:1")
         assert runtime.worker_addresses[0] == "elsewhere:1"
-        assert cluster.schedule(index_of, "step", worker=0).result(LIMIT) == 0
-        held = cluster.schedule(gate, "held", worker=0)
+        assert scheduler.schedule(index_of, "step", worker=0).result(LIMIT) == 0
+        held = scheduler.schedule(gate, "held", worker=0)
         gate.wait_arrived()
-        cluster.move_worker(0, "elsewhere:2")
+        scheduler.cluster.move_worker(0, "elsewhere:2")
         gate.wait_arrived(2)
         gate.open()
         assert held.result(LIMIT) == 0
         with pytest.raises(ValueError, match="no worker 5 to move"):
-            cluster.move_worker(5, "elsewhere:3")
+            scheduler.cluster.move_worker(5, "elsewhere:3")
 
 
 def test_a_description_that_changes_is_followed_and_a_bad_one_changes_nothing(
@@ -149,22 +149,22 @@ def test_a_description_that_changes_is_followed_and_a_bad_one_changes_nothing(
         return wanted[-1]
 
     def indices() -> list[int]:
-        return [worker.index for worker in cluster.workers]
+        return [worker.index for worker in scheduler.cluster.workers]
 
-    with caplog.at_level(logging.WARNING, logger="coordinator"), running_cluster(runtime) as cluster:
-        cluster.follow(read, interval=0.001)
+    with caplog.at_level(logging.WARNING, logger="coordinator"), running_scheduler(runtime) as scheduler:
+        scheduler.follow(read, interval=0.001)
         wanted.append([*runtime.worker_addresses.values(), "new:1"])
         wait_until(lambda: indices() == [0, 1, 2])
-        assert cluster.schedule(index_of, "step", worker=2).result(LIMIT) == 2
+        assert scheduler.schedule(index_of, "step", worker=2).result(LIMIT) == 2
         wanted.append(OSError("the file is gone"))
         wait_until(lambda: "OSError: the file is gone" in caplog.text)
         assert indices() == [0, 1, 2]
         wanted.append(["worker1:2222", "new:1"])
         wait_until(lambda: indices() == [1, 2])
         runtime.kill(1)
-        wait_until(lambda: cluster.workers[0].state is WorkerState.LOST)
+        wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
         wanted.append(["moved:1", "new:1"])
-        assert cluster.schedule(index_of, "step", worker=1).result(LIMIT) == 1
+        assert scheduler.schedule(index_of, "step", worker=1).result(LIMIT) == 1
         assert runtime.worker_addresses == {1: "moved:1", 2: "new:1"}
     assert caplog.text.count("the file is gone") == 1
     assert "coordinator-membership" not in {thread.name for thread in threading.enumerate()}
@@ -173,11 +173,11 @@ def test_a_description_that_changes_is_followed_and_a_bad_one_changes_nothing(
 def test_close_during_changes_leaves_nothing_behind() -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
-    with running_cluster(runtime) as cluster:
-        futures = [cluster.schedule(gate, "held") for _ in range(3)]
+    with running_scheduler(runtime) as scheduler:
+        futures = [scheduler.schedule(gate, "held") for _ in range(3)]
         gate.wait_arrived(2)
-        cluster.add_worker("new:1")
+        scheduler.cluster.add_worker("new:1")
         gate.wait_arrived(3)
     assert {type(future.exception(0)) for future in futures} == {ClosureCancelledError}
     with pytest.raises(StrategyClosedError, match="A worker cannot be added"):
-        cluster.add_worker("newer:1")
+        scheduler.cluster.add_worker("newer:1")

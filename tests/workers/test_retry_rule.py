@@ -7,13 +7,13 @@ import pytest
 from coordinator.errors import ClosureQuarantined
 from coordinator.future import Future
 from coordinator.options import Options
-from coordinator.queueing.closure import Attempt, Closure
+from coordinator.queueing.closure import Attempt, Closure, ErrorScope
 from coordinator.runtime import Failure, FailureKind
 from coordinator.testing.fake_runtime import FakeCancellation
-from coordinator.workers.retry_rule import Decision, Reach, decide, final_error, reach_of
+from coordinator.workers.retry_rule import error_scope, final_error, may_retry
 
 OPTIONS = Options(max_attempts=3, transient_retries=2)
-RETRY, FAIL = Decision.RETRY, Decision.FAIL
+RETRY, FAIL = True, False
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ RETRY, FAIL = Decision.RETRY, Decision.FAIL
     ],
 )
 def test_the_decision_after_the_first_second_and_third_failure_of_a_kind(
-    kind: FailureKind, decisions: list[Decision]
+    kind: FailureKind, decisions: list[bool]
 ) -> None:
     failure = Failure(kind, KeyError())
-    assert [decide(failure, count, OPTIONS) for count in range(1, len(decisions) + 1)] == decisions
+    assert [may_retry(failure, count, OPTIONS) for count in range(1, len(decisions) + 1)] == decisions
 
 
 def test_every_kind_of_failure_has_a_decision() -> None:
-    assert {decide(Failure(kind, KeyError()), 1, OPTIONS) for kind in FailureKind} == set(Decision)
+    assert {may_retry(Failure(kind, KeyError()), 1, OPTIONS) for kind in FailureKind} == {RETRY, FAIL}
 
 
 @pytest.mark.parametrize(
@@ -43,20 +43,20 @@ def test_every_kind_of_failure_has_a_decision() -> None:
     [(FailureKind.TRANSIENT, Options(transient_retries=0)), (FailureKind.WORKER_LOST, Options(max_attempts=1))],
 )
 def test_options_may_forbid_a_second_attempt(kind: FailureKind, options: Options) -> None:
-    assert decide(Failure(kind, KeyError()), 1, options) is FAIL
+    assert may_retry(Failure(kind, KeyError()), 1, options) is FAIL
 
 
 def test_a_closure_is_run_again_as_often_as_parameter_servers_are_recovered() -> None:
     failure = Failure(FailureKind.PARAMETER_SERVER_LOST, KeyError())
-    assert [decide(failure, count, OPTIONS, may_recover=True) for count in (1, 10, 100)] == [RETRY] * 3
+    assert [may_retry(failure, count, OPTIONS, may_recover=True) for count in (1, 10, 100)] == [RETRY] * 3
 
 
 @pytest.mark.parametrize("stops", [True, False])
 @pytest.mark.parametrize("kind", [kind for kind in FailureKind if kind is not FailureKind.CANCELLED])
 def test_how_far_an_error_reaches_depends_on_whose_it_is(kind: FailureKind, stops: bool) -> None:
-    own = Reach.EVERYTHING if stops else Reach.FUTURE
-    expected = {FailureKind.PARAMETER_SERVER_LOST: Reach.EVERYTHING, FailureKind.WORKER_LOST: Reach.JOIN}
-    assert reach_of(kind, Options(stop_on_error=stops)) is expected.get(kind, own)
+    own = ErrorScope.ALL_CLOSURES if stops else ErrorScope.FUTURE
+    expected = {FailureKind.PARAMETER_SERVER_LOST: ErrorScope.ALL_CLOSURES, FailureKind.WORKER_LOST: ErrorScope.JOIN}
+    assert error_scope(kind, Options(stop_on_error=stops)) is expected.get(kind, own)
 
 
 def failed_attempt(kind: FailureKind) -> Attempt:
@@ -67,7 +67,7 @@ def failed_attempt(kind: FailureKind) -> Attempt:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FailureKind if kind is not FailureKind.WORKER_LOST])
-def test_a_closure_ends_with_the_failures_own_error_and_a_note_of_which_where_and_when(kind: FailureKind) -> None:
+def test_a_closure_ends_with_the_original_error_and_a_note_of_where_and_when(kind: FailureKind) -> None:
     error = ValueError("wrong shape")
     assert final_error(Failure(kind, error), failed_attempt(kind), "/job:worker/task:1") is error
     assert error.__notes__ == [f"coordinator: closure 7 (step) failed on /job:worker/task:1, attempt 1: {kind.value}."]

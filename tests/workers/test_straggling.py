@@ -9,7 +9,7 @@ import pytest
 from coordinator.errors import ClosureCancelledError
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, index_of, running_cluster
+from tests.fake_cluster import OPTIONS, index_of, running_scheduler
 
 SHORT = 0.02
 
@@ -32,19 +32,19 @@ def test_a_closure_that_overruns_is_run_elsewhere_and_the_first_result_wins(said
     runtime = FakeRuntime(workers=2)
     gate, busy = Gate(runtime), Gate(runtime)
     options = OPTIONS if said_by == "the call" else dataclasses.replace(OPTIONS, closure_timeout=SHORT)
-    with running_cluster(runtime, options) as cluster:
-        cluster.schedule_on(1, busy, "busy")
+    with running_scheduler(runtime, options) as scheduler:
+        scheduler.schedule_internal(1, busy, "busy")
         busy.wait_arrived()
         slow = SlowOn(gate, 0)
-        future = cluster.schedule(slow, "step", timeout=SHORT if said_by == "the call" else None)
+        future = scheduler.schedule(slow, "step", timeout=SHORT if said_by == "the call" else None)
         gate.wait_arrived()
         busy.open()
         assert future.result(LIMIT) == 1
-        cluster.join(LIMIT)
+        scheduler.join(LIMIT)
         assert slow.started == [0, 1]
         # The straggler was cancelled, and its worker is free again.
-        assert cluster.schedule_on(0, index_of, "hello").result(LIMIT) == 0
-        statistics = cluster.statistics()
+        assert scheduler.schedule_internal(0, index_of, "hello").result(LIMIT) == 0
+        statistics = scheduler.cluster.statistics()
     assert (statistics.finished, statistics.cancelled, statistics.retried) == (3, 0, 0)
     assert sum(worker.finished for worker in statistics.workers) == 3
 
@@ -58,44 +58,44 @@ def test_the_straggler_may_win_and_the_second_attempt_is_dropped() -> None:
         return f"of worker {worker}"
 
     second_may_come = threading.Event()
-    with running_cluster(runtime) as cluster:
-        future = cluster.schedule(work, "step", timeout=SHORT)
+    with running_scheduler(runtime) as scheduler:
+        future = scheduler.schedule(work, "step", timeout=SHORT)
         first.wait_arrived()
         second_may_come.set()
         second.wait_arrived()
         first.open()
         winner = future.result(LIMIT)
         second.open()
-        cluster.join(LIMIT)
-        wait_until(lambda: cluster.statistics().running == 0)
+        scheduler.join(LIMIT)
+        wait_until(lambda: scheduler.cluster.statistics().running == 0)
         assert future.result(0) == winner
-        assert cluster.statistics().finished == 1
+        assert scheduler.cluster.statistics().finished == 1
 
 
 def test_a_straggler_is_tried_on_every_worker_until_one_is_quick() -> None:
     runtime = FakeRuntime(workers=3)
     gate = Gate(runtime)
     slow = SlowOn(gate, 0, 1)
-    with running_cluster(runtime) as cluster:
-        assert cluster.schedule(slow, "step", timeout=SHORT).result(LIMIT) == 2
-        cluster.join(LIMIT)
+    with running_scheduler(runtime) as scheduler:
+        assert scheduler.schedule(slow, "step", timeout=SHORT).result(LIMIT) == 2
+        scheduler.join(LIMIT)
     assert slow.started[-1] == 2
 
 
 def test_join_does_not_wait_for_a_straggler_that_cannot_be_cancelled() -> None:
     runtime = FakeRuntime(workers=2)
     gate, busy = Gate(runtime), Gate(runtime)
-    with running_cluster(runtime) as cluster:
-        cluster.schedule_on(1, busy, "busy")
+    with running_scheduler(runtime) as scheduler:
+        scheduler.schedule_internal(1, busy, "busy")
         busy.wait_arrived()
-        future = cluster.schedule(SlowOn(gate, 0), "step", timeout=SHORT)
+        future = scheduler.schedule(SlowOn(gate, 0), "step", timeout=SHORT)
         gate.wait_arrived()
         runtime.freeze(0)
         busy.open()
-        cluster.join(LIMIT)
+        scheduler.join(LIMIT)
         assert future.result(0) == 1
         runtime.thaw(0)
-        assert cluster.schedule_on(0, index_of, "hello").result(LIMIT) == 0
+        assert scheduler.schedule_internal(0, index_of, "hello").result(LIMIT) == 0
 
 
 def test_a_straggler_that_fails_after_another_won_harms_nobody() -> None:
@@ -110,31 +110,31 @@ def test_a_straggler_that_fails_after_another_won_harms_nobody() -> None:
         except ClosureCancelledError:
             raise ZeroDivisionError from None
 
-    with running_cluster(runtime) as cluster:
-        cluster.schedule_on(1, busy, "busy")
+    with running_scheduler(runtime) as scheduler:
+        scheduler.schedule_internal(1, busy, "busy")
         busy.wait_arrived()
-        future = cluster.schedule(work, "step", timeout=SHORT)
+        future = scheduler.schedule(work, "step", timeout=SHORT)
         gate.wait_arrived()
         busy.open()
         assert future.result(LIMIT) == 1
-        cluster.schedule_on(0, index_of, "hello").result(LIMIT)
-        cluster.join(LIMIT)
-        assert cluster.statistics().failed == 0
+        scheduler.schedule_internal(0, index_of, "hello").result(LIMIT)
+        scheduler.join(LIMIT)
+        assert scheduler.cluster.statistics().failed == 0
 
 
 def test_without_a_time_limit_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
     looks: list[float] = []
-    with running_cluster(runtime) as cluster:
-        monkeypatch.setattr(cluster._queue, "try_overrun_elsewhere", lambda: looks.append(1))
-        cluster.schedule(gate, "step")
+    with running_scheduler(runtime) as scheduler:
+        monkeypatch.setattr(scheduler.queue, "requeue_overdue", lambda: looks.append(1))
+        scheduler.schedule(gate, "step")
         gate.wait_arrived()
         gate.open()
-        cluster.join(LIMIT)
+        scheduler.join(LIMIT)
         assert not looks
-        cluster.schedule(index_of, "step", timeout=SHORT)
-        wait_until(lambda: len(looks) > 1)
+        scheduler.schedule(index_of, "step", timeout=SHORT)
+        wait_until(lambda: looks)
 
 
 # Frozen workers
@@ -144,22 +144,22 @@ def test_a_frozen_workers_closure_runs_elsewhere_once_it_is_hung_up_on(caplog: p
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
     slow = SlowOn(gate, 0)
-    with caplog.at_level(logging.WARNING, logger="coordinator"), running_cluster(runtime) as cluster:
+    with caplog.at_level(logging.WARNING, logger="coordinator"), running_scheduler(runtime) as scheduler:
         busy = Gate(runtime)
-        cluster.schedule_on(1, busy, "busy")
+        scheduler.schedule_internal(1, busy, "busy")
         busy.wait_arrived()
-        future = cluster.schedule(slow, "step")
+        future = scheduler.schedule(slow, "step")
         gate.wait_arrived()
         runtime.freeze(0)
         busy.open()
         for _ in range(20):
-            assert cluster.schedule(index_of, "others").result(LIMIT) == 1
+            assert scheduler.schedule(index_of, "others").result(LIMIT) == 1
         assert not future.done()
         runtime.hang_up(0)
-        cluster.join(LIMIT)
+        scheduler.join(LIMIT)
         assert future.result(0) == 1
         runtime.thaw(0)
-        assert cluster.schedule_on(0, index_of, "hello").result(LIMIT) == 0
-        assert cluster.statistics().workers[0].losses == 1
+        assert scheduler.schedule_internal(0, index_of, "hello").result(LIMIT) == 0
+        assert scheduler.cluster.statistics().workers[0].losses == 1
     assert "task:0 was lost" in caplog.text
-    assert "task:0 is there" in caplog.text
+    assert "task:0 reconnected" in caplog.text

@@ -9,13 +9,12 @@ import pytest
 from coordinator.errors import (
     ClosureCancelledError,
     ClosureQuarantined,
-    InvalidTransitionError,
     WorkerLost,
 )
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
 from coordinator.workers.worker import WorkerState
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, index_of, running_cluster
+from tests.fake_cluster import OPTIONS, index_of, running_scheduler, unhealthy
 
 # Workers: what dies, when, while as many calls as there are workers wait at a gate.
 
@@ -75,17 +74,17 @@ def one_after_the_other(runtime: FakeRuntime, gate: Gate) -> int:
 def test_every_closure_completes_whichever_worker_dies(dies: Callable[[FakeRuntime, Gate], int], workers: int) -> None:
     runtime = FakeRuntime(workers)
     gate = Gate(runtime)
-    with running_cluster(runtime) as cluster:
-        futures = [cluster.schedule(gate, "step") for _ in range(5)]
+    with running_scheduler(runtime) as scheduler:
+        futures = [scheduler.schedule(gate, "step") for _ in range(5)]
         gate.wait_arrived(workers)
         losses = dies(runtime, gate)
         # A call that was lost is held at the gate again before the gate opens.
         gate.wait_arrived(workers + losses)
         gate.open()
-        cluster.join(LIMIT)
-        assert cluster.done()
+        scheduler.join(LIMIT)
+        assert scheduler.done()
         assert {future.result(0) for future in futures} <= set(range(workers))
-        statistics = cluster.statistics()
+        statistics = scheduler.cluster.statistics()
     assert (statistics.finished, statistics.failed, statistics.cancelled) == (5, 0, 0)
     assert statistics.retried == losses
     assert sum(worker.finished for worker in statistics.workers) == 5
@@ -97,23 +96,21 @@ def test_every_closure_completes_whichever_worker_dies(dies: Callable[[FakeRunti
 def test_a_worker_that_dies_between_joins_costs_no_closure_and_doubles_none(workers: int) -> None:
     runtime = FakeRuntime(workers)
     ran: list[int] = []
-    with running_cluster(runtime) as cluster:
+    with running_scheduler(runtime) as scheduler:
         for _ in range(2):
-            cluster.schedule(ran.append, "step")
-        cluster.join(LIMIT)
+            scheduler.schedule(ran.append, "step")
+        scheduler.join(LIMIT)
         runtime.kill(0)
         runtime.restart(0)
         for _ in range(2):
-            cluster.schedule(ran.append, "step")
-        cluster.join(LIMIT)
+            scheduler.schedule(ran.append, "step")
+        scheduler.join(LIMIT)
     assert len(ran) == 4
 
 
-def test_a_worker_changes_state_only_as_its_table_allows() -> None:
-    with running_cluster(FakeRuntime(workers=1)) as cluster:
-        worker = cluster.workers[0]
-        with pytest.raises(InvalidTransitionError, match="task:0 cannot go from live to live"):
-            worker._change(WorkerState.LIVE)
+def test_a_stopped_worker_says_so() -> None:
+    with running_scheduler(FakeRuntime(workers=1)) as scheduler:
+        worker = scheduler.cluster.workers[0]
     assert worker.state is WorkerState.STOPPED
     assert not worker.healthy()
     assert repr(worker) == "<Worker /job:worker/replica:0/task:0: stopped, 0 closures finished>"
@@ -123,75 +120,75 @@ def test_a_worker_changes_state_only_as_its_table_allows() -> None:
 def test_a_dead_worker_stops_nobody_else_and_is_reported_by_name_until_it_returns(returns: bool) -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
-    with running_cluster(runtime) as cluster:
-        held = [cluster.schedule(gate, "held") for _ in range(2)]
+    with running_scheduler(runtime) as scheduler:
+        held = [scheduler.schedule(gate, "held") for _ in range(2)]
         gate.wait_arrived(2)
-        assert cluster.unhealthy() == ()
+        assert unhealthy(scheduler) == ()
         runtime.kill(0)
-        assert not cluster.workers[0].healthy()
-        assert cluster.workers[1].healthy()
-        assert cluster.unhealthy() == ("/job:worker/replica:0/task:0",)
+        assert not scheduler.cluster.workers[0].healthy()
+        assert scheduler.cluster.workers[1].healthy()
+        assert unhealthy(scheduler) == ("/job:worker/replica:0/task:0",)
         gate.open()
         for _ in range(100):
-            cluster.schedule(index_of, "step")
-        cluster.join(LIMIT)
+            scheduler.schedule(index_of, "step")
+        scheduler.join(LIMIT)
         assert [future.result(0) for future in held] == [1, 1]
-        wait_until(lambda: cluster.workers[0].state is WorkerState.LOST)
+        wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
         if returns:
             runtime.restart(0)
-            assert cluster.schedule_on(0, index_of, "hello").result(LIMIT) == 0
-            assert cluster.workers[0].state is WorkerState.LIVE
-            assert cluster.unhealthy() == ()
+            assert scheduler.schedule_internal(0, index_of, "hello").result(LIMIT) == 0
+            assert scheduler.cluster.workers[0].state is WorkerState.LIVE
+            assert unhealthy(scheduler) == ()
 
 
 def test_the_loss_and_the_return_of_a_worker_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     runtime = FakeRuntime(workers=1)
     gate = Gate(runtime)
     options = dataclasses.replace(OPTIONS, stall_report_interval=0.001)
-    with caplog.at_level(logging.WARNING, logger="coordinator"), running_cluster(runtime, options) as cluster:
-        future = cluster.schedule(gate, "step")
+    with caplog.at_level(logging.WARNING, logger="coordinator"), running_scheduler(runtime, options) as scheduler:
+        future = scheduler.schedule(gate, "step")
         gate.wait_arrived()
         runtime.kill(0)
-        wait_until(lambda: "task:0 has been away for 0 s and is still awaited" in caplog.text)
+        wait_until(lambda: "task:0 has been lost for 0 s; still trying to reconnect" in caplog.text)
         runtime.restart(0)
         gate.open()
         future.result(LIMIT)
     assert "/job:worker/replica:0/task:0 was lost; its work goes to other workers" in caplog.text
-    assert "/job:worker/replica:0/task:0 is there after 0." in caplog.text
+    assert "/job:worker/replica:0/task:0 reconnected after 0." in caplog.text
 
 
 def test_workers_that_are_dead_at_the_start_join_later_and_the_others_do_not_wait() -> None:
     runtime = FakeRuntime(workers=3)
     runtime.kill(0)
     runtime.kill(1)
-    with running_cluster(runtime) as cluster:
-        assert cluster.schedule(index_of, "step").result(LIMIT) == 2
+    with running_scheduler(runtime) as scheduler:
+        assert scheduler.schedule(index_of, "step").result(LIMIT) == 2
         runtime.restart(1)
-        assert cluster.schedule_on(1, index_of, "step").result(LIMIT) == 1
-        assert cluster.unhealthy() == ("/job:worker/replica:0/task:0",)
+        assert scheduler.schedule_internal(1, index_of, "step").result(LIMIT) == 1
+        assert unhealthy(scheduler) == ("/job:worker/replica:0/task:0",)
 
 
 def test_five_thousand_closures_complete_although_the_only_worker_dies_in_the_middle() -> None:
     runtime = FakeRuntime(workers=1)
     gate, middle = Gate(runtime), Gate(runtime)
-    with running_cluster(runtime) as cluster:
-        futures = [cluster.schedule(middle if i == 2500 else gate, f"step {i}") for i in range(5000)]
+    with running_scheduler(runtime) as scheduler:
+        futures = [scheduler.schedule(middle if i == 2500 else gate, f"step {i}") for i in range(5000)]
         gate.open()
         middle.wait_arrived()
         runtime.kill(0)
         middle.open()
-        wait_until(lambda: cluster.workers[0].state is WorkerState.LOST)
+        wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
         with pytest.raises(TimeoutError, match="2500 closures wait, running: nothing"):
-            cluster.join(timeout=0)
+            scheduler.join(timeout=0)
         runtime.restart(0)
-        cluster.join(LIMIT)
+        scheduler.join(LIMIT)
     assert [future.result(0) for future in futures] == [0] * 5000
 
 
 def test_a_result_outlives_every_worker() -> None:
     runtime = FakeRuntime(workers=2)
-    with running_cluster(runtime) as cluster:
-        future = cluster.schedule(lambda worker: {"loss": [1.0, worker]}, "step")
+    with running_scheduler(runtime) as scheduler:
+        future = scheduler.schedule(lambda worker: {"loss": [1.0, worker]}, "step")
         result = future.result(LIMIT)
         runtime.kill(0)
         runtime.kill(1)
@@ -207,15 +204,15 @@ def test_work_that_kills_its_workers_is_quarantined_and_the_rest_goes_on() -> No
         runtime.kill(worker)
         runtime.restart(worker)
 
-    with running_cluster(runtime) as cluster:
-        future = cluster.schedule(deadly, "deadly")
+    with running_scheduler(runtime) as scheduler:
+        future = scheduler.schedule(deadly, "deadly")
         with pytest.raises(ClosureQuarantined, match=r"closure 0 \(deadly\).*attempt 3 on worker") as caught:
-            cluster.join(LIMIT)
+            scheduler.join(LIMIT)
         assert future.exception(0) is caught.value
         assert isinstance(caught.value.__cause__, WorkerLost)
         assert len(started) == OPTIONS.max_attempts
-        cluster.schedule(index_of, "step")
-        cluster.join(LIMIT)
+        scheduler.schedule(index_of, "step")
+        scheduler.join(LIMIT)
 
 
 def refused(times: int) -> Callable[[int], int]:
@@ -232,37 +229,37 @@ def refused(times: int) -> Callable[[int], int]:
 
 
 def test_transient_failures_are_retried_and_counted_for_each_closure_alone() -> None:
-    with running_cluster(FakeRuntime(workers=2)) as cluster:
-        futures = [cluster.schedule(refused(OPTIONS.transient_retries), "step") for _ in range(5)]
-        cluster.join(LIMIT)
-        assert cluster.statistics().retried == 5 * OPTIONS.transient_retries
+    with running_scheduler(FakeRuntime(workers=2)) as scheduler:
+        futures = [scheduler.schedule(refused(OPTIONS.transient_retries), "step") for _ in range(5)]
+        scheduler.join(LIMIT)
+        assert scheduler.cluster.statistics().retried == 5 * OPTIONS.transient_retries
         assert all(future.result(0) in {0, 1} for future in futures)
 
 
 def test_why_a_function_is_run_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="coordinator"), running_cluster(FakeRuntime(workers=1)) as cluster:
-        cluster.schedule(refused(1), "step")
-        cluster.join(LIMIT)
+    with caplog.at_level(logging.INFO, logger="coordinator"), running_scheduler(FakeRuntime(workers=1)) as scheduler:
+        scheduler.schedule(refused(1), "step")
+        scheduler.join(LIMIT)
     device = "/job:worker/replica:0/task:0"
     assert f"closure 0 (step) failed on {device} and is run again: TransientError: Connection refused" in caplog.text
 
 
 def test_a_transient_failure_that_stays_is_the_result() -> None:
-    with running_cluster(FakeRuntime(workers=2)) as cluster:
-        cluster.schedule(refused(OPTIONS.transient_retries + 1), "step")
+    with running_scheduler(FakeRuntime(workers=2)) as scheduler:
+        scheduler.schedule(refused(OPTIONS.transient_retries + 1), "step")
         with pytest.raises(TransientError, match="Connection refused") as caught:
-            cluster.join(LIMIT)
+            scheduler.join(LIMIT)
         assert "attempt 4: transient" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(("failures", "renewals"), [(4, 0), (5, 1), (9, 1), (10, 2)])
 def test_a_worker_that_answers_but_fails_call_after_call_is_connected_to_anew(failures: int, renewals: int) -> None:
-    with running_cluster(FakeRuntime(workers=1), dataclasses.replace(OPTIONS, transient_retries=10)) as cluster:
-        before = cluster.schedule(refused(1), "step")
-        future = cluster.schedule(refused(failures), "step")
-        cluster.join(LIMIT)
+    with running_scheduler(FakeRuntime(workers=1), dataclasses.replace(OPTIONS, transient_retries=10)) as scheduler:
+        before = scheduler.schedule(refused(1), "step")
+        future = scheduler.schedule(refused(failures), "step")
+        scheduler.join(LIMIT)
         assert (before.result(0), future.result(0)) == (0, 0)
-        worker = cluster.workers[0].statistics()
+        worker = scheduler.cluster.workers[0].statistics()
     assert (worker.losses, worker.reconnections) == (renewals, renewals)
 
 
@@ -274,8 +271,8 @@ def test_a_stop_does_not_wait_for_the_pause_before_a_retry() -> None:
         gate(worker)
         raise TransientError
 
-    with running_cluster(runtime, dataclasses.replace(OPTIONS, reconnect_interval=1000.0)) as cluster:
-        future = cluster.schedule(work, "step")
+    with running_scheduler(runtime, dataclasses.replace(OPTIONS, reconnect_interval=1000.0)) as scheduler:
+        future = scheduler.schedule(work, "step")
         gate.wait_arrived()
         gate.open()
     assert isinstance(future.exception(0), ClosureCancelledError)
@@ -284,10 +281,10 @@ def test_a_stop_does_not_wait_for_the_pause_before_a_retry() -> None:
 def test_a_worker_that_is_lost_while_idle_is_connected_to_again_without_any_work() -> None:  # row 86
     options = dataclasses.replace(OPTIONS, heartbeat_interval=0.02)
     runtime = FakeRuntime(2)
-    with running_cluster(runtime, options) as cluster:
+    with running_scheduler(runtime, options) as scheduler:
         runtime.kill(1)
-        wait_until(lambda: cluster.workers[1].state is WorkerState.LOST)
-        assert cluster.unhealthy() == (cluster.workers[1].device,)
+        wait_until(lambda: scheduler.cluster.workers[1].state is WorkerState.LOST)
+        assert unhealthy(scheduler) == (scheduler.cluster.workers[1].device,)
         runtime.restart(1)
-        wait_until(lambda: not cluster.unhealthy())
-        assert cluster.statistics().workers[1].reconnections == 1
+        wait_until(lambda: not unhealthy(scheduler))
+        assert scheduler.cluster.statistics().workers[1].reconnections == 1

@@ -1,7 +1,7 @@
-"""Warns of a function that is traced again and again, and says which of its arguments is the cause.
+"""Warns about functions that are retraced often, and says which argument is the cause.
 
-What a function was traced with is noted once for each trace, so a call that needs no new trace costs nothing. Neither
-functions nor their arguments are kept alive.
+Arguments are recorded once for each trace, so a call without a new trace costs nothing. Neither functions nor their
+arguments are kept alive.
 """
 
 import logging
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 _logger = logging.getLogger("coordinator")
 
-# A trace takes some tens of milliseconds at least; a function that has several kinds of calls has fewer than this.
+# A trace takes tens of milliseconds or more; a function that is called in several ways has fewer traces than this.
 _MANY = 20
 
 _MOST_CAUSES = 3
@@ -23,7 +23,7 @@ _LITERALS = (bool, int, float, complex, str, bytes, type(None))
 
 
 class _Trait(NamedTuple):
-    """What a trace depends on, in one place among the arguments: two of equal text and identity are the same."""
+    """A property of one argument that a trace depends on. Traits of equal text and identity are the same."""
 
     place: str
     what: str
@@ -41,17 +41,17 @@ class RetracedFunctions:
         self._warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def forget(self) -> None:
-        """Counts from 0 again: functions are to be traced once more, whatever their arguments are."""
+        """Counts from 0 again, because all functions will be retraced."""
         with self._lock:
             self._traces.clear()
 
     def note(self, function: Any, name: str, arguments: Mapping[str, Any]) -> None:
-        """Notes a new trace, and logs a warning at the twentieth of a function.
+        """Records a new trace, and logs a warning at the twentieth of a function.
 
         Args:
           function: the `tf.function`.
-          name: of the Python function.
-          arguments: those that it was traced with, by the names of its parameters.
+          name: the name of the Python function.
+          arguments: the arguments that it was traced with, by parameter.
         """
         with self._lock:
             if function in self._warned:
@@ -73,7 +73,7 @@ class RetracedFunctions:
 
 
 def _traits(place: str, value: Any) -> Iterator[_Trait]:
-    """All that a trace depends on in an argument, each with its place as it would be written in Python."""
+    """Yields all traits of an argument, each with its place as Python would write it."""
     if isinstance(value, list | tuple | dict):
         advice = "Pass one of the same structure each time."
         yield _Trait(place, "structure", advice, f"{type(value).__name__} of {len(value)}")
@@ -96,20 +96,19 @@ def _traits(place: str, value: Any) -> Iterator[_Trait]:
 
 
 def _causes(traces: list[list[_Trait]]) -> str:
-    """What differs most from trace to trace, in sentences; empty if nothing does."""
+    """Describes what differs most from trace to trace; empty if nothing does."""
     found: dict[tuple[str, str], dict[tuple[str, int], _Trait]] = {}
     for traits in traces:
         for trait in traits:
             found.setdefault((trait.place, trait.what), {})[trait.text, trait.identity] = trait
     most = max(map(len, found.values()), default=1)
     differing = [list(each.values()) for each in found.values() if len(each) == most > 1]
-    return "".join(map(_cause, differing[:_MOST_CAUSES]))
-
-
-def _cause(traits: list[_Trait]) -> str:
-    place, what, advice, *_ = traits[0]
-    examples = ", ".join(trait.text for trait in traits[:_EXAMPLES])
-    return f" The {what} of its argument {place!r} differs ({examples}, ...). {advice}"
+    text = ""
+    for place_traits in differing[:_MOST_CAUSES]:
+        place, what, advice, *_ = place_traits[0]
+        examples = ", ".join(trait.text for trait in place_traits[:_EXAMPLES])
+        text += f" The {what} of its argument {place!r} differs ({examples}, ...). {advice}"
+    return text
 
 
 def _short(text: str) -> str:

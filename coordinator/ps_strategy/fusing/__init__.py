@@ -1,0 +1,1 @@
+"""Several calls run as one, and their messages packed."""

@@ -1,32 +1,42 @@
-"""Copies of a traced function's graph, one behind the other in another graph.
+"""Copies of a traced function's graph in the graph of another function, whose messages between servers are packed.
 
-Not calls of the function: a call begins when all of the one before has ended, on all servers, and tells so from server
-to server. Copies are ordered as the operations of a loop in one function are: those that use the same variable, dataset
-or other resource, in turn.
+Copies rather than calls: a call starts when all of the previous one has ended, on all servers, which takes messages
+between the servers. Copies are ordered like the iterations of a loop in one function: only operations that use the same
+variable, dataset or other resource run one after the other.
 """
 
+import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.compiled_functions import is_on_parameter_server
 from coordinator.ps_strategy.fusing.message_packing import pack_transfers
 
-# Far from each other, so that copies draw numbers of their own.
+_logger = logging.getLogger("coordinator")
+
+# Building a function with packed messages takes about as long as tracing it, and each worker has to load one more
+# function. It is worth it for functions that are called often.
+_CALLS_BEFORE_PACKING = 16
+# Names of inputs, chosen so that no operation of the function has one of them.
+_INPUT_NAME = "coordinator_input_{}"
+
+# Seeds this far apart give independent numbers.
 _BETWEEN_SEEDS = 0x9E3779B1
 _SEEDS = 2**31
 
 
-class StepCopies:
-    """Adds copies of a function to the graph of another one, which takes the same inputs.
+class GraphCopies:
+    """Adds copies of a function to the graph of another one with the same inputs.
 
-    Operations that draw random numbers from a seed have another one in each copy; they would all draw the same.
+    Operations that draw random numbers from a seed get another seed in each copy, and for each `count`; otherwise all
+    copies would draw the same numbers.
 
     Args:
       concrete: a `tf.types.experimental.ConcreteFunction`.
-      count: how many copies there will be. Those of which there are more or fewer draw other numbers, too.
+      count: number of copies.
     """
 
     def __init__(self, concrete: Any, count: int) -> None:
@@ -38,26 +48,28 @@ class StepCopies:
         self._definition = _without_inputs(
             concrete.graph.as_graph_def(), {tensor.op.name for tensor in concrete.inputs}, self._servers
         )
-        # Outputs wait for all that the function does to variables; what runs the copies waits for that at their end.
-        _let_go(self._definition, {tensor.op.name for tensor in concrete.outputs})
+        # Outputs wait for all changes of variables in the function; here the caller waits for these at the end.
+        outputs = {tensor.op.name for tensor in concrete.outputs}
+        for node in self._definition.node:
+            if node.name in outputs and node.op == "Identity":
+                del node.input[1:]
         used = {name for node in self._definition.node for name in node.input}
         self._used = {name for name in self._inputs if name.removesuffix(":0") in used}
-        # Each with its own seed.
         self._seeded = [(node, node.attr["seed2"].i) for node in self._definition.node if _is_seeded(node)]
-        # So far, and those of all smaller counts.
+        # Counts the copies of all smaller counts too, so that no two copies have the same number.
         self._copies = count * (count - 1) // 2
 
     def note_inputs(self, given: Sequence[Any]) -> None:
-        """Tells TensorFlow what is known of the function's inputs of some symbolic tensors that stand for them."""
+        """Copies what TensorFlow knows of the function's inputs to the symbolic tensors that are given instead."""
         for placeholder, original in zip(given, self._concrete.inputs, strict=True):
             tensorflow_internals.copy_handle_data(original, placeholder)
 
     def add(self, inputs: Sequence[Any], name: str) -> list[Any]:
-        """Adds one more.
+        """Adds a copy.
 
         Args:
-          inputs: one symbolic tensor for each of the function's, in place of its captures too.
-          name: of the copy, another for each: the scope of its operations. Without one they are named as they are.
+          inputs: a symbolic tensor for each input of the function, captures included.
+          name: a unique scope for the names of its operations; empty for the names that they have in the function.
 
         Returns:
           Its flat outputs.
@@ -72,7 +84,7 @@ class StepCopies:
             [output for output in self._outputs if output not in given],
             name,
         )
-        # The functions that it calls are there now.
+        # The graph has the functions that it calls now.
         self._definition.ClearField("library")
         rest = iter(found)
         outputs = [given[output] if output in given else next(rest) for output in self._outputs]
@@ -81,11 +93,11 @@ class StepCopies:
         return outputs
 
     def pack_transfers(self, graph: Any, names: Sequence[str] = ()) -> int:
-        """See `packed_transfers.pack_transfers`.
+        """Packs the messages of the copies; see `message_packing.pack_transfers`.
 
         Args:
-          graph: that the copies were added to; its inputs stand for the function's.
-          names: of the copies, if there are several, in their order.
+          graph: the graph that the copies were added to, with the function's inputs.
+          names: the names of the copies, in order, if there are several.
         """
         devices = {
             placeholder.op.name: self._servers[original.op.name]
@@ -95,19 +107,68 @@ class StepCopies:
         return pack_transfers(graph, devices, names)
 
 
+class PackedFunction:
+    """Replaces a function that is called often by a copy with packed messages.
+
+    The copy has the same effects and results, but draws other random numbers. Thread-safe.
+
+    Args:
+      concrete: a `tf.types.experimental.ConcreteFunction`.
+      may_be_copied: False to always call the function itself.
+    """
+
+    def __init__(self, concrete: Any, *, may_be_copied: bool) -> None:
+        self._concrete = concrete
+        self._present = concrete
+        # With one resource there are no messages to pack.
+        is_worth_it = may_be_copied and len(servers_of_resources(concrete)) > 1
+        self._calls = itertools.count(1) if is_worth_it else itertools.repeat(0)
+
+    def for_next_call(self) -> Any:
+        """Returns the function to call, with the same inputs, outputs, and names of operations."""
+        # `next` returns each number to one thread only.
+        if next(self._calls) == _CALLS_BEFORE_PACKING:
+            try:
+                self._present = packed_function(self._concrete) or self._concrete
+            except Exception:
+                _logger.warning(
+                    "The messages of %s could not be packed; it runs unchanged.", self._concrete, exc_info=True
+                )
+        return self._present
+
+
+def packed_function(concrete: Any) -> Any:
+    """Builds an equal function with packed messages and the same operation names; None if it has none to pack."""
+    copies = GraphCopies(concrete, 1)
+    messages = []
+
+    def packed_body(*given: Any) -> list[Any]:
+        copies.note_inputs(given)
+        return copies.add(given, "")
+
+    signature = [
+        tf.TensorSpec(tensor.shape, tensor.dtype, _INPUT_NAME.format(number))
+        for number, tensor in enumerate(concrete.inputs)
+    ]
+    built = tensorflow_internals.built_function(
+        packed_body, signature, lambda graph: messages.append(copies.pack_transfers(graph))
+    )
+    return built if any(messages) else None
+
+
 def servers_of_resources(concrete: Any) -> dict[str, str]:
-    """The devices of captured resources on parameter servers, by the names of the inputs that stand for them."""
+    """Returns the devices of captured resources on parameter servers, by the names of the function's inputs."""
     captured = concrete.captured_inputs
     symbolic = concrete.inputs[len(concrete.inputs) - len(captured) :]
     return {
         tensor.op.name: capture.device
         for tensor, capture in zip(symbolic, captured, strict=True)
-        if is_on_parameter_server(capture)
+        if tensorflow_internals.is_on_parameter_server(capture)
     }
 
 
 def _without_inputs(definition: Any, inputs: set[str], devices: Mapping[str, str]) -> Any:
-    """Takes the nodes away that stand for what is given; it is there before anything runs."""
+    """Removes the placeholders of inputs, which are given from the start, and all references to them."""
     kept = [node for node in definition.node if node.name not in inputs]
     for node in kept:
         needed = [name for name in node.input if not (name.startswith("^") and name[1:] in inputs)]
@@ -121,13 +182,6 @@ def _without_inputs(definition: Any, inputs: set[str], devices: Mapping[str, str
     rest = type(definition)(versions=definition.versions, library=definition.library)
     rest.node.extend(kept)
     return rest
-
-
-def _let_go(definition: Any, outputs: set[str]) -> None:
-    """Has outputs wait for nothing but their values."""
-    for node in definition.node:
-        if node.name in outputs and node.op == "Identity":
-            del node.input[1:]
 
 
 def _is_seeded(node: Any) -> bool:

@@ -1,21 +1,21 @@
-"""A graph, changed so that tensors which can go from one device to another at the same time go as one.
+r"""Rewrites a graph so that tensors which can go from one device to another at the same time go as one message.
 
     ps 0    read a   read b                        ps 0    read a   read b
-              |        |        two messages                  \\_ join _/         one message
+              |        |        two messages                  \ concat /         one message
     worker   use a    use b                       worker       split
-                                                              /     \\
+                                                              /     \
                                                           use a     use b
 
-When a tensor can go: the *stage* of an operation is how often what it depends on has changed device before it. A tensor
-is sent at the last stage at which it makes none of its users later than it is anyway: what the next step looks up goes
-with the gradients of this one, since its rows are read after they are changed. Tensors that leave a device at one stage
-for one other device are joined; as words or bytes, if they are of several types. Not so a tensor that is there only
-when another worker has done something, and one that is not.
+The *stage* of an operation is the number of device changes on the longest path to it. A tensor is sent at the last
+stage that delays none of its users: the rows that the next step looks up go with the gradients of this one, since they
+are read after the update. Tensors that leave a device for one other device at one stage are packed, bitcast to words or
+bytes if their dtypes differ. Tensors that depend on an action of another worker are packed only with tensors that
+depend on the same.
 
 Promises:
-- What the function computes does not change, nor what it does to variables, nor in which order.
-- No operation comes to depend on itself. (Along an edge of the graph stages never fall, and they rise where the device
-  changes. So what is sent at one stage is of that stage or an earlier one, and all that depends on it is of a later.)
+- What the function computes does not change, nor its effects on variables, nor their order.
+- No operation comes to depend on itself: along an edge of the graph stages never fall, and they rise where the device
+  changes. So a message contains tensors of its stage or earlier ones, and all that depends on it has a later stage.
 """
 
 import dataclasses
@@ -31,13 +31,13 @@ import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
 
-# A tensor that is larger than this, in bytes, goes alone: copying it would cost more than a message does.
-LARGEST_PACKED = 2**20
-# Where an operation is whose place is not known: on the worker, or wherever TensorFlow finds that it costs nothing.
+# Larger tensors have a message each: copying one would cost more than the message.
+MAX_PACKED_BYTES = 2**20
+# The device of operations without a known one: the worker, or wherever TensorFlow finds that it costs nothing.
 _WORKER = ""
-# TensorFlow puts what these give where it is used.
+# TensorFlow places these with the users of their outputs.
 _PLACED_WITH_USER = frozenset({"Const", "Shape", "ShapeN", "Size", "Rank"})
-# What TensorFlow can take for bytes.
+# The types that TensorFlow can bitcast to bytes.
 PACKED_TYPES = frozenset(
     {
         *(tf.float16, tf.bfloat16, tf.float32, tf.float64),
@@ -45,22 +45,24 @@ PACKED_TYPES = frozenset(
     }
 )
 
-# Operations that may wait for what others do: what they give must hold nothing else up, since the others may wait for
-# that. A loop may look for it again and again. A lock is none of them: who has it needs nobody else to let it go.
+# Operations that may wait for another worker: their outputs must delay nothing else, since that worker may wait for it.
+# A loop may poll. A mutex is not among them: its holder releases it without waiting for others.
 _WAITING = re.compile("Queue|Barrier|TakeGradient|Stage|Unstage|^While$")
 
-# A vector of numbers on a device; the same one for the same.
-_Constant = Callable[[tuple[int, ...], str | None], Any]
+# Returns a vector of integers on a device: `_constant`, or the same with a cache.
+_Constant = Callable[..., Any]
 
 
 @dataclasses.dataclass
 class _Sent:
-    """A tensor that goes to a device, and the operations that use it there, by the positions of their inputs.
+    """A tensor that is sent to a device.
 
     Attributes:
+      tensor: itself.
+      awaited: the operations on which it depends and which may wait for other workers; a bit for each.
       section: the number of the part of the graph that uses it first.
-      stage: the last one at which it makes no user later.
-      awaited: the operations that may wait for others, on which it depends; a bit for each.
+      stage: the last one at which it delays no user.
+      users: the operations that use it on the device, and the positions of these inputs.
     """
 
     tensor: Any
@@ -71,23 +73,23 @@ class _Sent:
 
 
 def pack_transfers(graph: tf.Graph, devices: Mapping[str, str], sections: Sequence[str] = ()) -> int:
-    """Changes the graph so.
+    """Packs the transfers of a graph.
 
     Args:
-      graph: of a function that is not made yet, with all control dependencies in it.
-      devices: where the resources are that it is given: devices, by the names of the operations that stand for them.
-      sections: the name scopes of parts that follow each other. Tensors of parts that are not neighbours are not
-        joined: if nothing else orders the parts, all would have to be there at once.
+      graph: of a function that is being built, with all of its control dependencies.
+      devices: the devices of the resources that are its inputs, by the names of their placeholders.
+      sections: the name scopes of consecutive parts. Only tensors of the same or neighbouring parts are packed
+        together: if nothing else orders the parts, all tensors would have to be in memory at once.
 
     Returns:
-      How many messages of several tensors there are now.
+      The number of messages of several tensors.
     """
     numbers = {name: number for number, name in enumerate(sections)}
     constant = functools.cache(_constant)
     with graph.as_default(), tf.control_dependencies(None):
         messages = list(_messages(graph, devices, numbers))
         for source, target, sent in messages:
-            arrived = _send([each.tensor for each in sent], source or None, target or None, constant)
+            arrived = pack([each.tensor for each in sent], source or None, target or None, constant)
             for each, tensor in zip(sent, arrived, strict=True):
                 for user, position in each.users:
                     tensorflow_internals.replace_input(user, position, tensor)
@@ -95,17 +97,19 @@ def pack_transfers(graph: tf.Graph, devices: Mapping[str, str], sections: Sequen
 
 
 def is_worth_packing(tensor: Any) -> bool:
-    """Whether it is small, or may be, as far as its shape tells; all of that but the first dimension must be known."""
+    """Returns True if a tensor can be packed and is, or may be, small; all dimensions but the first must be known."""
     shape = tensor.shape
+    if tensor.dtype not in PACKED_TYPES:
+        return False
     if shape.is_fully_defined():
-        return bool(0 < shape.num_elements() * tensor.dtype.size <= LARGEST_PACKED)
+        return bool(0 < shape.num_elements() * tensor.dtype.size <= MAX_PACKED_BYTES)
     return bool(shape.rank is not None and shape[1:].is_fully_defined() and shape[1:].num_elements())
 
 
 def _messages(
     graph: tf.Graph, devices: Mapping[str, str], sections: Mapping[str, int]
 ) -> Iterator[tuple[str, str, list[_Sent]]]:
-    """From where to where more than one tensor can go together, and which."""
+    """Yields the source, the target and the tensors of each message of several tensors."""
     ways: dict[tuple[str, str, float, int], list[_Sent]] = {}
     for (_, source, target), each in _sent(graph, devices, sections).items():
         ways.setdefault((source, target, each.stage, each.awaited), []).append(each)
@@ -118,7 +122,7 @@ def _messages(
 def _sent(
     graph: tf.Graph, devices: Mapping[str, str], sections: Mapping[str, int]
 ) -> dict[tuple[str, str, str], _Sent]:
-    """What goes, by its name, from where and where to."""
+    """Finds the tensors that are sent, by name, source and target."""
     places, stages, awaited = _places_stages_and_awaited(graph, devices)
     sent: dict[tuple[str, str, str], _Sent] = {}
     for operation in graph.get_operations():
@@ -128,7 +132,7 @@ def _sent(
             source = places[maker.name]
             if source == target or maker.type in _PLACED_WITH_USER:
                 continue
-            if tensor.dtype in PACKED_TYPES and is_worth_packing(tensor):
+            if is_worth_packing(tensor):
                 each = sent.setdefault((tensor.name, source, target), _Sent(tensor, awaited[maker.name]))
                 each.section = min(each.section, sections.get(operation.name.partition("/")[0], 0))
                 each.stage = min(each.stage, stages[operation.name] - 1)
@@ -137,7 +141,7 @@ def _sent(
 
 
 def _neighbours(sent: Sequence[_Sent]) -> Iterator[list[_Sent]]:
-    """Those of one section and of the next, together."""
+    """Groups tensors of one section and the next."""
     together: list[_Sent] = []
     for each in sorted(sent, key=lambda each: each.section):
         if together and each.section > together[0].section + 1:
@@ -150,7 +154,7 @@ def _neighbours(sent: Sequence[_Sent]) -> Iterator[list[_Sent]]:
 def _places_stages_and_awaited(
     graph: tf.Graph, devices: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, float], dict[str, int]]:
-    """Where each operation is, as far as that can be told, at which stage, and what it or one before it waits for."""
+    """Returns each operation's device, as far as it is known, its stage, and the awaited operations; see `_Sent`."""
     places: dict[str, str] = {}
     stages: dict[str, float] = {}
     awaited: dict[str, int] = {}
@@ -161,7 +165,7 @@ def _places_stages_and_awaited(
     def is_moved(needed_name: str, name: str) -> bool:
         return places[needed_name] != places[name] and operations[needed_name].type not in _PLACED_WITH_USER
 
-    # None before one that it needs; in the graph's own order one may wait for a later one.
+    # Not the graph's own order, in which an operation may depend on a later one by a control dependency.
     order = list(graphlib.TopologicalSorter(needed).static_order())
     for name in order:
         places[name] = _place(operations[name], devices, places)
@@ -170,7 +174,7 @@ def _places_stages_and_awaited(
     latest: dict[str, float] = {}
     for name in reversed(order):
         if operations[name].type in ("Identity", "IdentityN"):
-            # It takes no time, so that it may as well wait for what waits for it.
+            # It takes no time, so it may run as late as its users allow.
             stages[name] = latest.get(name, stages[name])
         for other in needed[name]:
             bound = stages[name] - is_moved(other, name)
@@ -179,7 +183,7 @@ def _places_stages_and_awaited(
 
 
 def _waiting(graph: tf.Graph) -> dict[str, int]:
-    """A bit for each operation that may wait for others, itself or in a function that it calls."""
+    """Returns a bit for each operation that may wait for other workers, itself or in a function that it calls."""
     definition = graph.as_graph_def()
     inner = {function.signature.name: function.node_def for function in definition.library.function}
 
@@ -211,32 +215,38 @@ def _place(operation: tf.Operation, devices: Mapping[str, str], places: Mapping[
 
 
 def _server(device: str) -> str:
-    """The device of a server that is not the worker; devices without a job are the worker's."""
+    """Returns the device, or _WORKER for devices of a worker and those without a job."""
     spec = tf.DeviceSpec.from_string(device)
     return _WORKER if spec.job in (None, "worker") else spec.to_string()
 
 
-def _send(tensors: Sequence[Any], source: str | None, target: str | None, constant: _Constant) -> list[Any]:
-    """Joins tensors where they are, and splits them where they are used.
+def pack(
+    tensors: Sequence[Any], source: str | None, target: str | None, constant: _Constant | None = None
+) -> list[Any]:
+    """Transfers tensors that are worth packing from one device to another, in one message.
 
     Args:
-      tensors: at least two.
+      tensors: any number.
       source: the device that they are on; None is the worker.
-      target: where they are used.
-      constant: a vector of these numbers, on a device.
+      target: where they are used; None is the worker.
+      constant: creates vectors of integers on a device; None creates one at each use.
 
     Returns:
-      The tensors as they have arrived.
+      The tensors on the target.
     """
+    constant = constant or _constant
+    if len(tensors) < 2:
+        with tf.device(target):
+            return [tf.identity(tensor) for tensor in tensors]
     known = [tensor for tensor in tensors if tensor.shape.is_fully_defined()]
-    # Those whose first dimension is known only when they are there.
+    # Those whose first dimension is unknown.
     opens = [tensor for tensor in tensors if not tensor.shape.is_fully_defined()]
-    # Of one, that is what is left of the message; of several, the message tells their sizes in a header.
+    # The size of one is that of the rest of the message; the sizes of several are in a header.
     has_header = len(opens) > 1
     unit = _unit({tensor.dtype for tensor in tensors} | ({tf.int32} if has_header else set()))
     sizes: Any = [tensor.shape.num_elements() * tensor.dtype.size // unit.size for tensor in known]
     header = len(opens) * tf.int32.size // unit.size
-    here, there = functools.partial(_on, constant, source), functools.partial(_on, constant, target)
+    here, there = functools.partial(constant, device=source), functools.partial(constant, device=target)
     with tf.device(source):
         parts = [_flat(tensor, unit, here) for tensor in (*known, *opens)]
         if has_header:
@@ -269,7 +279,7 @@ def _unit(dtypes: set[tf.DType]) -> tf.DType:
     return tf.uint8 if any(dtype.size % tf.int32.size for dtype in dtypes) else tf.int32
 
 
-# Returns a vector of these numbers on the device that it was made for.
+# Returns a vector of integers on a certain device.
 _ConstantHere = Callable[[tuple[int, ...]], Any]
 
 
@@ -303,10 +313,6 @@ def _kept_shape(rank: int) -> tuple[int, ...]:
     sent.
     """
     return (-1,) + (1,) * (rank - 1)
-
-
-def _on(constant: _Constant, device: str | None, numbers: tuple[int, ...]) -> Any:
-    return constant(numbers, device)
 
 
 def _constant(numbers: tuple[int, ...], device: str | None) -> Any:

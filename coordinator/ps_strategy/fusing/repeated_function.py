@@ -1,15 +1,16 @@
-"""Several calls of one traced function as a single call, so that it costs a worker one round trip.
+r"""Several calls of one traced function as a single call, which costs one round trip to the worker.
 
-    inputs     [shared]  [one per step, stacked]          captures, handles among them
-                  |       /        |        \\              |
-    worker     step 0 --------> step 1 --------> step 2   what they share, each uses after the one before
-                  \\_______________|_______________/
-    outputs            packed, by type: one transfer each
+    inputs     [shared]  [one per step, stacked]          captures, including handles
+                  |       /        |        \              |
+    worker     step 0 --------> step 1 --------> step 2   ordered where they use the same resource
+                  \_______________|_______________/
+    outputs            joined by type, one transfer each
 
-Promises: the steps do what as many calls would; what uses the same variable, dataset or other resource does so in their
-order; each has its own inputs and its own results.
+The steps have the effects of separate calls, in order wherever they use the same variable, dataset or other resource.
+Each has its own inputs and results.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,11 +18,26 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.fusing.graph_copies import StepCopies
+from coordinator.ps_strategy.fusing.graph_copies import GraphCopies
 from coordinator.ps_strategy.fusing.message_packing import PACKED_TYPES
 from coordinator.ps_strategy.membership.cluster_definition import CLIENT_JOB
 
-# What TensorFlow has kernels for that stack, join and split it. It sends more than these.
+_NAME = "coordinator_fusing_disabled"
+
+
+def disable_fusing() -> None:
+    """Disables fusing for the function that is being traced, and for every function that calls it."""
+    tf.no_op(name=_NAME)
+
+
+def may_be_fused(concrete: Any) -> bool:
+    """Returns True if neither a concrete function nor one that it calls has disabled fusing."""
+    graph = concrete.graph.as_graph_def()
+    inner = (node for function in graph.library.function for node in function.node_def)
+    return not any(_NAME in node.name for nodes in (graph.node, inner) for node in nodes)
+
+
+# Types for which TensorFlow has kernels that stack, join and split. It can send more types than these.
 _STACKED = frozenset(
     {
         *PACKED_TYPES,
@@ -30,26 +46,23 @@ _STACKED = frozenset(
     }
 )
 
-# Runs a concrete function with its inputs, captures among them; gives its outputs.
-_Run = Callable[[Any, Sequence[Any]], Sequence[Any]]
-
 
 class RepeatedFunction:
     """`count` calls of a function, one after the other.
 
     Args:
       concrete: a `tf.types.experimental.ConcreteFunction`.
-      count: how many calls, at least 2.
-      is_shared: for each of its inputs, its captures left out, whether all calls are given the same one.
+      count: number of calls, at least 2.
+      is_shared: for each input without captures, True if all calls are given the same tensor.
     """
 
     def __init__(self, concrete: Any, count: int, is_shared: Sequence[bool]) -> None:
         self._count = count
         captures = len(concrete.inputs) - len(is_shared)
         self._is_shared = (*is_shared, *[True] * captures)
-        self._packed, self._loose = _by_transfer(concrete.outputs)
+        self._joined, self._single = _by_transfer(concrete.outputs)
         self._shapes = [output.shape for output in concrete.outputs]
-        self._concrete = _build(concrete, count, self._is_shared, self._packed, self._loose)
+        self.concrete = _build(concrete, count, self._is_shared, self._joined, self._single)
 
     def call_on(
         self,
@@ -57,37 +70,37 @@ class RepeatedFunction:
         captures: Sequence[Any],
         run: Callable[[Any, Sequence[Any]], Sequence[Any]],
     ) -> list[list[Any]]:
-        """Runs it, and brings what the steps return to the client.
+        """Runs all steps and copies their results to the client.
 
         Args:
-          steps: the inputs of each, captures left out: tensors, on the client where they are not shared.
-          captures: what all of them are given besides.
-          run: runs a concrete function with such inputs.
+          steps: the inputs of each step without captures: tensors, on the client unless they are shared.
+          captures: the captures, the same for all steps.
+          run: calls a concrete function with its inputs and captures, and returns its flat outputs.
 
         Returns:
-          For each step the flat outputs of the function, as NumPy values.
+          The flat outputs of the function for each step, as NumPy values.
         """
         inputs = [
             values[0] if is_shared else tf.stack(values)
             for values, is_shared in zip(zip(*steps, strict=True), self._is_shared, strict=False)
         ]
-        fetched = [tensor.numpy() for tensor in run(self._concrete, [*inputs, *captures])]
+        fetched = [tensor.numpy() for tensor in run(self.concrete, [*inputs, *captures])]
         results: list[list[Any]] = [[None] * len(self._shapes) for _ in range(self._count)]
-        for positions, values in zip(self._packed, fetched, strict=False):
-            self._unpack(positions, values, results)
-        rest = iter(fetched[len(self._packed) :])
+        for positions, values in zip(self._joined, fetched, strict=False):
+            self._split(positions, values, results)
+        rest = iter(fetched[len(self._joined) :])
         for result in results:
-            for position in self._loose:
+            for position in self._single:
                 result[position] = next(rest)
         return results
 
-    def _unpack(self, positions: Sequence[int], values: Any, results: Sequence[list[Any]]) -> None:
+    def _split(self, positions: Sequence[int], values: Any, results: Sequence[list[Any]]) -> None:
         start = 0
         for result in results:
             for position in positions:
                 shape = self._shapes[position]
                 end = start + shape.num_elements()
-                # A copy, so that a result that is kept does not keep those of the other steps.
+                # A copy, so that one result does not keep the memory of all steps alive.
                 result[position] = values[start:end].reshape(shape).copy() if shape.rank else values[start]
                 start = end
 
@@ -96,15 +109,15 @@ def _build(
     concrete: Any,
     count: int,
     is_shared: Sequence[bool],
-    packed: Sequence[Sequence[int]],
-    loose: Sequence[int],
+    joined: Sequence[Sequence[int]],
+    single: Sequence[int],
 ) -> Any:
-    """Traces the function of all steps; what it is traced from must not keep the repeated function alive."""
+    """Builds the function of all steps. A function, because a closure over `self` would keep it alive."""
     signature = [
         tf.TensorSpec(tensor.shape if is_one else [count, *tensor.shape], tensor.dtype)
         for tensor, is_one in zip(concrete.inputs, is_shared, strict=True)
     ]
-    steps = StepCopies(concrete, count)
+    steps = GraphCopies(concrete, count)
     names = [f"step_{step}" for step in range(count)]
 
     def repeat(*given: Any) -> list[Any]:
@@ -114,34 +127,38 @@ def _build(
             for value, is_one in zip(given, is_shared, strict=True)
         ]
         outputs = [steps.add([each[step] for each in inputs], name) for step, name in enumerate(names)]
-        together = [_pack([found[position] for found in outputs for position in each]) for each in packed]
-        return together + [found[position] for found in outputs for position in loose]
+        vectors = [_join([found[position] for found in outputs for position in each]) for each in joined]
+        return vectors + [found[position] for found in outputs for position in single]
 
     return tensorflow_internals.built_function(repeat, signature, lambda graph: steps.pack_transfers(graph, names))
 
 
 def _by_transfer(outputs: Sequence[Any]) -> tuple[list[list[int]], list[int]]:
-    """The positions of outputs that are brought together, by their type, and of those that are brought one by one."""
-    packed: dict[tf.DType, list[int]] = {}
-    loose = []
+    """Returns the positions of outputs that are joined, by type, and of those that are transferred one by one."""
+    joined: dict[tf.DType, list[int]] = {}
+    single = []
     for position, output in enumerate(outputs):
         if output.shape.is_fully_defined() and output.dtype in _STACKED:
-            packed.setdefault(output.dtype, []).append(position)
+            joined.setdefault(output.dtype, []).append(position)
         else:
-            loose.append(position)
-    return list(packed.values()), loose
+            single.append(position)
+    return list(joined.values()), single
 
 
-def _pack(values: Sequence[Any]) -> Any:
-    """All elements of all values, in a vector."""
+def _join(values: Sequence[Any]) -> Any:
+    """Returns all elements of all values in one vector."""
     if all(value.shape.rank == 0 for value in values):
         return tf.stack(values)
     return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
 
 
 def is_stackable(value: Any) -> bool:
-    """Whether such an input may differ from step to step: numbers or strings that are on the client."""
+    """Returns True if an input may differ from step to step: numbers or strings on the client."""
     if isinstance(value, tf.Tensor):
-        is_on_client = tf.DeviceSpec.from_string(value.device).job == CLIENT_JOB
-        return is_on_client and value.dtype in _STACKED
+        return value.dtype in _STACKED and _is_on_client(value.device)
     return isinstance(value, np.ndarray | np.generic | int | float | complex | str | bytes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_on_client(device: str) -> bool:
+    return bool(tf.DeviceSpec.from_string(device).job == CLIENT_JOB)

@@ -1,0 +1,1 @@
+"""Keras 3 on parameter servers: `fit`, and the private API of Keras that it needs."""

@@ -1,0 +1,1 @@
+"""The servers of the cluster, and the connections of the client to them."""

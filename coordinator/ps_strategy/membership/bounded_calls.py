@@ -1,31 +1,40 @@
-"""Calls into TensorFlow that may never return, on threads that are left behind then.
+"""Calls into TensorFlow that may never return, on threads that are abandoned in that case.
 
 A call to a server needs threads of this process too, and all of them may be busy: each generator of
-`tf.data.Dataset.from_generator` that waits takes one. So what must not wait for ever is called here.
+`tf.data.Dataset.from_generator` that waits occupies one. So a call that must end in bounded time is made here.
 """
 
 import concurrent.futures
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
+
+import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
 
+# What the client's own calls raise when a server cannot be reached for the moment, although it may answer by now.
+UNREACHED = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
+
+# Each server needs a few short calls: many at once cost little.
+_MOST_THREADS = 16
+
+Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 
 def on_own_thread(name: str, call: Callable[[], Result]) -> concurrent.futures.Future[Result]:
     """Calls a function on a new daemon thread, with an executor that no other thread uses.
 
-    An error stays with the executor of the thread that saw it. A call into TensorFlow that never returns keeps nothing
-    but that thread.
+    An error stays with the executor of the thread that saw it, and a call into TensorFlow that never returns blocks
+    that thread alone.
 
     Args:
       name: of the thread.
       call: the function.
 
     Returns:
-      A future of what it returns.
+      A future of its result.
     """
     future: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
@@ -51,13 +60,30 @@ def call_within(seconds: float, name: str, call: Callable[[], Result]) -> Result
       call: the function.
 
     Returns:
-      What it returns.
+      Its result.
 
     Raises:
-      TimeoutError: it has not returned in time. It goes on.
+      TimeoutError: it has not returned in time. It keeps running.
       BaseException: what it raises.
     """
     called = on_own_thread(name, call)
     if not concurrent.futures.wait([called], seconds).done:
         raise TimeoutError(f"A call into TensorFlow has not returned in {seconds:g} s.")
     return called.result()
+
+
+def in_parallel(
+    name: str, function: Callable[[Argument], Result], arguments: Collection[Argument]
+) -> dict[Argument, Result]:
+    """Calls a function, which must return in bounded time, with each of some arguments, and waits for all calls.
+
+    Args:
+      name: of the threads.
+      function: called on several threads.
+      arguments: such as the servers to be asked.
+
+    Returns:
+      The results, by argument.
+    """
+    with concurrent.futures.ThreadPoolExecutor(_MOST_THREADS, name) as threads:
+        return dict(zip(arguments, threads.map(function, arguments), strict=True))

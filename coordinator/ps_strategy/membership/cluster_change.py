@@ -1,18 +1,19 @@
-"""Changes of the cluster that TensorFlow makes, in bounded time.
+"""Changes of the set of servers that TensorFlow is connected to: what to change (pure), and doing so in bounded time.
 
-Telling TensorFlow which servers there are (`update_server_def`) closes what this client has on the servers that are no
-longer named. Each of them first ends what it runs for the client, and that may take for ever: a dataset made by
-`from_generator` calls back a generator in this process, which may wait. So a change is made on a thread:
+Updating TensorFlow's server definition (`update_server_def`) closes the contexts of this client on the servers that
+leave. Each of them first ends what it runs for the client, which may take for ever: a dataset made by `from_generator`
+calls back a generator in this process, which may wait. So a change is made on a separate thread:
 
-    make --> thread: update_server_def -----------------------> done
-      |          in time? else cut the connections to the servers that leave, which ends the wait for them
-      '--------> still not in time: DeadlineExceededError; the thread is left behind
+    apply --> thread: update_server_def -----------------------> done
+      |          in time? else shut down the connections to the servers that leave, which ends the wait for them
+      '--------> still not in time: DeadlineExceededError; the thread is abandoned
 
-Promises: `make` returns or raises within five times `patience`. No change is begun before the one before it has ended,
-be it of another strategy of this process: there is one cluster for all of TensorFlow.
+Promises: `apply` returns or raises within five times `patience`. No change begins before the previous one has ended,
+even if another strategy of this process made it: there is one cluster for all of TensorFlow.
 """
 
 import concurrent.futures
+import dataclasses
 import logging
 import time
 from collections.abc import Collection, Mapping
@@ -34,21 +35,65 @@ _LONGEST_SLEEP = 0.5
 _logger = logging.getLogger("coordinator")
 
 
+@dataclasses.dataclass(frozen=True)
+class Connection:
+    """A connection to a server. What this client created on the server is lost with the server's process, and with it.
+
+    Attributes:
+      incarnation: the random number that the server drew when it started.
+      number: differs from that of every other connection of this cluster.
+      since: when the connection was made, on the `time.monotonic` clock.
+    """
+
+    incarnation: int
+    number: int
+    since: float
+
+
+def plan_change(
+    connected: Mapping[Task, Connection],
+    adding: Collection[Task],
+    answering: Mapping[Task, int],
+    parameter_servers: Collection[Task],
+) -> tuple[dict[Task, Connection], dict[Task, int]] | None:
+    """Decides which servers TensorFlow is connected to next: those that answer.
+
+    Args:
+      connected: the connections that are to stay.
+      adding: the servers to be connected to besides.
+      answering: the incarnations of the servers that answer, without parameter servers that have lost their variables.
+      parameter_servers: all of the cluster.
+
+    Returns:
+      The connections that stay, and the incarnations of the servers that get a new connection; None if nothing may be
+      changed now. That is while a connected parameter server does not answer: TensorFlow would take it for a new one
+      and drop its variables. And one of several parameter servers is never left out, since one that joins later may
+      stay unknown to the other servers.
+    """
+    kept = {task: connection for task, connection in connected.items() if answering.get(task) == connection.incarnation}
+    new = {task: answering[task] for task in {*connected, *adding} - set(kept) if task in answering}
+    if any(task.job == "ps" and task not in kept for task in connected):
+        return None
+    if (kept or new) and not {*kept, *new} >= set(parameter_servers):
+        return None
+    return kept, new
+
+
 class ClusterChanges:
-    """Has TensorFlow change the cluster; one thread at a time may use it.
+    """Updates TensorFlow's server definition; one thread at a time may use it.
 
     Args:
       protocol: of all servers, such as `grpc`.
       client_address: `host:port` of this process's own TensorFlow server.
       client_timeout: see `update_server_def`.
-      patience: how long a server may take to end what it runs for this client before connections to it are cut, in
-        seconds.
+      patience: how long a server may take to end what it runs for this client before connections to it are shut down,
+        in seconds.
 
     Attributes:
-      named: the servers that TensorFlow was given last, with their addresses. Some may have been lost since.
+      addresses: of the servers in the current server definition. Some may have been lost since.
     """
 
-    _under_way: ClassVar[concurrent.futures.Future[None] | None] = None
+    _in_progress: ClassVar[concurrent.futures.Future[None] | None] = None
 
     def __init__(self, protocol: str, client_address: str, client_timeout: float, patience: float) -> None:
         self._protocol = protocol
@@ -56,21 +101,21 @@ class ClusterChanges:
         self._client_timeout = client_timeout
         self._patience = patience
         self._functions = FunctionRegistration(patience)
-        self.named: dict[Task, str] = {}
+        self.addresses: dict[Task, str] = {}
 
-    def make(self, addresses: Mapping[Task, str]) -> None:
+    def apply(self, addresses: Mapping[Task, str]) -> None:
         """Connects to exactly these servers.
 
         Args:
           addresses: `host:port` of each.
 
         Raises:
-          tf.errors.DeadlineExceededError: the change, or the one before it, takes too long. It may still be made.
+          tf.errors.DeadlineExceededError: the change, or the one before it, takes too long. It may still succeed.
           tf.errors.OpError: a server does not answer.
         """
-        if ClusterChanges._under_way is not None:
-            self._wait(ClusterChanges._under_way)
-            if not ClusterChanges._under_way.done():
+        if ClusterChanges._in_progress is not None:
+            self._wait(ClusterChanges._in_progress)
+            if not ClusterChanges._in_progress.done():
                 raise _unfinished()
         definition = server_def(self._protocol, self._client_address, addresses)
 
@@ -78,24 +123,24 @@ class ClusterChanges:
             with self._functions.held_back():
                 tensorflow_internals.update_server_def(definition, self._client_timeout)
 
-        leaving = {task: address for task, address in self.named.items() if task not in addresses}
-        self.named = {**self.named, **addresses}
-        ClusterChanges._under_way = made = on_own_thread("coordinator-cluster-change", change)
-        # Parameter servers leave last: what is on them is freed if they are told.
+        leaving = {task: address for task, address in self.addresses.items() if task not in addresses}
+        self.addresses = {**self.addresses, **addresses}
+        ClusterChanges._in_progress = done = on_own_thread("coordinator-cluster-change", change)
+        # Parameter servers last: the variables on them are freed if they still receive the request.
         for job in ("worker", "ps"):
-            self._wait(made)
-            if not made.done():
-                self._cut([address for task, address in leaving.items() if task.job == job])
-        # A server that stays and freezes is hung up on by the heartbeat, which takes about `patience` too.
-        self._wait(made, times=2)
-        if not made.done():
-            _logger.warning("TensorFlow has not finished a change of the cluster; the next one waits for that.")
+            self._wait(done)
+            if not done.done():
+                self._shut_down([address for task, address in leaving.items() if task.job == job])
+        # The heartbeat shuts down connections to a server that stays and freezes, which takes about `patience` too.
+        self._wait(done, times=2)
+        if not done.done():
+            _logger.warning("TensorFlow has not finished updating its server definition; the next update waits for it.")
             raise _unfinished()
-        made.result()
-        self.named = dict(addresses)
+        done.result()
+        self.addresses = dict(addresses)
 
     def hurry(self) -> float:
-        """Limits the patience, of a change that is under way too, because the strategy is being closed.
+        """Limits the patience, also that of a change in progress, because the strategy is being closed.
 
         Returns:
           The longest that a change may take from now on, in seconds.
@@ -104,14 +149,14 @@ class ClusterChanges:
         return 5 * self._patience
 
     def close(self) -> None:
-        """Leaves TensorFlow as it was before."""
+        """Undoes the patches of `FunctionRegistration`."""
         self._functions.close()
 
-    def _cut(self, addresses: Collection[str]) -> None:
+    def _shut_down(self, addresses: Collection[str]) -> None:
         if addresses:
             _logger.warning(
-                "%s did not end what this client runs there in %g s; the connections are cut. A generator of "
-                "tf.data.Dataset.from_generator that waits is the usual cause.",
+                "%s did not end this client's calls within %g s; the connections are shut down. The usual cause is a "
+                "generator of tf.data.Dataset.from_generator that waits.",
                 ", ".join(addresses),
                 self._patience,
             )
@@ -119,11 +164,11 @@ class ClusterChanges:
             OpenConnections().shut_down(address)
 
     def _wait(self, change: concurrent.futures.Future[None], times: int = 1) -> None:
-        """Waits for a change to end, at most `times` the patience, which may become less meanwhile."""
+        """Waits for a change to end, at most `times` the patience, which may be reduced meanwhile."""
         began = time.monotonic()
         while not change.done() and (left := began + times * self._patience - time.monotonic()) > 0:
             concurrent.futures.wait([change], min(left, _LONGEST_SLEEP))
 
 
 def _unfinished() -> tf.errors.OpError:
-    return tf.errors.DeadlineExceededError(None, None, "TensorFlow has not finished a change of the cluster.")
+    return tf.errors.DeadlineExceededError(None, None, "TensorFlow has not finished updating its server definition.")

@@ -1,7 +1,7 @@
-"""What a cluster resolver says, checked, and in the form that TensorFlow's runtime takes.
+"""The cluster that a resolver describes: checked, and converted to the form that TensorFlow's runtime takes.
 
-Promises: a specification that cannot work is refused when the strategy is made, in words that say what to change; an
-`evaluator` job is left out, since the client never talks to it.
+Promises: a specification that cannot work is refused when the strategy is created, with a message that says what to
+change; an `evaluator` job is left out, since the client never connects to it.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.addresses import parse_address
 from coordinator.errors import ClusterSpecError
 
 CLIENT_JOB = "chief"
@@ -17,7 +18,9 @@ _KNOWN_JOBS = (CLIENT_JOB, "worker", "ps", "evaluator")
 
 _TF_CONFIG = '{"cluster": {"worker": ["host:port"], "ps": ["host:port"]}, "task": {"type": "chief", "index": 0}}'
 
-# Filters can be given only when a process joins its first cluster, so they are given for every task it may ever meet.
+# The number of workers that a cluster may have: update rules keep their state in variables of this length.
+MAX_WORKERS = 1024
+# Filters can be set only when a process joins its first cluster, so they are set for every task that may ever join.
 _FILTERED_TASKS = 4096
 
 
@@ -33,7 +36,7 @@ class Task:
 
     @property
     def device(self) -> str:
-        """Its name as TensorFlow writes it in full."""
+        """The full name, such as `/job:worker/replica:0/task:0`."""
         return f"/job:{self.job}/replica:0/task:{self.index}"
 
 
@@ -53,7 +56,7 @@ class ClusterDefinition:
 
     @classmethod
     def from_resolver(cls, resolver: Any) -> "ClusterDefinition":
-        """Reads and checks what a resolver says.
+        """Reads and checks the cluster of a resolver.
 
         Raises:
           TypeError: it is not a `tf.distribute.cluster_resolver.ClusterResolver`.
@@ -68,31 +71,30 @@ class ClusterDefinition:
             spec, own_job, own_index = resolver.cluster_spec(), resolver.task_type, resolver.task_id
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ClusterSpecError(
-                f"{type(resolver).__name__} could not say what the cluster is: {error}. If it reads TF_CONFIG, that "
+                f"{type(resolver).__name__} could not describe the cluster: {error}. If it reads TF_CONFIG, that "
                 f"must be JSON like {_TF_CONFIG}."
             ) from error
-        jobs = _addresses_by_job(spec) if spec else {}
+        jobs = {job: spec.task_indices(job) for job in spec.jobs} if spec else {}
         _check_jobs(jobs)
         _check_own_task(own_job, own_index)
-        addresses = {
-            Task(job, index): spec.task_address(job, index)
-            for job in ("ps", "worker")
-            for index in spec.task_indices(job)
-        }
-        _check_addresses(addresses)
-        chiefs = jobs.get(CLIENT_JOB)
+        addresses: dict[Task, str] = {}
+        for task in (Task(job, index) for job in ("ps", "worker") for index in jobs[job]):
+            address = spec.task_address(task.job, task.index)
+            check_address(task, address, addresses)
+            addresses[task] = address
+        chiefs = [spec.task_address(CLIENT_JOB, index) for index in jobs.get(CLIENT_JOB, ())]
         return cls(addresses, chiefs[0] if chiefs else None, resolver.rpc_layer or "grpc")
 
     def tasks(self, job: str) -> tuple[Task, ...]:
-        """The tasks of a job, by index."""
+        """Returns the tasks of a job, by index."""
         return tuple(sorted(task for task in self.addresses if task.job == job))
 
 
 def client_server_def(protocol: str, client_address: str) -> Any:
-    """The `tf.train.ServerDef` by which this process becomes the client of a cluster that has no servers yet.
+    """Returns the `tf.train.ServerDef` by which this process becomes the client of a cluster that has no servers yet.
 
-    Workers that join later will see the parameter servers and the client, but not each other, and likewise parameter
-    servers: what one of them does must not depend on another that may be away.
+    Workers that join later connect to the parameter servers and the client, but not to each other, and likewise
+    parameter servers: no worker may depend on another one, which may be lost.
     """
     definition = server_def(protocol, client_address, {})
     for job, visible in (("worker", "/job:ps"), ("ps", "/job:worker")):
@@ -103,10 +105,9 @@ def client_server_def(protocol: str, client_address: str) -> Any:
 
 
 def server_def(protocol: str, client_address: str, addresses: Mapping[Task, str]) -> Any:
-    """The `tf.train.ServerDef` by which the client is connected to exactly these tasks.
+    """Returns the `tf.train.ServerDef` by which the client is connected to exactly these tasks.
 
-    The task numbers of a job may have gaps: a task that is away is left out, since naming it would make everybody wait
-    for it.
+    The task indices of a job may have gaps: a lost task is left out, since TensorFlow would wait for it.
     """
     definition = tf.train.ServerDef(job_name=CLIENT_JOB, task_index=0, protocol=protocol)
     for job in sorted({task.job for task in addresses}):
@@ -118,11 +119,7 @@ def server_def(protocol: str, client_address: str, addresses: Mapping[Task, str]
     return definition
 
 
-def _addresses_by_job(spec: Any) -> dict[str, list[str]]:
-    return {job: [spec.task_address(job, index) for index in spec.task_indices(job)] for job in spec.jobs}
-
-
-def _check_jobs(jobs: Mapping[str, list[str]]) -> None:
+def _check_jobs(jobs: Mapping[str, list[int]]) -> None:
     if not jobs:
         raise ClusterSpecError(
             "The cluster specification is empty. Set TF_CONFIG, start the program with `coordinator run`, or name the "
@@ -157,26 +154,22 @@ def _check_own_task(job: str | None, index: int | None) -> None:
         "evaluator": "Use coordinator.SidecarEvaluator there instead.",
     }.get(job, "Set the task's type to 'chief'.")
     raise ClusterSpecError(
-        f"The strategy is made by the client, the 'chief' task, but this task's type is {job!r}. {advice}"
+        f"The strategy is created by the client, the 'chief' task, but this task's type is {job!r}. {advice}"
     )
 
 
 def check_address(task: Task, address: str, others: Mapping[Task, str]) -> None:
-    """Refuses an address for a task that is none, or that another of these tasks has.
+    """Checks the index and the address of a task.
 
     Raises:
-      ClusterSpecError: it is refused.
+      ClusterSpecError: the address is not `host:port`, or another of these tasks has it; or it is one worker too many.
     """
-    host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
-        raise ClusterSpecError(f"The address of {task} is {address!r}; it must be 'host:port'.")
+    if task.job == "worker" and task.index >= MAX_WORKERS:
+        raise ClusterSpecError(f"{task} is one too many: a cluster has at most {MAX_WORKERS} workers, from index 0 on.")
+    try:
+        parse_address(address)
+    except ValueError as error:
+        raise ClusterSpecError(f"The address of {task} is {address!r}; it must be 'host:port'.") from error
     for other, taken in others.items():
         if taken == address and other != task:
             raise ClusterSpecError(f"{other} and {task} have the same address {address}. Give each its own.")
-
-
-def _check_addresses(addresses: Mapping[Task, str]) -> None:
-    seen: dict[Task, str] = {}
-    for task, address in addresses.items():
-        check_address(task, address, seen)
-        seen[task] = address

@@ -1,42 +1,39 @@
-"""Which servers the cluster has, and which of them this process is connected to.
+"""Which servers of the cluster this process is connected to.
 
-    described --answers--> connected --silent, gone, restarted, or lost by a call--> let go --answers--> connected, anew
+    known --answers--> connected --silent, gone, restarted, or lost by a call--> disconnected --answers--> connected
 
-A server is known by its address and by the incarnation that it had when it was connected to. It is lost when it does
-not answer a probe, answers as another incarnation, or has been silent for so long that the heartbeat hung up on it.
-Only servers that answer are ever named to TensorFlow; one that dies while it is named makes that fail. All
-parameter servers are named or nothing is: one that joins later may stay unknown to the others. One that is out of
-TensorFlow's own reach would lose what it has, so nothing is named then either; and after each naming its `Witness` says
-whether it has. A lost worker is disconnected before it is connected to again, even if it is the same run of the server:
-functions that were registered meanwhile have not reached it. After a recovery it has to reach all parameter servers.
+A connection is to one incarnation of a server. It is lost when the server does not answer a probe, answers as another
+incarnation, has freed what this client created there, or was silent for so long that the heartbeat shut down the
+connections to it. After a recovery of parameter servers, a worker is connected only once it reaches all of them.
 
-Changes are made under one lock, which is never held together with the queue's, and in bounded time: `ClusterChanges`.
+One change is made at a time, in bounded time. `_turn` ensures that; servers are asked while it is held, since what they
+answer decides the change. So it is never taken together with another lock, nor by a method that only reads or asks, nor
+to add a worker: only what changes connections waits for another change.
 """
 
-import itertools
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
 
-import tensorflow as tf
+import portpicker
 
-from coordinator.errors import ParameterServerLost, StrategyClosedError
-from coordinator.heartbeat.heartbeat import Heartbeat
+from coordinator.errors import ParameterServerLost
 from coordinator.heartbeat.open_connections import OpenConnections
-from coordinator.heartbeat.pulse import PulseState
-from coordinator.heartbeat.task_probe import TaskProbe, TaskStatus
 from coordinator.options import Options
-from coordinator.ps_strategy.connection import Connection
-from coordinator.ps_strategy.membership.cluster_change import ClusterChanges
-from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition, Task, check_address
-from coordinator.ps_strategy.membership.sentinel_variable import Witnesses
-from coordinator.ps_strategy.server_admission import ServerAdmission
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.membership.cluster_change import Connection
+from coordinator.ps_strategy.membership.cluster_definition import (
+    CLIENT_JOB,
+    ClusterDefinition,
+    Task,
+    check_address,
+    client_server_def,
+)
+from coordinator.ps_strategy.membership.connections import Connections
+from coordinator.ps_strategy.membership.known_servers import KnownServers
 
 _logger = logging.getLogger("coordinator")
-
-Value = TypeVar("Value")
 
 
 class Membership:
@@ -50,73 +47,86 @@ class Membership:
 
     def __init__(self, definition: ClusterDefinition, client_address: str, options: Options) -> None:
         self._options = options
-        self._admission = ServerAdmission(client_address, options)
-        self._heartbeat = Heartbeat(options.heartbeat_interval, options.heartbeat_timeout)
-        self._lock = threading.Lock()
-        # Replaced as a whole, under the lock, so that they can be read without it.
-        self._addresses = dict(definition.addresses)
-        self._probes = {task: TaskProbe(address) for task, address in self._addresses.items()}
-        self._connected: dict[Task, Connection] = {}
-        self._numbers = itertools.count()
-        self._witnesses = Witnesses(max(10.0, 2 * options.heartbeat_timeout))
-        timeouts = options.client_timeout, options.heartbeat_timeout
-        self._changes = ClusterChanges(definition.protocol, client_address, *timeouts)
-        self._complaint = ""  # Why the last change of the cluster failed, for the message of a TimeoutError.
+        self._parameter_servers = definition.tasks("ps")
+        self._servers = KnownServers(definition.addresses, options)
+        self._connections = Connections(definition, client_address, self._servers, options)
+        self._turn = threading.Lock()
+        # What each worker's last attempt was begun with; each entry is used by its worker's thread alone.
+        self._attempted: dict[int, Connection | None] = {}
         self._closed = self._has_recovered = False
-        self.parameter_servers = definition.tasks("ps")
-        self._heartbeat.start()
-        for address in self._addresses.values():
-            self._heartbeat.watch(address)
+
+    @classmethod
+    def connected(cls, definition: ClusterDefinition, options: Options) -> "Membership":
+        """Makes this process the client of a cluster, and connects to the servers.
+
+        Raises:
+          RuntimeError: this process is connected to a cluster already.
+          TimeoutError: the parameter servers, or the first worker, did not answer within `Options.connect_timeout`.
+        """
+        membership = cls(definition, _join_as_client(definition), options)
+        try:
+            membership.connect()
+        except BaseException:
+            membership.close()
+            raise
+        return membership
 
     @property
-    def workers(self) -> Mapping[int, Task]:
-        """The workers that there are now, by index."""
-        return {task.index: task for task in sorted(self._addresses) if task.job == "worker"}
+    def worker_addresses(self) -> Mapping[int, str]:
+        """`host:port` of each worker, by index."""
+        return {task.index: self._servers.addresses[task] for task in self._servers.workers}
 
     @property
-    def addresses(self) -> Mapping[Task, str]:
-        """Where each server is."""
-        return self._addresses
+    def parameter_server_devices(self) -> Sequence[str]:
+        """The names of the parameter servers, by index."""
+        return [task.device for task in self._parameter_servers]
 
-    def connection(self, task: Task) -> Connection | None:
-        """The connection to a server, if there is one and whether it still serves or not."""
-        return self._connected.get(task)
+    def worker_device(self, worker: int) -> str:
+        """Returns the name of a worker, such as `/job:worker/replica:0/task:0`."""
+        return _worker(worker).device
 
-    def is_connected(self, task: Task) -> bool:
-        """Whether a server answers a probe now, as the incarnation that we are connected to."""
-        connection = self._connected.get(task)
-        if connection is None or self._is_void(task, connection):
-            return False
-        status = self._status(task)
-        is_same = status is not None and status.incarnation == connection.incarnation
-        return is_same and not self._admission.is_forgotten(self._addresses[task])
+    def begin_attempt(self, worker: int) -> Connection | None:
+        """Returns the connection to a worker for the caller's next call; None if there is none.
 
-    def seems_connected(self, task: Task) -> bool:
-        """The same, by the last that the heartbeat has heard. Asks nobody, and may be late."""
-        connection, address = self._connected.get(task), self._addresses.get(task)
-        if connection is None or address is None or self._is_void(task, connection):
-            return False
-        pulse = self._heartbeat.state(address)
-        if pulse.state is PulseState.ANSWERING:
-            return pulse.incarnation == connection.incarnation
-        return pulse.state is PulseState.UNKNOWN
+        `is_attempt_lost` and `disconnect` are about this connection, even if the worker is reconnected meanwhile.
+        """
+        connection = self._attempted[worker] = self._connections.present.get(_worker(worker))
+        return connection
+
+    def is_attempt_lost(self, worker: int) -> bool:
+        """Returns True if the connection of the last attempt was replaced, or the worker is not reachable now."""
+        is_replaced = self._attempted.get(worker) != self._connections.present.get(_worker(worker))
+        return is_replaced or not self.is_reachable(worker)
+
+    def is_reachable(self, worker: int) -> bool:
+        """Returns True if a worker answers a probe now, as the incarnation that this process is connected to."""
+        return not self._connections.losses([_worker(worker)])
+
+    def is_parameter_server_reachable(self, index: int) -> bool:
+        """Returns True if a parameter server answers a probe now, as the incarnation that holds the variables."""
+        return not self._connections.losses([self._parameter_servers[index]])
+
+    def seems_reachable(self, worker: int) -> bool:
+        """Returns whether a worker was reachable when the heartbeat last heard from it, without asking."""
+        return self._connections.seems_connected(_worker(worker))
+
+    def seem_parameter_servers_reachable(self) -> bool:
+        """Returns whether all parameter servers were reachable when the heartbeat last heard from them."""
+        return all(map(self._connections.seems_connected, self._parameter_servers))
 
     def lost_parameter_servers(self) -> tuple[str, ...]:
-        """The names of the parameter servers that are gone or were restarted."""
-        return tuple(str(task) for task in self.parameter_servers if not self.is_connected(task))
+        """Returns the names of the parameter servers that are gone or were restarted."""
+        return tuple(map(str, self._connections.losses(self._parameter_servers)))
 
     def lost_parameter_server(self) -> ParameterServerLost | None:
-        """The error that names the first parameter server that is gone or was restarted, if one was."""
-        for task in self.parameter_servers:
-            if not self.is_connected(task):
-                gone = self._status(task) is None
-                what = "does not answer" if gone else "was restarted, or not heard of for long, and lost its variables"
-                return ParameterServerLost(
-                    str(task),
-                    f"The parameter server {task} ({self._addresses[task]}) {what}. Start it again if it is down. "
-                    "Without strategy.restore_from, close this strategy, make a new one, and restore the latest "
-                    "checkpoint.",
-                )
+        """Returns the error that names the first parameter server that is gone or was restarted, if one was."""
+        for task, what in self._connections.losses(self._parameter_servers).items():
+            return ParameterServerLost(
+                str(task),
+                f"The parameter server {task} ({self._servers.addresses[task]}) {what}. Start it again if it is down. "
+                "Without strategy.restore_from, close this strategy, create a new one, and restore the latest "
+                "checkpoint.",
+            )
         return None
 
     def connect(self) -> None:
@@ -129,222 +139,156 @@ class Membership:
         deadline = time.monotonic() + self._options.connect_timeout
         reported = time.monotonic()
         pause = threading.Event()
-        while True:
-            awaited = self._awaited(self._answering(self._addresses))
-            if not awaited:
-                # There are no variables yet: a parameter server that was restarted meanwhile is as good as before.
-                with self._lock:
-                    self._connected = {}
-                    self._name(self._addresses)
-                self._admission.raise_refusal()
-                awaited = self._awaited(list(filter(self.is_connected, self._connected)))
-            if not awaited:
-                return
+        while (missing := self._connect_once()) is not None:
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"No connection within {self._options.connect_timeout:g} s: {awaited} did not answer. Are they "
-                    f"started, and are the addresses right? See also Options.connect_timeout.{self._complaint}"
+                    f"No connection within {self._options.connect_timeout:g} s: {missing} did not answer. Are they "
+                    "started, and are the addresses right? See also Options.connect_timeout."
+                    f"{self._connections.last_error}"
                 )
             if time.monotonic() - reported > min(10.0, self._options.stall_report_interval):
                 reported = time.monotonic()
-                _logger.warning("Waiting for %s to answer.", awaited)
+                _logger.warning("Waiting for %s to answer.", missing)
             pause.wait(min(self._options.reconnect_interval, max(0.0, deadline - time.monotonic())))
 
-    def let_go(self, task: Task, lost: Connection | None) -> None:
-        """Gives up the connection to a worker, so that nothing waits for it, if it still is the one that was lost."""
-        with self._lock:
-            is_known = task in self._connected or task in self._changes.named
-            if is_known and (self._connected.get(task) == lost or not self.is_connected(task)):
-                self._connected = _without(self._connected, task)
-                self._name(self._connected)
+    def disconnect(self, worker: int) -> None:
+        """Disconnects from a worker that was lost, so that nothing waits for it, unless it was reconnected since."""
+        self._disconnect(_worker(worker), self._attempted.get(worker))
 
-    def reconnect(self, task: Task) -> bool:
-        """Connects to a worker that was lost, if it answers now."""
-        if not self._answering([task]) or self.lost_parameter_server() is not None:
+    def reconnect(self, worker: int) -> bool:
+        """Connects to a worker that was lost, if it answers now. Returns True if it is connected."""
+        task = _worker(worker)
+        if not self._connections.answering([task]) or self.lost_parameter_server() is not None:
             return False
-        with self._lock:
-            # The return of another worker may have brought this one back too.
-            if not self._closed and task in self._addresses and not self.is_connected(task):
-                self._renew([task])
+        with self._turn:
+            # The return of another worker may have reconnected this one too.
+            if not self._closed and task in self._servers.addresses and not self.is_reachable(worker):
+                self._connections.replace([task])
         if self._has_recovered:
             self.reach_parameter_servers([task])
-        return self.is_connected(task)
-
-    def reach_parameter_servers(self, workers: Collection[Task] | None = None) -> None:
-        """Makes workers, or all servers if None, reach the parameter servers; disconnects workers that cannot.
-
-        Calls from a server that has not reached a recovered one yet would fail on the way, half applied.
-        """
-        present = self._connected
-        asked = [task for task in present if task.job == "worker" and (workers is None or task in workers)]
-        if present.keys() >= set(self.parameter_servers):
-            numbers = [present[task].number for task in self.parameter_servers]
-            if workers is None and not self._witnesses.reach_each_other(numbers):
-                _logger.warning("The parameter servers do not all reach each other yet; functions may run twice.")
-            for task in self._witnesses.unreached_from(asked, numbers):
-                _logger.warning("%s does not reach all parameter servers; it is connected to again.", task)
-                self.let_go(task, present[task])
+        return self.is_reachable(worker)
 
     def reconnect_parameter_servers(self) -> bool:
         """Connects to all parameter servers that were lost, if each of them answers now; their variables are gone.
 
-        Workers that answer stay connected. False if a parameter server does not answer, or dies while it is named.
+        Workers that answer stay connected.
+
+        Returns:
+          False if a parameter server does not answer, or dies meanwhile.
         """
-        if len(self._answering(self.parameter_servers)) < len(self.parameter_servers):
+        if len(self._connections.answering(self._parameter_servers)) < len(self._parameter_servers):
             return False
-        with self._lock:
-            lost = [task for task in self.parameter_servers if not self.is_connected(task)]
+        with self._turn:
+            lost = self._connections.losses(self._parameter_servers)
             if lost and not self._closed:
-                self._has_recovered = self._renew(lost) or self._has_recovered
-        return all(map(self.is_connected, self.parameter_servers))
+                self._has_recovered = self._connections.replace(lost) or self._has_recovered
+        return not self._connections.losses(self._parameter_servers)
 
-    def add_worker(self, index: int, address: str) -> None:
-        """There is one more worker from now on; `reconnect` connects to it.
+    def reach_parameter_servers(self, workers: Collection[Task] | None = None) -> None:
+        """Has workers, or all servers if None, reach the parameter servers; disconnects workers that cannot.
+
+        To be called after a recovery; see `Connections.reach_parameter_servers`.
+        """
+        for task, connection in self._connections.reach_parameter_servers(workers).items():
+            _logger.warning("%s does not reach all parameter servers; it is reconnected.", task)
+            self._disconnect(task, connection)
+
+    def add_worker(self, worker: int, address: str) -> None:
+        """Adds a worker; `reconnect` connects to it.
 
         Raises:
-          ValueError: that is no address, or a server of the cluster has it.
+          ValueError: the address is not valid, or a server of the cluster has it.
         """
-        with self._lock:
-            self._settle_at(Task("worker", index), address)
+        self._servers.add(_worker(worker), address)
 
-    def move_worker(self, index: int, address: str) -> None:
-        """A worker is at another address from now on; what it runs fails, and `reconnect` connects to it there.
+    def move_worker(self, worker: int, address: str) -> None:
+        """Changes the address of a worker. What it runs fails, and `reconnect` connects to it at the new address.
 
         Raises:
-          ValueError: that is no address, or another server has it.
+          ValueError: the address is not valid, or another server has it.
         """
-        with self._lock:
-            task = Task("worker", index)
-            check_address(task, address, self._addresses)
-            self._leave(task)
-            self._settle_at(task, address)
+        with self._turn:
+            task = _worker(worker)
+            check_address(task, address, self._servers.addresses)
+            self._drop_task(task)
+            self._servers.add(task, address)
 
-    def remove_worker(self, index: int) -> None:
-        """Lets a worker go; what it runs fails."""
-        with self._lock:
-            self._leave(Task("worker", index))
+    def remove_worker(self, worker: int) -> None:
+        """Removes a worker; what it runs fails."""
+        with self._turn:
+            self._drop_task(_worker(worker))
 
     def close(self) -> None:
-        """Lets every server go, which frees what this client made on it."""
+        """Disconnects from every server, which frees what this client created there."""
         self._closed = True
-        if self._lock.acquire(timeout=self._changes.hurry()):
+        self._servers.stop()
+        if self._turn.acquire(timeout=self._connections.hurry()):
             try:
-                self._connected = {}
-                self._name(())
+                self._connections.change(without=self._connections.present)
             finally:
-                self._lock.release()
+                self._turn.release()
         else:
-            _logger.warning("A server that stopped answering still holds up a change of the cluster; it is not let go.")
-        self._changes.close()
-        self._heartbeat.close()
-        self._admission.close()
-        for probe in self._probes.values():
-            probe.close()
+            _logger.warning("A server that does not answer holds up a change of the cluster; closing does not wait.")
+        self._connections.close()
+        self._servers.close()
 
     def __repr__(self) -> str:
-        return f"<Membership: connected to {', '.join(map(str, sorted(self._connected)))}>"
+        return f"<Membership: connected to {', '.join(map(str, sorted(self._connections.present)))}>"
 
-    def _status(self, task: Task) -> TaskStatus | None:
-        address = self._addresses.get(task)
-        if self._closed or address is None or self._heartbeat.is_silent(address):
-            return None
-        try:
-            return self._probes[task].status(self._options.probe_timeout)
-        except (KeyError, ValueError):
-            # The server was removed, or moved, this very moment.
-            return None
+    def _connect_once(self) -> str | None:
+        """Connects to the servers that answer. Returns words for those that are missing, or None if work can start."""
+        missing = self._describe_missing(self._connections.answering(self._servers.addresses))
+        if missing is not None:
+            return missing
+        # There are no variables yet: a parameter server that was restarted meanwhile is as good as before.
+        with self._turn:
+            self._connections.change(without=self._connections.present, adding=self._servers.addresses)
+        self._connections.raise_refusal()
+        present = self._connections.present
+        return self._describe_missing(present.keys() - self._connections.losses(present))
 
-    def _is_void(self, task: Task, connection: Connection) -> bool:
-        """Whether a worker was hung up on since it was connected to, or a parameter server has lost what it had."""
-        if task.job == "ps":
-            return self._witnesses.are_gone(connection.number)
-        address = self._addresses.get(task)
-        return address is None or self._heartbeat.last_silence(address) > connection.since
+    def _describe_missing(self, answering: Collection[Task]) -> str | None:
+        addresses, workers = self._servers.addresses, self._servers.workers
+        missing = [f"{task} ({addresses[task]})" for task in self._parameter_servers if task not in answering]
+        if not any(task in answering for task in workers):
+            missing.append("any worker (" + ", ".join(addresses[task] for task in workers) + ")")
+        return ", ".join(missing) or None
 
-    def _answering(self, tasks: Iterable[Task]) -> dict[Task, TaskStatus]:
-        statuses = {task: self._status(task) for task in tasks}
-        return {
-            task: status
-            for task, status in statuses.items()
-            if status is not None and not self._admission.is_refused(status.incarnation)
-        }
+    def _disconnect(self, task: Task, lost: Connection | None) -> None:
+        with self._turn:
+            present = self._connections.present
+            is_known = task in present or self._connections.is_in_server_def(task)
+            if is_known and (present.get(task) == lost or self._connections.losses([task])):
+                self._connections.change(without=[task])
 
-    def _awaited(self, answering: Collection[Task]) -> str:
-        """Words for what must answer before work can start and does not; empty if nothing."""
-        missing = [f"{task} ({self._addresses[task]})" for task in self.parameter_servers if task not in answering]
-        if not any(task in answering for task in self.workers.values()):
-            missing.append("any worker (" + ", ".join(self._addresses[task] for task in self.workers.values()) + ")")
-        return ", ".join(missing)
-
-    # With the lock held:
-
-    def _settle_at(self, task: Task, address: str) -> None:
-        if self._closed:
-            raise StrategyClosedError(f"{task} cannot be added: the strategy is closed.")
-        check_address(task, address, self._addresses)
-        self._probes = {**self._probes, task: TaskProbe(address)}
-        self._addresses = {**self._addresses, task: address}
-        self._heartbeat.watch(address)
-
-    def _leave(self, task: Task) -> None:
-        """Forgets a worker, and ends the calls to it."""
-        address, probe = self._addresses[task], self._probes[task]
-        self._connected = _without(self._connected, task)
-        self._addresses = _without(self._addresses, task)
-        self._probes = _without(self._probes, task)
-        self._name(self._connected)
-        # A call that the server does not end would go on for ever, since nobody watches it any more.
+    def _drop_task(self, task: Task) -> None:
+        """Removes a worker; called by the thread that has the turn."""
+        address = self._servers.addresses[task]
+        self._connections.change(without=[task])
+        # A call that the server does not end would last for ever: the heartbeat no longer watches it.
         OpenConnections().shut_down(address)
-        self._heartbeat.forget(address)
-        probe.close()
-
-    def _renew(self, lost: Collection[Task]) -> bool:
-        """Makes new connections to servers that were lost; whether it could be tried."""
-        kept = _without(self._connected, *lost)
-        stale_workers = [task for task in lost if task.job == "worker" and task in self._changes.named]
-        self._connected = kept
-        return (not stale_workers or self._name(kept)) and self._name({*kept, *lost})
-
-    def _name(self, tasks: Iterable[Task]) -> bool:
-        """Connects to those of the tasks that answer, and to no others; whether TensorFlow could be told.
-
-        If the naming fails, no connection is new, and those that it ended are gone.
-        """
-        parameter_servers = {task: kept for task, kept in self._connected.items() if task.job == "ps"}
-        numbers = [kept.number for kept in parameter_servers.values()]
-        if not (all(map(self.is_connected, parameter_servers)) and self._witnesses.are_reached(numbers)):
-            return False
-        named = dict(parameter_servers)
-        # The parameter servers have just answered.
-        for task, status in self._answering(set(tasks) - set(named)).items():
-            connection: Any = self._connected.get(task)
-            if connection is None or connection.incarnation != status.incarnation:
-                connection = Connection(status.incarnation, next(self._numbers), time.monotonic())
-            named[task] = connection
-        if named and not named.keys() >= set(self.parameter_servers):
-            return False
-        self._connected = {task: kept for task, kept in self._connected.items() if named.get(task) == kept}
-        addresses = {task: self._addresses[task] for task in sorted(named)}
-        try:
-            self._changes.make(addresses)
-        except tf.errors.OpError as error:
-            _logger.info("Connecting to %s failed and is tried again: %s", ", ".join(map(str, named)), error.message)
-            self._complaint = (
-                f" Those that answer could not be connected to: {error.message} Do they run the same TensorFlow as "
-                f"this program, {tf.version.VERSION}?"
-            )
-            self._witnesses.question(numbers)
-            return False
-        self._complaint = ""
-        self._witnesses.question(numbers)
-        for address in addresses.values():
-            # Has it look at once for the connections that were made just now.
-            self._heartbeat.watch(address)
-        admitted = self._admission.admit(named, addresses)
-        unwitnessed = self._witnesses.place({t.device: each.number for t, each in admitted.items() if t.job == "ps"})
-        self._connected = {task: each for task, each in admitted.items() if task.device not in unwitnessed}
-        return True
+        self._servers.remove(task)
 
 
-def _without(mapping: Mapping[Task, Value], *tasks: Task) -> dict[Task, Value]:
-    return {task: value for task, value in mapping.items() if task not in tasks}
+def _worker(index: int) -> Task:
+    return Task("worker", index)
+
+
+def _join_as_client(definition: ClusterDefinition) -> str:
+    """Makes this process the client, a cluster of one; returns the address of its own server.
+
+    TensorFlow cannot stop the server that a client has for its workers to call back, so a process keeps the one that
+    its first strategy started.
+    """
+    current = tensorflow_internals.current_server_def()
+    if current is None:
+        address = definition.client_address or f"localhost:{portpicker.pick_unused_port()}"
+        tensorflow_internals.set_server_def(client_server_def(definition.protocol, address))
+        return address
+    jobs = {job.name: dict(job.tasks) for job in current.cluster.job}
+    if current.job_name != CLIENT_JOB or set(jobs) != {CLIENT_JOB}:
+        raise RuntimeError(
+            "This process is connected to a cluster already. One process has one strategy at a time: close the first "
+            "one (strategy.close()) before making another."
+        )
+    return jobs[CLIENT_JOB][0]

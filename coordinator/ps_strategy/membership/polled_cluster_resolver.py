@@ -1,6 +1,6 @@
 """A cluster resolver whose answer may change while training runs: workers join, leave and move.
 
-Promise: what it says is read anew each time; a description that is no cluster raises, and changes nothing.
+Promise: the description is read each time; one that is not valid raises, and changes nothing.
 """
 
 import json
@@ -15,19 +15,18 @@ from coordinator.errors import ClusterSpecError
 
 
 class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
-    """Says which servers there are, by a function or a file that is asked again and again.
+    """Describes the cluster by a function or a file, which is read periodically.
 
         resolver = coordinator.PolledClusterResolver("cluster.json", interval=5.0)
         strategy = coordinator.ParameterServerStrategy(resolver)
 
-    A strategy made with it adds the workers that appear, removes those that disappear, and takes one that disappeared
-    while it was lost and one that appears for the same worker at another address. Parameter servers hold the variables
-    and cannot change.
+    Its strategy adds workers that appear and removes those that disappear. A lost worker that disappears, and one that
+    appears, are taken for the same worker at another address. Parameter servers hold the variables and cannot change.
 
     Args:
-      source: a function that returns a cluster, or the path of a JSON file with one, each in the form that TF_CONFIG
-        has under "cluster": `{"worker": ["host:port", ...], "ps": ["host:port", ...]}`.
-      interval: how often it is asked, in seconds.
+      source: a function that returns a cluster, or the path of a JSON file with one, in the form of "cluster" in
+        TF_CONFIG: `{"worker": ["host:port", ...], "ps": ["host:port", ...]}`.
+      interval: from one reading to the next, in seconds.
       rpc_layer: the protocol of the servers.
 
     Raises:
@@ -53,42 +52,37 @@ class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
         self.interval = interval
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """The cluster as it is described now."""
+        """Returns the cluster as it is described now."""
         cluster = self._read()
         if not isinstance(cluster, Mapping):
             raise ClusterSpecError(f"A cluster is a dict of addresses by job, got {cluster!r}.")
         return tf.train.ClusterSpec({job: list(addresses) for job, addresses in cluster.items()})
 
     def worker_addresses(self) -> list[str]:
-        """Where there are to be workers now.
+        """Returns the addresses that workers have in the description.
 
         Raises:
           ClusterSpecError: the description names no worker, or other parameter servers than before.
         """
         spec = self.cluster_spec().as_dict()
         if not spec.get("worker"):
-            raise ClusterSpecError("The description names no 'worker' any more; at least one must stay.")
+            raise ClusterSpecError("The description no longer has a 'worker'; at least one must stay.")
         if self._parameter_servers is None:
             self._parameter_servers = spec.get("ps")
         elif spec.get("ps") != self._parameter_servers:
             raise ClusterSpecError(
-                f"The description names the parameter servers {spec.get('ps')} instead of {self._parameter_servers}, "
+                f"The description has the parameter servers {spec.get('ps')} instead of {self._parameter_servers}, "
                 "but they hold the variables and cannot change."
             )
         return list(spec["worker"])
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The client is its own master."""
+        """Returns the empty name: the client is its own master."""
         return ""
 
     def num_accelerators(self, *_: Any, **__: Any) -> dict[str, int]:
-        """None: closures run on the CPUs of the workers."""
+        """Returns no accelerators: functions run on the CPUs of the workers."""
         return {}
-
-    @property
-    def environment(self) -> str:
-        """No particular one."""
-        return ""
 
 
 def _cluster_in(path: pathlib.Path) -> Any:

@@ -1,35 +1,33 @@
-"""A variable of the library's own on each parameter server, which tells whether what was made there still exists.
+"""A small variable on each parameter server, by which the loss of all variables there is noticed.
 
-When TensorFlow is told of a change of the cluster while it cannot reach a server, it takes that server for a new one
-and drops what was on it, although the same process goes on. Nothing but the loss of a variable shows that. A server
-may answer a probe and yet be out of TensorFlow's reach: its own connection was cut off, and is tried again only after
-a pause. So witnesses are read before such a change too.
+When TensorFlow's server definition is updated while a server is out of TensorFlow's reach, TensorFlow takes that server
+for a new one and drops what was on it, although the same process lives on. Only the loss of a variable shows that. A
+server may answer a probe and yet be out of TensorFlow's reach: TensorFlow's own connection was shut down, and is tried
+again only after a pause. So sentinels are read before such an update too.
 """
 
-import concurrent.futures
 import functools
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.failure_table import UNREACHED
-from coordinator.ps_strategy.membership.bounded_calls import call_within
+from coordinator.ps_strategy.membership.bounded_calls import UNREACHED, call_within, in_parallel
 from coordinator.ps_strategy.membership.cluster_definition import Task
 
 _TRIES = 10
 _PAUSE = 0.3
-_THREAD = "coordinator-witness"
+_THREAD = "coordinator-sentinel"
 
 _logger = logging.getLogger("coordinator")
 
 
-class Witness:
-    """Is on one parameter server for as long as our variables are.
+class SentinelVariable:
+    """Exists on one parameter server for as long as the user's variables do.
 
     Args:
       device: the parameter server's CPU.
@@ -41,32 +39,32 @@ class Witness:
     """
 
     def __init__(self, device: str, longest_call: float) -> None:
-        def make() -> tf.Variable:
+        def create() -> tf.Variable:
             with tf.device(device):
-                return tf.Variable(True, trainable=False, name="coordinator_witness")
+                return tf.Variable(True, trainable=False, name="coordinator_sentinel")
 
         self._longest_call = longest_call
-        self._variable = call_within(longest_call, _THREAD, make)
+        self._variable = call_within(longest_call, _THREAD, create)
 
     @property
     def device(self) -> str:
-        """Where it is."""
+        """The parameter server's CPU."""
         return str(self._variable.device)
 
-    def is_reached(self) -> bool:
-        """Whether TensorFlow's connection to the server serves now, whatever the server answers."""
+    def is_reachable(self) -> bool:
+        """Returns True if TensorFlow's connection to the server works now, whatever the server answers."""
         try:
             self._read()
         except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, TimeoutError):
             return False
         except tf.errors.OpError:
-            pass  # The server answered, and the variable is gone: that is what `is_there` tells.
+            pass  # The server answered, and the variable is gone, which `exists` finds out.
         return True
 
-    def is_there(self) -> bool:
-        """Whether it can be read. A refused connection is tried again for about three seconds.
+    def exists(self) -> bool:
+        """Returns True if the variable can be read. A refused connection is tried again for about three seconds.
 
-        A read that takes too long, although the heartbeat has not hung up, says nothing about the variable.
+        A read that takes too long, although the heartbeat has not shut down the connection, proves no loss.
         """
         pause = threading.Event()
         for _ in range(_TRIES):
@@ -80,24 +78,23 @@ class Witness:
                 return False
         return False
 
-    def value(self) -> Any:
-        """Builds, in a function, its value, which is true, on its server."""
+    def build_read(self) -> Any:
+        """Adds to a function a read of the variable, on its server. Returns a scalar tensor, which is true."""
         with tf.device(self.device):
             return self._variable.read_value()
 
-    def answer(self) -> Any:
-        """Builds, in a function, a question that goes to the server and comes back: a bool scalar, which is true."""
+    def build_round_trip(self) -> Any:
+        """Adds to a function a message to the server and its answer. Returns a bool scalar tensor, which is true."""
         sent = tf.timestamp() > 0.0
         with tf.device(self.device):
-            return tf.logical_and(self.value(), sent)
+            return tf.logical_and(self.build_read(), sent)
 
     def _read(self) -> bool:
-        """Its value, which is true. A `tf.errors.OpError`: it is gone, or the server could not be reached."""
         return bool(call_within(self._longest_call, _THREAD, self._variable.numpy))
 
 
-class Witnesses:
-    """The witnesses on all parameter servers, by the numbers of the connections to these.
+class SentinelVariables:
+    """The sentinels on all parameter servers, by the numbers of the connections to these. All are asked in parallel.
 
     Args:
       longest_call: how long to wait for one answer, in seconds; longer than a frozen server is waited for.
@@ -105,50 +102,54 @@ class Witnesses:
 
     def __init__(self, longest_call: float) -> None:
         self._longest_call = longest_call
-        self._witnesses: dict[int, Witness] = {}
+        self._sentinels: dict[int, SentinelVariable] = {}
         self._gone: set[int] = set()
         self._traced: tuple[tuple[int, ...], Any] | None = None
         self._turns: dict[Task, threading.Lock] = {}
 
     def place(self, numbers: Mapping[str, int]) -> set[str]:
-        """Sees to it that each parameter server has one.
+        """Creates the sentinels that parameter servers lack.
 
         Args:
           numbers: of the connections, by the servers' devices.
 
         Returns:
-          The devices of those that were lost before it could be placed.
+          The devices of those that were lost before it could be created.
         """
-        lost = set()
-        for device, number in numbers.items():
-            if number not in self._witnesses:
-                try:
-                    self._witnesses[number] = Witness(f"{device}/device:CPU:0", self._longest_call)
-                except (tf.errors.OpError, TimeoutError) as error:
-                    _logger.info("%s was lost as soon as it was connected to: %s", device, error)
-                    lost.add(device)
-        return lost
 
-    def are_reached(self, numbers: Iterable[int]) -> bool:
-        """Whether TensorFlow's connections to all of these parameter servers serve now."""
-        return all(self._witnesses[number].is_reached() for number in numbers)
+        def create(device: str) -> SentinelVariable | None:
+            try:
+                return SentinelVariable(f"{device}/device:CPU:0", self._longest_call)
+            except (tf.errors.OpError, TimeoutError) as error:
+                _logger.info("%s was lost immediately after connecting; it is tried again: %s", device, error)
+                return None
 
-    def question(self, numbers: Iterable[int]) -> None:
-        """Notes which of them are gone, after something that may have cost parameter servers what they had."""
-        self._gone.update(number for number in numbers if not self._witnesses[number].is_there())
+        missing = [device for device, number in numbers.items() if number not in self._sentinels]
+        created = in_parallel(_THREAD, create, missing)
+        self._sentinels |= {numbers[device]: found for device, found in created.items() if found is not None}
+        return {device for device, found in created.items() if found is None}
 
-    def are_gone(self, number: int) -> bool:
-        """Whether what was made over a connection is gone, as it was found when asked last."""
+    def are_reachable(self, numbers: Collection[int]) -> bool:
+        """Returns True if TensorFlow's connections to all of these parameter servers work now."""
+        return all(in_parallel(_THREAD, lambda number: self._sentinels[number].is_reachable(), numbers).values())
+
+    def check(self, numbers: Collection[int]) -> None:
+        """Finds out which of them are gone, after an update that may have cost parameter servers their variables."""
+        found = in_parallel(_THREAD, lambda number: self._sentinels[number].exists(), numbers)
+        self._gone.update(number for number, exists in found.items() if not exists)
+
+    def is_gone(self, number: int) -> bool:
+        """Returns True if the last check found that what was created over a connection is gone."""
         return number in self._gone
 
     def unreached_from(self, workers: Sequence[Task], numbers: Sequence[int]) -> list[Task]:
         """Has each of some workers reach each of some parameter servers, and these the workers.
 
-        TensorFlow tries a connection that was refused again only after a pause, and until then every call from that
-        worker to that server fails. So this tries for some seconds.
+        TensorFlow tries a refused connection again only after a pause, and until then every call from that worker to
+        that server fails. So this tries for some seconds.
 
         Args:
-          workers: all connected to.
+          workers: all connected.
           numbers: of the connections to the parameter servers.
 
         Returns:
@@ -157,22 +158,21 @@ class Witnesses:
         if not workers:
             return []
         try:
-            answers = self._answers(tuple(numbers))
+            round_trips = self._round_trips(tuple(numbers))
         except tf.errors.OpError as error:
             _logger.info("The workers could not be asked whether they reach the parameter servers: %s", error)
             return list(workers)
-        reach = functools.partial(self._reaches, answers)
-        with concurrent.futures.ThreadPoolExecutor(len(workers), "coordinator-reach") as threads:
-            return [worker for worker, did in zip(workers, threads.map(reach, workers), strict=True) if not did]
+        reached = in_parallel("coordinator-reach", functools.partial(self._reaches, round_trips), workers)
+        return [worker for worker in workers if not reached[worker]]
 
     def reach_each_other(self, numbers: Sequence[int]) -> bool:
-        """Makes each of some parameter servers reach all others, for the same reason. Returns True if they do."""
-        witnesses = [self._witnesses[number] for number in numbers]
+        """Has each of some parameter servers reach all others, for the same reason. Returns True if they do."""
+        sentinels = [self._sentinels[number] for number in numbers]
 
         def read_all_everywhere() -> Any:
             found = []
-            for reader in witnesses:
-                values = [each.value() for each in witnesses]
+            for reader in sentinels:
+                values = [each.build_read() for each in sentinels]
                 with tf.device(reader.device):
                     found.append(tf.reduce_all(values))
             return tf.reduce_all(found)
@@ -181,24 +181,27 @@ class Witnesses:
             concrete = tf.function(read_all_everywhere, autograph=False).get_concrete_function()
         except tf.errors.OpError:
             return False
-        return _is_run_on(None, concrete, self._longest_call)
+        return _succeeds(None, concrete, self._longest_call)
 
-    def _answers(self, numbers: tuple[int, ...]) -> Any:
-        """The function that a worker runs to reach these parameter servers; traced once for the same ones."""
+    def _round_trips(self, numbers: tuple[int, ...]) -> Any:
+        """Returns the function by which a worker reaches these parameter servers; traced once for the same ones."""
         if self._traced is None or self._traced[0] != numbers:
-            witnesses = [self._witnesses[number] for number in numbers]
-            function = tf.function(lambda: tf.reduce_all([each.answer() for each in witnesses]), autograph=False)
-            self._traced = numbers, function.get_concrete_function()
+            sentinels = [self._sentinels[number] for number in numbers]
+
+            def reach_all() -> Any:
+                return tf.reduce_all([each.build_round_trip() for each in sentinels])
+
+            self._traced = numbers, tf.function(reach_all, autograph=False).get_concrete_function()
         return self._traced[1]
 
-    def _reaches(self, answers: Any, worker: Task) -> bool:
-        # Two calls at once on one worker that both need two servers may wait for each other for ever.
+    def _reaches(self, round_trips: Any, worker: Task) -> bool:
+        # Two simultaneous calls on one worker that both need two servers may wait for each other for ever.
         with self._turns.setdefault(worker, threading.Lock()):
-            return _is_run_on(f"{worker.device}/device:CPU:0", answers, self._longest_call)
+            return _succeeds(f"{worker.device}/device:CPU:0", round_trips, self._longest_call)
 
 
-def _is_run_on(device: str | None, concrete: Any, seconds: float) -> bool:
-    """Whether a function runs without error, tried again and again within some seconds.
+def _succeeds(device: str | None, concrete: Any, seconds: float) -> bool:
+    """Returns True if a function runs without error, tried again and again within some seconds.
 
     Args:
       device: of the worker; None for the client.

@@ -1,20 +1,19 @@
-"""Makes a per-worker dataset of a dataset function or of a ready dataset.
+"""Creates a per-worker dataset from a dataset function or from an existing dataset.
 
-The function is traced here, on the client, and run on each worker. It is traced once for all workers, unless it asks
-its input context which pipeline it is: then each worker's own number must be a plain Python int for it (to choose
-files, say), and it is traced once for each. `coordinator.get_current_worker_index()` gives that number as a tensor, for
-one trace.
+The function is traced on the client and run on each worker. One trace serves all workers, unless the function reads
+`input_pipeline_id`, which must be a Python int (to choose files, for example): then it is traced once for each worker.
+`coordinator.get_current_worker_index()` returns the same number as a tensor, with one trace.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 import tensorflow as tf
 
 from coordinator.errors import ClosureInputError
-from coordinator.ps_strategy.calls.traced_function import TracedFunction
+from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, WorkerContext
-from coordinator.ps_strategy.per_worker_dataset import PerWorkerDataset
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
@@ -23,15 +22,15 @@ class DatasetDistribution:
     """Distributes datasets over the workers.
 
     Args:
-      workers: how many there are.
-      trace: traces a function without arguments.
-      prepare: asks every worker to make its copy of a resource ahead of its first use.
+      workers: number of workers.
+      trace: traces a function without arguments; returns the `calls.TracedFunction`.
+      prepare: makes every worker create its copy of a resource before the first use.
     """
 
     def __init__(
         self,
         workers: int,
-        trace: Callable[[Callable[[], Any]], TracedFunction],
+        trace: Callable[[Callable[[], Any]], Any],
         prepare: Callable[[PerWorkerResource], None],
     ) -> None:
         self._workers = workers
@@ -41,7 +40,7 @@ class DatasetDistribution:
     def from_function(
         self, dataset_fn: DatasetFunction, options: tf.distribute.InputOptions | None = None
     ) -> PerWorkerDataset:
-        """One dataset per worker, made by `dataset_fn(input_context)`; see `ParameterServerStrategy`."""
+        """Creates each worker's dataset with `dataset_fn(input_context)`; see `ParameterServerStrategy`."""
         if not callable(dataset_fn):
             raise TypeError(
                 "A dataset function takes a tf.distribute.InputContext and returns a tf.data.Dataset; "
@@ -51,7 +50,7 @@ class DatasetDistribution:
         name = getattr(dataset_fn, "__name__", "dataset function")
         first = _InputContext(self._workers, 0)
         traced = [self._trace(_checked(dataset_fn, first, options))]
-        if first.was_asked_for_its_pipeline:
+        if first.has_read_pipeline_id:
             others = (_InputContext(self._workers, index) for index in range(1, self._workers))
             traced += [self._trace(_checked(dataset_fn, other, options)) for other in others]
 
@@ -59,7 +58,7 @@ class DatasetDistribution:
             if traced[0].uses_client_dataset:
                 raise ClosureInputError(
                     f"The dataset function {name!r} uses a dataset that was made outside of it, on the client, where "
-                    "workers cannot reach it. Make the whole dataset inside the function, or give the ready one to "
+                    "workers cannot reach it. Make the whole dataset inside the function, or pass the ready one to "
                     "experimental_distribute_dataset."
                 )
             return traced[context.index % len(traced)].call_on(context)
@@ -70,7 +69,7 @@ class DatasetDistribution:
     def from_dataset(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
     ) -> PerWorkerDataset:
-        """The whole of `dataset` on every worker, shipped as a graph; see `ParameterServerStrategy`."""
+        """Sends `dataset` as a graph to every worker, which reads all of it; see `ParameterServerStrategy`."""
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
                 f"experimental_distribute_dataset takes a tf.data.Dataset, got {dataset!r}. A function that makes one "
@@ -81,24 +80,31 @@ class DatasetDistribution:
         element_spec = dataset.element_spec
 
         def build(_: WorkerContext) -> tf.data.Dataset:
-            # Not in a traced function: TensorFlow would evaluate it there ahead of time, on the client.
+            # Not in a traced function, where TensorFlow would evaluate it on the client.
             variant = tf.raw_ops.DatasetFromGraph(graph_def=graph)
             return _buffered(tf.data.experimental.from_variant(variant, element_spec), options)
 
         return PerWorkerDataset(type(dataset).__name__.strip("_"), element_spec, build, self._prepare)
 
 
+class _PipelineId(int):
+    """A Python int that becomes an int64 tensor, as `get_current_worker_index()` is one; an int becomes int32."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.array(int(self), dtype or np.int64)
+
+
 class _InputContext(tf.distribute.InputContext):
-    """Remembers whether it was asked which pipeline it is, which is what tells the workers' datasets apart."""
+    """Records whether the dataset function has read the pipeline's number, which makes the workers' datasets differ."""
 
     def __init__(self, workers: int, index: int) -> None:
         super().__init__(num_input_pipelines=workers, input_pipeline_id=index, num_replicas_in_sync=1)
-        self.was_asked_for_its_pipeline = False
+        self.has_read_pipeline_id = False
 
     @property
     def input_pipeline_id(self) -> int:
-        self.was_asked_for_its_pipeline = True
-        return int(super().input_pipeline_id)
+        self.has_read_pipeline_id = True
+        return _PipelineId(super().input_pipeline_id)
 
 
 def _checked(
@@ -118,7 +124,7 @@ def _checked(
 
 
 def _common_element_spec(name: str, specs: Sequence[Any]) -> Any:
-    """The type of which the elements of every worker's dataset are; their shapes need not be the same."""
+    """Returns the common type of the elements of all workers' datasets, whose shapes may differ."""
 
     def common(first: Any, *others: Any) -> Any:
         spec = first.most_specific_common_supertype(others)
@@ -136,7 +142,6 @@ def _common_element_spec(name: str, specs: Sequence[Any]) -> Any:
 
 
 def _graph_of(dataset: tf.data.Dataset) -> bytes:
-    """The dataset as a serialized graph."""
     try:
         graph = tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf.data.experimental.to_variant(dataset), strip_device_assignment=True

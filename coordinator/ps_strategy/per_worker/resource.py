@@ -1,8 +1,8 @@
-"""Something that every worker has a copy of: an iterator, a dataset, a table, a variable.
+"""A resource with one copy per worker: an iterator, a dataset, a table, a variable.
 
-A copy is made on its worker's thread when the worker first needs it, and made again after the worker was restarted.
-So a worker that dies while it makes one is like a worker that dies at any other time, and a resource that cannot be
-made harms only the closures that use it.
+A copy is created on its worker's thread when the worker first needs it, and created again after the worker was
+restarted. So the loss of a worker while it creates a copy is handled like any other loss, and a resource that cannot be
+created fails only the closures that use it.
 """
 
 import dataclasses
@@ -19,18 +19,18 @@ from coordinator.ps_strategy.tensorflow_internals import CancellationManager
 
 @dataclasses.dataclass(frozen=True)
 class WorkerContext:
-    """Where, and under which conditions, a piece of work runs.
+    """Where a piece of work runs, and what cancels it.
 
     Attributes:
       index: the worker's task index.
-      device: its CPU, in full.
-      incarnation: a number that changes whenever what was on the worker is gone.
+      device: the full name of its CPU.
+      connection_number: the number of the connection, which changes whenever the worker has lost its state.
       cancellation: cancels the calls of this piece of work.
     """
 
     index: int
     device: str
-    incarnation: int
+    connection_number: int
     cancellation: CancellationManager
 
 
@@ -38,26 +38,26 @@ class PerWorkerResource:
     """A resource with one copy per worker.
 
     Args:
-      name: for people.
-      build: makes the copy for a worker; called on the worker's thread, inside its device scope.
+      name: used in messages.
+      build: creates the copy of a worker; called on the worker's thread, in its device scope.
     """
 
     def __init__(self, name: str, build: Callable[[WorkerContext], Any]) -> None:
         self.name = name
         self._build = build
-        # With the incarnation that each was made for. Each entry is used by its worker's thread alone.
-        self._copies: dict[int, tuple[int | None, Any]] = {}
+        # Each with the number of its connection. Each entry is used by its worker's thread alone.
+        self.copies: dict[int, tuple[int | None, Any]] = {}
 
     def value_on(self, context: WorkerContext) -> Any:
-        """The copy of this worker, made now if need be.
+        """Returns this worker's copy, and creates it if necessary.
 
         Raises:
-          ClosureInputError: it could not be made; the cause says why.
+          ClosureInputError: it could not be created; the cause says why.
         """
-        incarnation, value = self._copies.get(context.index, (None, None))
-        if incarnation == context.incarnation:
+        connection, value = self.copies.get(context.index, (None, None))
+        if connection == context.connection_number:
             return value
-        self._copies.pop(context.index, None)
+        self.copies.pop(context.index, None)
         try:
             with tf.device(context.device):
                 value = self._build(context)
@@ -65,38 +65,38 @@ class PerWorkerResource:
             raise
         except Exception as error:
             raise ClosureInputError(
-                f"{self.name} could not be made on {context.device}: {type(error).__name__}: {error}"
+                f"{self.name} could not be created on {context.device}: {type(error).__name__}: {error}"
             ) from error
-        self._copies[context.index] = (context.incarnation, value)
+        self.copies[context.index] = (context.connection_number, value)
         return value
 
-    def make_anew_on(self, context: WorkerContext) -> None:
-        """The copy of this worker is made again when it is next used; until then it is kept."""
-        if context.index in self._copies:
-            self._copies[context.index] = None, self._copies[context.index][1]
+    def recreate_on(self, context: WorkerContext) -> None:
+        """Creates this worker's copy again at its next use; until then the old one stays alive."""
+        if context.index in self.copies:
+            self.copies[context.index] = None, self.copies[context.index][1]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
 
 class PerWorkerHandles:
-    """Which tensors stand for per-worker resources.
+    """Maps the handles of tables and variables on the client to the per-worker resources that they represent.
 
-    A table or per-worker variable also exists once on the client. A function that uses it captures the handle of that
-    one, however deeply it is nested in other functions; when the function runs on a worker, the handle of the worker's
-    copy is passed in its place.
+    A table or per-worker variable also exists once on the client. A function that uses it captures that object's
+    handle, however deeply it is nested in other functions; when the function runs on a worker, the handle of the
+    worker's copy is passed instead.
     """
 
     def __init__(self) -> None:
         # By the identity of the table or variable: a table that is being loaded has no handle yet.
-        self._handles_of_copies: dict[int, PerWorkerResource] = {}
+        self.handles_of_copies: dict[int, PerWorkerResource] = {}
 
     def add(self, owner: Any, handles_of_copies: PerWorkerResource) -> None:
-        """From now on, and as long as it lives, a table or variable stands for its workers' copies."""
-        self._handles_of_copies[id(owner)] = handles_of_copies
-        weakref.finalize(owner, self._handles_of_copies.pop, id(owner), None)
+        """Lets a table or variable represent its workers' copies for as long as it lives."""
+        self.handles_of_copies[id(owner)] = handles_of_copies
+        weakref.finalize(owner, self.handles_of_copies.pop, id(owner), None)
 
     def resource_for(self, tensor: Any) -> PerWorkerResource | None:
-        """What `tensor` stands for, if it is the handle of such a table or variable."""
+        """Returns the handles of the copies, if `tensor` is the handle of such a table or variable."""
         owner = tensorflow_internals.owner_of_handle(tensor)
-        return self._handles_of_copies.get(id(owner)) if owner is not None else None
+        return self.handles_of_copies.get(id(owner)) if owner is not None else None

@@ -1,0 +1,1 @@
+"""Recovers lost parameter servers and their variables."""

@@ -1,7 +1,7 @@
-"""Where lost variables come back from: the checkpoints of a manager, or a function of the user's own.
+"""Restores lost variables from the checkpoints of a manager, or by a function of the user's.
 
-Promises: of a manager's checkpoints the newest that can be read is restored, as the directory lists them now; one that
-is damaged is passed over, with a warning, and nothing of it stays in the variables.
+Promises: the newest readable checkpoint in the manager's directory is restored; a damaged one is skipped, with a
+warning, and nothing of it stays in the variables.
 """
 
 import logging
@@ -12,20 +12,20 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.failure_table import UNREACHED
+from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 
 _logger = logging.getLogger("coordinator")
 
-# Raised when a server went away, which says nothing about the checkpoint.
-_NOT_OF_THE_CHECKPOINT = (*UNREACHED, tf.errors.CancelledError)
+# Raised when a server is lost, which is no sign of a damaged checkpoint.
+_SERVER_LOST = (*UNREACHED, tf.errors.CancelledError)
 
 
-class RestoreSource:
+class CheckpointRestore:
     """Restores variables from a checkpoint.
 
     Args:
       source: a `tf.train.CheckpointManager`, or a function without arguments that restores a checkpoint and returns its
-        path, or None if it has none.
+        path, or None if there is none.
 
     Raises:
       TypeError: it is neither.
@@ -36,7 +36,7 @@ class RestoreSource:
         self.manager = source if isinstance(source, tf.train.CheckpointManager) else None
         if self.manager is None and (isinstance(source, type) or not callable(source)):
             advice = (
-                " Make a manager of it: tf.train.CheckpointManager(checkpoint, directory, max_to_keep=3)."
+                " Pass a manager of it: tf.train.CheckpointManager(checkpoint, directory, max_to_keep=3)."
                 if isinstance(source, tf.train.Checkpoint)
                 else ""
             )
@@ -53,13 +53,8 @@ class RestoreSource:
             )
         self._source = source
 
-    @property
-    def may_read_variables(self) -> bool:
-        """Whether it may look at variables before it restores them, so that they must have values by then."""
-        return self.manager is None
-
     def checkpoints(self) -> list[str]:
-        """The paths of the manager's checkpoints, newest first, as its directory lists them now."""
+        """Returns the paths of the checkpoints in the manager's directory, newest first."""
         assert self.manager is not None
         state = tf.train.get_checkpoint_state(self.manager.directory)
         paths = [] if state is None else [*state.all_model_checkpoint_paths, state.model_checkpoint_path]
@@ -70,14 +65,14 @@ class RestoreSource:
         """Restores the latest checkpoint.
 
         Args:
-          prepare: called before each attempt; makes all variables new.
+          prepare: called before each attempt; gives all variables new resources.
 
         Returns:
-          The path of what was restored, or None if there was none. Of a function, what it returned, if that is a path.
+          The path of the restored checkpoint, or None if there was none. For a function, its result, if that is a path.
 
         Raises:
-          tf.errors.OpError: a server went away.
-          Exception: no checkpoint can be read, and this is what the newest raised; or what the user's function raised.
+          tf.errors.OpError: a server was lost.
+          Exception: the error of the newest checkpoint, if none can be read; or what the user's function raised.
         """
         if self.manager is None:
             prepare()
@@ -87,13 +82,13 @@ class RestoreSource:
         for path in self.checkpoints():
             prepare()
             try:
-                # Variables that are made later, such as an optimizer's, get their values when they are made.
+                # Variables that are created later, such as an optimizer's, are restored when they are created.
                 self.manager.checkpoint.restore(path).expect_partial()
-            except _NOT_OF_THE_CHECKPOINT:
+            except _SERVER_LOST:
                 raise
             except Exception as error:  # noqa: BLE001 - a damaged file makes TensorFlow raise anything, IndexError too
-                _logger.warning("The checkpoint %s cannot be restored; the one before it is tried: %s", path, error)
-                error.add_note(f"Raised while the checkpoint {path} was restored.")
+                _logger.warning("The checkpoint %s cannot be restored; the previous one is tried: %s", path, error)
+                error.add_note(f"Raised while restoring the checkpoint {path}.")
                 damage = damage or error
             else:
                 tensorflow_internals.forget_last_saved_step(self.manager)
@@ -102,7 +97,3 @@ class RestoreSource:
             raise damage
         prepare()
         return None
-
-    def __repr__(self) -> str:
-        where = repr(self._source) if self.manager is None else self.manager.directory
-        return f"<RestoreSource: {where}>"

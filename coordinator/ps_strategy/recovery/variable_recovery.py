@@ -1,11 +1,11 @@
-"""Brings lost parameter servers back: connects to them, makes their variables again, restores the latest checkpoint.
+"""Recovers lost parameter servers: connects to them, recreates their variables, restores the latest checkpoint.
 
-    reconnect --> renew every variable --> restore --> initialize what the checkpoint does not hold --> RolledBack
+    reconnect --> renew every variable --> restore --> initialize what the checkpoint does not hold --> Rollback
         |                 |                   |                         |
-        '-----------------'-- a server is away, or saving is under way -'--> None: to be tried again
+        '-----------------'-- a server is lost, or a save is in progress '--> None: to be tried again
 
-Promises: `recover` brings all variables of all parameter servers to what the checkpoint holds, or says that it must be
-called again; what was traced before stays usable; no checkpoint is made of variables that are half restored.
+Promises: `recover` restores all variables of all parameter servers to the checkpoint, or reports that it must be called
+again; functions that were traced before stay usable; no checkpoint is saved of variables that are half restored.
 """
 
 import logging
@@ -16,157 +16,153 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.errors import ParameterServerLost
+from coordinator.errors import ParameterServerLost, Rollback
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.failure_table import UNREACHED
-from coordinator.ps_strategy.recovery.checkpoint_restore import RestoreSource
-from coordinator.ps_strategy.recovery.checkpoint_save import GuardedSave
+from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
+from coordinator.ps_strategy.membership.membership import Membership
+from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointRestore
+from coordinator.ps_strategy.recovery.checkpoint_save import CheckpointSave, SavedProgress
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
-from coordinator.ps_strategy.saved_progress import SavedProgress
-from coordinator.ps_strategy.tensorflow_runtime import TensorFlowRuntime
-from coordinator.rolled_back import RolledBack
 
 _logger = logging.getLogger("coordinator")
 
 Step = Any  # An integer variable, of TensorFlow or Keras, or a function that returns an int.
 
 
-class ParameterServerRecovery:
-    """Recovers the parameter servers of one runtime.
+class VariableRecovery:
+    """Recovers the parameter servers of one cluster.
 
     Args:
-      runtime: connects to them.
+      membership: connects to them.
       variables: those on the parameter servers.
-      finished: how many scheduled functions have finished so far.
-      wait_recovered: waits until the parameter servers are recovered, or for so many seconds (None: as long as it
-        makes sense); returns whether they are. It is called on threads that save a checkpoint.
+      finished: returns how many scheduled functions have finished so far.
+      wait_recovered: waits until the parameter servers are recovered, at most for a number of seconds (None: as long
+        as that can be expected); returns whether they are. It is called on threads that save a checkpoint.
     """
 
     def __init__(
         self,
-        runtime: TensorFlowRuntime,
+        membership: Membership,
         variables: VariableStore,
         finished: Callable[[], int],
         wait_recovered: Callable[[float | None], bool],
     ) -> None:
-        self._runtime = runtime
+        self._membership = membership
         self._variables = variables
         self._progress = SavedProgress(finished)
         self._wait_recovered = wait_recovered
-        self._source: RestoreSource | None = None
+        self._source: CheckpointRestore | None = None
         self._step: Step | None = None
-        self._on_rollback: Callable[[RolledBack], object] | None = None
-        self._save: GuardedSave | None = None
-        # Held while a checkpoint is saved, and while an attempt to recover is made. Nobody who holds it takes another.
-        self._variables_in_use = Lock()
-        # What the attempts since the last success have found.
+        self._on_rollback: Callable[[Rollback], object] | None = None
+        self._save: CheckpointSave | None = None
+        # Held while a checkpoint is saved, and during an attempt to recover. No other lock is taken while it is held.
+        self.variables_in_use = Lock()
+        # Found by the attempts since the last success.
         self._lost: set[str] = set()
         self._began: float | None = None
         self._is_half_restored = False
 
     def restore_from(
-        self, source: Any, step: Step | None = None, on_rollback: Callable[[RolledBack], object] | None = None
+        self, source: Any, step: Step | None = None, on_rollback: Callable[[Rollback], object] | None = None
     ) -> None:
-        """Sets what is restored, and who is told; see `ParameterServerStrategy.restore_from`.
+        """Sets what is restored and the callback; see `ParameterServerStrategy.restore_from`.
 
         Raises:
-          TypeError: `source`, `step` or `on_rollback` is nothing that serves.
-          ValueError: the manager's checkpoint is an asynchronous one.
+          TypeError: `source`, `step` or `on_rollback` is of a wrong type.
+          ValueError: the manager's checkpoint was used asynchronously.
         """
-        found = RestoreSource(source)
+        found = CheckpointRestore(source)
         _check(step)
         if on_rollback is not None and not callable(on_rollback):
-            raise TypeError(f"on_rollback must be a function that takes a RolledBack, got {on_rollback!r}.")
+            raise TypeError(f"on_rollback must be a function that takes a Rollback, got {on_rollback!r}.")
         self._on_rollback = on_rollback
         self.release_manager()
-        self._save = None if found.manager is None else GuardedSave(found.manager, self._progress, self)
+        if found.manager is not None:
+            self._save = CheckpointSave(
+                found.manager, self._progress, self.variables_in_use, self.missing, self._wait_for_save
+            )
         self._source, self._step = found, step
 
     def release_manager(self) -> None:
-        """Gives the checkpoint manager, if there is one, its own `save` back."""
+        """Restores the checkpoint manager's own `save`, if it was replaced."""
         if self._save is not None:
             self._save.release()
-
-    def hold_off(self) -> Lock:
-        """A scope in which no recovery begins; entering it waits for the end of an attempt that is under way."""
-        return self._variables_in_use
+            self._save = None
 
     def missing(self) -> ParameterServerLost | None:
-        """The error that names a parameter server whose variables are gone or half restored, if there is one."""
-        lost = self._runtime.lost_parameter_server()
+        """Returns the error that names a parameter server whose variables are gone or half restored, or None."""
+        lost = self._membership.lost_parameter_server()
         if lost is None and self._is_half_restored:
             name = min(self._lost)
-            return ParameterServerLost(name, f"The parameter server {name} is back, but not yet all variables.")
+            return ParameterServerLost(
+                name, f"The parameter server {name} is reconnected; its variables are being restored."
+            )
         return lost
 
-    def wait_recovered(self, timeout: float | None) -> bool:
-        """Waits until nothing is missing; False if that is not to be expected any more."""
-        return self._wait_recovered(timeout) and not self._is_half_restored
-
     def try_once(self) -> bool:
-        """Makes one attempt, and tells what it cost; whether all variables are there. Raises what `recover` does."""
-        rolled_back = self.recover()
-        if rolled_back is None and self.missing() is not None:
+        """Makes one attempt, and reports a rollback. Returns True if no variable is missing. Raises as `recover`."""
+        rollback = self.recover()
+        if rollback is None and self.missing() is not None:
             return False
-        self._runtime.reach_parameter_servers()
-        if rolled_back is None:
+        self._membership.reach_parameter_servers()
+        if rollback is None:
             return self.missing() is None
-        _logger.warning("%s", rolled_back)
+        _logger.warning("%s", rollback)
         if self._on_rollback is not None:
             try:
-                self._on_rollback(rolled_back)
+                self._on_rollback(rollback)
             except Exception:
-                _logger.exception("on_rollback raised; training goes on all the same.")
+                _logger.exception("on_rollback raised; training continues.")
         return True
 
-    def recover(self) -> RolledBack | None:
-        """Makes one attempt; to be called on a thread without an executor of its own, while no function runs.
+    def recover(self) -> Rollback | None:
+        """Makes one attempt; to be called on a thread without its own executor, while no function runs.
 
         Returns:
-          What was lost, or None. Then it must be tried again, unless `missing` is None too: a parameter server does not
-          answer or was lost once more, or a checkpoint is being saved, which will fail soon.
+          The rollback, or None. Then it must be tried again, unless `missing` returns None too: a parameter server does
+          not answer or was lost once more, or a checkpoint is being saved, which will fail soon.
 
         Raises:
           RuntimeError: `restore_from` was not called.
-          Exception: no checkpoint can be restored, although all parameter servers answer; or what a function of the
-            user's raised.
+          Exception: no checkpoint can be restored, although all parameter servers answer; or what the user's function
+            raised.
         """
         if self._source is None:
             raise RuntimeError("There is nothing to restore from: call restore_from first.")
-        if not self._variables_in_use.acquire(blocking=False):
+        if not self.variables_in_use.acquire(blocking=False):
             return None
         try:
             if self.missing() is None:
-                # What did not answer for a while is the server that it was before, with its variables.
+                # A server that did not answer for a while is the same process, with its variables.
                 self._lost, self._began = set(), None
                 return None
             return self._attempt(self._source)
         finally:
-            self._variables_in_use.release()
+            self.variables_in_use.release()
 
-    def _attempt(self, source: RestoreSource) -> RolledBack | None:
-        self._lost.update(self._runtime.lost_parameter_servers())
+    def _attempt(self, source: CheckpointRestore) -> Rollback | None:
+        self._lost.update(self._membership.lost_parameter_servers())
         self._began = self._began or time.monotonic()
         try:
             with tensorflow_internals.own_executor():
-                if not self._runtime.reconnect_parameter_servers():
+                if not self._membership.reconnect_parameter_servers():
                     return None
                 self._is_half_restored = True
-                checkpoint = source.restore(lambda: self._renew(source.may_read_variables))
+                checkpoint = source.restore(lambda: self._renew(with_values=source.manager is None))
                 self._variables.initialize_rest()
                 step = self._read_step()
         except Exception as error:
-            if isinstance(error, UNREACHED) or self._runtime.lost_parameter_server() is not None:
+            if isinstance(error, UNREACHED) or self._membership.lost_parameter_server() is not None:
                 return None
             raise
-        if self._runtime.lost_parameter_server() is not None:
-            # Nothing had to be restored on it, so nobody noticed that it was lost once more.
+        if self._membership.lost_parameter_server() is not None:
+            # Nothing had to be restored on it, so that its second loss raised no error.
             return None
-        return self._rolled_back(source, checkpoint, step)
+        return self._rollback(source, checkpoint, step)
 
-    def _renew(self, with_values: bool) -> None:
+    def _renew(self, *, with_values: bool) -> None:
         self._variables.renew()
-        if with_values:
+        if with_values:  # A function of the user's may read variables before it restores them.
             self._variables.initialize_rest()
 
     def _read_step(self) -> int | None:
@@ -174,7 +170,7 @@ class ParameterServerRecovery:
             return None
         return int(self._step() if callable(self._step) else self._step.numpy())
 
-    def _rolled_back(self, source: RestoreSource, checkpoint: str | None, step: int | None) -> RolledBack:
+    def _rollback(self, source: CheckpointRestore, checkpoint: str | None, step: int | None) -> Rollback:
         assert self._began is not None
         before: int | None = None
         after = step
@@ -185,9 +181,12 @@ class ParameterServerRecovery:
         lost = tuple(sorted(self._lost))
         seconds = time.monotonic() - self._began
         self._lost, self._began, self._is_half_restored = set(), None, False
-        return RolledBack(
+        return Rollback(
             parameter_servers=lost, checkpoint=checkpoint, step_before=before, step_after=after, seconds=seconds
         )
+
+    def _wait_for_save(self, timeout: float | None) -> bool:
+        return self._wait_recovered(timeout) and not self._is_half_restored
 
 
 def _check(step: Any) -> None:

@@ -1,105 +1,50 @@
-"""The one door to TensorFlow's private API.
+"""All uses of TensorFlow's private API.
 
-Nothing else in the library imports from `tensorflow.python`. Each use in here says in a line why no public name serves;
-`tests/ps_strategy/tensorflow_internals/test_meaning.py`, and tests named after a module, fail loudly when one of them changes
-its meaning.
-
-Two variables of the environment are set here (`prepare_process`) because TensorFlow's C++ reads them there and offers
-no other switch.
+Nothing else in the library imports from `tensorflow.python`. A comment at each use says why no public name serves; the
+tests in `tests/ps_strategy/tensorflow_internals/` fail if a release of TensorFlow changes one of them.
 """
 
-from coordinator.ps_strategy.tensorflow_internals.calls import (
-    CancellationManager,
-    call,
-    captures_of,
-    flat_inputs,
-    fresh,
-    named_arguments,
-    packed_outputs,
-    with_defaults,
-)
-from coordinator.ps_strategy.tensorflow_internals.compilation import compiled_calls, is_compiled
-from coordinator.ps_strategy.tensorflow_internals.function_registration import FunctionRegistration
-from coordinator.ps_strategy.tensorflow_internals.graphs import built_function, replace_input
-from coordinator.ps_strategy.tensorflow_internals.handles import (
-    attach_initial_value,
-    attached_initial_value,
-    copy_handle_data,
-    new_handle,
-    owner_of_handle,
-    present_handle,
-    replace_handles,
-    variable_handle,
-)
-from coordinator.ps_strategy.tensorflow_internals.process import (
-    bind_executor,
-    context_id,
-    current_server_def,
-    own_executor,
-    prepare_process,
-    set_server_def,
-    update_server_def,
-)
-from coordinator.ps_strategy.tensorflow_internals.reads import (
-    Reader,
-    graph_around,
-    is_within,
-    read_variable,
-    reads_as_ever,
-    reads_replaced,
-)
-from coordinator.ps_strategy.tensorflow_internals.resources import (
-    accept_asynchronous,
-    forget_last_saved_step,
-    is_restored_resource,
-    refuse_asynchronous,
-    resource_creator_scope,
-    restored_functions,
-    saves_asynchronously,
-)
-from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
-
-__all__ = [
-    "CancellationManager",
-    "FunctionRegistration",
-    "Reader",
-    "accept_asynchronous",
-    "attach_initial_value",
-    "attached_initial_value",
-    "bind_executor",
-    "built_function",
-    "call",
-    "captures_of",
-    "compiled_calls",
-    "context_id",
-    "copy_handle_data",
-    "current_server_def",
-    "flat_inputs",
-    "forget_last_saved_step",
-    "fresh",
-    "graph_around",
-    "is_compiled",
-    "is_restored_resource",
-    "is_within",
-    "make_shared",
-    "named_arguments",
-    "new_handle",
-    "own_executor",
-    "owner_of_handle",
-    "packed_outputs",
-    "prepare_process",
-    "present_handle",
-    "read_variable",
-    "reads_as_ever",
-    "reads_replaced",
-    "refuse_asynchronous",
-    "replace_handles",
-    "replace_input",
-    "resource_creator_scope",
-    "restored_functions",
-    "saves_asynchronously",
-    "set_server_def",
-    "update_server_def",
-    "variable_handle",
-    "with_defaults",
-]
+from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager as CancellationManager
+from coordinator.ps_strategy.tensorflow_internals.calls import call as call
+from coordinator.ps_strategy.tensorflow_internals.calls import captures_of as captures_of
+from coordinator.ps_strategy.tensorflow_internals.calls import flat_inputs as flat_inputs
+from coordinator.ps_strategy.tensorflow_internals.calls import named_arguments as named_arguments
+from coordinator.ps_strategy.tensorflow_internals.calls import structure_outputs as structure_outputs
+from coordinator.ps_strategy.tensorflow_internals.calls import untraced_copy as untraced_copy
+from coordinator.ps_strategy.tensorflow_internals.calls import with_defaults as with_defaults
+from coordinator.ps_strategy.tensorflow_internals.compilation import built_function as built_function
+from coordinator.ps_strategy.tensorflow_internals.compilation import compiled_calls as compiled_calls
+from coordinator.ps_strategy.tensorflow_internals.compilation import is_compiled as is_compiled
+from coordinator.ps_strategy.tensorflow_internals.compilation import replace_input as replace_input
+from coordinator.ps_strategy.tensorflow_internals.handles import accept_asynchronous as accept_asynchronous
+from coordinator.ps_strategy.tensorflow_internals.handles import attach_initial_value as attach_initial_value
+from coordinator.ps_strategy.tensorflow_internals.handles import attached_initial_value as attached_initial_value
+from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data as copy_handle_data
+from coordinator.ps_strategy.tensorflow_internals.handles import forget_last_saved_step as forget_last_saved_step
+from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server as is_on_parameter_server
+from coordinator.ps_strategy.tensorflow_internals.handles import is_restored_resource as is_restored_resource
+from coordinator.ps_strategy.tensorflow_internals.handles import new_handle as new_handle
+from coordinator.ps_strategy.tensorflow_internals.handles import owner_of_handle as owner_of_handle
+from coordinator.ps_strategy.tensorflow_internals.handles import present_handle as present_handle
+from coordinator.ps_strategy.tensorflow_internals.handles import refuse_asynchronous as refuse_asynchronous
+from coordinator.ps_strategy.tensorflow_internals.handles import replace_handles as replace_handles
+from coordinator.ps_strategy.tensorflow_internals.handles import resource_creator_scope as resource_creator_scope
+from coordinator.ps_strategy.tensorflow_internals.handles import restored_functions as restored_functions
+from coordinator.ps_strategy.tensorflow_internals.handles import saves_asynchronously as saves_asynchronously
+from coordinator.ps_strategy.tensorflow_internals.handles import variable_handle as variable_handle
+from coordinator.ps_strategy.tensorflow_internals.process import FunctionRegistration as FunctionRegistration
+from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced as attribute_replaced
+from coordinator.ps_strategy.tensorflow_internals.process import bind_executor as bind_executor
+from coordinator.ps_strategy.tensorflow_internals.process import client_environment as client_environment
+from coordinator.ps_strategy.tensorflow_internals.process import context_id as context_id
+from coordinator.ps_strategy.tensorflow_internals.process import current_server_def as current_server_def
+from coordinator.ps_strategy.tensorflow_internals.process import own_executor as own_executor
+from coordinator.ps_strategy.tensorflow_internals.process import set_server_def as set_server_def
+from coordinator.ps_strategy.tensorflow_internals.process import update_server_def as update_server_def
+from coordinator.ps_strategy.tensorflow_internals.reads import Reader as Reader
+from coordinator.ps_strategy.tensorflow_internals.reads import graph_around as graph_around
+from coordinator.ps_strategy.tensorflow_internals.reads import is_within as is_within
+from coordinator.ps_strategy.tensorflow_internals.reads import read_variable as read_variable
+from coordinator.ps_strategy.tensorflow_internals.reads import reads_as_ever as reads_as_ever
+from coordinator.ps_strategy.tensorflow_internals.reads import reads_replaced as reads_replaced
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared as make_shared

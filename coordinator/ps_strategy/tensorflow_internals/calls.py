@@ -1,4 +1,4 @@
-"""Concrete functions: what they take, what they captured, and calls of them that can be cancelled."""
+"""Concrete functions: their inputs and captures, and calls of them that can be cancelled."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from tensorflow.python.saved_model import function_deserialization
 
 
 class CancellationManager:
-    """Cancels the calls that were started with it."""
+    """Cancels the calls that it was passed to."""
 
     def __init__(self) -> None:
         # Private: the public API cannot cancel an eager call.
@@ -20,25 +20,25 @@ class CancellationManager:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether `cancel` was called."""
+        """True after `cancel`."""
         return bool(self._manager.is_cancelled)
 
     def cancel(self) -> None:
-        """Cancels those calls; again, does nothing."""
+        """Cancels the calls. Later calls of this method have no effect."""
         self._manager.start_cancel()
 
 
 def with_defaults(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call, together with those that were left out.
+    """Returns the arguments of a call, completed by those that were left out.
 
-    For a `tf.function` these are its defaults, for a concrete function the Python values that it was traced with.
+    These are the defaults of a `tf.function`, or the Python values that a concrete function was traced with.
 
     Raises:
       TypeError: the arguments do not match the function's signature.
     """
-    # Private: nothing public tells them, and what a function was traced into does not know its defaults.
+    # Private: nothing public returns them, and a concrete function does not know the defaults.
     signature = function.function_type
     if isinstance(function, tf.types.experimental.ConcreteFunction):
         types = {name: parameter.type_constraint for name, parameter in signature.parameters.items()}
@@ -51,7 +51,7 @@ def with_defaults(
 
 
 def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that a `tf.function` is given in a call, by the names of its parameters.
+    """Returns the arguments of a call of a `tf.function`, by the names of its parameters.
 
     Raises:
       TypeError: the arguments do not match the function's signature.
@@ -61,38 +61,41 @@ def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def flat_inputs(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The tensors that a concrete function takes for these arguments, its captures left out.
+    """Returns the tensors that a concrete function takes for these arguments, without its captures.
 
     Raises:
       TypeError: the arguments do not match the function's signature.
     """
-    # Private: calling the function flattens its arguments and calls it with its own captures, in one.
+    # Private: the public call flattens the arguments and adds the function's own captures in one step.
     bound = function_type_utils.canonicalize_function_inputs(tuple(args), dict(kwargs), concrete.function_type)
     return list(concrete.function_type.unpack_inputs(bound))
 
 
 def call(concrete: Any, inputs: Sequence[Any], manager: CancellationManager, *, stands_for: Any = None) -> Any:
-    """Runs a concrete function on the current device, and packs its outputs as the function returned them.
+    """Runs a concrete function on the current device.
 
     Args:
       concrete: a `tf.types.experimental.ConcreteFunction`.
       inputs: `flat_inputs`, then one tensor for each of `concrete.captured_inputs`.
       manager: cancels the call.
-      stands_for: the concrete function in whose place it is run, and to the caller that one; its operations have the
-        same names, and its flat outputs are the same. None is itself, as that one may be.
+      stands_for: the concrete function that this one replaces, which errors refer to; it has the same operation names
+        and flat outputs. None if it replaces no other.
+
+    Returns:
+      The outputs in the structure of the (replaced) function.
 
     Raises:
-      tf.errors.OpError: with the place in the user's code, as an ordinary call has it.
+      tf.errors.OpError: with the location in the user's code, as in an ordinary call.
     """
-    # Private: captures of our choice cannot be given to a public call, and the manager of an ordinary call is read
-    # from a global that the threads of all workers would share.
+    # Private: a public call takes neither captures nor a cancellation manager of the caller's choice; it reads the
+    # manager from a global that the threads of all workers share.
     function = concrete.inference_fn
-    told = function if stands_for in (None, concrete) else _Told(function.name, stands_for.inference_fn)
+    reported = function if stands_for in (None, concrete) else _ReportedAs(function.name, stands_for.inference_fn)
     ctx = context.context()
     attributes: list[Any] = []
     for name_and_value in ctx.function_call_options.as_attrs().items():
         attributes.extend(name_and_value)
-    with atomic_function.InterpolateRuntimeError(told):
+    with atomic_function.InterpolateRuntimeError(reported):
         outputs = execute.execute_with_cancellation(
             function.name.decode("utf-8"),
             num_outputs=len(function.function_type.flat_outputs),
@@ -101,11 +104,11 @@ def call(concrete: Any, inputs: Sequence[Any], manager: CancellationManager, *, 
             ctx=ctx,
             cancellation_manager=manager._manager,
         )
-    return told.function_type.pack_output(outputs or None)
+    return reported.function_type.pack_output(outputs or None)
 
 
-class _Told:
-    """What errors and results of a function are told by, if it is run in the place of another one."""
+class _ReportedAs:
+    """A function under its own name whose errors and results are those of the function that it replaces."""
 
     def __init__(self, name: bytes, other: Any) -> None:
         self.name = name
@@ -115,33 +118,33 @@ class _Told:
 
     @property
     def graph_debug_info(self) -> Any:
-        """Where its operations were made; it takes long to get."""
+        """Where its operations were created; slow to compute."""
         return self._other.graph_debug_info
 
 
-def packed_outputs(concrete: Any, values: Sequence[Any]) -> Any:
-    """What a concrete function returned, in its structure.
+def structure_outputs(concrete: Any, values: Sequence[Any]) -> Any:
+    """Returns flat outputs of a concrete function in the structure that it returns.
 
     Args:
       concrete: a `tf.types.experimental.ConcreteFunction`.
       values: NumPy values, one for each of `concrete.outputs`.
 
     Returns:
-      Its structure of these values; composite tensors are made of them.
+      The values in its structure, with composite tensors where it returns some.
     """
-    # Private: nothing public packs what a function returned before its own call does.
+    # Private: only the function's own call does this publicly.
     if any(isinstance(leaf, CompositeTensor) for leaf in tf.nest.flatten(concrete.structured_outputs)):
         values = [tf.constant(value, output.dtype) for value, output in zip(values, concrete.outputs, strict=True)]
     return concrete.function_type.pack_output(values)
 
 
 def captures_of(concrete: Any) -> list[Any]:
-    """What a concrete function captured: the same list for as long as that does not change."""
-    # Private: `captured_inputs` makes a new list each time, which costs more than the calls of small functions may.
+    """Returns the captures of a concrete function: the same list object as long as they do not change."""
+    # Private: `captured_inputs` creates a new list each time, which is too slow for calls of small functions.
     return concrete._captured_inputs
 
 
-def fresh(function: Any) -> Any:
-    """The same `tf.function`, not traced yet; one of a SavedModel, which cannot be traced anew, itself."""
-    # Private: nothing public tells where a function is from, nor copies one with its settings.
+def untraced_copy(function: Any) -> Any:
+    """Returns a copy of a `tf.function` without its traces; one of a SavedModel cannot be retraced and is returned."""
+    # Private: there is no public way to copy a function with its settings, or to see that a SavedModel holds it.
     return function if isinstance(function, function_deserialization.RestoredFunction) else function._clone(None)

@@ -1,37 +1,66 @@
-"""What XLA is asked to compile."""
+"""Functions that are built from a changed graph, and functions that XLA compiles."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tensorflow.python.framework import op_def_registry
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import concrete_function, function_type_utils
+from tensorflow.python.framework import func_graph, op_def_registry
 
-# Private: nothing public tells that a function is to be compiled; this attribute is what the runtime itself looks at.
+
+def built_function(
+    body: Callable[..., Any], signature: Sequence[tf.TensorSpec], change: Callable[[Any], object]
+) -> Any:
+    """Builds a concrete function from a graph that is changed after tracing.
+
+    Args:
+      body: traced without AutoGraph; takes a symbolic tensor for each of `signature`, and returns a list of tensors.
+      signature: the inputs of the function.
+      change: called with the graph, which has all control dependencies.
+
+    Returns:
+      The function, which `call` runs.
+    """
+    # Private: a traced function is registered as it is; nothing public lets its graph be changed before.
+    graph = func_graph.func_graph_from_py_func(body.__name__, body, tuple(signature), {})
+    change(graph)
+    return concrete_function.ConcreteFunction.from_func_graph(
+        graph, function_type_utils.derive_from_graph(graph), {}, shared_func_graph=False
+    )
+
+
+def replace_input(operation: tf.Operation, position: int, tensor: tf.Tensor) -> None:
+    """Replaces one input of an operation by another tensor of its graph."""
+    # Private: publicly, operations cannot be changed.
+    operation._update_input(position, tensor)
+
+
+# Private: no public attribute says that a function is to be compiled; the runtime reads this one.
 _COMPILED = "_XlaMustCompile"
 
-# What operations call those of their inputs that are the last arguments of their function. An operation that has
-# several functions has inputs for each, with the name of the function before it.
+# Names of those inputs of an operation that are the last arguments of its function. An operation with several functions
+# has such inputs for each, prefixed with the function's attribute.
 _CAPTURED = ("other_arguments", "captured_inputs", "captured_tensors")
 
-# Their first input chooses the function, which is given the others.
+# Their first input selects the function, which takes the others.
 _CHOOSING = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 
 
 def is_compiled(concrete: Any) -> bool:
-    """Whether XLA is to compile a concrete function as a whole."""
+    """Returns True if XLA compiles the whole concrete function."""
     return _must_compile(concrete.function_def)
 
 
 def compiled_calls(concrete: Any, is_remote: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
-    """The functions which XLA is to compile and which are given remote resources, inside of a concrete function.
+    """Finds functions inside a concrete function that XLA compiles and that use remote resources.
 
     Args:
       concrete: a `tf.types.experimental.ConcreteFunction`.
-      is_remote: tells of a tensor that it captured whether it stands for such a resource.
+      is_remote: returns True for a captured tensor that is a handle of such a resource.
 
     Yields:
-      The name of the Python function, and the captured tensor; for functions called by functions, in branches and in
-      the bodies of loops as well.
+      The name of the Python function and the captured tensor; also for nested calls, branches and loop bodies.
     """
     graph = concrete.graph.as_graph_def()
     functions = {function.signature.name: function for function in graph.library.function}
@@ -46,7 +75,7 @@ def compiled_calls(concrete: Any, is_remote: Callable[[Any], bool]) -> Iterator[
 
 
 def _calls(nodes: Sequence[Any], remote: dict[str, Any], functions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The same for the nodes of one graph, in which `remote` has the resources by the names of their placeholders."""
+    """Yields those in the nodes of one graph; `remote` has the resources by the names of their placeholders."""
     for node in nodes:
         if remote.keys().isdisjoint(node.input):
             continue
@@ -58,22 +87,22 @@ def _calls(nodes: Sequence[Any], remote: dict[str, Any], functions: dict[str, An
                 argument: remote[outer] for argument, outer in passed_inputs(node, role, function) if outer in remote
             }
             if inner and _must_compile(function):
-                yield _python_name(name), next(iter(inner.values()))
+                python_name = re.sub(r"^__(?:inference|forward)_(.*?)_\d+$", r"\1", name)
+                yield python_name, next(iter(inner.values()))
             yield from _calls(function.node_def, inner, functions)
 
 
 def passed_inputs(node: Any, role: str, function: Any) -> list[tuple[str, str]]:
-    """Which inputs of an operation it passes to a function that it calls.
+    """Returns which inputs an operation passes to a function that it calls.
 
     Args:
       node: the `tf.compat.v1.NodeDef` of the operation.
-      role: the attribute of it that names the function, or has it in a list.
+      role: the attribute that names the function, or lists it.
       function: the `FunctionDef`.
 
     Returns:
-      The names of the function's arguments, each with the name of the operation's input that is passed for it. The
-      elements that an operation on a dataset passes are not among its inputs; of an operation that calls its function
-      in an unknown way, nothing is said.
+      Pairs of the function's argument and the operation's input, by name. The elements that a dataset operation passes
+      are not among its inputs; the list is empty for an operation that calls its function in an unknown way.
     """
     given = [name for name in node.input if not name.startswith("^")]
     arguments = [argument.name for argument in function.signature.input_arg]
@@ -87,8 +116,8 @@ def passed_inputs(node: Any, role: str, function: Any) -> list[tuple[str, str]]:
 
 
 def _input_places(node: Any, count: int) -> dict[str, slice]:
-    """Where in an operation's inputs each input of its definition is; nothing if that does not add up."""
-    # Private: only an operation of a `tf.Graph` has a public definition, and those in functions are none.
+    """Returns the positions of each input of the operation's definition; empty if they do not match its inputs."""
+    # Private: only operations of a `tf.Graph` have a public definition, not those in functions.
     definition = op_def_registry.get(node.op)
     if definition is None:
         return {}
@@ -103,20 +132,16 @@ def _input_places(node: Any, count: int) -> dict[str, slice]:
 
 
 def _must_compile(function: Any) -> bool:
-    # Asking a map for a key that it lacks would add it, without a value, to the very function that workers are sent,
-    # and they refuse every function that calls one like that.
+    # Reading a missing key would add it, without a value, to the function that is sent to the workers, and they refuse
+    # every function that calls such a function.
     return _COMPILED in function.attr and bool(function.attr[_COMPILED].b)
 
 
 def _called(node: Any) -> list[tuple[str, str]]:
-    """The attributes of an operation that name functions, and the functions that it calls."""
+    """Returns the attributes of an operation that name functions, with these functions."""
     return [
         (role, function.name)
         for role, value in node.attr.items()
         for function in (value.func, *value.list.func)
         if function.name
     ]
-
-
-def _python_name(name: str) -> str:
-    return re.sub(r"^__(?:inference|forward)_(.*?)_\d+$", r"\1", name)

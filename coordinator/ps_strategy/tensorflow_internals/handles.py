@@ -1,46 +1,104 @@
-"""The handles of variables: what functions capture, and what changes when a server is recovered."""
+"""Handles of variables and tables: what functions capture, and what a recovery replaces."""
 
 import gc
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import concrete_function
-from tensorflow.python.framework import func_graph
+from tensorflow.python.framework import func_graph, ops
 from tensorflow.python.ops import handle_data_util, resource_variable_ops
+from tensorflow.python.trackable import resource as trackable_resource
 
 from coordinator.ps_strategy.tensorflow_internals.calls import captures_of
 
+# Attributes of a checkpoint: its asynchronous checkpointer, once it was needed, and the method that creates it.
+_ASYNCHRONOUS, _MAKES_ASYNCHRONOUS = "_async_checkpointer_impl", "_async_checkpointer"
+
+
+def resource_creator_scope(kind: str, creator: Callable[..., Any]) -> Any:
+    """A scope in which lookup tables of a kind are created by `creator(next_creator, *args, **kwargs)`."""
+    # Private: the hook of `tf.distribute.StrategyExtended` for it has no public counterpart.
+    return ops.resource_creator_scope(kind, creator)
+
+
+def is_restored_resource(table: Any) -> bool:
+    """Returns True if a table came from a SavedModel, so that saved functions create and fill it."""
+    # Private: loaded tables have no public class.
+    return isinstance(table, trackable_resource.RestoredResource)
+
+
+def restored_functions(table: Any) -> tuple[Any, Any]:
+    """Returns the concrete functions that create and fill a table from a SavedModel."""
+    # Private: SavedModel stores them under these names.
+    create, initialize = table._create_resource, table._initialize
+    return create.concrete_functions[0], initialize.concrete_functions[0]
+
+
+def forget_last_saved_step(manager: Any) -> None:
+    """Makes a `tf.train.CheckpointManager` with a `checkpoint_interval` save at the next step."""
+    # Private: it remembers the step of its last attempt, which may lie ahead once a checkpoint was restored.
+    manager._last_checkpoint_step = None
+
+
+def saves_asynchronously(checkpoint: Any) -> bool:
+    """Returns True if a `tf.train.Checkpoint` was saved or restored with `enable_async`, which then stays on."""
+    # Private: no public attribute says so.
+    return getattr(checkpoint, _ASYNCHRONOUS, None) is not None
+
+
+def refuse_asynchronous(checkpoint: Any, error: Callable[[], Exception]) -> None:
+    """Makes a `tf.train.Checkpoint` raise `error()` when it is saved or restored with `enable_async`."""
+
+    def refuse() -> None:
+        # It is set before this is called, and would make the next restore without options an asynchronous one.
+        checkpoint._checkpoint_options = None
+        raise error()
+
+    # Private: all ways to save call this method. Set in `vars` to bypass the checkpoint's tracking of attributes.
+    vars(checkpoint)[_MAKES_ASYNCHRONOUS] = refuse
+
+
+def accept_asynchronous(checkpoint: Any) -> None:
+    """Undoes `refuse_asynchronous`."""
+    vars(checkpoint).pop(_MAKES_ASYNCHRONOUS, None)
+
 
 def variable_handle(variable: Any) -> tf.Tensor:
-    """The resource handle of a variable, eager."""
+    """Returns the resource handle of a variable."""
     # Private: `tf.Variable.handle` is public on its resource subclass alone, which has no public name.
     return variable.handle
 
 
+def is_on_parameter_server(tensor: Any) -> bool:
+    """Returns True if a captured tensor is the handle of a resource on a parameter server."""
+    is_resource = tensor.dtype == tf.resource and not tf.is_symbolic_tensor(tensor)
+    return is_resource and tf.DeviceSpec.from_string(tensor.device).job == "ps"
+
+
 def owner_of_handle(tensor: Any) -> Any | None:
-    """The lookup table or variable that a resource handle belongs to, or None."""
+    """Returns the lookup table or variable that a resource handle belongs to, or None."""
     # Private: a function's captures are handles, and nothing public leads from one to its object.
     owner = getattr(tensor, "_parent_trackable", None)
     return owner() if owner is not None else None
 
 
 def present_handle(tensor: Any) -> Any:
-    """The handle that the variable of a handle has now; any other tensor itself."""
+    """Returns the current handle of the variable that a handle belongs to; any other tensor unchanged."""
     owner = owner_of_handle(tensor)
     return variable_handle(owner) if isinstance(owner, tf.Variable) else tensor
 
 
 def copy_handle_data(source: Any, target: Any) -> None:
-    """Has a symbolic handle know of what shape and type the resource is that another one stands for."""
-    # Private: `tf.TensorSpec` of a handle does not tell.
+    """Copies the shape and type of a handle's resource to a symbolic handle."""
+    # Private: `tf.TensorSpec` of a handle does not have them.
     handle_data_util.copy_handle_data(source, target)
 
 
 def new_handle(variable: Any) -> tf.Tensor:
-    """The handle of a new resource, without a value, on the server and of the kind of a variable's present one."""
-    # Private: a resource is made, without a value, only by the class of the variables.
+    """Returns the handle of a new resource without a value, on the variable's server and of its type."""
+    # Private: publicly, a resource is created only together with a variable and its value.
     with tf.device(variable.device):
         handle = resource_variable_ops._variable_handle_from_shape_and_dtype(
             variable.shape, variable.dtype, shared_name=None, name=variable.name, graph_mode=False
@@ -50,21 +108,21 @@ def new_handle(variable: Any) -> tf.Tensor:
 
 
 def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]]) -> None:
-    """Gives variables other handles, and every function that captured one of the former ones too.
+    """Replaces the handles of variables, also in every function that captured one.
 
-    No function may be running that uses them.
+    No function that uses them may be running.
 
     Args:
       renewed: variables, each with its new handle.
     """
-    # Private: that a variable's resource changes is foreseen only while a SavedModel is loaded.
+    # Private: TensorFlow changes the resource of a variable only while it loads a SavedModel.
     replacements: dict[int, tuple[Any, tf.Tensor]] = {}
     for variable, handle in renewed:
         former = variable.handle
         handle._parent_trackable = weakref.ref(variable)
         handle._name, handle._unique_id = getattr(former, "_name", None), variable._unique_id
         variable._handle = handle
-        # Holds the former one too, so that no other tensor gets its identity meanwhile.
+        # Keeps the former handle alive, so that no other tensor gets its id.
         replacements[id(former)] = former, handle
     graphs, functions = _graphs_and_functions()
     for graph in graphs:
@@ -78,8 +136,7 @@ def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]]) -> None:
 
 
 def _graphs_and_functions() -> tuple[list[Any], list[Any]]:
-    """Every graph of a function and every concrete function that there is."""
-    # TensorFlow keeps no list of them, and they may be anywhere: in a Keras model, a SavedModel, a closure.
+    # TensorFlow has no list of them, and they may be anywhere: in a Keras model, a SavedModel, a closure.
     found: tuple[list[Any], list[Any]] = [], []
     kinds: dict[type, list[Any] | None] = {}
     for thing in gc.get_objects():
@@ -96,7 +153,7 @@ def _graphs_and_functions() -> tuple[list[Any], list[Any]]:
 
 
 def _replace_captures(captures: Any, replacements: Mapping[int, tuple[Any, tf.Tensor]]) -> None:
-    """Replaces what a graph captured, in its order: it is the order of the function's inputs."""
+    """Replaces captures of a graph and keeps their order, which is that of the function's inputs."""
     captured = dict(captures.by_val_external)
     if not any(id(external) in replacements for external in captured.values()):
         return
@@ -104,14 +161,14 @@ def _replace_captures(captures: Any, replacements: Mapping[int, tuple[Any, tf.Te
         _, internal, kind = captures.pop(key)
         former, present = replacements.get(id(external), (None, external))
         captures.add_or_replace(id(present) if key == id(former) else key, present, internal, kind)
-    # What is remembered of them is renewed only when it is asked for, and would keep the former resources alive.
+    # Updates a cache that would keep the former resources alive.
     captures.capture_types  # noqa: B018
 
 
 def attach_initial_value(variable: Any, initial_value: Any) -> None:
-    """Keeps with a variable how its initial value is got.
+    """Stores an initial value, or the function that returns it, on its variable.
 
-    Kept anywhere else, it would keep the variable alive: a function that makes the initial value of a Keras variable
+    Stored elsewhere, it would keep the variable alive: the function that creates the initial value of a Keras variable
     refers to that variable.
     """
     # Private: `tf.Variable.initial_value` refuses eager variables.
@@ -119,6 +176,6 @@ def attach_initial_value(variable: Any, initial_value: Any) -> None:
 
 
 def attached_initial_value(variable: Any) -> Any:
-    """What `attach_initial_value` kept, or None."""
+    """Returns what `attach_initial_value` stored, or None."""
     # Private: as above.
     return getattr(variable, "_coordinator_initial_value", None)

@@ -1,66 +1,99 @@
-"""This process as a client: what it is connected to, and what its threads run calls with."""
+"""This process as a client: its environment, its connection to the cluster, and what its threads run calls with."""
 
+import collections
 import contextlib
 import math
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, executor
 
 _MOST_SECONDS = 2**31 - 1
 
-
-def prepare_process() -> None:
-    """Sets what the runtime reads from the environment; to be called before the first remote call."""
+# TensorFlow reads these from the environment and has no other switch for them.
+_ENVIRONMENT = {
     # Streaming sends each call without waiting for its answer, so that calls to a dead worker seem to succeed.
-    os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
+    "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": "False",
     # Otherwise saving a checkpoint waits for the executors of all workers, dead ones included.
-    os.environ["TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY"] = "True"
-    # A server that dies while it is called, or while it is being named, must make that fail at once: otherwise it is
-    # waited for, by everybody.
-    os.environ["GRPC_FAIL_FAST"] = "true"
+    "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": "True",
+    # A server that dies during a call, or while it is added to the cluster, must make that fail at once; otherwise
+    # everything waits for it.
+    "GRPC_FAIL_FAST": "true",
+}
+
+
+@contextlib.contextmanager
+def client_environment() -> Iterator[None]:
+    """A scope in which the environment is set as the runtime needs it; enter it before the first remote call."""
+    former = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    os.environ.update(_ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def attribute_replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    """A scope in which a module, class or object has another attribute. One that was set again inside of it stays."""
+    was_own, former = name in vars(owner), getattr(owner, name)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        if vars(owner).get(name) is replacement:
+            if was_own:
+                setattr(owner, name, former)
+            else:
+                delattr(owner, name)
 
 
 def current_server_def() -> Any | None:
-    """The `tf.train.ServerDef` that this process is connected by, or None."""
-    # Private: `tf.config.experimental_connect_to_cluster` sets it, and nothing public tells it.
+    """Returns the `tf.train.ServerDef` that this process is connected with, or None."""
+    # Private: `tf.config.experimental_connect_to_cluster` sets it, and there is no public way to read it.
     return context.get_server_def()
 
 
 def set_server_def(server_def: Any) -> None:
-    """Makes this process a task of a cluster, for the first time in its life.
+    """Makes this process a task of a cluster, once in its life.
 
-    Variables made on this process before are lost to it: their device changes its name.
+    Variables that this process created before are lost: the name of their device changes.
     """
-    # Private: the public call adds every task at once and waits for the dead ones.
+    # Private: the public call adds all tasks at once and waits for dead ones.
     context.context().set_server_def(server_def)
     context.ensure_initialized()
 
 
 def update_server_def(server_def: Any, client_timeout: float) -> None:
-    """Connects to the tasks that were added or restarted, and lets go of those that are no longer named.
+    """Connects to tasks that were added or restarted, and disconnects from those that are no longer in the server def.
 
     Args:
-      server_def: the `tf.train.ServerDef` that names the tasks.
-      client_timeout: a task that is connected to now frees what we make there when it has not heard of us for so many
-        seconds. TensorFlow says nothing to such tasks by itself; see `client_lease`.
+      server_def: the `tf.train.ServerDef` of all tasks.
+      client_timeout: in seconds; a task that is connected to now frees what this client created there when it has not
+        heard from it for this long. TensorFlow sends nothing to such tasks by itself; see `client_lease`.
 
     Raises:
-      tf.errors.OpError: a named task does not answer.
+      tf.errors.OpError: a task does not answer.
     """
-    # Private: nothing public changes the membership without making every variable unreadable.
+    # Private: every public way to change the cluster makes all variables unreadable.
     context.context().update_server_def(server_def, keep_alive_secs=min(math.ceil(client_timeout), _MOST_SECONDS))
 
 
 def bind_executor() -> Any:
-    """Gives the calling thread an executor of its own, which runs each call before it returns.
+    """Gives the calling thread its own executor, which runs each call before it returns.
 
-    The thread has it for as long as the caller keeps what is returned; then it falls back to the one that all share.
-    On that one, the failure of a call poisons what else is under way, on whichever worker, and connecting to a worker
-    waits for all of it. Entering `executor_scope` for each call would couple the threads too: leaving it waits for the
-    default executor, which waits for handles to be destroyed on every worker, frozen ones too.
+    The thread has it for as long as the caller keeps the returned object; then it falls back to the default executor,
+    which all threads share. There, a call that fails also fails other calls in progress, on any worker, and connecting
+    to a worker waits for all of them. Entering `executor_scope` for each call would couple the threads as well: leaving
+    it waits for the default executor, which waits for handles to be destroyed on every worker, including frozen ones.
     """
     # Private: the public API has no executors.
     bound = executor.new_executor(enable_async=False)
@@ -70,11 +103,11 @@ def bind_executor() -> Any:
 
 @contextlib.contextmanager
 def own_executor() -> Iterator[None]:
-    """A scope in which the calling thread has an executor of its own, so that an error stays in it and goes with it.
+    """A scope in which the calling thread has its own executor, so that an error does not outlive the scope.
 
-    For threads that have none of their own already.
+    For threads without an executor from `bind_executor`.
     """
-    # Held until the end: the thread has it for as long.
+    # Held until the end, and so is the thread's executor.
     bound = bind_executor()
     try:
         yield
@@ -83,6 +116,92 @@ def own_executor() -> Iterator[None]:
 
 
 def context_id() -> int:
-    """The number by which every server knows what this client makes there; it is one for the process's whole life."""
-    # Private: nothing public tells it.
+    """Returns the number that identifies this client on every server; it does not change while the process lives."""
+    # Private: nothing public returns it.
     return int(pywrap_tfe.TFE_GetContextId(context.context()._context_handle)) % 2**64
+
+
+class FunctionRegistration:
+    """Makes the registration of functions in this process wait for changes of the cluster, and the other way round.
+
+    TensorFlow sends every function that is traced to all servers in its list, and fails ("Client for target ... not
+    found") if the list and the connections do not match, as for a moment during each change of the cluster. Without
+    this class, a worker that is lost while any thread traces a function makes the trace fail, and a function that was
+    deleted at that moment stays on the servers.
+
+    Neither waits longer than `longest_wait`, so that one that hangs does not block the other for ever. The removal of a
+    function, which Python's garbage collection requests on any thread, never waits: it is deferred.
+
+    Args:
+      longest_wait: in seconds.
+    """
+
+    def __init__(self, longest_wait: float) -> None:
+        self._longest_wait = longest_wait
+        self._changed = threading.Condition()
+        self._running = 0
+        self._changing: int | None = None
+        self._deferred: collections.deque[Any] = collections.deque()
+        tensorflow: Any = context.context()
+        self.register, self.remove = tensorflow.add_c_function, tensorflow.remove_function
+        self._patches = contextlib.ExitStack()
+        # Private: every trace calls this, also of users' functions and datasets, and there is no public hook.
+        self._patches.enter_context(attribute_replaced(tensorflow, "add_c_function", self._register_in_turn))
+        # Private: called for every function that is deleted; an error there is printed, because no one can catch it.
+        self._patches.enter_context(attribute_replaced(tensorflow, "remove_function", self._remove_in_turn))
+
+    @contextlib.contextmanager
+    def held_back(self) -> Iterator[None]:
+        """A scope in which only the calling thread registers functions. One thread at a time may enter."""
+        with self._changed:
+            self._changing = threading.get_ident()
+            self._changed.wait_for(lambda: not self._running, self._longest_wait)
+        try:
+            yield
+        finally:
+            while not self._end_change():
+                self._remove_connected(self._deferred.popleft())
+
+    def close(self) -> None:
+        """Restores TensorFlow's own methods, unless another instance has replaced them."""
+        self._patches.close()
+
+    def _register_in_turn(self, function: Any) -> None:
+        with self._changed:
+            own = (None, threading.get_ident())
+            self._changed.wait_for(lambda: self._changing in own, self._longest_wait)
+            self._running += 1
+        try:
+            self.register(function)
+        finally:
+            self._end_one()
+
+    def _end_change(self) -> bool:
+        """Ends the change. Returns False if functions must be removed first: one of the same name may be waiting."""
+        with self._changed:
+            if self._deferred:
+                return False
+            self._changing = None
+            self._changed.notify_all()
+            return True
+
+    def _remove_in_turn(self, name: Any) -> None:
+        with self._changed:
+            if self._changing is not None:
+                self._deferred.append(name)
+                return
+            self._running += 1
+        try:
+            self._remove_connected(name)
+        finally:
+            self._end_one()
+
+    def _remove_connected(self, name: Any) -> None:
+        # After a change that failed, servers may lack a connection; they forget the function anyway.
+        with contextlib.suppress(tf.errors.InvalidArgumentError):
+            self.remove(name)
+
+    def _end_one(self) -> None:
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()

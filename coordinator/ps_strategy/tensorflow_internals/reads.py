@@ -13,19 +13,19 @@ class Reader(Protocol):
     """Answers reads of one variable."""
 
     def copy(self, *, may_make: bool) -> Any:
-        """A tensor to take for the variable's value, or None to read the variable itself.
+        """Returns a tensor with the variable's value, or None to read the variable itself.
 
         Args:
-          may_make: whether all of the value is needed, rather than some rows, so that a copy is worth making.
+          may_make: True if the whole value is needed rather than some rows, so that a new copy pays off.
         """
 
     def note_rows(self, rows: Any) -> None:
-        """Told of rows that were read from the variable itself."""
+        """Records rows that were read from the variable itself."""
 
 
 @contextlib.contextmanager
 def reads_replaced(variables: Sequence[Any], readers: Sequence[Reader]) -> Iterator[None]:
-    """A scope in which reading a variable gives what its reader gives; gradients go to the variable all the same.
+    """A scope in which reads of variables are answered by their readers; gradients are still those of the variables.
 
     Args:
       variables: `tf.Variable`s.
@@ -47,7 +47,7 @@ def reads_replaced(variables: Sequence[Any], readers: Sequence[Reader]) -> Itera
 
 @contextlib.contextmanager
 def reads_as_ever(variables: Sequence[Any]) -> Iterator[None]:
-    """A scope inside `reads_replaced` in which reading these variables reads themselves."""
+    """A scope inside `reads_replaced` in which these variables are read normally."""
     # Private: as above.
     replaced = [{name: vars(variable).pop(name, None) for name in _READS} for variable in variables]
     try:
@@ -68,7 +68,7 @@ def _replaced_reads(variable: Any, reader: Reader) -> dict[str, Callable[..., An
         # In the copy's own graph: a loop or branch takes its gradients to what it has captured, and no further.
         with copy.graph.as_default(), tf.control_dependencies(None):
             value = tf.identity(copy)
-            # The tape takes it for a read of the variable, so that gradients are those of the variable.
+            # The tape records it as a read of the variable, so that gradients are those of the variable.
             record.record_operation("ReadVariableOp", [value], [variable.handle], lambda gradient: [gradient])
         return value
 
@@ -94,23 +94,23 @@ def _replaced_reads(variable: Any, reader: Reader) -> dict[str, Callable[..., An
 
 
 def read_variable(variable: Any) -> tf.Tensor:
-    """The variable's own value, unknown to gradient tapes."""
+    """Reads the variable itself, without recording it on gradient tapes."""
     # Private: every public way to read goes through what `reads_replaced` replaces.
     return resource_variable_ops.gen_resource_variable_ops.read_variable_op(variable.handle, variable.dtype)
 
 
 def graph_around(graph: Any) -> Any | None:
-    """The graph that a branch or the body of a loop is part of; None for any other, a function of its own included.
+    """Returns the graph around a branch or a loop body; None for any other graph, including a separate function.
 
-    What a function takes from the graph around it keeps it from being called anywhere else.
+    A function that captures tensors of the graph around it cannot be called elsewhere.
     """
-    # Private: nothing public leads there, nor tells a branch from a function.
+    # Private: no public attribute gives it, or distinguishes a branch from a function.
     is_part = isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph)
     return graph.outer_graph if is_part else None
 
 
 def is_within(graph: Any) -> bool:
-    """Whether what is built now is built in this graph, or in a branch or loop inside of it."""
+    """Returns True if operations are currently added to this graph, or to a branch or loop inside it."""
     current = tf.compat.v1.get_default_graph()
     while current is not None and current is not graph:
         current = graph_around(current)

@@ -1,8 +1,12 @@
-"""Variables that many workers read and change at once.
+"""Variables that several workers read and change at the same time.
 
-They keep every addition, to all of a variable or to some of its rows, however many workers add at the same time.
-Scalars are read once by a function that uses them many times, as an optimizer uses its learning rate and its count of
-updates for each variable of a model.
+No addition is lost, to a whole variable or to some rows, however many workers add at the same time. Scalars are read
+once by a function that uses them many times, as an optimizer uses its learning rate and its count of updates for each
+variable of a model.
+
+TensorFlow's kernels `ResourceScatterAdd`, `ResourceScatterUpdate` and so on take a variable's lock shared: two that run
+at the same time may both add to the value that they found in a row. `ResourceScatterNdAdd` and so on take it
+exclusively, and are as fast. There are none for products and quotients.
 """
 
 import functools
@@ -10,40 +14,195 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.ops import control_flow_v2_func_graphs, resource_variable_ops
 
-from coordinator.ps_strategy.tensorflow_internals.additions import change_of
-from coordinator.ps_strategy.tensorflow_internals.exclusive_scatter import ExclusiveScatter
-from coordinator.ps_strategy.tensorflow_internals.present_values import value_read_before
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 
 
-def make_shared(variable: Any) -> None:
-    """Makes a variable one that functions which run at the same time may change.
+def is_present_value(variable: Any, tensor: Any) -> bool:
+    """Returns True if a tensor was read from a variable that the function has not changed since.
 
-    From now on, `variable.assign(variable + x)` and `- x` lose nothing, where the value was read in the same function,
-    and not changed by it in between. Other assignments are as they were. Nor is anything lost of `scatter_add`,
-    `scatter_sub`, `scatter_max`, `scatter_min` and `scatter_update`.
-
-    A scalar that is not trainable is read once by a function, and again after the function has changed it, in the body
-    of a loop, and where the function says that the read is to wait for something. `read_value()` always reads.
+    In a branch, the read may be before the branch.
     """
-    # Private: the classes of variables have no public names, and are chosen where nobody can choose others. A function
-    # that makes a variable when it is traced first has a class of its own for it.
-    if isinstance(variable, resource_variable_ops.BaseResourceVariable):
-        kind: Any = type(variable)
-        variable.__class__ = _shared(kind)
+    if tensor.dtype != variable.dtype:
+        return False
+    handle = _captured(tensor.graph, variable.handle)
+    if tensor.op.type == "ReadVariableOp":
+        # A function has one tensor for each handle that it captured.
+        return tensor.op.inputs[0] is handle and not _is_changed_after(handle, tensor.op)
+    outer = _around_branch(tensor.graph)
+    if outer is None or (handle is not None and _changes(handle)):
+        return False
+    read = next((outside for outside, inside in tensor.graph.captures if inside is tensor), None)
+    return read is not None and read.graph is outer and is_present_value(variable, read)
+
+
+def value_read_before(variable: Any) -> Any | None:
+    """Returns the present value of a variable if the function being traced has read it already, otherwise None.
+
+    None as well under `tf.control_dependencies`, where a read is meant to happen after other operations.
+    """
+    graph: Any = tf.compat.v1.get_default_graph()
+    around: Any = graph
+    while around is not None:
+        # Private: there is no public way to get the active `tf.control_dependencies`.
+        if around._current_control_dependencies():
+            return None
+        around = _around_branch(around)
+    return _value_read_in(graph, variable)
+
+
+def _value_read_in(graph: Any, variable: Any) -> Any | None:
+    handle = _captured(graph, variable.handle)
+    if handle is not None:
+        reads = [each for each in handle.consumers() if each.type == "ReadVariableOp" and not each.control_inputs]
+        if reads and not _is_changed_after(handle, reads[-1]):
+            return reads[-1].outputs[0]
+        if _changes(handle):
+            return None
+    outer = _around_branch(graph)
+    read = None if outer is None else _value_read_in(outer, variable)
+    return None if read is None else graph.capture(read)
+
+
+def _captured(graph: Any, handle: Any) -> Any | None:
+    """Returns the function's own tensor for a captured handle, or None."""
+    return next((inside for outside, inside in graph.captures if outside is handle), None)
+
+
+def _around_branch(graph: Any) -> Any | None:
+    """Returns the graph around a branch; None for any other graph, since the body of a loop runs more than once."""
+    # Private: no public attribute gives it, or distinguishes a branch from a loop or a function.
+    return graph.outer_graph if isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph) else None
+
+
+def _changes(handle: Any) -> set[str]:
+    return {change.name for change in handle.consumers() if change.type not in _READS}
+
+
+def _is_changed_after(handle: Any, read: Any) -> bool:
+    changes = _changes(handle)
+    if not changes:
+        return False
+    names = [operation.name for operation in handle.graph.get_operations()]
+    return not changes.isdisjoint(names[names.index(read.name) :])
+
+
+_SUMS = ("Add", "AddV2")
+_DIFFERENCES = ("Sub",)
+
+
+def change_of(variable: Any, value: Any) -> tuple[bool, Any] | None:
+    """Recognizes an assignment that adds to a variable or subtracts from it.
+
+    Returns:
+      True for an addition or False for a subtraction, and the amount; None if the value is not the present value of the
+      variable plus or minus something.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if not (isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value) and value.graph is graph):
+        return None
+    if value.op.type not in (*_SUMS, *_DIFFERENCES) or not variable.shape.is_fully_defined():
+        return None
+    if not variable.shape.is_compatible_with(value.shape):
+        # The assignment raises the error.
+        return None
+    left, right = value.op.inputs
+    if is_present_value(variable, left):
+        return value.op.type in _SUMS, right
+    return (True, left) if value.op.type in _SUMS and is_present_value(variable, right) else None
+
+
+def _exclusive_method(exclusive: str) -> Any:
+    """Returns a method that passes `tf.IndexedSlices` to the variable's `scatter_nd_...` method of this name."""
+
+    def scatter(self: Any, sparse_delta: Any, use_locking: Any = False, name: str | None = None) -> Any:
+        return getattr(self, exclusive)(*_indices_and_updates(self, sparse_delta), name)
+
+    return scatter
+
+
+class ExclusiveScatter:
+    """A mixin for classes of variables that changes rows with kernels that lock the variable exclusively.
+
+    Arguments, results and errors of the methods are those of `tf.Variable`. `scatter_mul` and `scatter_div` are not
+    exclusive, and may lose what another worker does to the same row. `batch_scatter_update` is, in TensorFlow.
+    """
+
+    scatter_add = _exclusive_method("scatter_nd_add")
+    scatter_sub = _exclusive_method("scatter_nd_sub")
+    scatter_max = _exclusive_method("scatter_nd_max")
+    scatter_min = _exclusive_method("scatter_nd_min")
+    scatter_update = _exclusive_method("scatter_nd_update")
+
+    def _lazy_read(self, operation: Any) -> Any:
+        # Private: an assignment returns a variable too, of another class, which TensorFlow chooses here.
+        unread: Any = super()._lazy_read(operation)  # type: ignore[misc]  # of the other base
+        kind: Any = type(unread)
+        unread.__class__ = _with_mixin(ExclusiveScatter, kind)
+        return unread
 
 
 @functools.cache
-def _shared(kind: Any) -> Any:
-    return type(f"Shared{kind.__name__}", (_Shared, kind), {"__module__": __name__})
+def _with_mixin(mixin: type, kind: Any) -> Any:
+    return type(f"{mixin.__name__.strip('_')}{kind.__name__}", (mixin, kind), {"__module__": __name__})
+
+
+def _indices_and_updates(variable: Any, sparse_delta: Any) -> tuple[Any, Any]:
+    """Returns arguments with which `scatter_nd_...` does what `scatter_...` does with the `tf.IndexedSlices`.
+
+    Raises:
+      TypeError: if `sparse_delta` is not a `tf.IndexedSlices`.
+    """
+    if not isinstance(sparse_delta, tf.IndexedSlices):
+        raise TypeError(f"Argument `sparse_delta` must be a `tf.IndexedSlices`. Received arg: {sparse_delta}")
+    indices = tf.convert_to_tensor(sparse_delta.indices)
+    updates = tf.convert_to_tensor(sparse_delta.values, variable.dtype)
+    if updates.shape.rank in (None, 0):
+        # On the device of the variable, so that one number is sent instead of rows.
+        with tf.device(variable.device):
+            updates = _broadcast_if_scalar(updates, indices, variable)
+    if indices.shape.rank in (None, 0):
+        # These kernels take no scalar index; another leading dimension changes nothing.
+        indices, updates = indices[tf.newaxis], updates[tf.newaxis]
+    return tf.expand_dims(indices, axis=-1), updates
+
+
+def _broadcast_if_scalar(updates: Any, indices: Any, variable: Any) -> Any:
+    rows = tf.concat([tf.shape(indices), _shape_of_row(variable)], axis=0)
+    if updates.shape.rank == 0:
+        return tf.broadcast_to(updates, rows)
+    return tf.broadcast_to(updates, tf.cond(tf.equal(tf.rank(updates), 0), lambda: rows, lambda: tf.shape(updates)))
+
+
+def _shape_of_row(variable: Any) -> Any:
+    if variable.shape.is_fully_defined():
+        return tf.constant(variable.shape.as_list()[1:], tf.int32)
+    return tf.raw_ops.VariableShape(input=variable.handle)[1:]
+
+
+def make_shared(variable: Any) -> None:
+    """Changes the class of a variable, so that functions may change it at the same time without losing additions.
+
+    `variable.assign(variable + x)` and `- x` become additions, if the value was read in the same function and not
+    changed by it in between; other assignments are unchanged. `scatter_add`, `scatter_sub`, `scatter_max`,
+    `scatter_min` and `scatter_update` lock the variable exclusively.
+
+    A scalar that is not trainable is read once by a function, and again after the function has changed it, in the body
+    of a loop, and under `tf.control_dependencies`. `read_value()` always reads.
+    """
+    # Private: the classes of variables have no public names, and there is no hook to choose others. A variable that is
+    # created while a function is traced has a class for that case.
+    if isinstance(variable, resource_variable_ops.BaseResourceVariable):
+        kind: Any = type(variable)
+        variable.__class__ = _with_mixin(_Shared, kind)
 
 
 class _Shared(ExclusiveScatter):
-    """Assigning it its own value plus something adds that, atomically; its value is read no more than needed."""
+    """Makes an assignment of its own value plus something an atomic addition, and reads its value only when needed."""
 
     def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
-        """Assigns, adds or subtracts; what it returns is as ever."""
+        """Assigns, adds or subtracts; arguments and result are those of `tf.Variable.assign`."""
         variable: Any = self
         change = change_of(variable, value)
         if change is None:
@@ -54,15 +213,15 @@ class _Shared(ExclusiveScatter):
         return (variable.assign_add if add else variable.assign_sub)(amount, use_locking, name, read_value)
 
     def value(self) -> Any:
-        """The value, as the function that is being traced has read it already, if that will do."""
+        """Returns the value; for scalars, the one that the function being traced has read already, if it is current."""
         before = None if tf.executing_eagerly() or not _may_share_reads(self) else value_read_before(self)
         return super().value() if before is None else before  # type: ignore[misc]  # of the other base
 
 
 def _may_share_reads(variable: Any) -> bool:
-    """Whether one read of a variable may serve all that a function needs it for."""
-    # The values of others are worth more than a message, so that a server should not keep a copy. Private: what
-    # `reads_replaced` does, and that a gradient tape looks for the read itself.
+    """Returns True if one read of a variable may serve all uses in a function."""
+    # Larger values would be copied between servers. Private: what `reads_replaced` sets, and that a gradient tape needs
+    # to record the read itself.
     return bool(
         variable.shape.rank == 0
         and not variable.trainable

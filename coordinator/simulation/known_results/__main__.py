@@ -1,4 +1,4 @@
-"""`python -m coordinator.simulation.known_results FOLDER`: measures all known results, and draws them into a folder."""
+"""`python -m coordinator.simulation.known_results FOLDER`: measures all results, and draws them into a folder."""
 
 import argparse
 import pathlib
@@ -20,7 +20,7 @@ RESULTS: dict[str, Any] = {
 def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description="Reproduces known results about update rules in simulation.")
-    parser.add_argument("folder", type=pathlib.Path, help="where the pictures are written")
+    parser.add_argument("folder", type=pathlib.Path, help="folder for the pictures")
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     for name, known in RESULTS.items():

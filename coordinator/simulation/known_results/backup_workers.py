@@ -1,23 +1,21 @@
-"""Backup workers: with a few more than an update waits for, the slowest are not waited for (arXiv 1604.00981).
+"""Backup workers: an update waits for a few gradients less than there are workers (arXiv 1604.00981).
 
-There, a worker whose gradient was taken waits for the next update. `coordinator.updates.Synchronous` has it go on at
-once, and give the same update a second gradient; so what is simulated here is the paper's rule, not one of ours. It
-decides which gradients are taken by the same function as ours.
+In the paper, a worker whose gradient was accepted waits for the next update. `coordinator.updates.Synchronous` lets it
+continue at once, and accepts a second gradient from it for the same update; so this is the paper's rule, not one of the
+library. It accepts gradients by the same function.
 """
 
 import dataclasses
-from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from coordinator.simulation import colours, picture
+from coordinator.simulation import picture
 from coordinator.simulation.distribution import LogNormal
-from coordinator.simulation.model import SimulatedModel
-from coordinator.simulation.push_record import PushRecord
+from coordinator.simulation.learning import SimulatedModel
 from coordinator.simulation.result import Array
-from coordinator.simulation.rules.rule import Course, Moved
-from coordinator.simulation.rules.synchronous import Synchronous, SynchronousCourse
+from coordinator.simulation.rule import PushRecord, RuleRun, Transfer
+from coordinator.simulation.rules import Synchronous, SynchronousRun
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
 from coordinator.simulation.simulated_worker import SimulatedWorker
@@ -32,55 +30,38 @@ _UPDATES = 150
 
 @dataclasses.dataclass(frozen=True)
 class WithBackups(Synchronous):
-    """The paper's rule: as `Synchronous`, but who has given an update a gradient waits until it is made."""
+    """The paper's rule: as `Synchronous`, but a worker whose gradient was accepted waits for the update."""
 
-    @property
-    def name(self) -> str:
-        """See `Rule`."""
-        return "synchronous_with_backups"
+    name: ClassVar[str] = "synchronous_with_backups"
 
-    def course(self, model: SimulatedModel, record: PushRecord) -> Course:
-        """See `Rule`."""
-        return WithBackupsCourse(model, record, self.grads_to_wait)
+    def new_run(self, model: SimulatedModel, record: PushRecord) -> RuleRun:
+        return _WithBackupsRun(model, record, self.grads_to_wait)
 
 
-class WithBackupsCourse(SynchronousCourse):
-    """A training under it; see `Course`."""
-
+class _WithBackupsRun(SynchronousRun):
     def __init__(self, model: SimulatedModel, record: PushRecord, grads_to_wait: int) -> None:
         super().__init__(model, record, grads_to_wait)
-        self.lined_up: deque[SimulatedWorker] = deque()
-        self._given: dict[int, int] = {}
+        self._accepted_at: dict[int, int] = {}
 
     def may_begin(self, worker: SimulatedWorker) -> bool:
-        """See `Course`."""
-        return self._given.get(worker.index) != self.version
+        return self._accepted_at.get(worker.index) != self.version
 
-    def hold(self, worker: SimulatedWorker) -> None:
-        """See `Course`."""
-        self.lined_up.append(worker)
-
-    def released(self) -> SimulatedWorker | None:
-        """See `Course`."""
-        return self.lined_up.popleft() if self.lined_up and self.may_begin(self.lined_up[0]) else None
-
-    def push(self, worker: SimulatedWorker, now: float) -> Moved:
-        """See `Course`."""
+    def push(self, worker: SimulatedWorker, now: float) -> Transfer:
         version, rejected = self.version, self.rejected
-        moved = super().push(worker, now)
+        transfer = super().push(worker, now)
         if self.rejected == rejected:
-            self._given[worker.index] = version
-        return moved
+            self._accepted_at[worker.index] = version
+        return transfer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BackupWorkers:
-    """What was seen.
+    """The measured figures.
 
     Attributes:
-      backups: of how many workers the gradients are not waited for; int64 [settings].
+      backups: the number of backup workers; int64 [settings].
       update_seconds: the mean time between two updates; float64 [settings].
-      gradients_per_second: that made an update; float64 [settings].
+      gradients_per_second: gradients that are part of an update; float64 [settings].
     """
 
     backups: Array
@@ -89,7 +70,7 @@ class BackupWorkers:
 
     @property
     def best(self) -> int:
-        """With how many backup workers most gradients are used in a second."""
+        """The number of backup workers with the most gradients per second."""
         return int(self.backups[self.gradients_per_second.argmax()])
 
     def __str__(self) -> str:
@@ -102,7 +83,7 @@ class BackupWorkers:
 
 
 def measure() -> BackupWorkers:
-    """Simulates it: most steps take about the same, four in a thousand four times that."""
+    """Simulates it: most steps take about the same time, four in a thousand four times that."""
     results = [
         simulate(
             Setting(
@@ -124,13 +105,13 @@ def measure() -> BackupWorkers:
 
 
 def draw(measured: BackupWorkers) -> "Figure":
-    """The time of an update, and the gradients that are used, against the number of backup workers."""
+    """Draws the time of an update, and the gradients per second, against the number of backup workers."""
     figure = picture.new_figure(10, 4.2)
     left, right = figure.subplots(1, 2)
-    left.plot(measured.backups, measured.update_seconds, "o-", color=colours.BLUE)
+    left.plot(measured.backups, measured.update_seconds, "o-", color=picture.BLUE)
     left.set(title=f"An update of {WORKERS} workers' gradients less the backups'", ylabel="time [s]", ylim=(0, None))
-    right.plot(measured.backups, measured.gradients_per_second, "o-", color=colours.BLUE)
-    right.axvline(measured.best, color=colours.RED, linestyle="--", label=f"best: {measured.best}")
+    right.plot(measured.backups, measured.gradients_per_second, "o-", color=picture.BLUE)
+    right.axvline(measured.best, color=picture.RED, linestyle="--", label=f"best: {measured.best}")
     right.set(title="Speed", ylabel="gradients used per second", ylim=(0, None))
     right.legend()
     for axes in (left, right):

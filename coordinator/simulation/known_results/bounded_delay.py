@@ -1,9 +1,9 @@
-"""Bounded delay (Li et al., OSDI'14): the more delay, the less waiting; but too old a model learns more slowly.
+"""Bounded delay (Li et al., OSDI'14): more delay means less waiting, but a model that is too old learns more slowly.
 
-There, workers are idle for about half of the time at a delay of 0 and hardly at all at 16, and the time to reach a loss
-is least in between. Their workers compute on models that may be that many of their own steps old; that is a stale
-synchronous rule which pulls every delay + 1 steps. Ours of `BoundedDelay` pulls before every step. So its gradients are
-seldom near the bound, and it learns no worse with a larger one; its idle time falls in the same way.
+In the paper, workers are idle for about half of the time at a delay of 0 and hardly at all at 16, and the time to reach
+a loss is shortest in between. Its workers compute on models that may be as many of their own steps old as the delay;
+that is a stale synchronous rule which pulls every delay + 1 steps. `BoundedDelay` pulls before every step, so its
+gradients are seldom near the bound, and a larger bound does not slow down learning; its idle time falls likewise.
 """
 
 import dataclasses
@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.simulation import colours, picture
+from coordinator.simulation import picture
 from coordinator.simulation.distribution import LogNormal
 from coordinator.simulation.learning import Learning
 from coordinator.simulation.problem import LogisticRegression
 from coordinator.simulation.result import Array, Result
-from coordinator.simulation.rules.bounded_delay import BoundedDelay
-from coordinator.simulation.rules.rule import Rule
-from coordinator.simulation.rules.stale_synchronous import StaleSynchronous
+from coordinator.simulation.rule import Rule
+from coordinator.simulation.rules import BoundedDelay, StaleSynchronous
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
 
@@ -33,13 +32,13 @@ _PUSHES = 6_000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoundedDelays:
-    """What was seen at each delay.
+    """The measured figures at each delay.
 
     Attributes:
       delays: int64 [delays].
       idle_shares: of workers whose models are as old as the delay allows; from 0 to 1; float64 [delays].
-      seconds: what they need to reach the loss; `inf` if they do not; float64 [delays].
-      our_idle_shares: the same under `BoundedDelay`; float64 [delays].
+      seconds: the time until they reach the loss; `inf` if they do not; float64 [delays].
+      our_idle_shares: of workers under `BoundedDelay`; float64 [delays].
     """
 
     delays: Array
@@ -62,7 +61,7 @@ class BoundedDelays:
 
 
 def measure() -> BoundedDelays:
-    """Simulates it: steps vary, and any of them may be a straggler's."""
+    """Simulates it: the time of steps varies, and any step may be slow."""
     learning = Learning(LogisticRegression(batch=64), 0.3, evaluate_every=WORKERS)
     old = [_simulate(StaleSynchronous(delay + 1, delay + 1), learning) for delay in DELAYS]
     ours = [_simulate(BoundedDelay(delay, grads_to_wait=WORKERS), None) for delay in DELAYS]
@@ -75,17 +74,17 @@ def measure() -> BoundedDelays:
 
 
 def draw(measured: BoundedDelays) -> "Figure":
-    """Idle time, and the time to reach a loss as computing and waiting, against the delay."""
+    """Draws the idle time, and the time to reach a loss as computing and waiting, against the delay."""
     figure = picture.new_figure(11, 4.2)
     idle, total = figure.subplots(1, 2)
     rows = np.arange(len(DELAYS))
-    idle.plot(rows, 100 * measured.idle_shares, "o-", color=colours.BLUE, label="models as old as allowed")
-    idle.plot(rows, 100 * measured.our_idle_shares, "s--", color=colours.RED, label="BoundedDelay")
+    idle.plot(rows, 100 * measured.idle_shares, "o-", color=picture.BLUE, label="models as old as allowed")
+    idle.plot(rows, 100 * measured.our_idle_shares, "s--", color=picture.RED, label="BoundedDelay")
     idle.set(title="Waiting for others", ylabel="share of the workers' time [%]", ylim=(0, 100))
     idle.legend()
     computed = measured.seconds * (1 - measured.idle_shares)
-    total.bar(rows, computed, color=colours.COMPUTE, label="compute")
-    total.bar(rows, measured.seconds - computed, bottom=computed, color=colours.WAIT, label="wait")
+    total.bar(rows, computed, color=picture.COMPUTE, label="compute")
+    total.bar(rows, measured.seconds - computed, bottom=computed, color=picture.WAIT, label="wait")
     total.set(title=f"Time to a loss of {_LOSS:g}", ylabel="time [s]")
     total.legend()
     for axes in (idle, total):

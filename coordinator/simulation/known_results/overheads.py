@@ -1,12 +1,12 @@
-"""What is lost to communication and to waiting: the table in the overview of ps-lite.
+"""The time lost to communication and to waiting: the table in the overview of ps-lite.
 
-Of n examples, in minibatches of b, by m workers, a training loses
+A training on n examples in minibatches of b with m workers loses
 
     synchronous     n / b (Tcomm + Tsync)     every update waits for the slowest worker's part of its minibatch
-    asynchronous    n / (m b) Tcomm           each worker has minibatches of its own, and waits for nobody
+    asynchronous    n / (m b) Tcomm           each worker has its own minibatches, and does not wait
 
-Where steps are exponentially distributed, Tsync can be worked out: the slowest of m takes H(m) = 1 + 1/2 + ... + 1/m
-times the mean, so one waits for H(m) - 1 times the mean.
+If steps are exponentially distributed, Tsync is known: the slowest of m takes H(m) = 1 + 1/2 + ... + 1/m times the
+mean, so a worker waits for H(m) - 1 times the mean.
 """
 
 import dataclasses
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.simulation import colours, picture
+from coordinator.simulation import picture
 from coordinator.simulation.distribution import Exponential
 from coordinator.simulation.result import Array
-from coordinator.simulation.rules.asynchronous import Asynchronous
-from coordinator.simulation.rules.bounded_delay import BoundedDelay
-from coordinator.simulation.rules.rule import Rule
+from coordinator.simulation.rule import Rule
+from coordinator.simulation.rules import Asynchronous, BoundedDelay
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
 
@@ -29,20 +28,20 @@ if TYPE_CHECKING:
 WORKERS = (1, 2, 4, 8, 16, 32)
 # n / b.
 _MINIBATCHES = 1600
-# What a whole minibatch takes one worker, and Tcomm: what a model takes on a worker's link; in seconds.
+# The time of a whole minibatch on one worker, and Tcomm: that of a model on a worker's link; in seconds.
 _MINIBATCH_SECONDS = 0.1
 _COMMUNICATION_SECONDS = 0.02
-# So many that they are never what is waited for, as the table takes for granted.
+# Enough that workers never wait for them, as the table assumes.
 _PS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Overheads:
-    """What was lost by the end of a training, in seconds; float64 [workers].
+    """The time lost in a training, in seconds; float64 [workers].
 
     Attributes:
       synchronous, asynchronous: as simulated.
-      synchronous_formula, asynchronous_formula: as the table says.
+      synchronous_formula, asynchronous_formula: according to the table.
     """
 
     synchronous: Array
@@ -52,7 +51,7 @@ class Overheads:
 
     @property
     def largest_error(self) -> float:
-        """The most that a simulation and the table differ by, as a share."""
+        """The largest relative difference between simulation and table."""
         pairs = ((self.synchronous, self.synchronous_formula), (self.asynchronous, self.asynchronous_formula))
         return max(float(np.abs(seen / said - 1).max()) for seen, said in pairs)
 
@@ -82,13 +81,13 @@ def measure() -> Overheads:
 
 
 def draw(measured: Overheads) -> "Figure":
-    """What is lost against the number of workers, as simulated and as the table says."""
+    """Draws the lost time against the number of workers, as simulated and according to the table."""
     figure = picture.new_figure(7, 4.6)
     axes = figure.subplots()
-    axes.plot(WORKERS, measured.synchronous_formula, "-", color=colours.RED, label="synchronous: n/b (Tcomm + Tsync)")
-    axes.plot(WORKERS, measured.synchronous, "s", color=colours.RED, label="simulated")
-    axes.plot(WORKERS, measured.asynchronous_formula, "-", color=colours.BLUE, label="asynchronous: n/(mb) Tcomm")
-    axes.plot(WORKERS, measured.asynchronous, "o", color=colours.BLUE, label="simulated")
+    axes.plot(WORKERS, measured.synchronous_formula, "-", color=picture.RED, label="synchronous: n/b (Tcomm + Tsync)")
+    axes.plot(WORKERS, measured.synchronous, "s", color=picture.RED, label="simulated")
+    axes.plot(WORKERS, measured.asynchronous_formula, "-", color=picture.BLUE, label="asynchronous: n/(mb) Tcomm")
+    axes.plot(WORKERS, measured.asynchronous, "o", color=picture.BLUE, label="simulated")
     axes.set(
         title=f"Lost in a training of {_MINIBATCHES:,} minibatches",
         xlabel="workers m",
@@ -105,7 +104,7 @@ def draw(measured: Overheads) -> "Figure":
 
 
 def _lost(workers: int, rule: Rule, seconds: float, pushes: int) -> float:
-    """What each worker has not computed for, on average, by the end of a training, in seconds."""
+    """Returns the mean time that a worker has not computed in a training, in seconds."""
     result = simulate(
         Setting(
             workers=workers,

@@ -1,7 +1,7 @@
-"""n-softsync (Zhang et al., arXiv 1511.05950): an update of every lambda / n gradients, none of them rejected.
+"""n-softsync (Zhang et al., arXiv 1511.05950): lambda / n gradients make an update, and none is rejected.
 
-Of lambda = 30 learners: the staleness is about n on average and never over 2n; at a large n a model does not learn at a
-rate that is good at n = 1, unless each gradient's rate is divided by its staleness.
+With lambda = 30 learners the staleness is about n on average and never above 2n. With a large n a model does not learn
+at a rate that is good for n = 1, unless each gradient's rate is divided by its staleness.
 """
 
 import dataclasses
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.simulation import colours, picture
+from coordinator.simulation import picture
 from coordinator.simulation.distribution import Normal
 from coordinator.simulation.learning import Learning
 from coordinator.simulation.problem import SmallNetwork
 from coordinator.simulation.result import Array, Result
-from coordinator.simulation.rules.asynchronous import Asynchronous
-from coordinator.simulation.rules.bounded_delay import BoundedDelay
-from coordinator.simulation.rules.rule import Rule
+from coordinator.simulation.rule import Rule
+from coordinator.simulation.rules import Asynchronous, BoundedDelay
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
 
@@ -30,18 +29,18 @@ _PUSHES = 20_000
 _PUSHES_LEARNED = 3_000
 # Good for one update of 30 gradients, far too much for 30 updates of one each.
 _LEARNING_RATE = 4.0
-# A step of equal machines that are used by nobody else.
+# A step on equal machines without other load.
 _COMPUTE = Normal(0.05, 0.0025)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Softsync:
-    """What was seen.
+    """The measured figures.
 
     Attributes:
       splits: the n of each training; int64 [trainings].
-      staleness: of all pushes, of each training; int64 [trainings, pushes].
-      learned: losses over time, by what is learned with.
+      staleness: of all pushes of each training; int64 [trainings, pushes].
+      learned: the results with learning, by the label of the rule.
     """
 
     splits: Array
@@ -56,7 +55,7 @@ class Softsync:
 
     @property
     def over_twice(self) -> float:
-        """The share of pushes, over all trainings, with a staleness of more than 2n."""
+        """The share of pushes of all trainings with a staleness above 2n."""
         return float((self.staleness > 2 * self.splits[:, None]).mean())
 
     def __str__(self) -> str:
@@ -90,22 +89,22 @@ def measure() -> Softsync:
 
 
 def draw(measured: Softsync) -> "Figure":
-    """Staleness against n, its distribution for one n, and what is learned."""
+    """Draws the staleness against n, its distribution for one n, and the losses."""
     figure = picture.new_figure(13, 4.2)
     means, spread, loss = figure.subplots(1, 3)
-    means.plot(measured.splits, 2 * measured.splits, "--", color=colours.RED, label="2n")
+    means.plot(measured.splits, 2 * measured.splits, "--", color=picture.RED, label="2n")
     means.plot(measured.splits, measured.splits, ":", color="grey", label="n")
-    means.plot(measured.splits, measured.staleness.max(axis=1), "^", color=colours.ORANGE, label="largest of all")
-    means.plot(measured.splits, measured.means, "o", color=colours.BLUE, label="mean")
+    means.plot(measured.splits, measured.staleness.max(axis=1), "^", color=picture.ORANGE, label="largest of all")
+    means.plot(measured.splits, measured.means, "o", color=picture.BLUE, label="mean")
     means.set(title="Staleness of n-softsync, 30 learners", xlabel="n", ylabel="updates", ylim=(0, None))
     shown = 15
     values = measured.staleness[list(SPLITS).index(shown)]
     shares = 100 * np.bincount(values, minlength=2 * shown + 2) / values.size
-    spread.bar(np.arange(shares.size), shares, color=colours.BLUE)
-    spread.axvline(2 * shown, color=colours.RED, linestyle="--", label=f"2n = {2 * shown}")
+    spread.bar(np.arange(shares.size), shares, color=picture.BLUE)
+    spread.axvline(2 * shown, color=picture.RED, linestyle="--", label=f"2n = {2 * shown}")
     spread.set(title=f"Staleness at n = {shown}", xlabel="updates", ylabel="share of pushes [%]")
     picture.draw_losses(loss, list(measured.learned.items()))
-    # Up to where the legend has room.
+    # Leaves room for the legend.
     loss.set(title=f"Loss at a learning rate of {_LEARNING_RATE:g}", yscale="log", ylim=(0.01, 3e4))
     for axes in (means, spread):
         axes.legend()

@@ -1,7 +1,7 @@
 """Bagua's argument (Gan et al. 2021): synchronous training is as slow as its slowest worker, averaging is not.
 
-Of m workers one computes f times as long. In step, all of them make 1 / f of the progress. Where nobody waits for
-anybody, the slow one's own share is all that is lost: (m - 1 + 1 / f) / m remains.
+One of m workers takes f times as long to compute. In lockstep, the training runs at 1 / f of its speed. If no worker
+waits, only a part of the slow worker's share is lost: (m - 1 + 1 / f) / m remains.
 """
 
 import dataclasses
@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.simulation import colours, picture
+from coordinator.simulation import picture
 from coordinator.simulation.result import Array
-from coordinator.simulation.rules.bounded_delay import BoundedDelay
-from coordinator.simulation.rules.model_average import ModelAverage
-from coordinator.simulation.rules.rule import Rule
+from coordinator.simulation.rule import Rule
+from coordinator.simulation.rules import BoundedDelay, ModelAverage
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
 
@@ -28,10 +27,10 @@ _SECONDS = 30.0
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stragglers:
-    """The gradients per second, as a share of those without a slow worker; float64 [factors].
+    """Gradients per second relative to those without a slow worker; float64 [factors].
 
     Attributes:
-      factors: how many times as long the slow worker computes.
+      factors: the slow worker's computation takes this many times as long.
       synchronous, averaged: as simulated.
     """
 
@@ -41,12 +40,12 @@ class Stragglers:
 
     @property
     def synchronous_formula(self) -> Array:
-        """As the argument says."""
+        """The speed according to the formula."""
         return 1 / self.factors
 
     @property
     def averaged_formula(self) -> Array:
-        """As the argument says."""
+        """The speed according to the formula."""
         return (WORKERS - 1 + 1 / self.factors) / WORKERS
 
     def __str__(self) -> str:
@@ -65,15 +64,15 @@ def measure() -> Stragglers:
 
 
 def draw(measured: Stragglers) -> "Figure":
-    """The speed that is left against how slow one worker is."""
+    """Draws the relative speed against the slow worker's factor."""
     figure = picture.new_figure(7, 4.6)
     axes = figure.subplots()
     fine = np.linspace(FACTORS[0], FACTORS[-1], 100)
     said = Stragglers(fine, fine, fine)
-    axes.plot(fine, 100 * said.averaged_formula, "-", color=colours.BLUE, label="(m - 1 + 1/f) / m")
-    axes.plot(measured.factors, 100 * measured.averaged, "o", color=colours.BLUE, label="model averaging, simulated")
-    axes.plot(fine, 100 * said.synchronous_formula, "-", color=colours.RED, label="1 / f")
-    axes.plot(measured.factors, 100 * measured.synchronous, "s", color=colours.RED, label="synchronous, simulated")
+    axes.plot(fine, 100 * said.averaged_formula, "-", color=picture.BLUE, label="(m - 1 + 1/f) / m")
+    axes.plot(measured.factors, 100 * measured.averaged, "o", color=picture.BLUE, label="model averaging, simulated")
+    axes.plot(fine, 100 * said.synchronous_formula, "-", color=picture.RED, label="1 / f")
+    axes.plot(measured.factors, 100 * measured.synchronous, "s", color=picture.RED, label="synchronous, simulated")
     axes.set(
         title=f"One slow worker of m = {WORKERS}",
         xlabel="how many times as slow it is, f",

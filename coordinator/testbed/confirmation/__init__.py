@@ -1,4 +1,4 @@
-"""The simulator beside real servers: the same rules, the same times, and what comes of both.
+"""The simulator compared with real servers, with the same rules and the same times.
 
 sleeps --> real steps --+--> what the rule counted --> real figures -----------.
                         |                                                      +--> a table, and why not

@@ -1,19 +1,104 @@
-"""A real run and its simulation side by side, how far they are apart, and why."""
+"""A real run and its simulation side by side, their differences, and the reasons."""
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from coordinator.simulation.aligned_table import aligned
-from coordinator.testbed.confirmation.figures import Figures
-from coordinator.testbed.confirmation.step_times import StepTimes
+from coordinator.simulation import rules as simulated
+from coordinator.simulation.result import Result
+from coordinator.simulation.rule import Rule
+from coordinator.simulation.text_report import aligned
+from coordinator.testbed.confirmation.step_times import Run, StepTimes
+from coordinator.updates.rule_statistics import Staleness
+from coordinator.updates.rules.asynchronous import Asynchronous
+from coordinator.updates.rules.bounded_delay import BoundedDelay
+from coordinator.updates.rules.stale_synchronous import StaleSynchronous
+from coordinator.updates.rules.synchronous import Synchronous
 from coordinator.updates.state.gate import PAUSE
+from coordinator.updates.update_rule import UpdateRule
 
-# How far apart two figures may be that agree, as a share of the real one.
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """The figures of real runs, by the names that the result of a simulation has.
+
+    Attributes:
+      mean_staleness: of the pushed gradients, in updates.
+      p99_staleness: its 99th percentile.
+      updates_per_second: updates of the model per second.
+      idle_share: the share of the workers' time that they waited for the rule, from 0 to 1.
+    """
+
+    mean_staleness: float
+    p99_staleness: int
+    updates_per_second: float
+    idle_share: float
+
+    @classmethod
+    def of_runs(cls, runs: Sequence[Run], workers: int) -> "Figures":
+        """Returns the figures of several real runs together."""
+        seconds = sum(run.seconds for run in runs)
+        staleness = Staleness(tuple(map(int, np.sum([run.histogram for run in runs], axis=0))))
+        return cls(
+            staleness.mean,
+            staleness.p99,
+            sum(run.updates for run in runs) / seconds,
+            sum(run.waited for run in runs) / (workers * seconds),
+        )
+
+
+FREQUENCY, MAX_LEAD, MAX_DELAY = 2, 2, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfirmedRule:
+    """A rule, on a cluster and simulated.
+
+    Attributes:
+      name: its name in tables.
+      real: creates it for variables and a number of workers, in the strategy's scope.
+      simulated: creates its simulation for a number of workers.
+    """
+
+    name: str
+    real: Callable[[Sequence[Any], int], UpdateRule]
+    simulated: Callable[[int], Rule]
+
+
+def _descend(variable: Any, gradient: Any, rate: Any) -> None:
+    variable.assign_sub(rate * gradient)
+
+
+def _real(kind: Callable[..., UpdateRule], variables: Sequence[Any], **settings: int) -> UpdateRule:
+    return kind(_descend, variables, learning_rate=1e-6, **settings)
+
+
+RULES = (
+    ConfirmedRule("async", lambda variables, _: _real(Asynchronous, variables), lambda _: simulated.Asynchronous()),
+    ConfirmedRule(
+        "sync",
+        lambda variables, workers: _real(Synchronous, variables, grads_to_wait=workers),
+        simulated.Synchronous,
+    ),
+    ConfirmedRule(
+        "SSP",
+        lambda variables, _: _real(StaleSynchronous, variables, get_model_frequency=FREQUENCY, max_lead=MAX_LEAD),
+        lambda _: simulated.StaleSynchronous(FREQUENCY, MAX_LEAD),
+    ),
+    ConfirmedRule(
+        "bounded delay",
+        lambda variables, _: _real(BoundedDelay, variables, max_delay=MAX_DELAY),
+        lambda _: simulated.BoundedDelay(MAX_DELAY),
+    ),
+)
+
+
+# The largest relative difference of figures that agree.
 TOLERANCE = 0.1
-# From this share on, waiting is a part of what happens.
+# From this share on, waiting is named as a reason.
 _MUCH_IDLE = 0.02
 
 _HEAD = (
@@ -37,41 +122,42 @@ class Comparison:
 
     Attributes:
       rule: its name.
-      workers: how many, the last of which is slow.
-      real, simulated: what came of both.
-      repeated: the figures of each real run by itself.
-      times: what the steps of the real runs took, which is what the simulator was given.
+      workers: the number of workers, of which the last is slow.
+      real: the figures of the real runs together.
+      simulated: those of the simulation.
+      repeated: the figures of each real run.
+      times: the times of the real steps, which the simulator was given.
     """
 
     rule: str
     workers: int
     real: Figures
-    simulated: Figures
+    simulated: Figures | Result
     repeated: Sequence[Figures]
     times: StepTimes
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Rule and number of workers."""
         return f"{self.rule}, {self.workers}"
 
     @property
     def staleness_off_by(self) -> float:
-        """How much larger the simulated mean staleness is, as a share of the real one."""
+        """The relative difference of the simulated mean staleness to the real one."""
         return _off_by(self.real.mean_staleness, self.simulated.mean_staleness)
 
     @property
     def speed_off_by(self) -> float:
-        """The same of the updates in a second."""
+        """The relative difference of the simulated updates per second to the real ones."""
         return _off_by(self.real.updates_per_second, self.simulated.updates_per_second)
 
     @property
     def agrees(self) -> bool:
-        """Whether both are within the tolerance."""
+        """True if both differences are within the tolerance."""
         return max(abs(self.staleness_off_by), abs(self.speed_off_by)) <= TOLERANCE
 
     def explanation(self) -> str:
-        """By how much they do not agree, and why as far as the runs tell."""
+        """Returns the differences beyond the tolerance, with reasons as far as the runs show them."""
         parts = []
         for what, name, share in (
             ("mean staleness", "mean_staleness", self.staleness_off_by),
@@ -90,25 +176,26 @@ class Comparison:
 
 
 def table(comparisons: Sequence[Comparison]) -> str:
-    """A row for each."""
+    """Returns a table with a row for each comparison."""
     return aligned(_HEAD, [_row(comparison) for comparison in comparisons])
 
 
 def times_table(comparisons: Sequence[Comparison]) -> str:
-    """What the simulator was given for each, in milliseconds: means."""
+    """Returns a table of the mean times that the simulator was given, in milliseconds."""
     head = ("rule, workers", "computes", "the slow one", "pull", "push", "dispatch", "of a step, overheads are")
     rows = []
     for comparison in comparisons:
         times = comparison.times
         usual, slow = np.mean(np.concatenate(times.computed[:-1])), np.mean(times.computed[-1])
         overheads = times.pull + times.push + float(np.mean(times.dispatch))
-        shown = [_ms(float(each)) for each in (usual, slow, times.pull, times.push, np.mean(times.dispatch))]
+        seconds = (usual, slow, times.pull, times.push, np.mean(times.dispatch))
+        shown = [f"{1e3 * each:.1f} ms" for each in seconds]
         rows.append((comparison.name, *shown, f"{overheads / (overheads + usual):.0%}"))
     return aligned(head, rows)
 
 
 def verdict(comparisons: Sequence[Comparison]) -> str:
-    """How many agree, and why the others do not, in lines."""
+    """Returns how many comparisons agree, and why the others do not, a line each."""
     agreeing = sum(comparison.agrees for comparison in comparisons)
     lines = [
         f"{agreeing} of {len(comparisons)} settings agree within {TOLERANCE:.0%} in mean staleness and in updates/s."
@@ -138,7 +225,3 @@ def _off_by(real: float, simulated: float) -> float:
     if real == simulated:
         return 0.0
     return (simulated - real) / real if real else math.inf
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f} ms"

@@ -1,4 +1,4 @@
-"""Where a worker waits until its rule lets it begin a step."""
+"""The gate at which a worker waits until its rule lets it begin a step."""
 
 import contextlib
 from collections.abc import Callable
@@ -6,46 +6,48 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.failure_table import UNREACHED
+from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.updates import decisions
-from coordinator.updates.state.rule_state import NOBODY, NOT_UNDER_WAY, Ledger
+from coordinator.updates.state.rule_state import NO_CLOCK, NO_STEP, RuleState
 
-# How long a worker that waits pauses before it asks again, in seconds, for each of the workers that wait. So all of
-# them together ask the home server a thousand times a second, however many they are.
+# Seconds that a waiting worker pauses before it asks again, times the number of waiting workers. So the home server is
+# asked a thousand times a second, however many workers wait.
 PAUSE = 1e-3
 
 
 class Gate:
     """Lets workers begin a step one by one, each as soon as a decision allows it.
 
-    A worker that may not begin asks again after a pause, which it spends on its own machine. So nobody has to wake it,
-    and no death can lose the call that would. Workers that have no step to do are not waited for: the client says so,
-    also of those that died.
+    A worker that may not begin asks again after a pause, on its own machine. So it needs no wake-up call, which could
+    be lost with a worker that dies. Idle and lost workers are not waited for: the client reports them.
 
     Args:
-      strategy: whose workers they are.
-      ledger: has their clocks, and who is under way.
-      may_begin: takes a worker's index and clock, on the home server and under the ledger's lock; returns whether it
+      strategy: of the workers.
+      state: has the workers' clocks and the steps in flight.
+      may_begin: takes a worker's index and clock, on the home server and under the state's lock; returns whether it
         may begin, a bool scalar.
     """
 
-    def __init__(self, strategy: ParameterServerStrategy, ledger: Ledger, may_begin: Callable[[Any, Any], Any]) -> None:
+    def __init__(
+        self, strategy: ParameterServerStrategy, state: RuleState, may_begin: Callable[[Any, Any], Any]
+    ) -> None:
         self._strategy = strategy
-        self._ledger = ledger
+        self._state = state
         self._may_begin = may_begin
         self._dismiss = tf.function(
             self._build_dismissal, input_signature=[tf.TensorSpec([], tf.int64)], autograph=False
         )
-        strategy.cluster.when_worker_rests(self.dismiss)
+        strategy.extended.services.add_idle_callback(self.dismiss)
 
-    def wait_open(self) -> tuple[Any, Any]:
-        """Waits until the worker that runs this may begin, and notes that it does.
+    def wait_open(self) -> Any:
+        """Waits until the worker that runs this may begin, and records its step as in flight.
 
         Returns:
-          The model version then, an int64 scalar, and the seconds that it has waited, a float64 scalar.
+          The model version then, an int64 scalar.
         """
-        worker, connection = self._strategy.worker_index(), self._strategy.connection_number()
+        services = self._strategy.extended.services
+        worker, connection = services.worker_index(), services.connection_number()
         began = tf.timestamp()
         # Traced once, called in two places.
         ask = tf.function(self._ask, autograph=False)
@@ -56,67 +58,65 @@ class Gate:
                 waited = tf.timestamp() - began
             return ask(worker, connection, waited)
 
-        _, _, version = tf.while_loop(lambda may, *_: tf.logical_not(may), ask_again, answer, parallel_iterations=1)
-        with tf.control_dependencies([version]):
-            return version, tf.timestamp() - began
+        return tf.while_loop(lambda may, *_: tf.logical_not(may), ask_again, answer, parallel_iterations=1)[2]
 
     def dismiss(self, worker: int) -> None:
-        """Notes that a worker is not under way, so that nobody waits for it; called on the client."""
-        # If the home server is away, what it noted is gone when it returns, and so is this.
+        """Records that a worker has no step in flight, so that no other waits for it; called on the client."""
+        # If the home server is down, its record is lost with it.
         with contextlib.suppress(*UNREACHED):
             self._dismiss(tf.constant(worker, tf.int64))
 
     def _ask(self, worker: Any, connection: Any, waited: Any) -> tuple[Any, Any, Any]:
-        """One question: whether the worker may begin, how many wait (it included), and the version."""
-        ledger, present = self._ledger, self._ledger.present
-        with ledger.lock.hold([worker, connection, waited]):
-            # A call that was given up, on a connection that is no more, must not count as the worker's own.
+        """Returns whether the worker may begin, how many workers wait (itself included), and the version."""
+        state, workers = self._state, self._state.workers
+        with state.lock.hold([worker, connection, waited]):
+            # An abandoned call on a closed connection must not count as the worker's own.
             is_own = tf.debugging.assert_greater_equal(
-                connection, present.fence.sparse_read(worker), "This call was given up; its worker has a newer one."
+                connection, workers.fence.sparse_read(worker), "This call was abandoned; its worker has a newer one."
             )
             with tf.control_dependencies([is_own]):
-                present.fence.scatter_nd_update([[worker]], [connection])
+                workers.fence.scatter_nd_update([[worker]], [connection])
                 clock = self._join_in(worker)
                 may = self._may_begin(worker, clock)
-            version = ledger.version.read_value()
-            under_way = tf.where(may, version, tf.constant(NOT_UNDER_WAY, tf.int64))
-            present.pulled_version.scatter_nd_update([[worker]], [under_way])
-            present.is_waiting.scatter_nd_update([[worker]], [tf.logical_not(may)])
-            ledger.note_seen(worker, tf.where(may, waited, tf.zeros_like(waited)))
-            waiting = tf.math.count_nonzero(present.is_waiting.read_value())
+            version = state.version.read_value()
+            in_flight = tf.where(may, version, tf.constant(NO_STEP, tf.int64))
+            workers.pulled_version.scatter_nd_update([[worker]], [in_flight])
+            workers.is_waiting.scatter_nd_update([[worker]], [tf.logical_not(may)])
+            state.record_seen(worker, tf.where(may, waited, tf.zeros_like(waited)))
+            waiting = tf.math.count_nonzero(workers.is_waiting.read_value())
         return may, waiting, version
 
     def _join_in(self, worker: Any) -> Any:
-        """The worker's clock; if it was not there, it comes in at the slowest clock of those that are."""
-        clocks, present = self._ledger.clocks, self._ledger.present
+        """Returns the worker's clock; an inactive worker joins at the slowest clock of the active ones."""
+        clocks, workers = self._state.clocks, self._state.workers
         clock = clocks.sparse_read(worker)
-        slowest = self._ledger.slowest_clock(besides=worker)
-        rejoined = tf.function(decisions.rejoined_clock)(clock, tf.where(slowest == NOBODY, clock, slowest))
-        clock = tf.where(present.is_active.sparse_read(worker), clock, rejoined)
+        slowest = self._state.slowest_clock(besides=worker)
+        rejoined = tf.function(decisions.rejoined_clock)(clock, tf.where(slowest == NO_CLOCK, clock, slowest))
+        clock = tf.where(workers.is_active.sparse_read(worker), clock, rejoined)
         clocks.scatter_nd_update([[worker]], [clock])
-        present.is_active.scatter_nd_update([[worker]], [True])
+        workers.is_active.scatter_nd_update([[worker]], [True])
         return clock
 
     def _build_dismissal(self, worker: Any) -> None:
-        present = self._ledger.present
-        with self._ledger.lock.hold([worker]):
-            present.is_active.scatter_nd_update([[worker]], [False])
-            present.is_waiting.scatter_nd_update([[worker]], [False])
-            present.pulled_version.scatter_nd_update([[worker]], tf.constant([NOT_UNDER_WAY], tf.int64))
+        workers = self._state.workers
+        with self._state.lock.hold([worker]):
+            workers.is_active.scatter_nd_update([[worker]], [False])
+            workers.is_waiting.scatter_nd_update([[worker]], [False])
+            workers.pulled_version.scatter_nd_update([[worker]], tf.constant([NO_STEP], tf.int64))
 
 
 def pause(seconds: Any) -> Any:
-    """Waits on the device that this is built for, without working.
+    """Waits without using the processor, on the device that this is built for.
 
     Args:
       seconds: a float64 scalar.
 
     Returns:
-      A tensor that is there afterwards.
+      A tensor that is available afterwards.
     """
     once = tf.raw_ops.TensorDataset(components=[tf.constant(0)], output_shapes=[[]])
     types = {"output_types": [tf.int32], "output_shapes": [[]]}
     slept = tf.raw_ops.SleepDataset(input_dataset=once, sleep_microseconds=tf.cast(seconds * 1e6, tf.int64), **types)
-    # Whoever wants a single element asks for a second one, for which a pause would be made again.
+    # DatasetToSingleElement asks for a second element, which would cost a second pause.
     first = tf.raw_ops.TakeDataset(input_dataset=slept, count=tf.constant(1, tf.int64), **types)
     return tf.raw_ops.DatasetToSingleElement(dataset=first, **types)[0]

@@ -1,11 +1,11 @@
-"""Where the workers' models meet: the latest of each, on the parameter server that has the shared one.
+"""The sum of the workers' latest models, on the parameter server that has the shared one.
 
     worker's row --> | row of worker 0 |
                      | row of worker 1 |  total --> mean of those present --> the shared variables, and the worker
                      | ...             |
 
-It promises that an averaging costs the same however many workers there are, since the sum of all rows is kept; and that
-a worker that has left counts no more, whatever a forgotten call of its still brings.
+It promises that the cost of an averaging does not depend on the number of workers, since the sum of all rows is stored;
+and that a worker that has left does not count, even if an abandoned call of it still adds its model.
 """
 
 import contextlib
@@ -14,94 +14,95 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.failure_table import UNREACHED
-from coordinator.updates.state.rule_state import MOST_WORKERS, zeros
-from coordinator.updates.state.server_mutex import Exclusive, built
+from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
+from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
+from coordinator.updates.state.rule_state import zeros
+from coordinator.updates.state.server_mutex import ServerMutex, operations_added
 
 
-class AverageBoard:
-    """The latest local model of each worker, as far as its variables are on one parameter server.
+class ModelSum:
+    """The latest local model of each worker: its variables on one parameter server.
 
-    It is in no checkpoint, and empty after its server was lost. It has room for as many workers as have brought a
-    model. A model is kept as one row of float32, or of float64 if one of the variables is; the sum of all rows is
+    It is in no checkpoint, and empty after its server was lost. It grows to the number of workers that have added a
+    model. A model is stored as one row of float32, or of float64 if one of the variables is; the sum of all rows is
     float64, so that it does not drift as rows are replaced.
 
     Args:
       numbers: the positions of the variables in the model.
-      variables: they themselves; they always get the mean.
-      lock: of their server. It is held to look at all this and change it.
+      variables: the shared variables; each averaging assigns the mean to them.
+      lock: of their server; protects all of this.
 
     Raises:
-      ValueError: the shape of a variable is not known.
+      ValueError: the shape of a variable is unknown.
     """
 
-    def __init__(self, numbers: Sequence[int], variables: Sequence[Any], lock: Exclusive) -> None:
+    def __init__(self, numbers: Sequence[int], variables: Sequence[Any], lock: ServerMutex) -> None:
         self.numbers = tuple(numbers)
         self.device = lock.device
         self._variables = list(variables)
-        self._lock = lock
+        self.lock = lock
         self._sizes = [_size(variable) for variable in variables]
         self._dtype = tf.float64 if any(variable.dtype == tf.float64 for variable in variables) else tf.float32
         with tf.distribute.get_strategy().extended.colocate_vars_with(self._variables[0]):
-            # A list of rows. A variable of an unknown number of rows would end the server that is told of its shape.
+            # A TensorList: a variable with an unknown number of rows would crash the server.
             self._rows = tf.Variable(self._no_rows, dtype=tf.variant, shape=[], trainable=False, name="local_models")
-            self._total = zeros([sum(self._sizes)], tf.float64, "total_of_models")
-            self._is_present = zeros([MOST_WORKERS], tf.bool, "has_model")
-            # The newest connection that a worker was seen with.
-            self._fence = zeros([MOST_WORKERS], tf.int64, "fence")
+            self.total = zeros([sum(self._sizes)], tf.float64, "total_of_models")
+            self._is_present = zeros([MAX_WORKERS], tf.bool, "has_model")
+            # The newest connection of each worker.
+            self._fence = zeros([MAX_WORKERS], tf.int64, "fence")
             self._generation = zeros([], tf.int64, "generation")
         signature = [tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool)]
         self._remove = tf.function(self._build_removal, input_signature=signature, autograph=False)
 
     def exchange(self, values: Sequence[Any], worker: Any, connection: Any, generation: Any) -> tuple[list[Any], Any]:
-        """Puts a worker's model in its row, and the mean of all that are present into the shared variables.
+        """Replaces a worker's row, and assigns the mean of all rows to the shared variables.
 
-        Built in a scheduled function; all tensors are on this server.
+        Called in a scheduled function; all tensors are on this server.
 
         Args:
           values: of the variables.
           worker: its index, an int64 scalar.
           connection: the number of its connection, an int64 scalar.
-          generation: of the model, an int64 scalar. The first of a newer generation empties the board.
+          generation: of the model, an int64 scalar. The first model of a newer generation removes all rows.
 
         Returns:
-          The mean, like `values`, and whether the model was taken, a bool scalar. One of an older generation, or from
-          a former connection, is not, and is returned as it came.
+          The mean, like `values`, and whether the model was accepted, a bool scalar. A model of an older generation or
+          connection is not, and is returned as it is.
         """
         with tf.device(self.device):
             row = tf.concat([tf.reshape(tf.cast(value, self._dtype), [-1]) for value in values], 0)
-        with self._lock.hold([row, worker, connection, generation]):
-            present = self._generation.read_value()
-            tf.cond(generation > present, lambda: self._begin_anew(generation), tf.no_op)
-            is_taken = tf.logical_and(generation >= present, connection >= self._fence.sparse_read(worker))
-            mean = tf.cond(is_taken, lambda: self._put(row, worker, connection), lambda: row)
-            return self._unpacked(mean), tf.identity(is_taken)
+        with self.lock.hold([row, worker, connection, generation]):
+            current = self._generation.read_value()
+            tf.cond(generation > current, lambda: self._reset(generation), tf.no_op)
+            is_accepted = tf.logical_and(generation >= current, connection >= self._fence.sparse_read(worker))
+            mean = tf.cond(is_accepted, lambda: self._put(row, worker, connection), lambda: row)
+            return self._unpacked(mean), tf.identity(is_accepted)
 
     def remove(self, worker: int, *, is_lost: bool) -> None:
-        """Takes a worker's model away until it brings another one; called on the client.
+        """Removes a worker's model until it adds another one; called on the client.
 
         Args:
           worker: its index.
-          is_lost: its connection is no more; what still comes by it is not taken.
+          is_lost: whether its connection is closed; later models of this connection are rejected.
         """
-        # If the server is away, what is on this board is gone when it returns.
+        # If the server is down, its rows are lost with it.
         with contextlib.suppress(*UNREACHED):
             self._remove(tf.constant(worker, tf.int64), tf.constant(is_lost))
 
-    # A call that is cancelled may stop anywhere below, and its worker rests then. So removing it makes good the total,
-    # and until then a row counts no sooner than it is there.
+    # A cancelled call may stop anywhere below. Its worker is idle then, and its removal recomputes the total. Until
+    # then, a row counts only once it is stored.
 
-    def _begin_anew(self, generation: Any) -> Any:
-        with built() as operations:
-            self._is_present.assign(tf.zeros([MOST_WORKERS], tf.bool), read_value=False)
-            self._total.assign(tf.zeros([sum(self._sizes)], tf.float64), read_value=False)
+    def _reset(self, generation: Any) -> Any:
+        with operations_added() as operations:
+            self._is_present.assign(tf.zeros([MAX_WORKERS], tf.bool), read_value=False)
+            self.total.assign(tf.zeros([sum(self._sizes)], tf.float64), read_value=False)
             self._rows.assign(self._no_rows(), read_value=False)
         with tf.control_dependencies(operations):
             self._generation.assign(generation, read_value=False)
         return tf.no_op()
 
     def _put(self, row: Any, worker: Any, connection: Any) -> Any:
-        """Replaces the worker's row, and returns the new mean after it was written to the shared variables."""
+        """Replaces the worker's row, assigns the new mean to the shared variables, and returns it."""
         rows, index = self._rows.read_value(), tf.cast(worker, tf.int32)
         length = tf.maximum(tf.raw_ops.TensorListLength(input_handle=rows), index + 1)
         rows = tf.raw_ops.TensorListResize(input_handle=rows, size=length)
@@ -111,16 +112,16 @@ class AverageBoard:
         former = tf.where(self._is_present.sparse_read(worker), former, tf.zeros([], row.dtype))
         rows = tf.raw_ops.TensorListSetItem(input_handle=rows, index=index, item=row)
         with tf.control_dependencies([former]):
-            is_there = self._rows.assign(rows, read_value=False)
-        with tf.control_dependencies([is_there]):
+            stored = self._rows.assign(rows, read_value=False)
+        with tf.control_dependencies([stored]):
             self._is_present.scatter_nd_update([[worker]], [True])
             self._fence.scatter_nd_update([[worker]], [connection])
-            self._total.assign_add(tf.cast(row, tf.float64) - tf.cast(former, tf.float64), read_value=False)
+            self.total.assign_add(tf.cast(row, tf.float64) - tf.cast(former, tf.float64), read_value=False)
             return self._share_mean()
 
     def _share_mean(self) -> Any:
         count = tf.math.count_nonzero(self._is_present.read_value())
-        mean = tf.cast(self._total.read_value() / tf.cast(count, tf.float64), self._dtype)
+        mean = tf.cast(self.total.read_value() / tf.cast(count, tf.float64), self._dtype)
         for variable, value in zip(self._variables, self._unpacked(mean), strict=True):
             variable.assign(value, read_value=False)
         return mean
@@ -137,7 +138,7 @@ class AverageBoard:
         ]
 
     def _build_removal(self, worker: Any, is_lost: Any) -> None:
-        with self._lock.hold([worker, is_lost]):
+        with self.lock.hold([worker, is_lost]):
             self._is_present.scatter_nd_update([[worker]], [False])
             # A later connection has a greater number.
             self._fence.scatter_nd_add([[worker]], [tf.cast(is_lost, tf.int64)])
@@ -146,10 +147,7 @@ class AverageBoard:
             )
             is_present = self._is_present.read_value()[: tf.shape(rows)[0], tf.newaxis]
             rest = tf.where(is_present, tf.cast(rows, tf.float64), tf.zeros([], tf.float64))
-            self._total.assign(tf.reduce_sum(rest, 0), read_value=False)
-
-    def __repr__(self) -> str:
-        return f"<AverageBoard: {len(self._variables)} variables on {self.device}>"
+            self.total.assign(tf.reduce_sum(rest, 0), read_value=False)
 
 
 def _size(variable: Any) -> int:
@@ -157,6 +155,6 @@ def _size(variable: Any) -> int:
     if size is None:
         raise ValueError(
             f"The variable {variable.name!r} has the shape {variable.shape}, and only variables of a known shape can "
-            "be averaged. Make it with one, or give it as one of the embeddings."
+            "be averaged. Create it with one, or pass it as one of the embeddings."
         )
     return int(size)

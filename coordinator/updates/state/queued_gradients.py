@@ -1,7 +1,7 @@
-"""The gradients that are queued on the parameter servers, as a checkpoint has them.
+"""The checkpoint of the gradients that are queued on the parameter servers.
 
-It promises that what is restored is what was saved, in its order, with its delays, also on other servers than it was
-saved from. Each row travels by itself; the client holds all of them at once, in one string.
+It promises that the restored queue is the saved one, in its order and with its delays, on any number of servers. Rows
+are transferred one by one; the client holds all of them at once, in one string.
 """
 
 import io
@@ -12,50 +12,50 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.updates.delayed_pushes import ENTRY_SIZE, DelayedPushes
-from coordinator.updates.gradient_store import PUSH_ID_SIZE
+from coordinator.updates.state.gradient_store import PUSH_ID_SIZE, GradientStore
+from coordinator.updates.state.push_log import ENTRY_SIZE, DelayedPushes
 
-# Stands for the worker of a gradient that came from a checkpoint: a new client numbers its connections anew, and what
-# is known by an old number must not be taken for older, or newer, than what the same worker pushes now.
+# The worker in the ids of restored pushes. A new client numbers its connections from 1 again, so the numbers in a
+# checkpoint cannot be compared with those of the workers' later pushes.
 _RESTORED = -1
 
 
 class QueuedGradients(tf.train.experimental.PythonState):
-    """Reads and replaces what is queued. To be used while nothing that is scheduled runs.
+    """Saves and restores the queue. Used while no scheduled function runs.
 
-    A gradient that some servers have applied already while it is being saved is left out.
+    A gradient that some servers apply while it is being saved is left out.
 
     Args:
-      pushes: what is known of each.
-      servers: each with its `store` and its `columns`.
+      pushes: the log of the queued pushes.
+      stores: on all servers; their columns have kinds.
     """
 
-    def __init__(self, pushes: DelayedPushes, servers: Sequence[Any]) -> None:
-        self._servers = servers
-        self._entries = _client_function(pushes.entries)
+    def __init__(self, pushes: DelayedPushes, stores: Sequence[GradientStore]) -> None:
+        self._stores = stores
+        self.entries = _client_function(pushes.entries)
         self._replace = _client_function(pushes.replace, tf.TensorSpec([None, ENTRY_SIZE], tf.int64))
         push = tf.TensorSpec([PUSH_ID_SIZE], tf.int64)
-        self._read = [_client_function(partial(_read, server), push) for server in servers]
+        self._read = [_client_function(partial(_read, store), push) for store in stores]
         self._add = [
-            _client_function(partial(_add, server), push, tf.TensorSpec([len(server.columns.dtypes)], tf.string))
-            for server in servers
+            _client_function(partial(_add, store), push, tf.TensorSpec([len(store.columns.dtypes)], tf.string))
+            for store in stores
         ]
-        self._clear = [_client_function(server.store.clear) for server in servers]
+        self._clear = [_client_function(store.clear) for store in stores]
 
     def serialize(self) -> bytes:
-        """What is queued, as a string.
+        """Returns the queue as a string.
 
         Raises:
           tf.errors.OpError: a parameter server does not answer.
         """
         entries, rows = [], []
-        for entry in self._entries().numpy():
+        for entry in self.entries().numpy():
             row = [b""] * self._width
-            for server, read in zip(self._servers, self._read, strict=True):
+            for store, read in zip(self._stores, self._read, strict=True):
                 strings = read(entry[:PUSH_ID_SIZE]).numpy()
                 if not len(strings):
                     break
-                for place, string in zip(server.columns.places, strings, strict=True):
+                for place, string in zip(store.columns.places, strings, strict=True):
                     row[place] = string
             else:
                 entries.append(entry[PUSH_ID_SIZE:])
@@ -70,10 +70,10 @@ class QueuedGradients(tf.train.experimental.PythonState):
         return buffer.getvalue()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Replaces what is queued.
+        """Replaces the queue.
 
         Raises:
-          ValueError: it was saved by a rule for other variables, or with another kind of optimizer.
+          ValueError: the string was saved by a rule for other variables, or with another kind of optimizer.
           tf.errors.OpError: a parameter server does not answer.
         """
         saved = np.load(io.BytesIO(string_value), allow_pickle=False)
@@ -90,20 +90,17 @@ class QueuedGradients(tf.train.experimental.PythonState):
         ends = np.cumsum(sizes).reshape(sizes.shape)
         for push, row_ends, row_sizes in zip(ids, ends, sizes, strict=True):
             row = [strings[end - size : end] for end, size in zip(row_ends, row_sizes, strict=True)]
-            for server, add in zip(self._servers, self._add, strict=True):
-                add(push, [row[place] for place in server.columns.places])
+            for store, add in zip(self._stores, self._add, strict=True):
+                add(push, [row[place] for place in store.columns.places])
         self._replace(np.concatenate([ids, entries], 1))
 
     @property
     def _width(self) -> int:
-        return int(self._servers[0].columns.width)
-
-    def __repr__(self) -> str:
-        return f"<QueuedGradients on {len(self._servers)} servers>"
+        return self._stores[0].columns.width
 
 
 def _client_function(function: Any, *arguments: tf.TensorSpec) -> Any:
-    """A function for the client to call; gives what `function` does, None if that is an operation."""
+    """Wraps a function for calls from the client; it returns None if `function` returns an operation."""
 
     def call(*arguments: Any) -> Any:
         result = function(*arguments)
@@ -112,14 +109,14 @@ def _client_function(function: Any, *arguments: tf.TensorSpec) -> Any:
     return tf.function(call, input_signature=arguments, autograph=False)
 
 
-def _read(server: Any, push: Any) -> Any:
-    with tf.device(server.store.device):
-        return server.store.serialized(tf.identity(push))
+def _read(store: GradientStore, push: Any) -> Any:
+    with tf.device(store.device):
+        return store.serialized(tf.identity(push))
 
 
-def _add(server: Any, push: Any, strings: Any) -> Any:
-    with tf.device(server.store.device):
+def _add(store: GradientStore, push: Any, strings: Any) -> Any:
+    with tf.device(store.device):
         push, strings = tf.identity(push), tf.identity(strings)
-        dtypes = server.columns.dtypes
+        dtypes = store.columns.dtypes
         row = {column: tf.io.parse_tensor(strings[column], dtype) for column, dtype in enumerate(dtypes)}
-        return server.store.add(push, row)
+        return store.add(push, row)

@@ -1,8 +1,8 @@
-"""What a rule keeps on a parameter server: the model version, the workers' clocks, and counts of what happened.
+"""The state of a rule on a parameter server: the model version, the workers' clocks, and counters.
 
-All of it is on one server, the rule's *home*, so that a decision is made under one lock without asking another
-machine. What a checkpoint needs is in variables that one holds; who is under way now is not among them, since after a
-restart nobody is.
+All of it is on one server, the rule's *home*, so that a decision is made under one mutex without asking another
+machine. What a checkpoint needs is in variables of the module; the steps in flight are not, since none survives a
+restart.
 """
 
 import dataclasses
@@ -11,33 +11,32 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.updates.state.server_mutex import Exclusive
+from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
+from coordinator.updates.state.server_mutex import ServerMutex
 
-# Task indices beyond this are refused.
-MOST_WORKERS = 1024
-# Staleness of this or more is counted as one.
-LARGEST_STALENESS = 1024
+# Larger staleness counts as this.
+MAX_STALENESS = 1024
 
 COUNTS = ("updates", "pushes", "rejected", "pulls", "bytes_pulled", "bytes_pushed")
-# Where the histogram of staleness and the workers' steps begin among the counts.
+# Where the histogram of staleness and the workers' steps begin in `counts`.
 _HISTOGRAM = len(COUNTS)
-_STEPS = _HISTOGRAM + LARGEST_STALENESS + 1
+_STEPS = _HISTOGRAM + MAX_STALENESS + 1
 FIRST_SEEN, LAST_SEEN, WAITED = range(3)
-# Stands for the version that a worker's gradient is computed on, where none is under way.
-NOT_UNDER_WAY = -1
-# The slowest clock where no worker has steps to do.
-NOBODY = 2**62
+# The pulled version of a worker without a step in flight.
+NO_STEP = -1
+# The slowest clock if no worker is active.
+NO_CLOCK = 2**62
 
 
 @dataclasses.dataclass(frozen=True)
-class _Present:
-    """Who is under way. Not in checkpoints: TensorFlow does not look into an object of this kind.
+class _WorkerStatus:
+    """The steps in flight. Not in checkpoints: TensorFlow does not track the attributes of a dataclass.
 
     Attributes, each by task index:
-      fence: the newest connection that a worker was seen with; int64.
+      fence: the newest connection of the worker; int64.
       is_active: whether it has steps to do, so that others may have to wait for it.
-      is_waiting: whether it waits to begin one.
-      pulled_version: the version that the gradient is computed on that it has under way, or NOT_UNDER_WAY; int64.
+      is_waiting: whether it waits to begin a step.
+      pulled_version: the version that its gradient in flight is computed on, or NO_STEP; int64.
     """
 
     fence: tf.Variable
@@ -46,134 +45,121 @@ class _Present:
     pulled_version: tf.Variable
 
 
-@dataclasses.dataclass(frozen=True)
-class LedgerSnapshot:
-    """What a ledger had counted at one moment.
+class RuleState(tf.Module):
+    """The state of one rule. Created in the strategy's scope.
 
     Attributes:
-      counts: how often what of `COUNTS` had happened, by name.
-      histogram: how many gradients there were of each staleness; int64.
-      steps: how many steps each worker had finished; int64, by task index.
-      seconds: as the ledger has them.
-    """
-
-    counts: dict[str, int]
-    histogram: np.ndarray
-    steps: np.ndarray
-    seconds: np.ndarray
-
-
-class Ledger(tf.Module):
-    """The state of one rule. To be made in the strategy's scope.
-
-    Attributes:
-      version: the number of updates that were applied; an int64 scalar.
-      counts: how often what of `COUNTS` happened, then how many gradients there were of each staleness, then how many
-        steps each worker has finished; int64. One variable, so that all that a push counts is there at the same time.
-      clocks: how many steps each worker has finished, or was put ahead by when it joined in; int64, by task index.
-      seconds: when each worker was first and last seen, on the home's clock, and for how long it has waited; float64.
-      lock: held to look at these and change them together.
-      queued: what else the rule of the ledger keeps for a checkpoint; absent if it keeps nothing.
+      version: the number of updates applied; an int64 scalar.
+      counts: the counters of `COUNTS`, then the number of gradients of each staleness, then the number of steps that
+        each worker has finished; int64. One variable, so that all counters of a push change at once.
+      clocks: the steps that each worker has finished, plus its head start if it joined late; int64, by task index.
+      seconds: when each worker was first and last seen, on the home's clock, and how long it has waited; float64.
+      workers: the steps in flight.
+      lock: protects all of these.
+      queued: further state of the rule for a checkpoint; absent if there is none.
     """
 
     queued: tf.train.experimental.PythonState
 
     def __init__(self) -> None:
-        super().__init__("ledger")
+        super().__init__("rule_state")
         self.version = zeros([], tf.int64, "version")
         with tf.distribute.get_strategy().extended.colocate_vars_with(self.version):
-            self.counts = zeros([_STEPS + MOST_WORKERS], tf.int64, "counts")
-            self.clocks = zeros([MOST_WORKERS], tf.int64, "clocks")
-            self.seconds = zeros([MOST_WORKERS, 3], tf.float64, "seconds")
-            present = _Present(
-                fence=zeros([MOST_WORKERS], tf.int64, "fence"),
-                is_active=zeros([MOST_WORKERS], tf.bool, "is_active"),
-                is_waiting=zeros([MOST_WORKERS], tf.bool, "is_waiting"),
+            self.counts = zeros([_STEPS + MAX_WORKERS], tf.int64, "counts")
+            self.clocks = zeros([MAX_WORKERS], tf.int64, "clocks")
+            self.seconds = zeros([MAX_WORKERS, 3], tf.float64, "seconds")
+            workers = _WorkerStatus(
+                fence=zeros([MAX_WORKERS], tf.int64, "fence"),
+                is_active=zeros([MAX_WORKERS], tf.bool, "is_active"),
+                is_waiting=zeros([MAX_WORKERS], tf.bool, "is_waiting"),
                 pulled_version=tf.Variable(
-                    lambda: tf.fill([MOST_WORKERS], tf.constant(NOT_UNDER_WAY, tf.int64)),
+                    lambda: tf.fill([MAX_WORKERS], tf.constant(NO_STEP, tf.int64)),
                     trainable=False,
                     name="pulled_version",
                 ),
             )
-        self.present = present
+        self.workers = workers
         self.home: str = self.version.device
-        # The same names are used by a client that is started again; a lock has nothing to remember.
-        self.number = next(tf.distribute.get_strategy().numbers)
-        self.lock = Exclusive(f"coordinator/updates/{self.number}/ledger", self.home)
+        # A restarted client uses the same names; a mutex has no state to keep.
+        self.number = next(tf.distribute.get_strategy().extended.services.unique_numbers)
+        self.lock = ServerMutex(f"coordinator/updates/{self.number}/state", self.home)
         self._read = tf.function(self._build_read, input_signature=[], autograph=False)
 
     def count(
         self, *, staleness: Any = None, gradients: Any = 1, worker: Any = None, steps: Any = 1, **happened: Any
     ) -> None:
-        """Adds to `counts`, all at the same time.
+        """Adds to `counts`, all at once.
 
         Args:
-          staleness: of a gradient, an int64 scalar; None if there is none to be counted.
-          gradients: how many there are of that staleness.
-          worker: the index of one that has finished steps, an int64 scalar; None if none has.
-          steps: how many.
-          **happened: how often, by name; Python numbers or scalars.
+          staleness: of a gradient, an int64 scalar; None to count none.
+          gradients: the number of gradients of that staleness.
+          worker: the index of the worker that has finished steps, an int64 scalar; None for no worker.
+          steps: the number of steps.
+          **happened: increments by name of the counter; Python numbers or scalars.
         """
         counted = [(COUNTS.index(name), times) for name, times in happened.items()]
         with tf.device(self.home):
             if staleness is not None:
-                slot = tf.clip_by_value(staleness, _number(0), _number(LARGEST_STALENESS))
+                slot = tf.clip_by_value(staleness, _number(0), _number(MAX_STALENESS))
                 counted.append((slot + _HISTOGRAM, gradients))
             if worker is not None:
                 counted.append((_number(worker) + _STEPS, steps))
             places, times = (tf.stack([_number(value) for value in values]) for values in zip(*counted, strict=True))
             self.counts.scatter_nd_add(places[:, tf.newaxis], times)
 
-    def snapshot(self) -> LedgerSnapshot:
-        """What was counted until now; called on the client.
+    def snapshot(self) -> tuple[dict[str, int], np.ndarray, np.ndarray, np.ndarray]:
+        """Reads the counters; called on the client.
+
+        Returns:
+          The counters of `COUNTS`, by name; the number of gradients of each staleness, int64; the number of steps that
+          each worker has finished, int64, by task index; and `seconds`.
 
         Raises:
-          tf.errors.OpError: its server does not answer.
+          tf.errors.OpError: the home server does not answer.
         """
         counts, seconds = (tensor.numpy() for tensor in self._read())
         named, histogram, steps = np.split(counts, [_HISTOGRAM, _STEPS])
-        return LedgerSnapshot(dict(zip(COUNTS, map(int, named), strict=True)), histogram, steps, seconds)
+        return dict(zip(COUNTS, map(int, named), strict=True)), histogram, steps, seconds
 
     def slowest_clock(self, besides: Any) -> Any:
-        """The least clock of the active workers but one; NOBODY if there is none. To be called under the lock."""
-        others = tf.logical_and(self.present.is_active.read_value(), tf.range(MOST_WORKERS, dtype=tf.int64) != besides)
-        return tf.reduce_min(tf.where(others, self.clocks.read_value(), tf.constant(NOBODY, tf.int64)))
+        """Returns the least clock of the other active workers, NO_CLOCK if there is none. Called under the lock."""
+        others = tf.logical_and(self.workers.is_active.read_value(), tf.range(MAX_WORKERS, dtype=tf.int64) != besides)
+        return tf.reduce_min(tf.where(others, self.clocks.read_value(), tf.constant(NO_CLOCK, tf.int64)))
 
-    def note_seen(self, worker: Any, waited: Any = None) -> None:
-        """Notes that a worker is here now, and has waited for so many seconds. Never twice for it at the same time."""
+    def record_seen(self, worker: Any, waited: Any = None) -> None:
+        """Records that a worker is running and has waited for some seconds. Not concurrently for one worker."""
         now = tf.timestamp()
         first, _, before = tf.unstack(self.seconds.sparse_read(worker))
         waited = before if waited is None else before + tf.cast(waited, tf.float64)
         row = tf.stack([tf.where(first > _constant(0, tf.float64), first, now), now, waited])
         self.seconds.scatter_update(tf.IndexedSlices(row, worker))
 
-    def note_step(self, worker: Any, steps: Any = 1) -> None:
-        """Puts a worker's clock forward by a step, or several. Never twice for one worker at the same time."""
+    def advance_clock(self, worker: Any, steps: Any = 1) -> None:
+        """Advances a worker's clock by some steps. Not concurrently for one worker."""
         self.clocks.scatter_nd_add(
             tf.reshape(worker, _constant([1, 1], tf.int32)), tf.reshape(_number(steps), _constant([1], tf.int32))
         )
-        self.note_seen(worker)
+        self.record_seen(worker)
 
     def _build_read(self) -> tuple[Any, Any]:
-        # A rule that holds the lock may be between two of its counts.
+        # A rule may be between two of its counts while it holds the lock.
         with self.lock.hold():
             return self.counts.read_value(), self.seconds.read_value()
 
     def __repr__(self) -> str:
-        return f"<Ledger {self.number} on {self.home}>"
+        return f"<RuleState {self.number} on {self.home}>"
 
 
 def zeros(shape: list[int], dtype: tf.DType, name: str) -> tf.Variable:
-    """A variable of zeros that can be made again after its server was lost."""
+    """Creates a variable of zeros that can be initialized again after its server was lost."""
     return tf.Variable(lambda: tf.zeros(shape, dtype), trainable=False, name=name)
 
 
 def _number(value: Any) -> Any:
-    """An int64 scalar."""
     return tf.cast(value, tf.int64) if tf.is_tensor(value) else _constant(value, tf.int64)
 
 
 def _constant(value: Any, dtype: tf.DType) -> Any:
-    """A constant that waits for nothing, so that the steps of one call have it in common."""
+    """Returns a constant without control dependencies, so that the steps of one fused call share it."""
     with tf.control_dependencies(None):
         return tf.constant(value, dtype)

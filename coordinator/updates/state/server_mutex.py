@@ -1,4 +1,4 @@
-"""A lock on one server, for the graphs of all workers."""
+"""A mutex on one server, shared by the graphs of all workers."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -8,8 +8,8 @@ import tensorflow as tf
 
 
 @contextlib.contextmanager
-def built() -> Iterator[list[Any]]:
-    """A scope that gives a list in which, at its end, all operations are that were built in it."""
+def operations_added() -> Iterator[list[Any]]:
+    """Opens a scope and yields a list, which after the scope holds the operations added to the graph in it."""
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     operations: list[Any] = []
@@ -17,15 +17,15 @@ def built() -> Iterator[list[Any]]:
     operations += graph.get_operations()[before:]
 
 
-class Exclusive:
-    """What is built while it is held runs in one graph at a time.
+class ServerMutex:
+    """A mutex under which operations of one graph at a time run.
 
-    It is a mutex of TensorFlow's on the server, found by its name whenever it is needed, so that a restarted server
-    has it too. A call that is cancelled, as those of a dead worker are, lets go of it. Everything that runs while it
-    is held should be on its own server: a lock that waits for another machine would be held by one that hangs.
+    It is a TensorFlow mutex resource, looked up by name at each use, so that it exists on a restarted server too. A
+    cancelled call, such as one of a dead worker, releases it. Operations under the mutex should be on its own server:
+    otherwise a server that hangs blocks everyone.
 
     Args:
-      name: the same for all who share the lock. A new client may use the names of one that died.
+      name: shared by all users of the mutex. A new client may reuse the names of a client that died.
       device: the server's CPU.
     """
 
@@ -35,17 +35,17 @@ class Exclusive:
 
     @contextlib.contextmanager
     def hold(self, after: Sequence[Any] = ()) -> Iterator[None]:
-        """A scope whose operations run under the lock, on its server unless they say otherwise.
+        """Opens a scope whose operations run under the mutex and, by default, on its server.
 
         Args:
-          after: tensors and operations; the lock is taken once they are there.
+          after: tensors and operations; the mutex is acquired once they are available.
         """
         with tf.device(self.device):
-            # What is given to a function cannot be waited for as it is: it may not be there when the function begins.
+            # The inputs of a function cannot be waited for directly: the function may start before they are available.
             awaited = [tf.identity(each) if tf.is_tensor(each) else each for each in after]
             with tf.control_dependencies(awaited):
                 lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=self._name))
-            with built() as operations, tf.control_dependencies([lock]):
+            with operations_added() as operations, tf.control_dependencies([lock]):
                 yield
             with tf.control_dependencies(operations):
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)

@@ -1,0 +1,1 @@
+"""Gradients and variables on their way between workers and parameter servers."""

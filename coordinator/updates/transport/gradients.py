@@ -1,10 +1,11 @@
-"""Whether gradients fit their variables: found out on the worker, before any of them is sent to a server.
+"""Gradients on their way to the servers: checked on the worker, and flattened to tensors for a transfer.
 
-A gradient that a server's update refuses would be in the updates of the other servers. So what can be known is checked
-while a push is traced. The rest, ids of rows and shapes that are not known then, is checked by the step itself: nothing
-leaves the worker before that is done.
+A gradient that one server's update refuses would still be in the updates of the other servers. So a push checks while
+it is traced whatever is known then. Ids of rows and unknown shapes are checked by the step itself, before anything
+leaves the worker.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,49 +16,102 @@ import tensorflow as tf
 _ADVICE = "Push what the tape gives for this variable, in the order of the rule's variables."
 
 
+@dataclasses.dataclass(frozen=True)
+class SentGradients:
+    """Gradients that arrived at a server.
+
+    Attributes:
+      device: the server's CPU.
+      numbers: the positions of their variables.
+      gradients: in that order.
+      extras: tensors that were sent with them.
+      size: of all of it, in bytes, an int64 scalar on the worker.
+    """
+
+    device: str
+    numbers: Sequence[int]
+    gradients: Sequence[Any]
+    extras: Sequence[Any]
+    size: Any
+
+    @property
+    def tensors(self) -> list[Any]:
+        """All tensors that arrived."""
+        return [*flat(dict(zip(self.numbers, self.gradients, strict=True)), self.numbers), *self.extras]
+
+
+def flat(gradients: Mapping[int, Any], numbers: Sequence[int]) -> list[Any]:
+    """Flattens gradients to tensors: of `tf.IndexedSlices`, the values and the indices."""
+    found: list[Any] = []
+    for number in numbers:
+        gradient = gradients[number]
+        found += [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
+    return found
+
+
+def rebuilt(gradients: Mapping[int, Any], numbers: Sequence[int], tensors: Sequence[Any]) -> list[Any]:
+    """Returns gradients of the same structure from tensors in the order of `flat`."""
+    rest = iter(tensors)
+    return [
+        tf.IndexedSlices(next(rest), next(rest), gradients[number].dense_shape)
+        if isinstance(gradients[number], tf.IndexedSlices)
+        else next(rest)
+        for number in numbers
+    ]
+
+
+def without_repeats(gradient: Any) -> Any:
+    """Sums rows of the same index, if the gradient is `tf.IndexedSlices`; returns other gradients as they are."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(indices))
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
 def checked(
-    gradients: Mapping[int, Any], variables: Sequence[Any], *, looks_at_ids: bool
+    gradients: Mapping[int, Any], variables: Sequence[Any], *, checks_ids: bool
 ) -> tuple[dict[int, Any], list[Any]]:
-    """Brings gradients to their variables' dtypes, and refuses those that do not fit.
+    """Casts gradients to their variables' dtypes, and checks that they fit.
 
     Args:
       gradients: by the positions of their variables: tensors, or `tf.IndexedSlices`.
       variables: `tf.Variable`s.
-      looks_at_ids: whether ids that are not known yet are looked at when the function runs.
+      checks_ids: whether ids that are unknown now are checked when the function runs.
 
     Returns:
-      The gradients, and the assertions that still have to be made when the function runs: operations on the worker.
-      Nothing of the gradients is there before they are made.
+      The gradients, and the checks that remain for the time when the function runs: operations on the worker. The
+      gradients depend on them.
 
     Raises:
-      TypeError: a dtype is neither the variable's nor a floating-point one to be cast to it, or ids are no integers.
-      ValueError: a shape does not fit, or an id is of no row.
+      TypeError: a dtype is neither the variable's nor a floating-point one that can be cast to it, or ids are not
+        integers.
+      ValueError: a shape does not fit, or an id is out of range.
     """
     found, checks = {}, []
     for number, gradient in gradients.items():
         variable = variables[number]
         if isinstance(gradient, tf.IndexedSlices):
             found[number], more = _rows(gradient, variable)
-            ids = _checks_of_ids(found[number].indices, variable)
-            checks += [*more, *(ids if looks_at_ids else [])]
+            ids = _id_checks(found[number].indices, variable)
+            checks += [*more, *(ids if checks_ids else [])]
         else:
-            found[number], more = _whole(gradient, variable)
+            found[number], more = _dense(gradient, variable)
             checks += more
     if checks:
-        found = {number: awaiting(checks, gradient) for number, gradient in found.items()}
+        found = {number: after_checks(checks, gradient) for number, gradient in found.items()}
     return found, checks
 
 
-def awaiting(checks: Sequence[Any], tensor: Any) -> Any:
-    """The same tensor, or `tf.IndexedSlices`, which is there when the checks are made."""
+def after_checks(checks: Sequence[Any], tensor: Any) -> Any:
+    """Returns a copy of a tensor, or of `tf.IndexedSlices`, that depends on the checks."""
     with tf.control_dependencies(list(checks)):
         if isinstance(tensor, tf.IndexedSlices):
             return tf.IndexedSlices(tf.identity(tensor.values), tf.identity(tensor.indices), tensor.dense_shape)
         return tf.identity(tensor)
 
 
-def _whole(gradient: Any, variable: Any) -> tuple[Any, list[Any]]:
-    """A dense gradient, and what is to be checked of it yet."""
+def _dense(gradient: Any, variable: Any) -> tuple[Any, list[Any]]:
     gradient = _cast(tf.convert_to_tensor(gradient, dtype_hint=variable.dtype), variable)
     if not gradient.shape.is_compatible_with(variable.shape):
         raise ValueError(f"{_of(variable)} must have its shape {variable.shape}, got {gradient.shape}. {_ADVICE}")
@@ -66,7 +120,6 @@ def _whole(gradient: Any, variable: Any) -> tuple[Any, list[Any]]:
 
 
 def _rows(gradient: Any, variable: Any) -> tuple[Any, list[Any]]:
-    """A gradient of rows, and what is to be checked of it yet."""
     values = _cast(tf.convert_to_tensor(gradient.values, dtype_hint=variable.dtype), variable)
     ids = tf.convert_to_tensor(gradient.indices)
     if not ids.dtype.is_integer:
@@ -87,28 +140,28 @@ def _rows(gradient: Any, variable: Any) -> tuple[Any, list[Any]]:
     ensured_ids = _ensured(ids, tf.TensorShape([ensured_values.shape[0]]), variable)
     checks = [now for before, now in ((values, ensured_values), (ids, ensured_ids)) if now is not before]
     if ensured_ids.shape[0] is None:
-        checks += _checks_of_number(ensured_values, ensured_ids, variable)
+        rows, number = tf.shape(ensured_values)[0], tf.size(ensured_ids)
+        needed = f"{_of(variable)} must have a row of values for each of its indices. Their numbers are"
+        checks.append(_assertion(tf.equal(rows, number), needed, rows, "and", number))
     return tf.IndexedSlices(ensured_values, ensured_ids, gradient.dense_shape), checks
 
 
 def _ensured(tensor: Any, shape: tf.TensorShape, variable: Any) -> Any:
-    """The tensor with this shape, which is looked at when it is there if it is not known to have it."""
-    if not _is_wider(tensor.shape, shape):
+    """Returns the tensor with this shape, checked when the function runs if the known shape is less specific."""
+    known = tensor.shape
+    if known.rank is None or shape.rank is None:
+        is_certain = shape.rank is None
+    else:
+        is_certain = not any(size is None and wanted is not None for size, wanted in zip(known, shape, strict=True))
+    if is_certain:
         return tensor
-    # An assertion would not do: what is done with the tensor later tells its shape, and by that TensorFlow's optimizer
-    # takes an assertion on it for fulfilled.
+    # An assertion is not enough: later operations imply the tensor's shape, and TensorFlow's optimizer then removes an
+    # assertion of it as always true.
     name = re.sub(r"[^A-Za-z0-9_.]", "_", variable.name.partition(":")[0])
     return tf.ensure_shape(tensor, shape, name=f"gradient_for_{name}")
 
 
-def _is_wider(known: tf.TensorShape, expected: tf.TensorShape) -> bool:
-    """Whether a tensor of which this is known may turn out not to have the expected shape."""
-    if expected.rank is None or known.rank is None:
-        return bool(known.rank is None and expected.rank is not None)
-    return any(size is None and wanted is not None for size, wanted in zip(known, expected, strict=True))
-
-
-def _checks_of_ids(ids: Any, variable: Any) -> list[Any]:
+def _id_checks(ids: Any, variable: Any) -> list[Any]:
     rows = variable.shape.dims and variable.shape[0]
     if rows is None:
         return []
@@ -119,18 +172,11 @@ def _checks_of_ids(ids: Any, variable: Any) -> list[Any]:
         if np.size(outside):
             raise ValueError(f"{needed}, got {outside.ravel()[0]}.")
         return []
-    # Of no ids, these are the greatest and the least number that there is.
+    # Without any id, these are the dtype's largest and smallest number.
     least, greatest = tf.reduce_min(ids), tf.reduce_max(ids)
     return [
         _assertion((least >= 0) & (greatest < rows) | (least > greatest), f"{needed}; they are", least, "to", greatest)
     ]
-
-
-def _checks_of_number(values: Any, ids: Any, variable: Any) -> list[Any]:
-    """Whether there is a row for each id, where neither number is known."""
-    rows, number = tf.shape(values)[0], tf.size(ids)
-    needed = f"{_of(variable)} must have a row of values for each of its indices. Their numbers are"
-    return [_assertion(tf.equal(rows, number), needed, rows, "and", number)]
 
 
 def _cast(gradient: Any, variable: Any) -> Any:
@@ -149,5 +195,5 @@ def _assertion(condition: Any, *data: Any) -> Any:
 
 
 def _of(variable: Any) -> str:
-    # Without quotes, which an assertion would show with backslashes.
+    # Without quotes, which an assertion would escape.
     return f"The gradient for variable {variable.name}"

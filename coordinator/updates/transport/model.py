@@ -1,27 +1,17 @@
-"""The variables that a rule updates, as they lie on the parameter servers."""
+"""The variables that a rule updates, by parameter server, and transfers between the servers and the worker.
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+Transfers are packed here only for steps that may wait for other workers, in branches and loops too. In other functions
+`coordinator.ps_strategy.fusing.message_packing` packs them, once the functions are fused or have run often; packing
+them here as well would copy them twice.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.fusing.message_packing import LARGEST_PACKED
-from coordinator.ps_strategy.keras_internals import variable_of
-from coordinator.updates.parcel import send
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerPart:
-    """What of the model is on one server.
-
-    Attributes:
-      device: the server's CPU.
-      numbers: the positions of its variables in the model.
-    """
-
-    device: str
-    numbers: tuple[int, ...]
+from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES, is_worth_packing, pack
+from coordinator.ps_strategy.keras.internals.optimizers import variable_of
 
 
 class Model:
@@ -29,11 +19,17 @@ class Model:
 
     Args:
       variables: `tf.Variable`s or `keras.Variable`s on parameter servers.
-      embeddings: those of them of which single rows are looked up, and which are never copied as a whole.
+      embeddings: those of them whose rows are looked up one by one, and which are never copied as a whole.
 
     Raises:
-      ValueError: there is no variable, one is twice there, one is not on a parameter server, or an embedding is not
+      ValueError: there is no variable, one is listed twice, one is not on a parameter server, or an embedding is not
         among them.
+
+    Attributes:
+      originals: the variables, as given.
+      variables: as `tf.Variable`s.
+      embeddings: the positions of the embeddings.
+      by_device: the positions of the variables on each server, by its CPU's name.
     """
 
     def __init__(self, variables: Sequence[Any], embeddings: Sequence[Any] = ()) -> None:
@@ -48,44 +44,86 @@ class Model:
             if tf.DeviceSpec.from_string(variable.device).job != "ps":
                 raise ValueError(
                     f"The variable {variable.name!r} is on {variable.device or 'no server'}, not on a parameter "
-                    "server. Make it inside strategy.scope()."
+                    "server. Create it inside strategy.scope()."
                 )
         unknown = [variable for variable in map(variable_of, embeddings) if id(variable) not in positions]
         if unknown:
             raise ValueError(f"The embedding {unknown[0].name!r} is not among the rule's variables.")
         self.embeddings = frozenset(positions[id(variable_of(variable))] for variable in embeddings)
-        self.parts = tuple(ServerPart(device, tuple(numbers)) for device, numbers in _by_device(self.variables).items())
+        self.by_device = _by_device(self.variables)
 
     @property
     def dense(self) -> tuple[int, ...]:
-        """The positions of the variables that are no embeddings."""
+        """The positions of the variables that are not embeddings."""
         return tuple(number for number in range(len(self.variables)) if number not in self.embeddings)
 
     def pulled_at_once(self) -> list[int]:
-        """The positions of those that are worth pulling before anybody reads them: small, and no embeddings."""
-        return [number for number in self.dense if _size(self.variables[number]) <= LARGEST_PACKED]
-
-    def numbers_on(self, device: str) -> tuple[int, ...]:
-        """The positions of the variables on one server."""
-        return next((part.numbers for part in self.parts if part.device == device), ())
+        """Returns the positions of the variables that are pulled before they are read: small, and not embeddings."""
+        return [number for number in self.dense if _size(self.variables[number]) <= MAX_PACKED_BYTES]
 
     def __repr__(self) -> str:
-        return f"<Model: {len(self.variables)} variables on {len(self.parts)} servers>"
+        return f"<Model: {len(self.variables)} variables on {len(self.by_device)} servers>"
+
+
+def transfer(
+    tensors: Sequence[Any], source: str | None, target: str | None, *, is_packed: bool = True
+) -> tuple[list[Any], tf.Tensor]:
+    """Transfers tensors from one device to another.
+
+    Args:
+      tensors: any.
+      source: the device that they are on; None is the worker.
+      target: where they are needed; None is the worker.
+      is_packed: whether small tensors of one dtype go in one message, if all dimensions but the first are known.
+        Otherwise no tensor is available before all are.
+
+    Returns:
+      The tensors on the target device, in their order, and their size in bytes, an int64 scalar.
+    """
+    size = bytes_of(tensors, source)
+    if not is_packed:
+        with tf.device(target):
+            return tf.identity_n(tensors), size
+    with tf.device(target):
+        arrived = [None if is_worth_packing(tensor) else tf.identity(tensor) for tensor in tensors]
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        numbers = [n for n, tensor in enumerate(tensors) if tensor.dtype == dtype and arrived[n] is None]
+        for number, tensor in zip(numbers, pack([tensors[n] for n in numbers], source, target), strict=True):
+            arrived[number] = tensor
+    return arrived, size
+
+
+def bytes_of(tensors: Sequence[Any], source: str | None) -> tf.Tensor:
+    """Returns the size of tensors in bytes, an int64 scalar; known shapes need no message for it.
+
+    Args:
+      tensors: any.
+      source: the device that they are on; None is the worker.
+    """
+    known = [tensor for tensor in tensors if tensor.shape.is_fully_defined()]
+    sizes = [tf.constant(sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in known), tf.int64)]
+    with tf.device(source):
+        others = [
+            tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in tensors if not tensor.shape.is_fully_defined()
+        ]
+        if others:
+            sizes.append(tf.add_n(others))
+    return tf.add_n(sizes)
 
 
 def pull(
-    variables: Sequence[Any], after: Sequence[Any], only_on: str | None = None, *, is_joined: bool = True
+    variables: Sequence[Any], after: Sequence[Any], only_on: str | None = None, *, is_packed: bool = True
 ) -> tuple[list[Any], Any]:
-    """Brings the values of variables to the worker.
+    """Transfers the values of variables to the worker.
 
     Args:
-      variables: `tf.Variable`s, wherever they are.
-      after: tensors; nothing is read before they are there.
-      only_on: the device of the variables that wait for these; None is all.
-      is_joined: whether those of one server are joined here; see `send`.
+      variables: `tf.Variable`s on any server.
+      after: tensors; nothing is read before they are available.
+      only_on: the device whose variables wait for these; None is all devices.
+      is_packed: see `transfer`.
 
     Returns:
-      The values, and how many bytes they have, an int64 scalar.
+      The values, and their size in bytes, an int64 scalar.
     """
     values: dict[int, Any] = {}
     sizes = [tf.constant(0, tf.int64)]
@@ -93,43 +131,13 @@ def pull(
         awaited = list(after) if only_on in (None, device) else []
         with tf.device(device), tf.control_dependencies(awaited):
             read = [variables[number].read_value() for number in numbers]
-        parcel = send(read, device, None, is_joined=is_joined)
-        values.update(zip(numbers, parcel.tensors, strict=True))
-        sizes.append(parcel.size)
+        arrived, size = transfer(read, device, None, is_packed=is_packed)
+        values.update(zip(numbers, arrived, strict=True))
+        sizes.append(size)
     return [values[number] for number in range(len(variables))], tf.add_n(sizes)
 
 
-def flat(gradients: Mapping[int, Any], numbers: Sequence[int]) -> list[Any]:
-    """The tensors of some gradients: of `tf.IndexedSlices`, the values and the indices."""
-    found: list[Any] = []
-    for number in numbers:
-        gradient = gradients[number]
-        found += [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
-    return found
-
-
-def rebuilt(gradients: Mapping[int, Any], numbers: Sequence[int], tensors: Sequence[Any]) -> list[Any]:
-    """Gradients like some others, of other tensors, as `flat` gives them."""
-    rest = iter(tensors)
-    return [
-        tf.IndexedSlices(next(rest), next(rest), gradients[number].dense_shape)
-        if isinstance(gradients[number], tf.IndexedSlices)
-        else next(rest)
-        for number in numbers
-    ]
-
-
-def without_repeats(gradient: Any) -> Any:
-    """The same gradient, with one row for each index, if it is `tf.IndexedSlices`."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    indices, positions = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(indices))
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)
-
-
 def _by_device(variables: Sequence[Any]) -> dict[str, list[int]]:
-    """The positions of variables, by the device that they are on."""
     found: dict[str, list[int]] = {}
     for number, variable in enumerate(variables):
         found.setdefault(variable.device, []).append(number)

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import coordinator
+from tests.ps_strategy.every_worker import scheduler_of
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 60.0
@@ -118,9 +119,9 @@ def test_iterators_survive_an_error(strategy, endless, failing):  # row 36
     assert len(after) == 9
 
 
-@pytest.mark.parametrize("capacity", [1, 3])
+@pytest.mark.parametrize("capacity", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_an_error_frees_whoever_waits_for_room(strategy, endless, failing, count, monkeypatch, capacity):  # row 37
-    monkeypatch.setattr(strategy.cluster._queue, "_capacity", capacity)
+    monkeypatch.setattr(scheduler_of(strategy).queue, "capacity", capacity)
     running = endless.occupy(2) + failing.occupy()
     waiting = [strategy.schedule(count) for _ in range(capacity)]
     with concurrent.futures.ThreadPoolExecutor(1) as thread:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.ps_strategy.fusing.fused_calls import COUNT, TIMEOUT, FusedCalls
 
 # More than it takes until a function that runs alone has its messages joined.
-CALLS = 60
+CALLS = 20
 NUMBERS, FACTORS = [1.0, 2.0, 3.0], [10.0, 20.0, 30.0]
 
 
@@ -93,7 +93,12 @@ def reduced(first, second):
 STEPS = [loop, loop_with_break, nested_loop, loop_over_zip, loop_over_map, reduced]
 
 
-@pytest.mark.parametrize("step", STEPS)
+def mostly_long(cases, *usual):
+    """Returns the cases, all but the usual ones marked as long: tracing each takes a second."""
+    return [case if case in usual else pytest.param(case, marks=pytest.mark.long) for case in cases]
+
+
+@pytest.mark.parametrize("step", mostly_long(STEPS, loop_with_break, reduced))
 def test_a_loop_over_a_dataset_changes_variables_on_parameter_servers(strategy, variables, step):
     first, second = variables
     function = tf.function(lambda: step(first, second))
@@ -103,7 +108,7 @@ def test_a_loop_over_a_dataset_changes_variables_on_parameter_servers(strategy, 
     ]
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", mostly_long(STEPS, loop))
 def test_it_does_so_in_calls_of_several_steps_as_well(fused, variables, step):
     first, second = variables
     futures = fused.run(tf.function(lambda: step(first, second)[-1]), [()] * COUNT)
@@ -163,7 +168,7 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", mostly_long(USES, "map", "reduce", "tf.while_loop", "tf.cond"))
 def test_functions_of_datasets_loops_and_branches_read_variables_on_servers(strategy, use):
     with strategy.scope():
         factor, offset = tf.Variable(2.0), tf.Variable(3.0)

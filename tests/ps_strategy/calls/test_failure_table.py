@@ -4,9 +4,10 @@ import pytest
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
-from coordinator.ps_strategy.failure_table import failure_of
+from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime, failure_of
 from coordinator.runtime import FailureKind
 from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import unhealthy
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 60.0
@@ -63,15 +64,14 @@ def test_every_error_has_one_kind(error, is_server_lost, is_worker_lost, kind): 
 def test_a_worker_killed_in_a_call_is_the_workers_fault_and_the_call_is_made_again(
     strategy, shared_cluster, monkeypatch
 ):  # row 78
-    runtime = strategy.cluster._runtime
-    classify, classified = runtime.classify, []
+    classify, classified = TensorFlowRuntime.classify, []
 
-    def note(worker, error):
-        failure = classify(worker, error)
+    def record(runtime, worker, error):
+        failure = classify(runtime, worker, error)
         classified.append((worker, error, failure.kind))
         return failure
 
-    monkeypatch.setattr(runtime, "classify", note)
+    monkeypatch.setattr(TensorFlowRuntime, "classify", record)
     gate = Gate(strategy)
     [future] = gate.occupy()
     victim = gate.worker
@@ -85,7 +85,7 @@ def test_a_worker_killed_in_a_call_is_the_workers_fault_and_the_call_is_made_aga
     finally:
         gate.open()
         shared_cluster.restart("worker", victim)
-        wait_until(lambda: not strategy.cluster.unhealthy())
+        wait_until(lambda: not unhealthy(strategy))
     worker, error, kind = classified[0]
     assert (worker, kind) == (victim, FailureKind.WORKER_LOST)
     assert isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError)

@@ -10,21 +10,21 @@ from tests.program_runner import ProgramRunner
 LONGEST = 30.0
 
 PROGRAM = """
-    import faulthandler, gc, sys, tempfile, time
+    import faulthandler, gc, sys, tempfile, threading, time
 
     import tensorflow as tf
     import coordinator
     from coordinator.heartbeat.heartbeat import Heartbeat
-    from coordinator.heartbeat.pulse import PulseState
+    from coordinator.heartbeat.watched_server import Liveness
     from coordinator.testing import LocalCluster
 
     # A call that hangs here may keep Python's global lock; nothing else could end this program.
     faulthandler.dump_traceback_later(240, exit=True)
 
     def wait_state(heartbeat, address, state):
-        generation = 0
-        while heartbeat.state(address).state is not state:
-            generation = heartbeat.wait_changed(generation, 1.0)
+        pause = threading.Event()
+        while heartbeat.state(address).liveness is not state:
+            pause.wait(0.01)
 
     def measure(name, call):
         begun = time.monotonic()
@@ -50,7 +50,7 @@ PROGRAM = """
         for address in addresses:
             heartbeat.watch(address)
         for address in addresses:
-            wait_state(heartbeat, address, PulseState.ANSWERING)
+            wait_state(heartbeat, address, Liveness.ANSWERING)
 
         frozen = cluster.spec["worker"][1]
         cluster.freeze("worker", 1)
@@ -67,7 +67,7 @@ PROGRAM = """
 
         measure("many new functions", lambda: [tf.function(lambda x: x + n)(tf.constant(1)) for n in range(5)])
         cluster.thaw("worker", 1)
-        wait_state(heartbeat, frozen, PulseState.ANSWERING)
+        wait_state(heartbeat, frozen, Liveness.ANSWERING)
         heartbeat.close()
         assert variable.numpy() == 22.0, variable
 """

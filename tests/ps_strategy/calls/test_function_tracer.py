@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from coordinator.ps_strategy.calls import function_tracer
+from coordinator.ps_strategy.calls.function_tracer import Retraced, TraceCache
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
-from coordinator.ps_strategy.known_traces import KnownTraces
+from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerContext
 from coordinator.ps_strategy.tensorflow_internals import CancellationManager
 
@@ -54,82 +56,104 @@ def traced(function):
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_a_call_of_the_same_kind_is_known(function, traced, case):
+def test_a_call_of_the_same_kind_is_known(function, traced, case, monkeypatch):
+    # Without a strategy tensors are on no client.
+    monkeypatch.setattr(function_tracer, "is_stackable", lambda _: True)
     first, again = SAME[case]
-    known = KnownTraces()
-    assert known.find(function, first) is None
-    known.remember(function, first, traced, ("left out",))
-    found, args = known.find(function, again)
-    assert found is traced
-    assert args[-1] == "left out"
-    assert all(one is other for one, other in zip(args, again, strict=False))
+    cache = TraceCache()
+    assert cache.find(function, first) is None
+    cache.add(function, first, traced, ("left out",))
+    call = cache.find(function, again)
+    assert call.function is traced
+    assert call.args[-1] == "left out"
+    assert all(one is other for one, other in zip(call.args, again, strict=False))
+    assert call.fusion_key == cache.find(function, first).fusion_key
+
+
+def test_an_iterator_that_is_a_default_value_is_used_like_one_that_is_given(function, traced):
+    iterator = PerWorkerIterator("numbers", tf.TensorSpec([], tf.int64), lambda _: tf.data.Dataset.range(3))
+    cache = TraceCache()
+    cache.add(function, [], traced, ({"numbers": iterator},))
+    assert list(cache.find(function, []).iterators) == [iterator]
+    assert not cache.find(function, []).may_fuse_on(0), "it is not known to be endless"
+
+
+def test_tensors_on_other_devices_are_fused_only_if_they_are_the_same(function, traced, monkeypatch):
+    one, other = tf.constant(1.0), tf.constant(2.0)
+    cache = TraceCache()
+    cache.add(function, [one], traced, ())
+    monkeypatch.setattr(function_tracer, "is_stackable", lambda _: True)
+    assert cache.find(function, [one]).fusion_key == cache.find(function, [other]).fusion_key
+    monkeypatch.setattr(function_tracer, "is_stackable", lambda _: False)
+    assert cache.find(function, [one]).fusion_key == cache.find(function, [one]).fusion_key
+    assert cache.find(function, [one]).fusion_key != cache.find(function, [other]).fusion_key
 
 
 @pytest.mark.parametrize("case", OTHER)
 def test_a_call_of_another_kind_is_not_known(function, traced, case):
     first, other = OTHER[case]
-    known = KnownTraces()
-    known.remember(function, [first], traced, ())
-    assert known.find(function, [first]) is not None
-    assert known.find(function, [other]) is None
-    assert known.find(function, [first, first]) is None
+    cache = TraceCache()
+    cache.add(function, [first], traced, ())
+    assert cache.find(function, [first]) is not None
+    assert cache.find(function, [other]) is None
+    assert cache.find(function, [first, first]) is None
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_what_a_trace_may_depend_on_in_other_ways_is_never_known(function, traced, case):
     argument = UNKNOWN[case]()
-    known = KnownTraces()
-    known.remember(function, [argument], traced, ())
-    assert known.find(function, [argument]) is None
-    known.remember(function, [[argument]], traced, ())
-    assert known.find(function, [[argument]]) is None
+    cache = TraceCache()
+    cache.add(function, [argument], traced, ())
+    assert cache.find(function, [argument]) is None
+    cache.add(function, [[argument]], traced, ())
+    assert cache.find(function, [[argument]]) is None
 
 
 def test_what_is_no_function_or_no_list_of_arguments_is_not_known(function, traced):
-    known = KnownTraces()
-    known.remember(function, [], traced, ())
-    assert known.find({}, []) is None
-    assert known.find("text", []) is None
-    assert known.find(function, np.zeros(0)) is None
-    assert known.find(function, 5) is None
+    cache = TraceCache()
+    cache.add(function, [], traced, ())
+    assert cache.find({}, []) is None
+    assert cache.find("text", []) is None
+    assert cache.find(function, np.zeros(0)) is None
+    assert cache.find(function, 5) is None
 
 
 def test_nothing_is_known_inside_of_a_graph_or_after_all_was_forgotten(function, traced):
-    known = KnownTraces()
-    known.remember(function, [], traced, ())
+    cache = TraceCache()
+    cache.add(function, [], traced, ())
     with tf.Graph().as_default():
-        assert known.find(function, []) is None
-    assert known.find(function, []) is not None
-    known.forget()
-    assert known.find(function, []) is None
+        assert cache.find(function, []) is None
+    assert cache.find(function, []) is not None
+    cache.clear()
+    assert cache.find(function, []) is None
 
 
 def test_neither_a_function_nor_its_trace_is_kept_alive():
-    known = KnownTraces()
+    cache = TraceCache()
 
     @tf.function
     def function():
         return tf.constant(1.0)
 
     traced = TracedFunction(function.get_concrete_function(), PerWorkerHandles())
-    known.remember(function, [], traced, ())
+    cache.add(function, [], traced, ())
     alive = weakref.ref(function), weakref.ref(traced)
-    assert known.find(function, [])[0] is traced
+    assert cache.find(function, []).function is traced
     del function, traced
     gc.collect()
     assert [each() for each in alive] == [None, None]
 
 
-def test_what_was_made_for_a_function_is_freed_with_it_and_not_when_garbage_is_collected_next():
+def test_what_was_traced_for_a_function_is_freed_with_it_without_garbage_collection():
     variable = tf.Variable(1.0)
     function = tf.function(lambda: variable.assign_add(1.0))
     concrete = function.get_concrete_function()
     function.get_concrete_function()
     traced = TracedFunction(concrete, PerWorkerHandles())
     context = WorkerContext(0, "/device:CPU:0", 0, CancellationManager())
-    assert traced.call_repeatedly(context, [[], []]) == [2.0, 3.0]
-    known = KnownTraces()
-    known.remember(function, [], traced, ())
+    assert traced.call_fused(context, [[], []]) == [2.0, 3.0]
+    cache = TraceCache()
+    cache.add(function, [], traced, ())
     alive = weakref.ref(function), weakref.ref(traced), weakref.ref(concrete)
     gc.collect()
     gc.disable()
@@ -141,10 +165,10 @@ def test_what_was_made_for_a_function_is_freed_with_it_and_not_when_garbage_is_c
 
 
 def test_what_is_known_of_a_function_is_bounded(function, traced):
-    known = KnownTraces()
+    cache = TraceCache()
     for number in range(1000):
-        known.remember(function, [number], traced, ())
-    assert sum(known.find(function, [number]) is not None for number in range(1000)) <= 64
+        cache.add(function, [number], traced, ())
+    assert sum(cache.find(function, [number]) is not None for number in range(1000)) <= 64
 
 
 def test_what_is_scheduled_again_is_the_call_that_tensorflow_would_have_found(strategy):
@@ -166,7 +190,7 @@ def test_what_is_scheduled_again_is_the_call_that_tensorflow_would_have_found(st
         assert result(tf.constant(5.0), z=1.0) == 10
         assert result(1.0, 1.0) == 3
     assert len(traces) == 6
-    strategy.trace_anew()
+    strategy.extended.services.retrace()
     assert result(1.0) == 6
     assert len(traces) == 7
     assert result(1.0) == 6
@@ -189,3 +213,34 @@ def test_an_iterator_is_freed_although_it_was_scheduled_before(strategy):
     gc.collect()
     # A worker's thread may hold the last call of each until it looks for another.
     assert sum(each() is not None for each in alive) <= 1
+
+
+def test_a_function_is_itself_until_all_reset_and_one_other_from_then_on() -> None:
+    traces: list[int] = []
+
+    @tf.function
+    def function(number: int) -> tf.Tensor:
+        traces.append(number)
+        return tf.constant(number)
+
+    functions = Retraced()
+    assert functions.of(function) is function
+    function(1)
+    functions.reset()
+    copy = functions.of(function)
+    assert copy is not function
+    assert functions.of(function) is copy
+    copy(1)
+    copy(1)
+    assert traces == [1, 1]
+    functions.reset()
+    assert functions.of(function) not in (function, copy)
+
+
+def test_a_function_that_was_not_traced_before_reset_is_traced_as_itself() -> None:
+    function = tf.function(lambda: tf.constant(1))
+    functions = Retraced()
+    functions.reset()
+    assert functions.of(function) is function
+    functions.reset()
+    assert functions.of(function) is not function

@@ -80,7 +80,7 @@ def step_by_run(strategy, training):
     return tf.function(lambda iterator: strategy.run(training.update, args=(next(iterator),)))
 
 
-@pytest.mark.parametrize("make_step", [step_in_place, step_by_run])
+@pytest.mark.parametrize("make_step", [pytest.param(step_in_place, marks=pytest.mark.long), step_by_run])
 def test_a_loop_that_joins_at_each_epochs_end_learns(strategy, training, dataset, make_step, loss_of_one_process):
     step = make_step(strategy, training)
     before, epochs = loss_of(training.model), []
@@ -117,7 +117,8 @@ def assert_as_good(model, before, loss_of_one_process):
     assert learnt > 0.8 * expected
 
 
-def test_steps_may_be_packed_into_one_function(strategy):  # row 14
+@pytest.mark.parametrize(("epoch_count", "factor"), [(4, 2), pytest.param(10, 4, marks=pytest.mark.long)])
+def test_steps_may_be_packed_into_one_function(strategy, epoch_count, factor):  # row 14
     with strategy.scope():
         training = Training(keras.optimizers.RMSprop(0.01))
         steps = tf.Variable(0)
@@ -130,15 +131,15 @@ def test_steps_may_be_packed_into_one_function(strategy):  # row 14
             steps.assign_add(1)
 
     epochs = []
-    for _ in range(10):
+    for _ in range(epoch_count):
         training.metric.reset_state()
         iterator = iter(dataset)
         for _ in range(10):
             strategy.schedule(ten_steps, args=(iterator,))
         strategy.join(TIMEOUT)
         epochs.append(float(training.metric.result()))
-    assert steps.numpy() == 1000
-    assert epochs[-1] < epochs[0] / 4
+    assert steps.numpy() == 100 * epoch_count
+    assert epochs[-1] < epochs[0] / factor
 
 
 def test_an_optimizers_slots_are_beside_their_variables_and_updated(strategy):  # row 128

@@ -42,7 +42,7 @@ def test_reduce_outside_of_a_scheduled_function_works_and_warns(strategy, caplog
     assert "strategy.reduce was called outside of a scheduled function" in caplog.text
 
 
-@pytest.mark.parametrize("in_scope", [True, False])
+@pytest.mark.parametrize("in_scope", [pytest.param(True, marks=pytest.mark.long), False])
 def test_run_and_reduce_work_in_a_scheduled_function(strategy, in_scope):  # row 11
     @tf.function
     def step(x):

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.deadline import wait_until
-from tests.ps_strategy.every_worker import on_every_worker
+from tests.ps_strategy.every_worker import on_every_worker, unhealthy
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 60.0
@@ -167,4 +167,4 @@ def test_results_and_arguments_outlive_every_worker(strategy, shared_cluster):  
     # The workers that came back know nothing of the tensor and the function that their predecessors were given.
     assert on_every_worker(strategy, total, argument) == [6, 6, 6]
     assert strategy.local_results(futures) == [6] * 6
-    wait_until(lambda: not strategy.cluster.unhealthy())
+    wait_until(lambda: not unhealthy(strategy))

@@ -120,11 +120,11 @@ def test_a_request_to_trace_all_functions_again_is_no_reason_to_warn(strategy, s
 
     for _ in range(MANY):
         scheduled(step, [(1,), (2,)])
-        strategy.trace_anew()
+        strategy.extended.services.retrace()
     assert warnings() == []
     scheduled(step, [(number,) for number in range(MANY)])
     assert len(warnings()) == 1
-    strategy.trace_anew()
+    strategy.extended.services.retrace()
     scheduled(step, [(number,) for number in range(MANY)])
     assert len(warnings()) == 1
 

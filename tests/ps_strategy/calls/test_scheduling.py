@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import coordinator
 from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import scheduler_of
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 60.0
@@ -250,7 +251,7 @@ def test_done_is_false_while_something_runs_and_join_says_what(strategy):
 
 
 def test_a_full_queue_blocks_whoever_schedules_until_there_is_room(strategy, count, counter, monkeypatch):  # row 8
-    monkeypatch.setattr(strategy.cluster._queue, "_capacity", 2)
+    monkeypatch.setattr(scheduler_of(strategy).queue, "capacity", 2)
     gate = Gate(strategy)
     gate.occupy(len(strategy.cluster.workers))
     for _ in range(2):

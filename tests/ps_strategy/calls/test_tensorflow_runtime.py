@@ -7,12 +7,14 @@ import pytest
 import tensorflow as tf
 
 from coordinator.options import Options
-from coordinator.ps_strategy import membership, tensorflow_internals, tensorflow_runtime
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
+from coordinator.ps_strategy.membership import connections, known_servers
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
-from coordinator.ps_strategy.tensorflow_runtime import TensorFlowRuntime
+from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.runtime import FailureKind
-from tests.ps_strategy.fake_admission import FakeAdmission
-from tests.ps_strategy.membership.fake_sentinels import FakeWitnesses
+from tests.ps_strategy.membership.fake_handshake import FakeHandshake
+from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
 from tests.ps_strategy.membership.fake_servers import ADDRESSES, FIRST, PS, SECOND, UNAVAILABLE, FakeServers
 
 ALL = set(ADDRESSES)
@@ -22,34 +24,28 @@ STALE = tf.errors.InvalidArgumentError(None, None, "Unable to find a context_id"
 @pytest.fixture
 def servers(monkeypatch) -> FakeServers:
     servers = FakeServers()
-    monkeypatch.setattr(membership, "TaskProbe", servers.probe)
-    monkeypatch.setattr(membership, "Heartbeat", lambda interval, timeout: servers)
-    monkeypatch.setattr(membership, "ServerAdmission", FakeAdmission)
-    monkeypatch.setattr(membership, "Witnesses", FakeWitnesses)
-    monkeypatch.setattr(tensorflow_runtime, "_join_as_client", lambda definition: "client:1")
+    monkeypatch.setattr(known_servers, "TaskProbe", servers.probe)
+    monkeypatch.setattr(known_servers, "Heartbeat", lambda interval, timeout: servers)
+    monkeypatch.setattr(connections, "Handshake", FakeHandshake)
+    monkeypatch.setattr(connections, "SentinelVariables", FakeSentinels)
     monkeypatch.setattr(tensorflow_internals, "update_server_def", servers.update_server_def)
+    monkeypatch.setattr(tensorflow_internals, "current_server_def", lambda: None)
+    monkeypatch.setattr(tensorflow_internals, "set_server_def", lambda _: None)
     monkeypatch.setattr(tensorflow_internals, "bind_executor", lambda: SimpleNamespace(clear_error=lambda: None))
     return servers
 
 
 @pytest.fixture
 def connect(servers):
-    def connect(**options) -> TensorFlowRuntime:
-        runtime = TensorFlowRuntime(
-            ClusterDefinition(ADDRESSES, None, "grpc"), Options(reconnect_interval=0.001, close_timeout=0.05, **options)
-        )
-        runtime.bind_thread(0)
-        return runtime
+    def connect(**options) -> Membership:
+        options = Options(reconnect_interval=0.001, close_timeout=0.05, **options)
+        return Membership.connected(ClusterDefinition(ADDRESSES, "client:1", "grpc"), options)
 
     return connect
 
 
 class Work:
-    """Notes the number of the connection that it is run with, and fails on request.
-
-    Attributes:
-      connections: those numbers.
-    """
+    """Records the numbers of the connections with which it runs, and fails on request."""
 
     def __init__(self, error: Exception | None = None, meanwhile=lambda: None) -> None:
         self.connections: list[int] = []
@@ -57,14 +53,16 @@ class Work:
         self._meanwhile = meanwhile
 
     def run_on(self, context) -> None:
-        self.connections.append(context.incarnation)
+        self.connections.append(context.connection_number)
         self._meanwhile()
         if self._error is not None:
             raise self._error
 
 
-def attempt(runtime, worker, work) -> FailureKind | None:
-    """Runs `work`; the kind of its failure."""
+def attempt(membership, worker, work) -> FailureKind | None:
+    """Runs `work`; returns the kind of its failure."""
+    runtime = TensorFlowRuntime(membership)
+    runtime.bind_thread(worker)
     try:
         runtime.run(worker, work, None)
     except tf.errors.OpError as error:
@@ -88,7 +86,7 @@ def attempt(runtime, worker, work) -> FailureKind | None:
     ],
 )
 def test_a_failure_is_sorted_by_who_answers(servers, connect, dead, restarted, error, kind):  # rows 78, 90
-    runtime = connect()
+    membership = connect()
 
     def fail():
         for task in dead:
@@ -96,205 +94,205 @@ def test_a_failure_is_sorted_by_who_answers(servers, connect, dead, restarted, e
         for task in restarted:
             servers.restart(task)
 
-    assert attempt(runtime, 0, Work(error, meanwhile=fail)) is kind
+    assert attempt(membership, 0, Work(error, meanwhile=fail)) is kind
 
 
 def test_only_tasks_that_answer_are_named(servers, connect):
     servers.kill(SECOND)
-    runtime = connect()
-    assert servers.named == [{PS, FIRST}]
-    assert (runtime.is_reachable(0), runtime.is_reachable(1)) == (True, False)
-    assert not runtime.reconnect(1)
-    assert servers.named == [{PS, FIRST}]
+    membership = connect()
+    assert servers.server_defs == [{PS, FIRST}]
+    assert (membership.is_reachable(0), membership.is_reachable(1)) == (True, False)
+    assert not membership.reconnect(1)
+    assert servers.server_defs == [{PS, FIRST}]
     servers.restart(SECOND)
-    assert runtime.reconnect(1)
-    assert servers.named[1:] == [ALL]
+    assert membership.reconnect(1)
+    assert servers.server_defs[1:] == [ALL]
 
 
 def test_a_worker_that_dies_while_it_is_named_harms_nobody_else(servers, connect):
-    runtime = connect()
+    membership = connect()
     first = Work()
-    runtime.run(0, first, None)
+    assert attempt(membership, 0, first) is None
     servers.restart(SECOND)
-    with servers.dying_when_named(SECOND):
-        assert not runtime.reconnect(1)
-    assert runtime.is_reachable(0)
-    assert not runtime.is_reachable(1)
+    with servers.dying_during_update(SECOND):
+        assert not membership.reconnect(1)
+    assert membership.is_reachable(0)
+    assert not membership.is_reachable(1)
 
     servers.restart(SECOND)
-    assert runtime.reconnect(1)
-    runtime.run(0, first, None)
+    assert membership.reconnect(1)
+    assert attempt(membership, 0, first) is None
     assert len(set(first.connections)) == 1, "the first worker keeps what was made on it"
 
 
 def test_another_worker_that_dies_while_one_is_named_is_left_out_next_time(servers, connect):
-    runtime = connect()
+    membership = connect()
     servers.restart(SECOND)
-    with servers.dying_when_named(FIRST):
-        assert not runtime.reconnect(1)
-    assert runtime.reconnect(1)
-    assert servers.named[-1] == {PS, SECOND}
-    assert not runtime.is_reachable(0)
+    with servers.dying_during_update(FIRST):
+        assert not membership.reconnect(1)
+    assert membership.reconnect(1)
+    assert servers.server_defs[-1] == {PS, SECOND}
+    assert not membership.is_reachable(0)
 
 
 def test_an_attempt_is_judged_by_the_connection_that_it_was_begun_with(servers, connect):
-    runtime = connect()
+    membership = connect()
     servers.restart(SECOND)
 
     def both_return():
         servers.restart(FIRST)
-        assert runtime.reconnect(1)
-        assert runtime.is_reachable(0), "the return of the second worker renewed the connection to the first"
+        assert membership.reconnect(1)
+        assert membership.is_reachable(0), "the return of the second worker renewed the connection to the first"
 
     before, after = Work(STALE, meanwhile=both_return), Work(STALE)
-    assert attempt(runtime, 0, before) is FailureKind.WORKER_LOST
-    named = len(servers.named)
-    assert runtime.reconnect(0)
-    assert len(servers.named) == named, "it is connected already"
-    assert attempt(runtime, 0, after) is FailureKind.USER
+    assert attempt(membership, 0, before) is FailureKind.WORKER_LOST
+    named = len(servers.server_defs)
+    assert membership.reconnect(0)
+    assert len(servers.server_defs) == named, "it is connected already"
+    assert attempt(membership, 0, after) is FailureKind.USER
     assert before.connections != after.connections, "what was made on the first run of the server is made again"
 
 
 def test_a_worker_that_was_left_out_for_a_while_has_nothing_of_ours(servers, connect):
-    runtime, work = connect(), Work()
-    runtime.run(0, work, None)
+    membership, work = connect(), Work()
+    assert attempt(membership, 0, work) is None
     incarnation = servers.incarnations.pop(FIRST)
     servers.restart(SECOND)
-    assert runtime.reconnect(1)
+    assert membership.reconnect(1)
     servers.incarnations[FIRST] = incarnation  # it was not restarted: it was slow to answer
-    assert attempt(runtime, 0, work) is FailureKind.WORKER_LOST
-    assert runtime.reconnect(0)
-    runtime.run(0, work, None)
+    assert attempt(membership, 0, work) is FailureKind.WORKER_LOST
+    assert membership.reconnect(0)
+    assert attempt(membership, 0, work) is None
     assert work.connections[0] != work.connections[1]
 
 
 def test_a_worker_that_a_failed_change_left_out_is_not_thought_connected(servers, connect):
-    runtime = connect()
+    membership = connect()
     incarnation = servers.incarnations.pop(FIRST)
     servers.restart(SECOND)
-    with servers.dying_when_named(SECOND):
-        assert not runtime.reconnect(1)
+    with servers.dying_during_update(SECOND):
+        assert not membership.reconnect(1)
     servers.incarnations[FIRST] = incarnation
-    assert not runtime.is_reachable(0)
+    assert not membership.is_reachable(0)
 
 
 def test_no_worker_is_connected_to_while_a_parameter_server_is_lost(servers, connect):
-    runtime = connect()
+    membership = connect()
     servers.restart(PS)
     servers.restart(FIRST)
-    named = len(servers.named)
-    assert not runtime.reconnect(0)
-    assert len(servers.named) == named
-    lost = runtime.lost_parameter_server()
+    named = len(servers.server_defs)
+    assert not membership.reconnect(0)
+    assert len(servers.server_defs) == named
+    lost = membership.lost_parameter_server()
     assert lost is not None
     assert lost.task == "/job:ps/task:0"
     assert "ps:1" in str(lost)
-    assert not runtime.is_parameter_server_reachable(0)
+    assert not membership.is_parameter_server_reachable(0)
 
 
 def test_parameter_servers_are_connected_to_again_when_they_answer(servers, connect):
-    runtime, work = connect(), Work()
-    runtime.run(0, work, None)
+    membership, work = connect(), Work()
+    assert attempt(membership, 0, work) is None
     servers.kill(PS)
     servers.kill(SECOND)
-    assert runtime.lost_parameter_servers() == ("/job:ps/task:0",)
-    named = len(servers.named)
-    assert not runtime.reconnect_parameter_servers()
+    assert membership.lost_parameter_servers() == ("/job:ps/task:0",)
+    named = len(servers.server_defs)
+    assert not membership.reconnect_parameter_servers()
     servers.restart(PS)
-    assert runtime.reconnect_parameter_servers()
-    assert servers.named[named:] == [{PS, FIRST}], "nobody is named who does not answer"
-    assert runtime.lost_parameter_servers() == ()
-    runtime.run(0, work, None)
+    assert membership.reconnect_parameter_servers()
+    assert servers.server_defs[named:] == [{PS, FIRST}], "nobody is named who does not answer"
+    assert membership.lost_parameter_servers() == ()
+    assert attempt(membership, 0, work) is None
     assert len(set(work.connections)) == 1, "workers keep what was made on them"
 
 
 def test_a_parameter_server_that_dies_while_it_is_named_stays_lost(servers, connect):
-    runtime = connect()
+    membership = connect()
     servers.restart(PS)
-    with servers.dying_when_named(PS):
-        assert not runtime.reconnect_parameter_servers()
+    with servers.dying_during_update(PS):
+        assert not membership.reconnect_parameter_servers()
     servers.incarnations[PS] = 2
-    assert runtime.lost_parameter_servers(), "the connection to it failed"
-    assert runtime.reconnect_parameter_servers()
+    assert membership.lost_parameter_servers(), "the connection to it failed"
+    assert membership.reconnect_parameter_servers()
 
 
 def test_nothing_is_named_without_a_parameter_server(servers, connect):
-    runtime = connect()
+    membership = connect()
     servers.restart(PS)
-    with servers.dying_when_named(PS):
-        assert not runtime.reconnect_parameter_servers()
+    with servers.dying_during_update(PS):
+        assert not membership.reconnect_parameter_servers()
     servers.kill(FIRST)
-    named = len(servers.named)
-    runtime.disconnect(0)
-    assert len(servers.named) == named, "named later than the others, it may stay unknown to them"
+    named = len(servers.server_defs)
+    membership.disconnect(0)
+    assert len(servers.server_defs) == named, "named later than the others, it may stay unknown to them"
     servers.incarnations[PS] = 2
-    assert runtime.reconnect_parameter_servers()
-    assert servers.named[named:] == [{PS, SECOND}]
+    assert membership.reconnect_parameter_servers()
+    assert servers.server_defs[named:] == [{PS, SECOND}]
 
 
 def test_nothing_is_named_while_a_parameter_server_is_out_of_tensorflows_reach(servers, connect, monkeypatch):
     """It may answer a probe before TensorFlow tries its own connection again, which was cut off."""
-    runtime = connect()
+    membership = connect()
     servers.restart(FIRST)
-    named = len(servers.named)
+    named = len(servers.server_defs)
     with monkeypatch.context() as patch:
-        patch.setattr(FakeWitnesses, "reached", False)
-        runtime.disconnect(0)
-        assert not runtime.reconnect(0)
-    assert len(servers.named) == named
-    assert runtime.lost_parameter_server() is None
-    assert runtime.reconnect(0)
-    assert servers.named[named:] == [{PS, SECOND}, ALL]
+        patch.setattr(FakeSentinels, "reachable", False)
+        membership.disconnect(0)
+        assert not membership.reconnect(0)
+    assert len(servers.server_defs) == named
+    assert membership.lost_parameter_server() is None
+    assert membership.reconnect(0)
+    assert servers.server_defs[named:] == [{PS, SECOND}, ALL]
 
 
 def test_nothing_is_named_while_a_parameter_server_does_not_answer(servers, connect):
     """TensorFlow would take it for a new one, and drop its variables, although it may only be slow."""
-    runtime = connect()
+    membership = connect()
     servers.fall_silent(PS)
     servers.kill(FIRST)
-    named = len(servers.named)
-    runtime.disconnect(0)
-    assert len(servers.named) == named
+    named = len(servers.server_defs)
+    membership.disconnect(0)
+    assert len(servers.server_defs) == named
     servers.silent.clear()
-    assert runtime.lost_parameter_server() is None, "it was frozen, and still has its variables"
+    assert membership.lost_parameter_server() is None, "it was frozen, and still has its variables"
     servers.restart(FIRST)
-    assert runtime.reconnect(0)
-    assert servers.named[named:] == [{PS, SECOND}, ALL], "what the first run of the worker had is let go of first"
+    assert membership.reconnect(0)
+    assert servers.server_defs[named:] == [{PS, SECOND}, ALL], "what the first run of the worker had is let go of first"
 
 
 def test_a_parameter_server_that_lost_its_variables_in_a_change_is_lost(servers, connect, monkeypatch):
-    runtime = connect()
+    membership = connect()
     servers.restart(FIRST)
     with monkeypatch.context() as patch:
-        patch.setattr(FakeWitnesses, "forgetful", True)
-        runtime.disconnect(0)
-    assert runtime.lost_parameter_servers() == ("/job:ps/task:0",), "although it answers, and was not restarted"
-    assert not runtime.seem_parameter_servers_reachable()
-    assert runtime.reconnect_parameter_servers()
-    assert runtime.lost_parameter_server() is None
+        patch.setattr(FakeSentinels, "lossy", True)
+        membership.disconnect(0)
+    assert membership.lost_parameter_servers() == ("/job:ps/task:0",), "although it answers, and was not restarted"
+    assert not membership.seem_parameter_servers_reachable()
+    assert membership.reconnect_parameter_servers()
+    assert membership.lost_parameter_server() is None
 
 
 def test_a_worker_that_was_hung_up_on_is_let_go_of_and_connected_to_anew(servers, connect):
-    runtime, work = connect(), Work()
-    runtime.run(0, work, None)
+    membership, work = connect(), Work()
+    assert attempt(membership, 0, work) is None
     servers.fall_silent(FIRST)
-    assert not runtime.is_reachable(0)
-    assert not runtime.seems_reachable(0)
-    runtime.disconnect(0)
+    assert not membership.is_reachable(0)
+    assert not membership.seems_reachable(0)
+    membership.disconnect(0)
     servers.silent.clear()
-    assert not runtime.is_reachable(0), "it thawed, but has missed what was registered meanwhile"
-    assert runtime.reconnect(0)
-    assert servers.named[1:] == [{PS, SECOND}, ALL]
-    runtime.run(0, work, None)
+    assert not membership.is_reachable(0), "it thawed, but has missed what was registered meanwhile"
+    assert membership.reconnect(0)
+    assert servers.server_defs[1:] == [{PS, SECOND}, ALL]
+    assert attempt(membership, 0, work) is None
     assert work.connections[0] != work.connections[1]
 
 
 def test_a_parameter_server_restarted_while_connecting_is_taken_as_it_is(servers, connect):
     restarts = iter([PS])
-    servers.before_naming = lambda tasks: [servers.restart(task) for task in restarts]
-    runtime = connect()
-    assert runtime.lost_parameter_server() is None
-    assert len(servers.named) == 2
+    servers.before_update = lambda tasks: [servers.restart(task) for task in restarts]
+    membership = connect()
+    assert membership.lost_parameter_server() is None
+    assert len(servers.server_defs) == 2
 
 
 @pytest.mark.parametrize(
@@ -312,12 +310,14 @@ def test_connecting_gives_up_in_time_and_names_who_is_missing(servers, connect, 
         connect(connect_timeout=0.02)
     assert awaited in str(caught.value)
     assert "Options.connect_timeout" in str(caught.value)
-    assert servers.named == [set()], "what was begun is let go"
+    assert servers.server_defs == [set()], "what was begun is let go"
 
 
-@pytest.mark.parametrize(("where", "told"), [("naming", "has not finished a change"), ("admission", "is not let go")])
-def test_closing_does_not_wait_for_a_change_that_hangs(servers, connect, caplog, monkeypatch, where, told):
-    runtime = connect(heartbeat_interval=0.05, heartbeat_timeout=0.1)
+@pytest.mark.parametrize(
+    ("where", "logged"), [("update", "has not finished updating"), ("handshake", "closing does not wait")]
+)
+def test_closing_does_not_wait_for_a_change_that_hangs(servers, connect, caplog, monkeypatch, where, logged):
+    membership = connect(heartbeat_interval=0.05, heartbeat_timeout=0.1)
     hanging, begun = threading.Event(), threading.Event()
     servers.restart(SECOND)
 
@@ -326,24 +326,24 @@ def test_closing_does_not_wait_for_a_change_that_hangs(servers, connect, caplog,
         hanging.wait()
         return {}
 
-    monkeypatch.setattr(*((servers, "before_naming") if where == "naming" else (FakeAdmission, "admit")), hang)
-    thread = threading.Thread(target=runtime.reconnect, args=(1,))
+    monkeypatch.setattr(*((servers, "before_update") if where == "update" else (FakeHandshake, "admit")), hang)
+    thread = threading.Thread(target=membership.reconnect, args=(1,))
     thread.start()
     try:
         begun.wait()
-        runtime.close()
-        assert told in caplog.text
+        membership.close()
+        assert logged in caplog.text
     finally:
         hanging.set()
         thread.join()
 
 
 def test_nobody_is_connected_to_after_closing(servers, connect):
-    runtime = connect()
+    membership = connect()
     servers.restart(SECOND)
-    runtime.close()
-    assert servers.named[-1] == set()
-    assert not runtime.reconnect(1)
-    assert not runtime.reconnect_parameter_servers()
-    assert servers.named[-1] == set()
-    assert not runtime.is_parameter_server_reachable(0)
+    membership.close()
+    assert servers.server_defs[-1] == set()
+    assert not membership.reconnect(1)
+    assert not membership.reconnect_parameter_servers()
+    assert servers.server_defs[-1] == set()
+    assert not membership.is_parameter_server_reachable(0)

@@ -49,7 +49,7 @@ def call():
     traced = TracedFunction(function.get_concrete_function(), PerWorkerHandles())
     context = WorkerContext(0, "/device:CPU:0", 0, CancellationManager())
     with concurrent.futures.ThreadPoolExecutor(2 * WORKERS) as pool:
-        yield lambda: pool.submit(traced.call_repeatedly, context, [[], []])
+        yield lambda: pool.submit(traced.call_fused, context, [[], []])
 
 
 def test_workers_that_need_it_at_once_wait_for_the_one_that_makes_it(making, call):
@@ -74,7 +74,7 @@ def test_a_failure_to_make_it_is_that_of_all_who_wait_and_the_next_tries_again(m
 
 
 def test_nobody_waits_for_ever_for_another_to_make_it(making, call, monkeypatch):
-    monkeypatch.setattr(traced_function, "_LONGEST_MAKING", 0.05)
+    monkeypatch.setattr(traced_function, "_BUILD_TIMEOUT", 0.05)
     calls = [call() for _ in range(2)]
     for _ in calls:
         assert making.begun.acquire(timeout=TIMEOUT)

@@ -53,12 +53,12 @@ def test_a_model_that_was_compiled_with_jit_compile_is_called_in_a_step(strategy
 def test_a_scheduled_function_is_not_compiled_as_a_whole(strategy):
     whole = tf.function(lambda x: x + 1.0, jit_compile=True)
     for function in (whole, whole.get_concrete_function(FEATURES)):
-        with pytest.raises(ValueError, match=r"(?s)was scheduled and is made with jit_compile=True.*Leave jit_compile"):
+        with pytest.raises(ValueError, match=r"(?s)was scheduled and has jit_compile=True.*Leave jit_compile"):
             strategy.schedule(function, args=(FEATURES,))
     assert strategy.done()
 
 
-def test_a_compiled_function_that_uses_a_variable_on_a_server_is_refused_wherever_it_is_called(strategy):
+def test_a_compiled_function_that_uses_a_variable_on_a_server_raises_wherever_called(strategy):
     with strategy.scope():
         weight = tf.Variable(2.0, name="weight")
 

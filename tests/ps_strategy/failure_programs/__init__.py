@@ -1,1 +1,1 @@
-"""Whole programs whose cluster, or whose client, fails. Tests run each in a process of its own."""
+"""Whole programs whose cluster, or whose client, fails. Tests run each in a separate process."""

@@ -12,6 +12,7 @@ import tensorflow as tf
 import coordinator
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import unhealthy
 
 TIMEOUT = 120.0
 
@@ -90,7 +91,7 @@ def worker_dies_and_another_takes_its_place(cluster: LocalCluster, training: Tra
         wait_until(lambda: training.strategy.cluster.workers[1].state.value == "lost")
         training.strategy.cluster.move_worker(1, cluster.start_worker())
         assert training.run_on(1) == 10
-        wait_until(lambda: not training.strategy.cluster.unhealthy())
+        wait_until(lambda: not unhealthy(training.strategy))
     assert training.strategy.cluster.statistics().failed == 0
 
 

@@ -13,12 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import keras
 import psutil
 import pytest
 import tensorflow as tf
+from keras.src import backend
+from keras.src.backend.tensorflow import trainer
+from tensorflow.python.eager import context
 
 import coordinator
 from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import unhealthy
 from tests.ps_strategy.failure_programs.trainer import connect
 from tests.ps_strategy.gate import Gate
 
@@ -36,9 +41,18 @@ def listening() -> list[int]:
     return [connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN]
 
 
+def patches() -> list[dict[str, object]]:
+    """The attributes of the classes, modules and objects of Keras and TensorFlow that a strategy patches."""
+    owners = (keras.Model, trainer, backend.numpy, context.context())
+    return [{name: value for name, value in vars(owner).items() if callable(value)} for owner in owners]
+
+
 @contextlib.contextmanager
 def nothing_left_behind() -> Iterator[None]:
+    patched, environment = patches(), dict(os.environ)
     yield
+    assert patches() == patched
+    assert dict(os.environ) == environment
     assert threads() == []
     assert psutil.Process().children(recursive=True) == []
     assert len(listening()) == 1, "the port on which workers call back stays, and no other"
@@ -62,8 +76,57 @@ def release_manager(spec: str) -> None:
         assert manager.save.__func__ is tf.train.CheckpointManager.save
 
 
-def close_in_every_way(spec: str) -> None:
-    """One strategy after another, each closed in its own way."""
+def undo_patches(spec: str) -> None:
+    """A strategy that is closed restores what it replaced, and its models can no longer be trained."""
+    os.environ["GRPC_FAIL_FAST"] = "use_caller"
+    stock, environment = patches(), dict(os.environ)
+    for _ in range(2):
+        with nothing_left_behind(), connect(spec) as strategy:
+            assert all(now != before for now, before in zip(patches(), stock, strict=True))
+            assert dict(os.environ) != environment
+            with strategy.scope():
+                model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+                model.compile("sgd", "mse")
+            model.fit(tf.ones([2, 1]), tf.ones([2, 1]), verbose=0)
+        for call in (model.fit, model.evaluate, model.predict):
+            with pytest.raises(coordinator.StrategyClosedError):
+                call(tf.ones([2, 1]), verbose=0)
+    tf.train.Checkpoint(step=tf.Variable(1)).write(os.path.join(tempfile.mkdtemp(), "of_this_process"))
+
+
+def forget(spec: str) -> None:
+    """A strategy that is garbage collected is closed."""
+    with nothing_left_behind():
+        forgotten = connect(spec)
+        forgotten.schedule(tf.function(lambda: tf.constant(1))).result(TIMEOUT)
+        del forgotten
+        gc.collect()
+        wait_until(lambda: not threads())
+
+
+def close_while_generators_wait(spec: str) -> None:
+    """Closes in bounded time although every worker waits for a generator of this process that gives no element."""
+    waiting, never = threading.Semaphore(0), threading.Event()
+
+    def elements() -> Iterator[float]:
+        yield 1.0
+        waiting.release()
+        never.wait()
+
+    strategy = connect(spec, close_timeout=0.5, heartbeat_timeout=1.0)
+    dataset = tf.data.Dataset.from_generator(elements, output_signature=tf.TensorSpec([])).prefetch(2)
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    step = tf.function(lambda iterator: next(iterator))  # noqa: PLW0108 - a builtin has no signature
+    for _ in range(2 * len(strategy.cluster.workers)):
+        strategy.schedule(step, args=(iterator,))
+    assert waiting.acquire(timeout=TIMEOUT)
+    began = time.monotonic()
+    strategy.close()
+    assert time.monotonic() - began < TIMEOUT / 4
+
+
+def close_in_every_way_then_end(spec: str) -> None:
+    """One strategy after another, each closed in its own way, and one that runs functions when the program ends."""
     with nothing_left_behind(), connect(spec) as strategy:
         future = strategy.schedule(tf.function(lambda: tf.constant(1)))
         assert sum("coordinator-worker" in name for name in threads()) == len(strategy.cluster.workers)
@@ -72,11 +135,13 @@ def close_in_every_way(spec: str) -> None:
     with pytest.raises(coordinator.StrategyClosedError):
         strategy.schedule(tf.function(lambda: tf.constant(1)))
 
-    for error in (ValueError("of the user"), KeyboardInterrupt()):
-        running: list[coordinator.Future] = []
-        with nothing_left_behind(), pytest.raises(type(error)):
-            leave_by(error, spec, running)
-        assert isinstance(running[0].exception(timeout=0), coordinator.ClosureCancelledError)
+    running: list[coordinator.Future] = []
+    with nothing_left_behind(), pytest.raises(ValueError, match="of the user"):
+        leave_by(ValueError("of the user"), spec, running)
+    assert isinstance(running[0].exception(timeout=0), coordinator.ClosureCancelledError)
+
+    with nothing_left_behind(), pytest.raises(KeyboardInterrupt):
+        interrupt_join(spec)
 
     with nothing_left_behind(), pytest.raises(tf.errors.InvalidArgumentError), connect(spec) as strategy:
         strategy.schedule(tf.function(lambda: tf.debugging.assert_equal(1, tf.identity(2))))
@@ -90,13 +155,10 @@ def close_in_every_way(spec: str) -> None:
         first.close()
 
     release_manager(spec)
-
-    with nothing_left_behind():
-        forgotten = connect(spec)
-        forgotten.schedule(tf.function(lambda: tf.constant(1))).result(TIMEOUT)
-        del forgotten
-        gc.collect()
-        wait_until(lambda: not threads())
+    undo_patches(spec)
+    forget(spec)
+    close_while_generators_wait(spec)
+    end_while_functions_run(spec)
 
 
 def end_while_functions_run(spec: str) -> None:
@@ -111,7 +173,7 @@ def end_while_functions_run(spec: str) -> None:
 def end_while_a_worker_is_dead(spec: str) -> None:
     """No close, with one worker gone and functions waiting for the others."""
     strategy = connect(spec)
-    assert len(strategy.cluster.unhealthy()) == 1
+    assert len(unhealthy(strategy)) == 1
     Gate(strategy).occupy(2)
     strategy.schedule(tf.function(lambda: tf.constant(1)))
 
@@ -120,14 +182,14 @@ def interrupt_join(spec: str) -> None:
     """Ctrl-C while the main thread is in `join`, for functions that never end."""
     with connect(spec) as strategy:
         Gate(strategy).occupy(2)
-        interrupter = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        interrupter = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
         interrupter.start()
         strategy.join()
 
 
 ENDINGS: dict[str, Callable[[str], None]] = {
     function.__name__: function
-    for function in (close_in_every_way, end_while_functions_run, end_while_a_worker_is_dead, interrupt_join)
+    for function in (close_in_every_way_then_end, end_while_a_worker_is_dead, interrupt_join)
 }
 
 

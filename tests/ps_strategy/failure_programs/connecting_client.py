@@ -12,9 +12,10 @@ import pytest
 import tensorflow as tf
 
 import coordinator
-from coordinator.launch.free_addresses import free_addresses
+from coordinator.launch.local_servers import free_addresses
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import unhealthy
 
 TIMEOUT = 120.0
 
@@ -74,10 +75,10 @@ def one_worker_is_down(cluster: LocalCluster) -> None:
     cluster.kill("worker", 1)
     with coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
         assert used_workers(strategy) == {0}
-        assert strategy.cluster.unhealthy() == ("/job:worker/replica:0/task:1",)
+        assert unhealthy(strategy) == ("/job:worker/replica:0/task:1",)
         cluster.restart("worker", 1)
         wait_used(strategy, {0, 1})
-        assert strategy.cluster.unhealthy() == ()
+        assert unhealthy(strategy) == ()
 
 
 def all_die_one_after_the_other(cluster: LocalCluster) -> None:

@@ -1,4 +1,4 @@
-"""A client whose workers freeze, one after the other: their work is done elsewhere, and nobody else pauses.
+"""A client whose workers freeze, one after the other: their functions run elsewhere, and no other worker pauses.
 
 It prints one JSON object: for each freeze, how many functions the other workers finished in equal times before and
 after it, and what became of the counts.
@@ -15,6 +15,7 @@ import tensorflow as tf
 import coordinator
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import unhealthy
 
 TIMEOUT = 120.0
 FREEZES = 10
@@ -78,7 +79,7 @@ def freeze(cluster: LocalCluster, strategy: coordinator.ParameterServerStrategy,
     rate_after = finished_in_window()
     wait_until(lambda: strategy.cluster.statistics().workers[victim].losses > losses)
     noticed = time.monotonic() - start
-    assert strategy.cluster.unhealthy() == (strategy.cluster.workers[victim].device,)
+    assert unhealthy(strategy) == (strategy.cluster.workers[victim].device,)
     cluster.thaw("worker", victim)
     finished = strategy.cluster.statistics().workers[victim].finished
     wait_until(lambda: strategy.cluster.statistics().workers[victim].finished > finished)

@@ -1,9 +1,10 @@
-"""A client whose functions run several times in one call while a worker, and then a parameter server, is killed.
+"""A client whose functions run several times in one call while servers are killed, frozen, added, moved and removed.
 
-It prints one JSON object with what there is to be judged.
+It takes the names of scenarios, and prints one JSON object with the observations of each.
 """
 
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +12,16 @@ from typing import Any
 import tensorflow as tf
 
 import coordinator
+from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import unhealthy
 
 TIMEOUT = 150.0
-STEPS = 32
-OPTIONS = coordinator.Options(steps_per_dispatch=8)
+STEPS = 16
+OPTIONS = coordinator.Options(
+    steps_per_dispatch=8, reconnect_interval=0.1, heartbeat_interval=0.2, heartbeat_timeout=2.0
+)
 
 
 def _slowly(number: Any) -> Any:
@@ -47,14 +52,13 @@ class Training:
         data = tf.data.Dataset.range(1, 2).repeat().map(_slowly)
         self._iterator = iter(strategy.experimental_distribute_dataset(data))
         self._function = tf.function(self._step)
-        runtime = strategy.cluster._runtime
-        run_fused = runtime.run_fused
+        run_fused = TensorFlowRuntime.run_fused
 
-        def noted(worker: int, works: Any, cancellation: Any) -> Any:
+        def recorded(runtime: TensorFlowRuntime, worker: int, works: Any, cancellation: Any) -> Any:
             self.fused.append(len(works))
-            return run_fused(worker, works, cancellation)
+            return run_fused(runtime, worker, works, cancellation)
 
-        runtime.run_fused = noted  # type: ignore[method-assign]
+        TensorFlowRuntime.run_fused = recorded  # type: ignore[method-assign]
 
     def _step(self, batches: Any, number: Any) -> Any:
         self.traces += 1
@@ -68,7 +72,7 @@ class Training:
         return self.strategy.schedule(self._function, (self._iterator, tf.constant(number)), worker=worker)
 
     def run(self, lose: Callable[[], None] = lambda: None) -> list[int]:
-        """All steps; their results. `lose` is called when a fused call is under way."""
+        """Runs all steps, calls `lose` during a fused call, and returns the results."""
         before = len(self.fused)
         futures = [self.schedule(number) for number in range(STEPS)]
         wait_until(lambda: len(self.fused) > before)
@@ -77,12 +81,14 @@ class Training:
         return [int(future.result(timeout=0)) for future in futures]
 
 
-def lose_worker(cluster: LocalCluster, training: Training) -> dict[str, Any]:
-    # An iterator is known to be endless when it is made.
+def make_endless(training: Training) -> None:
+    """Runs one step on each worker: an iterator is known to be endless when it is made."""
     for worker in training.strategy.cluster.workers:
         training.schedule(0, worker.index).result(TIMEOUT)
     training.runs.assign(tf.zeros([STEPS], tf.int32))
 
+
+def lose_worker(cluster: LocalCluster, training: Training) -> dict[str, Any]:
     def lose() -> None:
         cluster.kill("worker", 0)
         cluster.restart("worker", 0)
@@ -122,6 +128,31 @@ def lose_parameter_server(cluster: LocalCluster, training: Training, folder: str
     }
 
 
+def freeze_worker(cluster: LocalCluster, training: Training) -> dict[str, Any]:
+    losses = training.strategy.cluster.statistics().workers[1].losses
+    results = training.run(lambda: cluster.freeze("worker", 1))
+    after = training.strategy.cluster.statistics().workers[1].losses
+    cluster.thaw("worker", 1)
+    wait_until(lambda: not unhealthy(training.strategy))
+    return {"results": results, "losses": after - losses}
+
+
+def change_workers(cluster: LocalCluster, training: Training) -> dict[str, Any]:
+    workers = training.strategy.cluster
+    added = workers.add_worker(cluster.start_worker())
+    result = training.schedule(3, added).result(TIMEOUT)
+    cluster.kill("worker", 0)
+    workers.move_worker(0, cluster.start_worker())
+    result_after_move = training.schedule(4, 0).result(TIMEOUT)
+    workers.remove_worker(added)
+    return {
+        "added": added,
+        "results": [int(result), int(result_after_move)],
+        "workers left": [worker.index for worker in workers.workers],
+        "results afterwards": training.run(),
+    }
+
+
 def main() -> None:
     with (
         LocalCluster(workers=2, ps=2) as cluster,
@@ -129,8 +160,14 @@ def main() -> None:
         coordinator.ParameterServerStrategy(cluster.resolver, options=OPTIONS) as strategy,
     ):
         training = Training(strategy)
-        seen = {"worker": lose_worker(cluster, training)}
-        seen["parameter server"] = lose_parameter_server(cluster, training, folder)
+        make_endless(training)
+        scenarios = {
+            "worker": lambda: lose_worker(cluster, training),
+            "parameter server": lambda: lose_parameter_server(cluster, training, folder),
+            "frozen worker": lambda: freeze_worker(cluster, training),
+            "changing workers": lambda: change_workers(cluster, training),
+        }
+        seen = {name: scenarios[name]() for name in sys.argv[1:]}
     print(json.dumps(seen), flush=True)  # noqa: T201 - the test reads it
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 import coordinator
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import unhealthy
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 120.0
@@ -60,13 +61,13 @@ def while_a_function_runs(only: OnlyWorker) -> None:
     gate.open()
     with pytest.raises(TimeoutError, match="4 closures wait, running: nothing"):
         only.strategy.join(timeout=0.2)
-    assert only.strategy.cluster.unhealthy() == ("/job:worker/replica:0/task:0",)
+    assert unhealthy(only.strategy) == ("/job:worker/replica:0/task:0",)
     assert not any(future.done() for future in (held, *waiting))
     only.cluster.restart("worker", 0)
     only.strategy.join(TIMEOUT)
     assert held.result(timeout=0) >= 0
     assert only.runs() == 3
-    assert only.strategy.cluster.unhealthy() == ()
+    assert unhealthy(only.strategy) == ()
 
 
 def twice_in_a_row_while_iterators_are_made(only: OnlyWorker) -> None:

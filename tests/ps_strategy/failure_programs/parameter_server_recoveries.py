@@ -19,10 +19,11 @@ import tensorflow as tf
 import tf_keras
 
 import coordinator
-from coordinator.ps_strategy.recovery.variable_recovery import ParameterServerRecovery
-from coordinator.rolled_back import RolledBack
+from coordinator.errors import Rollback
+from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import scheduler_of
 
 TIMEOUT = 120.0
 STEPS = 4
@@ -57,8 +58,8 @@ class Program:
         self.step = tf.function(self._step)
         self.evaluate = tf.function(self._evaluate)
         self.read = tf.function(lambda: [tf.identity(count) for count in self.counts])
-        self.recovery = ParameterServerRecovery(
-            strategy._cluster._runtime,
+        self.recovery = VariableRecovery(
+            scheduler_of(strategy).servers,
             strategy.extended._variables,
             lambda: strategy.cluster.statistics().finished,
             lambda timeout: self.bring_back() is not None,
@@ -128,14 +129,14 @@ class Program:
         with contextlib.suppress(coordinator.ParameterServerLost):
             self.strategy.join(TIMEOUT)
 
-    def bring_back(self) -> RolledBack:
+    def bring_back(self) -> Rollback:
         """Starts the dead servers, and tries until they are recovered."""
         dead = [index for index in (0, 1) if not self.cluster.is_alive("ps", index)]
         for index in dead:
             self.cluster.restart("ps", index, wait=False)
         for index in dead:
             self.cluster.wait_ready("ps", index)
-        found: list[RolledBack] = []
+        found: list[Rollback] = []
         wait_until(lambda: found or found.extend(filter(None, [self.recovery.recover()])))
         return found[0]
 
@@ -282,7 +283,7 @@ CASES: dict[str, Callable[[Program], dict]] = {
 
 
 def main() -> None:
-    # Why a function was run again is told at this level.
+    # The reason for running a function again is logged at this level.
     logging.basicConfig(level=logging.INFO)
     seen = {}
     with LocalCluster(workers=2, ps=2) as cluster, tempfile.TemporaryDirectory() as folder:

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import coordinator
+from tests.ps_strategy.every_worker import unhealthy
 from tests.ps_strategy.failure_programs.trainer import connect
 
 TIMEOUT = 120.0
@@ -45,7 +46,7 @@ def main(spec: str) -> None:
     for _ in range(10):
         strategy.schedule(count)
     strategy.join(TIMEOUT)
-    assert len(strategy.cluster.unhealthy()) == 2
+    assert len(unhealthy(strategy)) == 2
     assert sorted(worker.losses for worker in strategy.cluster.statistics().workers) == [0, 1, 1]
     strategy.close()
 

@@ -29,7 +29,7 @@ def main(losses: int, steps: int) -> None:
             manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=1)
             restored: list[tuple[list[int], int]] = []
 
-            def note(_: coordinator.RolledBack) -> None:
+            def note(_: coordinator.Rollback) -> None:
                 restored.append(([int(count) for count in counts], strategy.cluster.statistics().finished))
 
             @tf.function

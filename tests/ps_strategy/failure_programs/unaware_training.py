@@ -1,6 +1,6 @@
 """A plain training loop, without one `try`, whose parameter servers are lost in one way after another.
 
-It prints one JSON object: for each case of `CASES`, what the loop saw and what it was told.
+It prints one JSON object: for each case of `CASES`, what the loop and its callback saw.
 """
 
 import json
@@ -17,6 +17,8 @@ import tensorflow as tf
 import coordinator
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import unhealthy
+from tests.ps_strategy.tensorflow_internals.private_names import writing_replaced
 
 TIMEOUT = 200.0
 STEPS = 10
@@ -29,7 +31,7 @@ class Training:
         self.strategy = strategy
         self.traces = 0
         self.epochs = 0
-        self.told: list[coordinator.RolledBack] = []
+        self.told: list[coordinator.Rollback] = []
         with strategy.scope():
             self.model = model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(8), keras.layers.Dense(1)])
             self.optimizer = optimizer = keras.optimizers.Adam(0.01)
@@ -86,18 +88,16 @@ def one_server_and_a_worker(cluster: LocalCluster, training: Training) -> None:
 
 def one_server_while_a_checkpoint_is_saved(cluster: LocalCluster, training: Training) -> None:
     """From within the save: the server dies when the checkpoint is about to be written."""
-    checkpoint = training.manager.checkpoint
     is_dead = threading.Event()
 
-    def die(*args: Any, **kwargs: Any) -> Any:
+    def die(write: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not is_dead.is_set():
             cluster.kill("ps", 0)
             is_dead.set()
-        return type(checkpoint)._write(checkpoint, *args, **kwargs)
+        return write(*args, **kwargs)
 
-    checkpoint._write = die
-    assert is_dead.wait(TIMEOUT)
-    del checkpoint._write
+    with writing_replaced(training.manager.checkpoint, die):
+        assert is_dead.wait(TIMEOUT)
     cluster.restart("ps", 0)
 
 
@@ -128,7 +128,7 @@ def frozen_server_while_a_worker_dies(cluster: LocalCluster, training: Training)
     cluster.thaw("ps", 0)
     cluster.wait_ready("worker", 1)
     wait_until(lambda: training.epochs >= epochs + 2)
-    wait_until(lambda: not training.strategy.cluster.unhealthy())
+    wait_until(lambda: not unhealthy(training.strategy))
     return {"told": len(training.told) - told}
 
 

@@ -1,6 +1,6 @@
 """Ends a strategy in several ways, or removes a worker, while generators of its datasets wait in this process for ever.
 
-Its argument is the name of one of the functions below `ENDINGS`. It has a cluster of its own, and prints `ended`.
+Its argument is the name of one of the functions below `ENDINGS`. It starts a cluster, and prints `ended`.
 """
 
 import os
@@ -16,7 +16,7 @@ from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
 
 WORKERS = 2
-OPTIONS = coordinator.Options(close_timeout=3.0, heartbeat_timeout=2.0)
+OPTIONS = coordinator.Options(close_timeout=0.5, heartbeat_timeout=1.0)
 
 waiting = threading.Semaphore(0)
 never = threading.Event()
@@ -55,7 +55,7 @@ def close(cluster: LocalCluster) -> None:
 
 def close_despite_patient_heartbeats(cluster: LocalCluster) -> None:
     """Calls `close` where a server may be silent for very long before it counts as lost."""
-    options = coordinator.Options(close_timeout=3.0, heartbeat_timeout=1000.0)
+    options = coordinator.Options(close_timeout=0.5, heartbeat_timeout=1000.0)
     strategy = coordinator.ParameterServerStrategy(cluster.resolver, options=options)
     schedule_on_all(strategy)
     strategy.close()

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import coordinator
-from coordinator.pace import Pace
+from coordinator.fusing.fusion_size import FusionSizeModel
+from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 120.0
@@ -27,16 +28,15 @@ class FusedCalls:
     def __init__(self, strategy: coordinator.ParameterServerStrategy, monkeypatch: Any) -> None:
         self.sizes: list[int] = []
         self._strategy = strategy
-        runtime = strategy.cluster._runtime
-        run_fused = runtime.run_fused
+        run_fused, steps = TensorFlowRuntime.run_fused, FusionSizeModel.steps
+        fixed = FusionSizeModel(STEPS)
 
-        def noted(worker: int, works: Sequence[Any], cancellation: Any) -> Any:
+        def recorded(runtime: TensorFlowRuntime, worker: int, works: Sequence[Any], cancellation: Any) -> Any:
             self.sizes.append(len(works))
-            return run_fused(worker, works, cancellation)
+            return run_fused(runtime, worker, works, cancellation)
 
-        monkeypatch.setattr(runtime, "run_fused", noted)
-        for worker in strategy.cluster.workers:
-            monkeypatch.setattr(worker._dispatch, "_pace", Pace(STEPS))
+        monkeypatch.setattr(TensorFlowRuntime, "run_fused", recorded)
+        monkeypatch.setattr(FusionSizeModel, "steps", lambda _, function, available: steps(fixed, function, available))
 
     def run(self, fn: Any, arguments: Iterable[Sequence[Any]]) -> list[coordinator.Future]:
         """Schedules calls that all wait before the first begins; their futures, when all have ended."""

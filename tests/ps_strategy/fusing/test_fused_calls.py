@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 import coordinator
+from coordinator.queueing.closure import ErrorScope
+from coordinator.workers import worker as worker_module
 from tests.ps_strategy.fusing.fused_calls import COUNT, STEPS, TIMEOUT, FusedCalls
 
 
@@ -14,7 +16,9 @@ def fused(strategy, monkeypatch):
     return FusedCalls(strategy, monkeypatch)
 
 
-def test_each_call_has_its_own_arguments_and_its_own_result(fused):
+# Arrays and tensors are alike to the function, but are passed differently.
+@pytest.mark.parametrize("is_tensor", [True, pytest.param(False, marks=pytest.mark.long)], ids=["tensors", "arrays"])
+def test_each_call_has_its_own_arguments_and_its_own_result(fused, is_tensor):
     @tf.function
     def fn(x, y, text, nothing, constant=3):
         return {
@@ -28,23 +32,20 @@ def test_each_call_has_its_own_arguments_and_its_own_result(fused):
 
     def arguments(number):
         x = np.full([2, 3], number, np.float32)
-        return (tf.constant(x) if number % 2 else x), tf.constant(number), tf.constant(f"text {number}"), None
+        return (tf.constant(x) if is_tensor else x), tf.constant(number), tf.constant(f"text {number}"), None
 
-    # Arrays and tensors are alike to the function, but are passed differently.
-    for parity in (0, 1):
-        numbers = list(range(parity, 2 * COUNT, 2))
-        for number, future in zip(numbers, fused.run(fn, map(arguments, numbers)), strict=True):
-            result = future.result(timeout=0)
-            np.testing.assert_array_equal(result["sum"], np.full([2, 3], 2 * number))
-            assert result["sum"].dtype == np.float32
-            assert result["pair"][0] == 3 * number
-            assert result["pair"][1] == f"text {number}!".encode()
-            assert result["rows"].shape == (2, 3)
-            assert isinstance(result["ragged"], tf.RaggedTensor)
-            assert result["ragged"].to_list() == [list(range(number % 3))]
-            assert bool(result["flag"]) == (number > 3)
-            assert result["nothing"] is None
-    assert fused.sizes.count(STEPS) >= 2
+    for number, future in enumerate(fused.run(fn, map(arguments, range(COUNT)))):
+        result = future.result(timeout=0)
+        np.testing.assert_array_equal(result["sum"], np.full([2, 3], 2 * number))
+        assert result["sum"].dtype == np.float32
+        assert result["pair"][0] == 3 * number
+        assert result["pair"][1] == f"text {number}!".encode()
+        assert result["rows"].shape == (2, 3)
+        assert isinstance(result["ragged"], tf.RaggedTensor)
+        assert result["ragged"].to_list() == [list(range(number % 3))]
+        assert bool(result["flag"]) == (number > 3)
+        assert result["nothing"] is None
+    assert fused.sizes.count(STEPS) >= 1
 
 
 def test_results_are_of_the_same_types_as_those_of_single_calls(strategy, fused):
@@ -197,9 +198,7 @@ def test_tables_and_variables_of_the_workers_are_their_own(strategy, fused):
 
 
 def test_an_error_is_that_of_its_own_call(strategy, fused, monkeypatch):
-    monkeypatch.setattr(strategy.cluster, "_options", coordinator.Options(stop_on_error=False))
-    for worker in strategy.cluster.workers:
-        monkeypatch.setattr(worker, "_options", coordinator.Options(stop_on_error=False))
+    monkeypatch.setattr(worker_module, "error_scope", lambda kind, options: ErrorScope.FUTURE)
 
     @tf.function
     def inverse(x):

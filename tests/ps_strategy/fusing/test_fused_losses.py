@@ -1,8 +1,10 @@
-"""Servers that are killed while functions run several times in one call.
+"""Servers that are killed, frozen and exchanged while functions run several times in one call.
 
 what dies            what the caller sees
 a worker             every function has its result; those that were in its call ran again
 a parameter server   its variables are restored, every function has its result, and fused calls go on
+a worker freezes     every function has its result; the worker is used again when it thaws
+workers come and go  one that is added, or moved after its death, takes work; what is left does the rest
 """
 
 import json
@@ -18,25 +20,46 @@ PROGRAM_TIMEOUT = 280
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory) -> dict:
-    run_program = ProgramRunner(tmp_path_factory.mktemp("programs"))
-    program = run_program(Path(fused_losses.__file__).read_text(), timeout=PROGRAM_TIMEOUT)
+def observed(run_program: ProgramRunner, *scenarios: str) -> dict:
+    """What a program printed of each of some scenarios."""
+    program = run_program(Path(fused_losses.__file__).read_text(), *scenarios, timeout=PROGRAM_TIMEOUT)
     return json.loads(program.stdout.splitlines()[-1])
 
 
-def test_no_function_is_lost_with_the_worker_that_ran_it_among_others(seen):
-    found = seen["worker"]
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory) -> dict:
+    """The scenarios that take long, in one program."""
+    run_program = ProgramRunner(tmp_path_factory.mktemp("programs"))
+    return observed(run_program, "parameter server", "frozen worker", "changing workers")
+
+
+def test_no_function_is_lost_with_the_worker_that_ran_it_among_others(run_program):
+    found = observed(run_program, "worker")["worker"]
     assert found["results"] == list(range(STEPS))
     assert found["fewest runs"] >= 1
     assert found["losses"] >= 1
     assert found["retried"] >= 1
 
 
-def test_fused_calls_go_on_with_the_variables_of_a_parameter_server_that_was_restored(seen):
+@pytest.mark.long
+def test_fused_calls_continue_with_the_variables_of_a_restored_parameter_server(seen):
     found = seen["parameter server"]
     assert found["results"] == found["results afterwards"] == list(range(STEPS))
     assert found["counted afterwards"] == STEPS
     assert found["counted since the checkpoint"] > 0
     assert found["fused afterwards"] > 0
     assert found["traced again"] == 0
+
+
+@pytest.mark.long
+def test_functions_of_a_frozen_worker_run_elsewhere_and_it_returns_when_it_thaws(seen):
+    assert seen["frozen worker"] == {"results": list(range(STEPS)), "losses": 1}
+
+
+@pytest.mark.long
+def test_workers_are_added_moved_and_removed_while_the_client_trains(seen):  # row 87
+    found = seen["changing workers"]
+    assert found["added"] == 2
+    assert found["results"] == [3, 4]
+    assert found["workers left"] == [0, 1]
+    assert found["results afterwards"] == list(range(STEPS))

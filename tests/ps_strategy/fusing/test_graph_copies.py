@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction
+from tests.ps_strategy.tensorflow_internals.private_names import call_flat
 
 STEPS = 3
 
@@ -14,7 +15,7 @@ def run(fn, *steps):
     concrete = fn.get_concrete_function(*[tf.TensorSpec.from_tensor(tf.constant(value)) for value in steps[0]])
     repeated = RepeatedFunction(concrete, len(steps), [False] * len(steps[0]))
     inputs = [list(map(tf.constant, step)) for step in steps]
-    return repeated.call_on(inputs, concrete.captured_inputs, lambda function, given: function._call_flat(given, []))
+    return repeated.call_on(inputs, concrete.captured_inputs, call_flat)
 
 
 def test_steps_use_a_variable_in_turn():

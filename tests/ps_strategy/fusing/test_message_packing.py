@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.fusing.message_packing import LARGEST_PACKED, pack_transfers
+from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES, pack_transfers
 from tests.ps_strategy.fusing.one_device import results
 
 SERVERS = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2)]
@@ -46,7 +46,7 @@ def on(server, *tensors):
         return [tensor + 1 for tensor in tensors]
 
 
-def test_what_goes_one_way_at_the_same_time_is_one_message():
+def test_tensors_of_one_stage_and_direction_are_one_message():
     def fn(x):
         a, b = on(0, x, 2 * x)
         c, d = on(1, 3 * x, x * x)
@@ -166,7 +166,7 @@ def test_what_waits_for_a_thing_on_another_server_goes_later():
     assert results(concrete, 5) == [26, 36, 11]
 
 
-def test_what_is_needed_later_goes_with_what_is_there_later():
+def test_a_tensor_that_is_needed_later_goes_with_later_tensors():
     def fn(x):
         with tf.name_scope("step_0"):
             (row,) = on(0, 2 * x)
@@ -202,7 +202,7 @@ def test_what_is_only_moved_at_first_goes_with_what_it_is_used_with(is_awaited_b
     assert results(concrete, 5) == [34 if is_awaited_by_control else 58]
 
 
-def test_what_is_needed_at_once_does_not_wait_for_what_is_there_later():
+def test_a_tensor_that_is_needed_at_once_waits_for_no_later_one():
     def fn(x):
         a, b = on(0, 2 * x, 3 * x)
         # `a` is used before `b` is there, and again with it.
@@ -264,9 +264,9 @@ def test_parts_that_nothing_orders_are_joined_two_by_two():
     assert len(messages(built(fn, tf.TensorSpec([], tf.int32)))) == 2, "in one part, all together"
 
 
-def test_large_tensors_and_strings_go_alone():
+def test_large_tensors_and_strings_have_their_own_messages():
     def fn(x):
-        large = tf.fill([LARGEST_PACKED // 4 + 1], x)
+        large = tf.fill([MAX_PACKED_BYTES // 4 + 1], x)
         text = tf.strings.as_string(x)
         with tf.device(SERVERS[0]):
             return [tf.reduce_sum(large) + x, text + "!"]

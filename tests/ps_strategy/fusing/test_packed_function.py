@@ -6,8 +6,9 @@ import logging
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import packed_function, tensorflow_internals
-from coordinator.ps_strategy.packed_function import PackedFunction
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.fusing import graph_copies
+from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
 
 TIMEOUT = 120.0
 Pair = collections.namedtuple("Pair", ["sum", "more"])
@@ -16,7 +17,7 @@ Pair = collections.namedtuple("Pair", ["sum", "more"])
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """The messages of a function are joined when it is called for the third time."""
-    monkeypatch.setattr(packed_function, "_CALLS_BEFORE", 3)
+    monkeypatch.setattr(graph_copies, "_CALLS_BEFORE_PACKING", 3)
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ def test_what_cannot_be_copied_runs_as_it_is(strategy, pair, called, monkeypatch
     def broken(*_):
         raise ValueError("no copies today")
 
-    monkeypatch.setattr(packed_function, "packed_function", broken)
+    monkeypatch.setattr(graph_copies, "packed_function", broken)
 
     @tf.function
     def step(x):
@@ -174,20 +175,20 @@ def test_what_cannot_be_copied_runs_as_it_is(strategy, pair, called, monkeypatch
         assert one_by_one(strategy, step, *[[tf.constant(2.0)]] * 5) == [6.0] * 5
     assert not any(called)
     [record] = caplog.records
-    assert "could not be joined; it runs as it is" in record.message
+    assert "could not be packed; it runs unchanged" in record.message
     assert "no copies today" in caplog.text
 
 
 def test_one_caller_makes_it_while_the_others_go_on(monkeypatch):
     made = []
-    monkeypatch.setattr(packed_function, "servers_of_resources", lambda _: {"a": "there", "b": "there"})
+    monkeypatch.setattr(graph_copies, "servers_of_resources", lambda _: {"a": "there", "b": "there"})
 
     def make(concrete):
         # Whoever comes meanwhile has the function itself.
         made.append(packed.for_next_call())
         return "packed"
 
-    monkeypatch.setattr(packed_function, "packed_function", make)
+    monkeypatch.setattr(graph_copies, "packed_function", make)
     packed = PackedFunction("itself", may_be_copied=True)
     assert [packed.for_next_call() for _ in range(5)] == ["itself"] * 2 + ["packed"] * 3
     assert made == ["itself"]

@@ -49,8 +49,15 @@ def run_here(concrete, fed):
     return [bits(value) for value in results(concrete, *fed)]
 
 
-@pytest.mark.parametrize("is_optimized", [True, False], ids=["grappler", "no-grappler"])
-@pytest.mark.parametrize("dtypes", [DTYPES, COMMON, WORDS], ids=["all", "common", "words"])
+def cases(*default):
+    """Types, and whether TensorFlow optimizes the graph; all but some are long."""
+    for name, dtypes in {"all": DTYPES, "common": COMMON, "words": WORDS}.items():
+        for is_optimized in (True, False):
+            case = f"{name}-{'' if is_optimized else 'no-'}grappler"
+            yield pytest.param(dtypes, is_optimized, id=case, marks=() if case in default else pytest.mark.long)
+
+
+@pytest.mark.parametrize(("dtypes", "is_optimized"), [*cases("all-grappler")])
 def test_packed_tensors_of_every_dtype_are_the_same_bits(dtypes, is_optimized):
     transfers = RandomTransfers(0, dtypes)
     with grappler(is_used=is_optimized):
@@ -58,8 +65,7 @@ def test_packed_tensors_of_every_dtype_are_the_same_bits(dtypes, is_optimized):
     assert found == expected
 
 
-@pytest.mark.parametrize("is_optimized", [True, False], ids=["grappler", "no-grappler"])
-@pytest.mark.parametrize("dtypes", [DTYPES, COMMON, WORDS], ids=["all", "common", "words"])
+@pytest.mark.parametrize(("dtypes", "is_optimized"), [*cases()])
 def test_packed_tensors_are_the_same_bits_on_real_servers(strategy, dtypes, is_optimized):
     transfers = RandomTransfers(1, dtypes)
     with grappler(is_used=is_optimized):
@@ -67,19 +73,28 @@ def test_packed_tensors_are_the_same_bits_on_real_servers(strategy, dtypes, is_o
     assert found == expected
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, *FED_ONLY], ids=lambda dtype: dtype.name)
-def test_arguments_and_results_of_fused_calls_are_the_same_bits(strategy, monkeypatch, dtype):
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        pytest.param([tf.int8, tf.float32, tf.bool, tf.string], id="some"),
+        pytest.param(COMMON, id="common", marks=pytest.mark.long),
+        *(pytest.param([dtype], id=dtype.name, marks=pytest.mark.long) for dtype in [*DTYPES, *FED_ONLY]),
+    ],
+)
+def test_arguments_and_results_of_fused_calls_are_the_same_bits(strategy, monkeypatch, dtypes):
     calls = FusedCalls(strategy, monkeypatch)
     rng, shapes = np.random.default_rng(5), [(), (3,), (0, 2), (5, 2)]
-    values = [[random_value(rng, dtype, shape) for shape in shapes] for _ in range(COUNT)]
+    kinds = [(dtype, shape) for dtype in dtypes for shape in shapes]
+    values = [[random_value(rng, *kind) for kind in kinds] for _ in range(COUNT)]
 
     @tf.function
     def step(*given):
         return [tf.identity(value) for value in given]
 
-    futures = calls.run(step, [[tf.constant(value, dtype) for value in given] for given in values])
+    futures = calls.run(step, [[*map(tf.constant, given, [kind[0] for kind in kinds])] for given in values])
     for future, given in zip(futures, values, strict=True):
-        assert list(map(bits, future.result())) == list(map(bits, given))
+        for kind, found, value in zip(kinds, future.result(), given, strict=True):
+            assert bits(found) == bits(value), kind
 
 
 def test_ids_that_tensorflow_works_out_itself_are_the_rows_that_are_changed(strategy, monkeypatch):

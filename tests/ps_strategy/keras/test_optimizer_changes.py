@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
 from tests.ps_strategy.keras.test_optimizers import DENSE_ONLY, OPTIMIZERS
+from tests.ps_strategy.tensorflow_internals.private_names import function_in
 
 SHAPE = (7, 2)
 ROWS_ADDED = {"ResourceScatterNdAdd", "ResourceScatterNdSub"}
@@ -89,7 +90,7 @@ def changes_in(graph, variable):
     for operation in graph.get_operations():
         for attribute in operation.node_def.attr.values():
             if attribute.func.name:
-                found |= changes_in(graph._get_function(attribute.func.name).graph, variable)
+                found |= changes_in(function_in(graph, attribute.func.name).graph, variable)
     return found
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.ps_strategy.tensorflow_internals.private_names import accumulated_gradients
+
 TIMEOUT = 240.0
 STEPS = 5
 RACING_STEPS = 30
@@ -53,6 +55,11 @@ OPTIMIZERS = {
     "MultiOptimizer": lambda: by_rank(optimizers.SGD(0.1), optimizers.Adam(0.02)),
     "LossScaleOptimizer": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.02), 8.0, dynamic_growth_steps=3),
 }
+# One of each kind of what an optimizer keeps: nothing, slots, a schedule, averages, sums of gradients, others, a scale.
+DEFAULT = (
+    *("SGD with momentum", "Adam", "LearningRateSchedule", "use_ema"),
+    *("gradient_accumulation_steps", "MultiOptimizer", "LossScaleOptimizer"),
+)
 # With this, Keras itself cannot take `tf.IndexedSlices`, in one process either.
 DENSE_ONLY = {"loss_scale_factor"}
 INITIAL = [np.random.default_rng(0).normal(size=(7, 2)).astype(np.float32), np.zeros(2, np.float32)]
@@ -91,10 +98,10 @@ class Training:
         return [weight.numpy() for weight in self.weights]
 
 
-def trained_here():
+def trained_here(names):
     """What one process makes of the weights with the same batches."""
     found = {}
-    for name in OPTIMIZERS:
+    for name in names:
         training = Training(name)
         for number in range(STEPS):
             training.step(*batch(number))
@@ -102,10 +109,10 @@ def trained_here():
     return found
 
 
-@pytest.fixture(scope="module")
-def trainings(strategy):
+@pytest.fixture(scope="module", params=[DEFAULT, pytest.param(OPTIMIZERS, marks=pytest.mark.long)], ids=["some", "all"])
+def trainings(strategy, request):
     with strategy.scope():
-        return {name: Training(name) for name in OPTIMIZERS}
+        return {name: Training(name) for name in request.param}
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +143,7 @@ def racing(strategy, trainings, step, one_after_another):
 
 
 def test_one_step_at_a_time_is_what_one_process_does(one_after_another):
-    expected = trained_here()
+    expected = trained_here(one_after_another)
     for name, values in one_after_another.items():
         for value, here, initial in zip(values, expected[name], INITIAL, strict=True):
             np.testing.assert_allclose(value, here, rtol=1e-4, atol=1e-5, err_msg=name)
@@ -195,7 +202,7 @@ def test_racing_workers_that_accumulate_gradients_apply_about_all_of_them(strate
         strategy, lambda: optimizers.SGD(1.0, gradient_accumulation_steps=steps), [True] * 60
     )
     assert int(optimizer.iterations) == 60 // steps
-    for weight, waiting in zip(weights, optimizer._accumulated_gradients, strict=True):
+    for weight, waiting in zip(weights, accumulated_gradients(optimizer), strict=True):
         # How many gradients each update is made of depends on the race.
         counted = waiting.numpy() - steps * weight.numpy()
         assert np.all((counted > 30) & (counted < 90)), counted

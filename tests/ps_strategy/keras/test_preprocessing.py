@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.ps_strategy.every_worker import on_every_worker
+from tests.ps_strategy.every_worker import has_copies_on_workers, on_every_worker
 
 WORKERS = 3
 TIMEOUT = 120.0
@@ -35,49 +35,61 @@ AS_MADE = {
 }
 
 
-def found_by_workers(strategy, layer, features):
-    """What the layer makes of the features on each worker: in its input pipeline, and in a step."""
+def found_by_workers(strategy, layers, features):
+    """Returns the outputs of layers on each worker, by name: in its input pipeline, and in a step."""
+
+    def apply(features):
+        return {name: layer(features[name]) for name, layer in layers.items()}
 
     def make_dataset(_):
-        return tf.data.Dataset.from_tensors(features).map(layer)
+        return tf.data.Dataset.from_tensors(features).map(apply)
 
     @tf.function
     def step(iterator):
-        return next(iterator), layer(features)
+        return next(iterator), apply(features)
 
     iterator = iter(strategy.experimental_distribute_datasets_from_function(make_dataset))
     return [part for parts in on_every_worker(strategy, step, iterator) for part in parts]
 
 
-@pytest.mark.parametrize("name", ADAPTED)
-@pytest.mark.parametrize("made", ["in the scope", "outside"])
-@pytest.mark.parametrize("adapted", ["in the scope", "outside"])
-def test_a_layer_that_was_adapted_gives_the_same_on_every_worker(strategy, name, made, adapted):  # rows 171 and 173
-    make, examples, given, expected = ADAPTED[name]
-    features = tf.constant(given)
+@pytest.mark.parametrize(
+    ("made", "adapted"),
+    [
+        ("in the scope", "in the scope"),
+        pytest.param("outside", "outside", marks=pytest.mark.long),
+        pytest.param("in the scope", "outside", marks=pytest.mark.long),
+        pytest.param("outside", "in the scope", marks=pytest.mark.long),
+    ],
+)
+def test_adapted_layers_give_the_same_on_every_worker(strategy, made, adapted):  # rows 171 and 173
     with strategy.scope() if made == "in the scope" else contextlib.nullcontext():
-        layer = make()
+        layers = {name: make() for name, (make, *_) in ADAPTED.items()}
     with strategy.scope() if adapted == "in the scope" else contextlib.nullcontext():
-        layer.adapt(np.array(examples))
-    np.testing.assert_allclose(layer(features), expected, rtol=1e-6)
-    found = found_by_workers(strategy, layer, features)
+        for name, (_, examples, *_) in ADAPTED.items():
+            layers[name].adapt(np.array(examples))
+    features = {name: tf.constant(given) for name, (_, _, given, _) in ADAPTED.items()}
+    found = found_by_workers(strategy, layers, features)
     assert len(found) == 2 * WORKERS
-    for values in found:
-        np.testing.assert_allclose(values, expected, rtol=1e-6)
+    for name, (*_, expected) in ADAPTED.items():
+        np.testing.assert_allclose(layers[name](features[name]), expected, rtol=1e-6)
+        for values in found:
+            np.testing.assert_allclose(values[name], expected, rtol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("name", AS_MADE)
-def test_a_layer_that_knows_what_to_do_gives_the_same_on_every_worker(strategy, name):  # rows 171 and 173
-    make, given = AS_MADE[name]
-    features = tf.constant(given)
-    expected = make()(features).numpy()
+def test_layers_that_need_no_adapting_give_the_same_on_every_worker(strategy):  # rows 171 and 173
+    features = {name: tf.constant(given) for name, (_, given) in AS_MADE.items()}
     with strategy.scope():
-        layer = make()
-    for values in found_by_workers(strategy, layer, features):
-        np.testing.assert_array_equal(values, expected)
+        layers = {name: make() for name, (make, _) in AS_MADE.items()}
+    found = found_by_workers(strategy, layers, features)
+    for name, (make, _) in AS_MADE.items():
+        expected = make()(features[name]).numpy()
+        for values in found:
+            np.testing.assert_array_equal(values[name], expected, err_msg=name)
 
 
-@pytest.mark.parametrize("adapts", [True, False], ids=["adapted", "made with a vocabulary"])
+@pytest.mark.parametrize(
+    "adapts", [True, pytest.param(False, marks=pytest.mark.long)], ids=["adapted", "made with a vocabulary"]
+)
 def test_the_table_of_a_layer_that_is_made_in_the_scope_is_on_every_worker(strategy, adapts):  # row 168
     with strategy.scope():
         layer = keras.layers.StringLookup(vocabulary=None if adapts else ["a", "b"])
@@ -88,9 +100,7 @@ def test_the_table_of_a_layer_that_is_made_in_the_scope_is_on_every_worker(strat
     expected = [[2], [1]] if adapts else [[1], [2]]
     for values in on_every_worker(strategy, tf.function(model), words):
         assert values.tolist() == expected
-    tables = strategy._handles.resource_for(layer.lookup_table.resource_handle)
-    devices = [tables._copies[index][1].device for index in range(WORKERS)]
-    assert devices == [f"{worker.device}/device:CPU:0" for worker in strategy.cluster.workers]
+    assert has_copies_on_workers(strategy, layer.lookup_table.resource_handle)
 
 
 VOCABULARY = ["avenger", "ironman", "batman", "hulk", "spiderman", "kingkong", "wonder_woman"]
@@ -145,7 +155,7 @@ class Training:
         self.evaluated.update_state(labels, self.model(features))
 
 
-@pytest.mark.parametrize("place", ["pipeline", "model"])
+@pytest.mark.parametrize("place", ["pipeline", pytest.param("model", marks=pytest.mark.long)])
 def test_the_example_of_the_rfc_trains_evaluates_and_counts(strategy, place):  # rows 170 and 173
     with strategy.scope():
         training = Training(place)

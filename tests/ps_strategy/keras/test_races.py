@@ -60,8 +60,18 @@ class Training:
         return [np.asarray({**named, "weights": self.weights}[each]) for each in self.predicted]
 
 
-@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
-@pytest.mark.parametrize("name", PREDICTED)
+DEFAULT = {"SGD-sparse", "Adagrad-sparse", "RMSprop-dense", "clipnorm-dense"}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_sparse"),
+    [
+        pytest.param(name, is_sparse, id=case, marks=() if case in DEFAULT else pytest.mark.long)
+        for name in PREDICTED
+        for is_sparse in (False, True)
+        for case in [f"{name}-{'sparse' if is_sparse else 'dense'}"]
+    ],
+)
 def test_racing_workers_change_large_variables_as_one_process_does(strategy, name, is_sparse):
     with strategy.scope():
         training = Training(name, is_sparse)
@@ -96,7 +106,7 @@ def race(strategy, step):
     ],
     ids=["assign_add", "assign_sub", "assign a sum", "assign a difference"],
 )
-@pytest.mark.parametrize("kind", [tf.Variable, keras.Variable])
+@pytest.mark.parametrize("kind", [pytest.param(tf.Variable, marks=pytest.mark.long), keras.Variable])
 def test_additions_to_a_large_variable_are_all_there(strategy, kind, change):
     with strategy.scope():
         total = kind(np.zeros([ROWS, WIDTH], np.float32))

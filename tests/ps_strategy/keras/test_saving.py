@@ -54,6 +54,7 @@ def test_a_saved_model_loads_onto_parameter_servers_and_goes_on_learning(strateg
         np.testing.assert_allclose(answer, np.load(folder / "output.npy"), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_saved_model_loads_in_a_program_without_a_strategy(folder, run_program):
     program = run_program(
         """

@@ -1,23 +1,23 @@
-"""Witnesses on servers that are not there: they are gone when a test says so."""
+"""Sentinel variables without servers: they are gone when a test says so."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from coordinator.ps_strategy.membership.cluster_definition import Task
 
 
-class FakeWitnesses:
+class FakeSentinels:
     """Takes the place of the real ones.
 
     Attributes:
-      reached: whether TensorFlow's connections serve.
+      reachable: whether TensorFlow's connections work.
       unreaching: workers that do not reach the parameter servers.
       apart: whether parameter servers do not reach each other.
-      forgetful: whether parameter servers lose what they have at the next change of the cluster.
+      lossy: whether parameter servers lose their variables at the next change of the cluster.
     """
 
-    reached = True
+    reachable = True
     apart = False
-    forgetful = False
+    lossy = False
 
     def __init__(self, longest_call: float) -> None:
         self.placed: set[int] = set()
@@ -28,9 +28,9 @@ class FakeWitnesses:
         self.placed.update(numbers.values())
         return set()
 
-    def are_reached(self, numbers: Iterable[int]) -> bool:
+    def are_reachable(self, numbers: Collection[int]) -> bool:
         assert set(numbers) <= self.placed
-        return self.reached
+        return self.reachable
 
     def unreached_from(self, workers: Sequence[Task], numbers: Sequence[int]) -> list[Task]:
         assert set(numbers) <= self.placed
@@ -40,10 +40,9 @@ class FakeWitnesses:
         assert set(numbers) <= self.placed
         return not self.apart
 
-    def question(self, numbers: Iterable[int]) -> None:
-        numbers = list(numbers)
+    def check(self, numbers: Collection[int]) -> None:
         assert set(numbers) <= self.placed
-        self.gone.update(numbers if self.forgetful else ())
+        self.gone.update(numbers if self.lossy else ())
 
-    def are_gone(self, number: int) -> bool:
+    def is_gone(self, number: int) -> bool:
         return number in self.gone

@@ -1,4 +1,4 @@
-"""Three servers that are a dictionary, and what TensorFlow is told of them."""
+"""Three servers that are entries of a dictionary, and the server definitions that TensorFlow was given."""
 
 import contextlib
 import time
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import tensorflow as tf
 
-from coordinator.heartbeat.pulse import Pulse, PulseState
 from coordinator.heartbeat.task_probe import TaskStatus
+from coordinator.heartbeat.watched_server import Liveness, ServerState
 from coordinator.ps_strategy.membership.cluster_definition import Task
 
 PS, FIRST, SECOND = Task("ps", 0), Task("worker", 0), Task("worker", 1)
@@ -17,20 +17,20 @@ UNAVAILABLE = tf.errors.UnavailableError(None, None, "Connection refused")
 
 
 class FakeServers:
-    """Servers that answer with an incarnation, or do not; and what TensorFlow was told of them.
+    """Servers that answer with an incarnation, or do not; and the server definitions that TensorFlow was given.
 
     Attributes:
       incarnations: of the servers that answer.
-      named: the tasks that each change of the membership named.
-      before_naming: called with the named tasks before such a change is made.
-      silences: when each address was last hung up on.
+      server_defs: the tasks in each server definition.
+      before_update: called with the tasks before such an update is made.
+      silences: when each address was last found silent.
       silent: the addresses that are silent now.
     """
 
     def __init__(self) -> None:
         self.incarnations = dict.fromkeys(ADDRESSES, 1)
-        self.named: list[set[Task]] = []
-        self.before_naming = lambda tasks: None
+        self.server_defs: list[set[Task]] = []
+        self.before_update = lambda tasks: None
         self.silences: dict[str, float] = {}
         self.silent: set[str] = set()
 
@@ -50,13 +50,13 @@ class FakeServers:
     def last_silence(self, address: str) -> float:
         return self.silences.get(address, 0.0)
 
-    def state(self, address: str) -> Pulse:
+    def state(self, address: str) -> ServerState:
         [task] = (task for task in ADDRESSES if ADDRESSES[task] == address)
         if task not in self.incarnations:
-            return Pulse(PulseState.GONE)
-        return Pulse(PulseState.ANSWERING, self.incarnations[task])
+            return ServerState(Liveness.GONE)
+        return ServerState(Liveness.ANSWERING, self.incarnations[task])
 
-    # What befalls the servers.
+    # What happens to the servers.
 
     def fall_silent(self, task: Task) -> None:
         self.silent.add(ADDRESSES[task])
@@ -69,23 +69,23 @@ class FakeServers:
         self.incarnations[task] = self.incarnations.get(task, 1) + 1
 
     @contextlib.contextmanager
-    def dying_when_named(self, task: Task) -> Iterator[None]:
-        """In this scope a server dies as soon as TensorFlow is told of a change."""
-        self.before_naming = lambda tasks: self.incarnations.pop(task, None)
+    def dying_during_update(self, task: Task) -> Iterator[None]:
+        """In this scope a server dies as soon as TensorFlow updates its server definition."""
+        self.before_update = lambda tasks: self.incarnations.pop(task, None)
         yield
-        self.before_naming = lambda tasks: None
+        self.before_update = lambda tasks: None
 
     def update_server_def(self, definition, client_timeout) -> None:
         tasks = {Task(job.name, index) for job in definition.cluster.job for index in job.tasks if job.name != "chief"}
-        self.before_naming(tasks)
-        self.named.append(tasks)
+        self.before_update(tasks)
+        self.server_defs.append(tasks)
         if not tasks <= set(self.incarnations):
             raise UNAVAILABLE
 
     def probe(self, address: str) -> SimpleNamespace:
         [task] = (task for task in ADDRESSES if ADDRESSES[task] == address)
 
-        def status(timeout: float) -> TaskStatus | None:
+        def status() -> TaskStatus | None:
             return TaskStatus(self.incarnations[task], ("CPU:0",)) if task in self.incarnations else None
 
-        return SimpleNamespace(status=status, close=lambda: None)
+        return SimpleNamespace(begin_status=lambda timeout: status, close=lambda: None)

@@ -1,4 +1,4 @@
-"""Closing a strategy, forgetting it, interrupting it, and programs that end without a word."""
+"""Closing a strategy, forgetting it, interrupting it, and programs that end without closing."""
 
 import json
 import signal
@@ -28,11 +28,7 @@ def end(run_program, shared_cluster):
 
 
 def test_every_way_to_close_leaves_nothing_behind(end):  # row 72
-    end("close_in_every_way")
-
-
-def test_a_program_ends_while_functions_run(end):
-    assert "Traceback" not in end("end_while_functions_run")
+    assert "Traceback" not in end("close_in_every_way_then_end")
 
 
 @pytest.mark.long
@@ -44,6 +40,7 @@ def test_a_program_ends_while_a_worker_is_dead(end, shared_cluster, strategy):
         shared_cluster.restart("worker", 2)
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_a_join_and_the_program(end):
     errors = end("interrupt_join", exit_code=-signal.SIGINT)
     assert errors.rstrip().endswith("KeyboardInterrupt")

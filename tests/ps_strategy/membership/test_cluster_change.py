@@ -1,7 +1,6 @@
-"""Generators of `tf.data.Dataset.from_generator` run in the client and may wait. Closing does not wait for them."""
+"""What a change of the cluster consists of, as a table; and that it is made in bounded time."""
 
 import threading
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -9,12 +8,71 @@ import tensorflow as tf
 from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.membership import cluster_change
 from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
-from coordinator.ps_strategy.membership.cluster_change import ClusterChanges
+from coordinator.ps_strategy.membership.cluster_change import ClusterChanges, Connection, plan_change
 from coordinator.ps_strategy.membership.cluster_definition import Task
 from tests.deadline import wait_until
-from tests.ps_strategy.failure_programs import waiting_generator
 
 TIMEOUT = 60.0
+PS, OTHER_PS, FIRST, SECOND = Task("ps", 0), Task("ps", 1), Task("worker", 0), Task("worker", 1)
+SERVERS = (PS, OTHER_PS)
+
+
+def connection(incarnation: int = 1) -> Connection:
+    return Connection(incarnation, number=incarnation, since=0.0)
+
+
+ALL = {task: connection() for task in (PS, OTHER_PS, FIRST, SECOND)}
+ANSWERING = dict.fromkeys(ALL, 1)
+
+
+def kept(*tasks: Task) -> dict[Task, Connection]:
+    return {task: ALL[task] for task in tasks}
+
+
+@pytest.mark.parametrize(
+    ("connected", "adding", "answering", "plan"),
+    [
+        pytest.param({}, ALL, ANSWERING, ({}, ANSWERING), id="first connection"),
+        pytest.param({}, ALL, {PS: 1, FIRST: 1}, None, id="not all parameter servers answer"),
+        pytest.param({}, ALL, {}, ({}, {}), id="no server answers"),
+        pytest.param({}, (), {}, ({}, {}), id="closing"),
+        pytest.param(ALL, (), ANSWERING, (ALL, {}), id="no change"),
+        pytest.param(
+            kept(PS, OTHER_PS, FIRST),
+            [SECOND],
+            ANSWERING,
+            (kept(PS, OTHER_PS, FIRST), {SECOND: 1}),
+            id="added",
+        ),
+        pytest.param(
+            kept(PS, OTHER_PS, FIRST),
+            [SECOND],
+            {PS: 1, OTHER_PS: 1, FIRST: 1},
+            (kept(PS, OTHER_PS, FIRST), {}),
+            id="added but silent",
+        ),
+        pytest.param(ALL, (), {PS: 1, OTHER_PS: 1, SECOND: 1}, (kept(PS, OTHER_PS, SECOND), {}), id="a lost worker"),
+        pytest.param(
+            ALL,
+            (),
+            {**ANSWERING, FIRST: 2},
+            (kept(PS, OTHER_PS, SECOND), {FIRST: 2}),
+            id="a restarted worker",
+        ),
+        pytest.param(ALL, (), {PS: 1, FIRST: 1, SECOND: 1}, None, id="a lost parameter server"),
+        pytest.param(ALL, (), {**ANSWERING, PS: 2}, None, id="a restarted parameter server"),
+        pytest.param(
+            kept(PS, FIRST),
+            [OTHER_PS],
+            {PS: 1, OTHER_PS: 2, FIRST: 1},
+            (kept(PS, FIRST), {OTHER_PS: 2}),
+            id="a recovered parameter server",
+        ),
+        pytest.param(kept(PS, FIRST), (), ANSWERING, None, id="one parameter server left out"),
+    ],
+)
+def test_servers_that_answer_are_connected_and_all_parameter_servers_or_none(connected, adding, answering, plan):
+    assert plan_change(connected, adding, answering, SERVERS) == plan
 
 
 @pytest.fixture
@@ -35,24 +93,24 @@ def test_a_change_that_does_not_end_raises_and_the_next_one_waits_for_it(endless
     may_end, begun = endless_change
     changes = ClusterChanges("grpc", "127.0.0.1:1", 600.0, patience=0.05)
     server, leaving, staying = Task("ps", 0), Task("worker", 0), Task("worker", 1)
-    changes.named = {server: "127.0.0.1:2", leaving: "127.0.0.1:3", staying: "127.0.0.1:4"}
+    changes.addresses = {server: "127.0.0.1:2", leaving: "127.0.0.1:3", staying: "127.0.0.1:4"}
     left = {server: "127.0.0.1:2", staying: "127.0.0.1:4"}
     with pytest.raises(tf.errors.DeadlineExceededError):
-        changes.make(left)
+        changes.apply(left)
     assert [record.args[0] for record in caplog.records if record.args] == ["127.0.0.1:3"], (
         "those that stay are not disturbed"
     )
     with pytest.raises(tf.errors.DeadlineExceededError):
-        changes.make({})
+        changes.apply({})
     assert len(begun) == 1, "one change at a time"
     may_end.set()
-    changes.make(left)
+    changes.apply(left)
     assert len(begun) == 2
-    assert changes.named == left
+    assert changes.addresses == left
     may_end.clear()
     caplog.clear()
     with pytest.raises(tf.errors.DeadlineExceededError):
-        changes.make({})
+        changes.apply({})
     assert [record.args[0] for record in caplog.records if record.args] == ["127.0.0.1:4", "127.0.0.1:2"], (
         "workers first"
     )
@@ -65,10 +123,10 @@ def test_a_change_waits_for_one_of_another_strategy(endless_change):
     first, second = (ClusterChanges("grpc", "127.0.0.1:1", 600.0, patience=0.05) for _ in range(2))
     for changes in (first, second):
         with pytest.raises(tf.errors.DeadlineExceededError):
-            changes.make({})
+            changes.apply({})
     assert len(begun) == 1, "one change at a time"
     may_end.set()
-    second.make({})
+    second.apply({})
     assert len(begun) == 2
     second.close()
     first.close()
@@ -78,21 +136,11 @@ def test_less_patience_holds_for_a_change_that_is_waited_for(endless_change, mon
     monkeypatch.setattr(cluster_change, "PATIENCE_AT_CLOSE", 0.05)
     may_end, begun = endless_change
     changes = ClusterChanges("grpc", "127.0.0.1:1", 600.0, patience=1000.0)
-    waiting = on_own_thread("patient-change", lambda: changes.make({}))
+    waiting = on_own_thread("patient-change", lambda: changes.apply({}))
     wait_until(lambda: begun)
     assert changes.hurry() == 0.25
     with pytest.raises(tf.errors.DeadlineExceededError):
         waiting.result(TIMEOUT)
     may_end.set()
-    changes.make({})
+    changes.apply({})
     changes.close()
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize(
-    "ending",
-    [pytest.param(name, marks=() if name == "close" else pytest.mark.long) for name in waiting_generator.ENDINGS],
-)
-def test_a_strategy_ends_while_generators_wait(run_program, ending):
-    program = run_program(Path(waiting_generator.__file__).read_text(), ending, timeout=120)
-    assert "ended" in program.stdout

@@ -1,5 +1,6 @@
 """Which descriptions of a cluster are taken, and what is said of the others."""
 
+import contextlib
 import json
 
 import pytest
@@ -8,6 +9,7 @@ import tensorflow as tf
 import coordinator
 from coordinator.errors import ClusterSpecError
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition, Task, client_server_def, server_def
+from coordinator.ps_strategy.membership.known_servers import KnownServers
 
 SPEC = {"worker": ["w0:1", "w1:1"], "ps": ["p0:1"]}
 
@@ -90,7 +92,7 @@ def test_a_cluster_that_cannot_work_is_refused_in_clear_words(jobs, words):  # r
 
 
 @pytest.mark.parametrize("address", ["host", "host:", ":80", "host:port", "host:0", "host:65536", ""])
-def test_an_address_that_is_none_is_refused(address):  # row 133
+def test_an_invalid_address_is_refused(address):  # row 133
     message = refusal({"worker": ["w:1", address], "ps": ["p:1"]})
     assert "/job:worker/task:1" in message
     assert "'host:port'" in message
@@ -111,7 +113,7 @@ def test_a_process_that_is_not_the_client_is_refused(own_task, words):  # row 13
     assert words in refusal(SPEC, *own_task)
 
 
-def test_options_and_partitioners_of_a_wrong_kind_are_refused_before_anything_is_connected():
+def test_wrong_options_and_partitioners_are_refused_before_connecting():
     with pytest.raises(TypeError, match=r"must be a coordinator\.Options"):
         coordinator.ParameterServerStrategy(simple_resolver(SPEC), options={"probe_timeout": 1})
     with pytest.raises(ValueError, match="variable_partitioner must be None"):
@@ -132,3 +134,15 @@ def test_workers_do_not_see_each_other():
     filters = client_server_def("grpc", "c:1").cluster_device_filters
     seen = {job.name: list(job.tasks[0].device_filters) for job in filters.jobs}
     assert seen == {"worker": ["/job:ps", "/job:chief"], "ps": ["/job:worker", "/job:chief"]}
+
+
+def test_more_workers_than_update_rules_have_room_for_are_refused():
+    spec = {"worker": {0: "w0:1", 1024: "w1:1"}, "ps": ["p0:1"]}
+    message = "/job:worker/task:1024 is one too many: a cluster has at most 1024 workers"
+    with pytest.raises(ClusterSpecError, match=message):
+        coordinator.ParameterServerStrategy(simple_resolver(spec))
+    with contextlib.closing(KnownServers({}, coordinator.Options())) as servers:
+        with pytest.raises(ClusterSpecError, match=message):
+            servers.add(Task("worker", 1024), "w1:1")
+        assert not servers.addresses
+    assert define({**spec, "worker": {0: "w0:1", 1023: "w1:1"}}).tasks("worker")[-1] == Task("worker", 1023)

@@ -7,19 +7,20 @@ from pathlib import Path
 import pytest
 
 import coordinator
+from tests.ps_strategy.every_worker import unhealthy
 from tests.ps_strategy.failure_programs import connecting_client, trainer
 
 
 @pytest.mark.long
 @pytest.mark.cluster
-def test_a_strategy_connects_to_whoever_answers_and_awaits_the_rest(run_program):  # row 81
+def test_a_strategy_connects_to_servers_that_answer_and_waits_for_the_rest(run_program):  # row 81
     run_program(Path(connecting_client.__file__).read_text(), timeout=280)
 
 
 def test_a_second_strategy_is_refused_while_one_is_open(shared_cluster, strategy):  # row 5
     with pytest.raises(RuntimeError, match=r"close the first one \(strategy\.close\(\)\) before making another"):
         coordinator.ParameterServerStrategy(shared_cluster.resolver)
-    assert strategy.cluster.unhealthy() == ()
+    assert unhealthy(strategy) == ()
 
 
 @pytest.mark.long

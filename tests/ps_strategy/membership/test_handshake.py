@@ -1,36 +1,35 @@
-"""Who takes part: every new run of a server is greeted once, in a table of what may go wrong."""
-
-from dataclasses import dataclass
+"""Which servers take part: each new incarnation makes one handshake, and what may go wrong in it."""
 
 import pytest
 import tensorflow as tf
 
 from coordinator.errors import VersionMismatchError
 from coordinator.options import Options
-from coordinator.ps_strategy import server_admission, tensorflow_internals
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.membership import handshake
+from coordinator.ps_strategy.membership.cluster_change import Connection
 from coordinator.ps_strategy.membership.cluster_definition import Task
-from coordinator.ps_strategy.server_admission import ServerAdmission
+from coordinator.ps_strategy.membership.handshake import Handshake
 
 PS, FIRST, SECOND = Task("ps", 0), Task("worker", 0), Task("worker", 1)
 ADDRESSES = {PS: "ps:1", FIRST: "first:1", SECOND: "second:1"}
 
 
-@dataclass(frozen=True)
-class Run:
-    incarnation: int
+def run(incarnation: int) -> Connection:
+    return Connection(incarnation, number=incarnation, since=0.0)
 
 
 class Servers:
-    """Greets in place of the real functions.
+    """Takes the place of the functions that talk to servers.
 
     Attributes:
-      greeted: the addresses of the servers that got a note.
-      troubles: what greeting a server raises, by address.
-      held: the addresses that the lease was last told of.
+      registered: the addresses of the servers where this client registered.
+      troubles: what the handshake with a server raises, by address.
+      held: the addresses that the lease has now.
     """
 
     def __init__(self) -> None:
-        self.greeted: list[str] = []
+        self.registered: list[str] = []
         self.troubles: dict[str, Exception] = {}
         self.held: set[str] = set()
         self.is_error: bool | None = None
@@ -40,84 +39,84 @@ class Servers:
         if address in self.troubles:
             raise self.troubles[address]
 
-    def leave_note(self, device: str, address: str, own, timeout: float) -> None:
-        self.greeted.append(address)
+    def register(self, device: str, address: str) -> None:
+        self.registered.append(address)
 
 
 @pytest.fixture
 def servers(monkeypatch) -> Servers:
     servers = Servers()
     monkeypatch.setattr(tensorflow_internals, "context_id", lambda: 5)
-    monkeypatch.setattr(server_admission, "check_version", servers.check_version)
-    monkeypatch.setattr(server_admission, "leave_note", servers.leave_note)
-    monkeypatch.setattr(server_admission.ClientLease, "hold", lambda self, held: setattr(servers, "held", set(held)))
+    monkeypatch.setattr(handshake, "check_version", servers.check_version)
+    monkeypatch.setattr(handshake.ClientRegistry, "register", lambda _, *server: servers.register(*server))
+    monkeypatch.setattr(handshake.ClientLease, "hold", lambda self, held: setattr(servers, "held", set(held)))
     return servers
 
 
 @pytest.fixture
-def admission(servers):
-    admission = ServerAdmission("client:1", Options())
-    yield admission
-    admission.close()
+def handshakes(servers):
+    handshakes = Handshake("client:1", Options())
+    yield handshakes
+    handshakes.close()
 
 
-def test_new_servers_are_greeted_and_held(servers, admission) -> None:
-    connected = {task: Run(1) for task in ADDRESSES}
-    assert admission.admit(connected, ADDRESSES) == connected
-    assert sorted(servers.greeted) == sorted(ADDRESSES.values())
+def test_new_servers_make_a_handshake_and_are_held(servers, handshakes) -> None:
+    connected = {task: run(1) for task in ADDRESSES}
+    assert handshakes.admit(connected, ADDRESSES) == connected
+    assert sorted(servers.registered) == sorted(ADDRESSES.values())
     assert servers.held == set(ADDRESSES.values())
     assert servers.is_error is True
 
 
-def test_a_run_is_greeted_once_and_another_run_again(servers, admission) -> None:
-    first, second = Run(1), Run(2)
-    admission.admit({FIRST: first, SECOND: first}, ADDRESSES)
-    servers.greeted.clear()
-    admission.admit({FIRST: first, SECOND: second}, ADDRESSES)
-    assert servers.greeted == ["second:1"]
+def test_an_incarnation_makes_one_handshake_and_another_one_again(servers, handshakes) -> None:
+    first, second = run(1), run(2)
+    handshakes.admit({FIRST: first, SECOND: first}, ADDRESSES)
+    servers.registered.clear()
+    handshakes.admit({FIRST: first, SECOND: second}, ADDRESSES)
+    assert servers.registered == ["second:1"]
 
 
-def test_a_server_that_is_no_longer_connected_is_not_held(servers, admission) -> None:
-    run = Run(1)
-    admission.admit({FIRST: run, SECOND: run}, ADDRESSES)
-    assert admission.admit({FIRST: run}, ADDRESSES) == {FIRST: run}
+def test_a_server_that_is_no_longer_connected_is_not_held(servers, handshakes) -> None:
+    first = run(1)
+    handshakes.admit({FIRST: first, SECOND: first}, ADDRESSES)
+    assert handshakes.admit({FIRST: first}, ADDRESSES) == {FIRST: first}
     assert servers.held == {"first:1"}
 
 
-def test_a_server_of_another_version_takes_no_part(servers, admission, caplog) -> None:
+def test_a_server_of_another_version_takes_no_part(servers, handshakes, caplog) -> None:
     servers.troubles["second:1"] = VersionMismatchError("It runs another TensorFlow.")
-    assert set(admission.admit({FIRST: Run(1), SECOND: Run(2)}, ADDRESSES)) == {FIRST}
+    assert set(handshakes.admit({FIRST: run(1), SECOND: run(2)}, ADDRESSES)) == {FIRST}
     assert servers.held == {"first:1"}
     assert "It runs another TensorFlow. It takes no part." in caplog.text
-    assert admission.is_refused(2)
-    assert not admission.is_refused(1)
+    assert handshakes.is_refused(2)
+    assert not handshakes.is_refused(1)
     with pytest.raises(VersionMismatchError, match="another TensorFlow"):
-        admission.raise_refusal()
+        handshakes.raise_refusal()
 
 
-def test_nobody_is_refused_at_first(admission) -> None:
-    admission.raise_refusal()
+def test_no_server_is_refused_at_first(handshakes) -> None:
+    handshakes.raise_refusal()
 
 
-def test_a_server_that_dies_while_it_is_greeted_may_come_again(servers, admission) -> None:
+def test_a_server_that_dies_during_its_handshake_may_return(servers, handshakes) -> None:
     servers.troubles["first:1"] = tf.errors.UnavailableError(None, None, "Socket closed")
-    assert admission.admit({FIRST: Run(1)}, ADDRESSES) == {}
-    admission.raise_refusal()
-    assert not admission.is_refused(1)
+    assert handshakes.admit({FIRST: run(1)}, ADDRESSES) == {}
+    handshakes.raise_refusal()
+    assert not handshakes.is_refused(1)
     del servers.troubles["first:1"]
-    assert set(admission.admit({FIRST: Run(2)}, ADDRESSES)) == {FIRST}
+    assert set(handshakes.admit({FIRST: run(2)}, ADDRESSES)) == {FIRST}
 
 
-def test_a_warning_may_do(servers) -> None:
-    admission = ServerAdmission("client:1", Options(version_mismatch="warn"))
-    admission.admit({FIRST: Run(1)}, ADDRESSES)
+def test_another_version_may_be_a_warning(servers) -> None:
+    handshakes = Handshake("client:1", Options(version_mismatch="warn"))
+    handshakes.admit({FIRST: run(1)}, ADDRESSES)
     assert servers.is_error is False
-    admission.close()
+    handshakes.close()
 
 
-def test_a_server_that_does_not_answer_its_greeting_may_come_again(servers, admission) -> None:
+def test_a_server_that_does_not_answer_its_handshake_may_return(servers, handshakes) -> None:
     servers.troubles["first:1"] = TimeoutError("A call into TensorFlow has not returned in 30 s.")
-    assert admission.admit({FIRST: Run(1)}, ADDRESSES) == {}
-    assert not admission.is_refused(1)
+    assert handshakes.admit({FIRST: run(1)}, ADDRESSES) == {}
+    assert not handshakes.is_refused(1)
     del servers.troubles["first:1"]
-    assert set(admission.admit({FIRST: Run(1)}, ADDRESSES)) == {FIRST}
+    assert set(handshakes.admit({FIRST: run(1)}, ADDRESSES)) == {FIRST}

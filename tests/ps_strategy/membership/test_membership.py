@@ -1,18 +1,19 @@
-"""Who is connected, by what the admission says; servers are a dictionary here, and TensorFlow is told nothing."""
+"""Which servers are connected, by the results of the handshake and the sentinels, without servers or TensorFlow."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from coordinator.errors import VersionMismatchError
-from coordinator.heartbeat.pulse import Pulse, PulseState
 from coordinator.heartbeat.task_probe import TaskStatus
+from coordinator.heartbeat.watched_server import Liveness, ServerState
 from coordinator.options import Options
-from coordinator.ps_strategy import membership, tensorflow_internals
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.membership import connections, known_servers
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
-from tests.ps_strategy.fake_admission import FakeAdmission
-from tests.ps_strategy.membership.fake_sentinels import FakeWitnesses
+from tests.ps_strategy.membership.fake_handshake import FakeHandshake
+from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
 from tests.ps_strategy.membership.fake_servers import ADDRESSES, FIRST, PS, SECOND
 
 NO_HEARTBEAT = SimpleNamespace(
@@ -21,75 +22,75 @@ NO_HEARTBEAT = SimpleNamespace(
     watch=lambda address: None,
     is_silent=lambda address: False,
     last_silence=lambda address: 0.0,
-    state=lambda address: Pulse(PulseState.ANSWERING, 1),
+    state=lambda address: ServerState(Liveness.ANSWERING, 1),
 )
 
 
 @pytest.fixture
-def witnesses() -> FakeWitnesses:
-    return FakeWitnesses(10.0)
+def sentinels() -> FakeSentinels:
+    return FakeSentinels(10.0)
 
 
 @pytest.fixture
-def admission(monkeypatch, witnesses) -> FakeAdmission:
-    admission = FakeAdmission()
-    probe = SimpleNamespace(status=lambda timeout: TaskStatus(1, ("CPU:0",)), close=lambda: None)
-    monkeypatch.setattr(membership, "ServerAdmission", lambda address, options: admission)
-    monkeypatch.setattr(membership, "Heartbeat", lambda interval, timeout: NO_HEARTBEAT)
-    monkeypatch.setattr(membership, "Witnesses", lambda longest_call: witnesses)
-    monkeypatch.setattr(membership, "TaskProbe", lambda address: probe)
+def handshake(monkeypatch, sentinels) -> FakeHandshake:
+    handshake = FakeHandshake()
+    probe = SimpleNamespace(begin_status=lambda timeout: lambda: TaskStatus(1, ("CPU:0",)), close=lambda: None)
+    monkeypatch.setattr(connections, "Handshake", lambda address, options: handshake)
+    monkeypatch.setattr(known_servers, "Heartbeat", lambda interval, timeout: NO_HEARTBEAT)
+    monkeypatch.setattr(connections, "SentinelVariables", lambda longest_call: sentinels)
+    monkeypatch.setattr(known_servers, "TaskProbe", lambda address: probe)
     monkeypatch.setattr(tensorflow_internals, "update_server_def", lambda definition, client_timeout: None)
-    return admission
+    return handshake
 
 
 @pytest.fixture
-def members(admission) -> Membership:
+def members(handshake) -> Membership:
     return Membership(ClusterDefinition(ADDRESSES, None, "grpc"), "client:1", Options(connect_timeout=0.05))
 
 
-def test_a_worker_that_has_forgotten_us_is_lost_and_connected_to_anew(admission, members):
+def test_a_worker_that_freed_our_context_is_lost_and_reconnected(handshake, members):
     members.connect()
-    before = members.connection(FIRST)
-    admission.forgetful.add(ADDRESSES[FIRST])
-    assert not members.is_connected(FIRST)
-    assert members.is_connected(SECOND)
-    assert members.reconnect(FIRST)
-    assert members.connection(FIRST) != before
+    before = members.begin_attempt(0)
+    handshake.freed_on.add(ADDRESSES[FIRST])
+    assert not members.is_reachable(0)
+    assert members.is_reachable(1)
+    assert members.reconnect(0)
+    assert members.begin_attempt(0) != before
 
 
-def test_a_parameter_server_that_has_forgotten_us_is_lost(admission, members):
+def test_a_parameter_server_that_freed_our_context_is_lost(handshake, members):
     members.connect()
     assert members.lost_parameter_server() is None
-    admission.forgetful.add(ADDRESSES[PS])
-    assert "not heard of for long" in str(members.lost_parameter_server())
+    handshake.freed_on.add(ADDRESSES[PS])
+    assert "not heard from for long" in str(members.lost_parameter_server())
     assert members.reconnect_parameter_servers()
     assert members.lost_parameter_server() is None
 
 
-def test_a_worker_that_is_not_admitted_is_not_connected(admission, members):
-    admission.strange.add(ADDRESSES[SECOND])
+def test_a_worker_that_is_not_admitted_is_not_connected(handshake, members):
+    handshake.refused.add(ADDRESSES[SECOND])
     members.connect()
-    assert members.is_connected(FIRST)
-    assert not members.is_connected(SECOND)
-    assert not members.reconnect(SECOND)
+    assert members.is_reachable(0)
+    assert not members.is_reachable(1)
+    assert not members.reconnect(1)
 
 
-def test_a_server_of_another_version_ends_the_connecting(admission, members):
+def test_a_server_of_another_version_makes_connect_raise(handshake, members):
     def refuse():
         raise VersionMismatchError("It runs another TensorFlow.")
 
-    admission.raise_refusal = refuse
+    handshake.raise_refusal = refuse
     with pytest.raises(VersionMismatchError):
         members.connect()
 
 
-def test_a_server_that_was_refused_is_not_named_again(admission, members):
-    admission.is_refused = lambda incarnation: True
+def test_a_server_that_was_refused_is_not_connected_again(handshake, members):
+    handshake.is_refused = lambda incarnation: True
     with pytest.raises(TimeoutError, match=r"/job:ps/task:0 \(ps:1\), any worker .* did not answer"):
         members.connect()
 
 
-def test_the_suspicion_is_named_where_connecting_fails_although_all_answer(members, monkeypatch):
+def test_a_failed_connection_although_all_answer_names_the_likely_cause(members, monkeypatch):
     import tensorflow as tf
 
     def fail(definition, client_timeout):
@@ -100,27 +101,25 @@ def test_the_suspicion_is_named_where_connecting_fails_although_all_answer(membe
         members.connect()
 
 
-def test_a_worker_that_does_not_reach_a_recovered_server_is_let_go(admission, witnesses, members):
+def test_a_worker_that_does_not_reach_a_recovered_server_is_disconnected(handshake, sentinels, members):
     members.connect()
-    admission.forgetful.add(ADDRESSES[PS])
+    handshake.freed_on.add(ADDRESSES[PS])
     assert members.reconnect_parameter_servers()
-    witnesses.unreaching.add(FIRST)
+    sentinels.unreaching.add(FIRST)
     members.reach_parameter_servers()
-    assert not members.is_connected(FIRST)
-    assert members.is_connected(SECOND)
-    assert not members.reconnect(FIRST), "it takes no work before it reaches all parameter servers"
-    witnesses.unreaching.clear()
-    assert members.reconnect(FIRST)
+    assert not members.is_reachable(0)
+    assert members.is_reachable(1)
+    assert not members.reconnect(0), "it takes no work before it reaches all parameter servers"
+    sentinels.unreaching.clear()
+    assert members.reconnect(0)
     members.reach_parameter_servers()
-    assert members.is_connected(FIRST)
+    assert members.is_reachable(0)
 
 
-def test_parameter_servers_that_do_not_reach_each_other_are_told_of_after_a_recovery(
-    admission, witnesses, members, caplog
-):
+def test_parameter_servers_that_do_not_reach_each_other_are_logged(handshake, sentinels, members, caplog):
     members.connect()
-    witnesses.apart = True
-    assert members.reconnect(FIRST), "a worker that returns has nothing to do with that"
+    sentinels.apart = True
+    assert members.reconnect(0), "a worker that returns has nothing to do with that"
     assert "reach each other" not in caplog.text
     members.reach_parameter_servers()
     assert "The parameter servers do not all reach each other yet" in caplog.text

@@ -1,15 +1,37 @@
-"""The lease is renewed on time, on the servers that are held and no others."""
+"""What a server answers about a client's context, that it frees one on request, and that leases are renewed on time."""
 
+import socket
 import threading
 from types import SimpleNamespace
 
 import pytest
 
 from coordinator.options import Options
-from coordinator.ps_strategy import client_lease
-from coordinator.ps_strategy.client_lease import ClientLease
-from coordinator.ps_strategy.server_context import Answer
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.membership import remote_context
+from coordinator.ps_strategy.membership.remote_context import Answer, ClientLease, RemoteContext
 from tests.deadline import wait_until
+
+
+def test_no_process_and_a_silent_one_are_distinguished() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with RemoteContext(address, 1) as context:
+            assert context.renew(0.3) is Answer.SILENT
+    with RemoteContext(address, 1) as context:
+        assert context.renew(10.0) is Answer.UNREACHED
+        assert context.release(10.0) is Answer.UNREACHED
+
+
+@pytest.mark.parametrize("job", ["ps", "worker"])
+def test_a_server_knows_its_clients(strategy, shared_cluster, job) -> None:
+    address = shared_cluster.spec[job][0]
+    own = tensorflow_internals.context_id()
+    with RemoteContext(address, own) as context:
+        assert context.renew(10.0) is Answer.HELD
+    with RemoteContext(address, own ^ 1) as another:
+        assert another.renew(10.0) is Answer.UNKNOWN
+        assert another.release(10.0) is Answer.HELD, "what is not there is as good as freed"
 
 
 class Servers:
@@ -18,7 +40,7 @@ class Servers:
     Attributes:
       renewals: how many, by address.
       answers: what a server answers, `HELD` where nothing else is said.
-      closed: the addresses whose connections were given back.
+      closed: the addresses whose connections were closed.
     """
 
     def __init__(self) -> None:
@@ -41,7 +63,7 @@ class Servers:
 @pytest.fixture
 def servers(monkeypatch) -> Servers:
     servers = Servers()
-    monkeypatch.setattr(client_lease, "ServerContext", servers.context)
+    monkeypatch.setattr(remote_context, "RemoteContext", servers.context)
     return servers
 
 
@@ -52,12 +74,12 @@ def lease(servers):
     lease.close()
 
 
-def test_it_is_renewed_again_and_again_on_every_held_server(servers, lease) -> None:
+def test_a_lease_is_renewed_on_every_held_server(servers, lease) -> None:
     lease.hold(["a:1", "b:1"])
     wait_until(lambda: servers.renewals.get("a:1", 0) >= 3 and servers.renewals.get("b:1", 0) >= 3)
 
 
-def test_a_server_that_is_let_go_is_not_asked_again(servers, lease) -> None:
+def test_a_server_that_is_no_longer_held_is_not_asked_again(servers, lease) -> None:
     lease.hold(["a:1", "b:1"])
     wait_until(lambda: servers.renewals.get("a:1"))
     lease.hold(["b:1"])
@@ -65,22 +87,22 @@ def test_a_server_that_is_let_go_is_not_asked_again(servers, lease) -> None:
     count, other = servers.renewals["a:1"], servers.renewals.get("b:1", 0)
     wait_until(lambda: servers.renewals.get("b:1", 0) >= other + 3)
     assert servers.renewals["a:1"] == count
-    assert not lease.is_forgotten("a:1"), "nobody knows"
+    assert lease.freed(["a:1"]) == set(), "it is not asked"
 
 
 @pytest.mark.parametrize("answer", list(Answer))
-def test_only_a_server_that_says_so_has_forgotten_us(servers, answer: Answer) -> None:
+def test_only_a_server_that_answers_so_has_freed_the_context(servers, answer: Answer) -> None:
     lease = ClientLease(5, Options(client_timeout=600))
     lease.hold(["a:1"])
     servers.answers["a:1"] = answer
-    assert lease.is_forgotten("a:1") is (answer is Answer.UNKNOWN)
+    assert lease.freed(["a:1", "b:1"]) == ({"a:1"} if answer is Answer.UNKNOWN else set())
     lease.close()
 
 
-def test_closing_ends_the_thread_and_gives_the_connections_back(servers, lease) -> None:
+def test_closing_a_lease_ends_its_thread_and_connections(servers, lease) -> None:
     lease.hold(["a:1"])
-    assert lease._thread.name == "coordinator-lease"
+    [thread] = [each for each in threading.enumerate() if each.name == "coordinator-lease"]
     lease.close()
     lease.close()
     assert servers.closed == ["a:1"]
-    assert not lease._thread.is_alive()
+    assert not thread.is_alive()

@@ -5,38 +5,38 @@ import types
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.membership import sentinel_variable as witness
+from coordinator.ps_strategy.membership import sentinel_variable
 from coordinator.ps_strategy.membership.cluster_definition import Task
-from coordinator.ps_strategy.membership.sentinel_variable import Witness, Witnesses
+from coordinator.ps_strategy.membership.sentinel_variable import SentinelVariable, SentinelVariables
 
 LONGEST_CALL = 10.0
 
 PROGRAM = """
 import coordinator
 from coordinator.ps_strategy.membership.cluster_definition import Task
-from coordinator.ps_strategy.membership.sentinel_variable import Witness, Witnesses
+from coordinator.ps_strategy.membership.sentinel_variable import SentinelVariable, SentinelVariables
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
 
 with LocalCluster(workers=1, ps=2) as cluster:
     strategy = coordinator.ParameterServerStrategy(cluster.resolver)
     devices = [server.device for server in strategy.parameter_servers]
-    witnesses = Witnesses(10.0)
-    assert witnesses.place({device: number for number, device in enumerate(devices)}) == set()
+    sentinels = SentinelVariables(10.0)
+    assert sentinels.place({device: number for number, device in enumerate(devices)}) == set()
     workers = [Task("worker", 0)]
-    assert witnesses.unreached_from(workers, [0, 1]) == []
-    assert witnesses.reach_each_other([0, 1])
+    assert sentinels.unreached_from(workers, [0, 1]) == []
+    assert sentinels.reach_each_other([0, 1])
     cluster.restart("ps", 1)
-    wait_until(lambda: witnesses.are_reached([0, 1]))  # It answers, though not with what was made there.
-    witnesses.question([0, 1])
-    assert [witnesses.are_gone(number) for number in (0, 1)] == [False, True]
+    wait_until(lambda: sentinels.are_reachable([0, 1]))  # It answers, though not with what was made there.
+    sentinels.check([0, 1])
+    assert [sentinels.is_gone(number) for number in (0, 1)] == [False, True]
     cluster.kill("ps", 0)
-    assert not witnesses.are_reached([0])
-    assert witnesses.unreached_from(workers, [0]) == workers
-    assert not witnesses.reach_each_other([0, 1])
-    assert witnesses.place({devices[0]: 2}) == {devices[0]}
-    # A call elsewhere in this thread is not harmed by what the witnesses met.
-    assert not Witnesses(10.0).are_gone(0)
+    assert not sentinels.are_reachable([0])
+    assert sentinels.unreached_from(workers, [0]) == workers
+    assert not sentinels.reach_each_other([0, 1])
+    assert sentinels.place({devices[0]: 2}) == {devices[0]}
+    # A call elsewhere in this thread is not harmed by what the sentinels met.
+    assert not SentinelVariables(10.0).is_gone(0)
     strategy.close()
 """
 
@@ -99,21 +99,21 @@ def test_a_restarted_server_has_nothing_of_what_was_made_there(run_program):
 
 @pytest.mark.long
 @pytest.mark.cluster
-def test_a_server_that_thaws_keeps_what_was_made_there_whatever_changes_at_once(run_program):
+def test_a_server_that_thaws_keeps_its_variables_whatever_changes_at_once(run_program):
     run_program(THAWED, timeout=200)
 
 
-def test_a_server_that_goes_on_has_it_all(strategy):
+def test_a_server_that_lives_has_its_sentinel(strategy):
     device = f"{strategy.parameter_servers[0].device}/device:CPU:0"
-    assert Witness(device, LONGEST_CALL).is_there()
-    assert Witness(device, LONGEST_CALL).is_reached()
-    witnesses = Witnesses(LONGEST_CALL)
-    assert witnesses.place({strategy.parameter_servers[1].device: 7}) == set()
-    witnesses.question([7])
-    assert not witnesses.are_gone(7)
+    assert SentinelVariable(device, LONGEST_CALL).exists()
+    assert SentinelVariable(device, LONGEST_CALL).is_reachable()
+    sentinels = SentinelVariables(LONGEST_CALL)
+    assert sentinels.place({strategy.parameter_servers[1].device: 7}) == set()
+    sentinels.check([7])
+    assert not sentinels.is_gone(7)
 
 
-def test_a_read_that_takes_too_long_says_nothing_and_a_late_error_of_tensorflow_is_tried_again(monkeypatch):
+def test_a_slow_read_proves_no_loss_and_a_late_error_is_tried_again(monkeypatch):
     late, gone = tf.errors.DeadlineExceededError(None, None, "late"), tf.errors.NotFoundError(None, None, "gone")
     variable = types.SimpleNamespace(numpy=None)
     outcomes = [variable, TimeoutError(), TimeoutError(), late, True, late, gone]
@@ -124,24 +124,24 @@ def test_a_read_that_takes_too_long_says_nothing_and_a_late_error_of_tensorflow_
             raise outcome
         return outcome
 
-    monkeypatch.setattr(witness, "call_within", call_within)
-    found = Witness("/job:ps/task:0/device:CPU:0", LONGEST_CALL)
-    assert found.is_there(), "too long"
-    assert not found.is_reached(), "too long"
-    assert found.is_there(), "late, then there"
-    assert not found.is_there(), "late, then gone"
+    monkeypatch.setattr(sentinel_variable, "call_within", call_within)
+    found = SentinelVariable("/job:ps/task:0/device:CPU:0", LONGEST_CALL)
+    assert found.exists(), "too long"
+    assert not found.is_reachable(), "too long"
+    assert found.exists(), "late, then there"
+    assert not found.exists(), "late, then gone"
     assert not outcomes
 
 
-def test_workers_that_cannot_be_asked_do_not_reach_anything(monkeypatch, strategy):
+def test_workers_that_cannot_be_asked_count_as_unreached(monkeypatch, strategy):
     def refuse(*args, **kwargs):
         raise tf.errors.InvalidArgumentError(None, None, "Client for target ... not found.")
 
-    witnesses, workers = Witnesses(LONGEST_CALL), [Task("worker", 0)]
-    witnesses.place({server.device: number for number, server in enumerate(strategy.parameter_servers)})
+    sentinels, workers = SentinelVariables(LONGEST_CALL), [Task("worker", 0)]
+    sentinels.place({server.device: number for number, server in enumerate(strategy.parameter_servers)})
     with monkeypatch.context() as patch:
         patch.setattr(tf, "function", refuse)
-        assert witnesses.unreached_from(workers, [0, 1]) == workers
-        assert not witnesses.reach_each_other([0, 1])
-    assert witnesses.unreached_from(workers, [0, 1]) == []
-    assert witnesses.reach_each_other([0, 1])
+        assert sentinels.unreached_from(workers, [0, 1]) == workers
+        assert not sentinels.reach_each_other([0, 1])
+    assert sentinels.unreached_from(workers, [0, 1]) == []
+    assert sentinels.reach_each_other([0, 1])

@@ -1,4 +1,4 @@
-"""A server of another TensorFlow is noticed, and refused or mentioned, as the options say."""
+"""A server of another TensorFlow is noticed, and refused or mentioned, as the options require."""
 
 import re
 
@@ -6,23 +6,25 @@ import pytest
 import tensorflow as tf
 
 from coordinator.errors import VersionMismatchError
-from coordinator.ps_strategy import server_version
-from coordinator.ps_strategy.server_version import check_version, difference_of, graph_version
+from coordinator.ps_strategy.membership import handshake
+from coordinator.ps_strategy.membership.handshake import check_version, graph_version
 
 PS, WORKER = "/job:ps/replica:0/task:1", "/job:worker/replica:0/task:0"
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "difference"),
+    ("theirs", "difference"),
     [
-        (2474, 2474, None),
-        (2129, 2474, "an older TensorFlow (graph version 2129, not 2474)"),
-        (2600, 2474, "a newer TensorFlow (graph version 2600, not 2474)"),
-        (None, 2474, "another TensorFlow, whose graphs cannot be read here,"),
+        (2129, "an older TensorFlow (graph version 2129, not 2474)"),
+        (2600, "a newer TensorFlow (graph version 2600, not 2474)"),
+        (None, "another TensorFlow, whose graphs cannot be read here,"),
     ],
 )
-def test_what_is_different_between_two_versions(theirs, ours, difference):
-    assert difference_of(theirs, ours) == difference
+def test_what_is_different_between_two_versions(monkeypatch, theirs, difference):
+    monkeypatch.setattr(tf.version, "GRAPH_DEF_VERSION", 2474)
+    monkeypatch.setattr(handshake, "graph_version", lambda device: theirs)
+    with pytest.raises(VersionMismatchError, match=re.escape(f"runs {difference} than this program")):
+        check_version(PS, "10.0.0.1:2222", is_error=True)
 
 
 @pytest.mark.parametrize("device", [PS, WORKER])
@@ -50,7 +52,7 @@ def test_a_server_of_another_version_is_an_error_that_says_which_and_what_to_do(
     assert str(caught.value) == (
         f"{device} (10.0.0.1:2222) runs a newer TensorFlow (graph version {another_version + 345}, not "
         f"{another_version}) than this program, which runs {tf.version.VERSION}. Install the same TensorFlow on both, "
-        'or make the strategy with Options(version_mismatch="warn") to try it as it is.'
+        'or create the strategy with Options(version_mismatch="warn") to try it as it is.'
     )
 
 
@@ -65,7 +67,7 @@ def test_a_server_that_writes_no_such_graph_is_of_another_version(strategy, monk
     def refuse(**_):
         raise tf.errors.NotFoundError(None, None, "Op type not registered 'DatasetToGraphV2'")
 
-    monkeypatch.setattr(server_version.tf.raw_ops, "DatasetToGraphV2", refuse)
+    monkeypatch.setattr(handshake.tf.raw_ops, "DatasetToGraphV2", refuse)
     assert graph_version(PS) is None
     with pytest.raises(VersionMismatchError, match="runs another TensorFlow, whose graphs cannot be read here, than"):
         check_version(PS, "10.0.0.1:2222", is_error=True)

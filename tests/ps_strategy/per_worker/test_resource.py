@@ -9,8 +9,8 @@ from coordinator import ClosureCancelledError, ClosureInputError
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
 
 
-def context(worker: int = 0, incarnation: int = 1) -> WorkerContext:
-    return WorkerContext(worker, "/device:CPU:0", incarnation, cancellation=None)
+def context(worker: int = 0, connection_number: int = 1) -> WorkerContext:
+    return WorkerContext(worker, "/device:CPU:0", connection_number, cancellation=None)
 
 
 class Workshop:
@@ -21,7 +21,7 @@ class Workshop:
         self.error = None
 
     def build(self, worker_context):
-        self.built_for.append((worker_context.index, worker_context.incarnation))
+        self.built_for.append((worker_context.index, worker_context.connection_number))
         if self.error is not None:
             raise self.error
         return f"copy {len(self.built_for)}"
@@ -48,8 +48,8 @@ def test_a_worker_makes_its_copy_once(workshop, resource):
 
 
 def test_a_worker_that_was_restarted_makes_its_copy_again_and_the_others_do_not(workshop, resource):
-    for incarnation in (1, 2, 2):
-        resource.value_on(context(0, incarnation))
+    for connection_number in (1, 2, 2):
+        resource.value_on(context(0, connection_number))
         resource.value_on(context(1))
     assert workshop.built_for == [(0, 1), (1, 1), (0, 2)]
 
@@ -62,7 +62,7 @@ def test_a_copy_is_made_inside_the_device_scope_of_its_worker():
 def test_a_copy_that_cannot_be_made_is_an_input_error_with_its_cause(workshop, resource):
     workshop.error = tf.errors.NotFoundError(None, None, "no such file")
     with pytest.raises(
-        ClosureInputError, match=r"vocabulary could not be made on /device:CPU:0: NotFoundError: no such file"
+        ClosureInputError, match=r"vocabulary could not be created on /device:CPU:0: NotFoundError: no such file"
     ) as caught:
         resource.value_on(context())
     assert caught.value.__cause__ is workshop.error
@@ -84,7 +84,7 @@ def test_errors_of_this_library_are_passed_on_as_they_are(workshop, resource, er
     assert caught.value is error
 
 
-def test_the_handle_of_a_variable_stands_for_the_copies_as_long_as_the_variable_lives(resource):
+def test_the_handle_of_a_variable_maps_to_the_copies_while_the_variable_exists(resource):
     handles = PerWorkerHandles()
     variable, other = tf.Variable(1), tf.Variable(1)
     handles.add(variable, resource)
@@ -95,7 +95,7 @@ def test_the_handle_of_a_variable_stands_for_the_copies_as_long_as_the_variable_
     del variable
     gc.collect()
     assert handles.resource_for(handle) is None
-    assert len(handles._handles_of_copies) == 0
+    assert len(handles.handles_of_copies) == 0
 
 
 def test_a_function_captures_what_stands_for_the_copies_however_deep_it_is_used(resource):

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import coordinator
-from tests.ps_strategy.every_worker import on_every_worker
+from tests.ps_strategy.every_worker import has_copies_on_workers, on_every_worker, per_worker_handles
 
 WORKERS = 3
 WORDS = ["a", "b", "other"]
@@ -62,17 +62,15 @@ def test_a_table_made_in_the_scope_works_on_the_client(table):  # row 162
 
 def test_the_tables_are_on_the_workers(strategy, table):  # row 162
     on_every_worker(strategy, tf.function(table.size))
-    handles = strategy._handles.resource_for(table.resource_handle)
-    devices = [handles._copies[index][1].device for index in range(WORKERS)]
-    assert devices == [f"{worker.device}/device:CPU:0" for worker in strategy.cluster.workers]
+    assert has_copies_on_workers(strategy, table.resource_handle)
 
 
 def test_a_copy_of_a_table_stands_for_the_same_tables(strategy, growing_table):  # row 163
-    made_before = len(strategy._handles._handles_of_copies)
+    made_before = len(per_worker_handles(strategy).handles_of_copies)
     copied = copy.copy(growing_table)
     assert on_every_worker(strategy, tf.function(copied.size)) == [3, 3, 3]
     assert copied.size().numpy() == 2
-    assert len(strategy._handles._handles_of_copies) == made_before
+    assert len(per_worker_handles(strategy).handles_of_copies) == made_before
 
 
 @pytest.mark.parametrize("dataset_form", ["function", "ready"])
@@ -166,8 +164,10 @@ def test_a_table_with_buckets_for_other_words_works(strategy):
 
 def test_a_table_that_cannot_be_made_on_a_worker_is_an_input_error(strategy, growing_table, tmp_path):
     (tmp_path / "words.txt").unlink()
-    with pytest.raises(coordinator.ClosureInputError, match="lookup table could not be made on /job:worker"):
+    with pytest.raises(coordinator.ClosureInputError, match="lookup table could not be created on /job:worker"):
         on_every_worker(strategy, tf.function(growing_table.size))
+    with pytest.raises(coordinator.ClosureInputError, match="lookup table could not be created on /job:worker"):
+        strategy.join(120)
 
 
 def make_lookup():

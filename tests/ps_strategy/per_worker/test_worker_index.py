@@ -64,6 +64,29 @@ def test_the_index_is_an_int64_scalar(strategy):
     assert strategy.schedule(step).result(60) in range(WORKERS)
 
 
+def test_the_index_and_the_pipelines_number_have_one_type(strategy):
+    def dataset_fn(context):
+        number = context.input_pipeline_id
+        assert isinstance(number, int)
+        assert ["a", "b", "c"][number] == "abc"[number]
+        index = coordinator.get_current_worker_index()
+        differences = [tf.constant(number) - index, tf.convert_to_tensor(number) - index, number - index]
+        equal = [tf.constant(number) == index, index == number, tf.equal(number, index)]
+        numbers = tf.data.Dataset.from_tensors(tf.stack([number, *differences])).map(lambda found: (found, number))
+        return numbers.map(lambda found, number: (found, number, tf.stack([*equal, number == index])))
+
+    @tf.function
+    def step(iterator):
+        found, number, equal = next(iterator)
+        index = coordinator.get_current_worker_index()
+        tf.debugging.assert_equal(found, tf.stack([number, 0, 0, 0]))
+        tf.debugging.assert_equal(number, index)
+        return index + number, tf.reduce_all(equal)
+
+    iterator = iter(strategy.experimental_distribute_datasets_from_function(dataset_fn))
+    assert on_every_worker(strategy, step, iterator) == [(0, True), (2, True), (4, True)]
+
+
 def test_it_is_not_known_outside_of_scheduled_functions(strategy):
     with pytest.raises(RuntimeError, match="known only inside a function that is scheduled"):
         coordinator.get_current_worker_index()
@@ -76,14 +99,14 @@ def test_it_is_not_known_outside_of_scheduled_functions(strategy):
 def test_each_connection_of_a_worker_has_a_number_and_every_function_sees_it(strategy):
     @tf.function
     def inner():
-        return strategy.connection_number()
+        return strategy.extended.services.connection_number()
 
     @tf.function
     def step():
         in_loop = tf.constant(0, tf.int64)
         for _ in tf.range(2):
             in_loop += inner()
-        number = strategy.connection_number()
+        number = strategy.extended.services.connection_number()
         assert (number.dtype, number.shape) == (tf.int64, ())
         return number, in_loop
 
@@ -92,8 +115,8 @@ def test_each_connection_of_a_worker_has_a_number_and_every_function_sees_it(str
     assert all(in_loop == 2 * number for number, in_loop in numbers)
 
 
-def test_a_worker_that_comes_back_keeps_its_index_and_has_a_greater_connection_number(strategy, shared_cluster):
-    step = tf.function(lambda: (coordinator.get_current_worker_index(), strategy.connection_number()))
+def test_a_returning_worker_keeps_its_index_and_has_a_greater_connection_number(strategy, shared_cluster):
+    step = tf.function(lambda: (coordinator.get_current_worker_index(), strategy.extended.services.connection_number()))
     before = on_every_worker(strategy, step)
     shared_cluster.kill("worker", 1)
     shared_cluster.restart("worker", 1)

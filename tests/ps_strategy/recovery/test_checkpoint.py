@@ -46,7 +46,7 @@ def test_variables_of_all_parameter_servers_are_saved_and_restored(strategy, var
     assert weights.numpy().tolist() == [7.0, 8.0]
 
 
-def test_a_checkpoint_is_restored_into_variables_that_are_made_later(strategy, checkpoint, tmp_path):
+def test_a_checkpoint_is_restored_into_variables_that_are_created_later(strategy, checkpoint, tmp_path):
     path = checkpoint.write(str(tmp_path / "saved"))
     later = tf.train.Checkpoint()
     status = later.read(path)
@@ -83,7 +83,7 @@ def test_a_checkpoint_manager_keeps_the_latest_and_restores_it(variables, checkp
     assert step.numpy() == 3
 
 
-def test_a_keras_model_and_its_optimizer_go_on_from_a_checkpoint(strategy, tmp_path):
+def test_a_keras_model_and_its_optimizer_continue_from_a_checkpoint(strategy, tmp_path):
     def build():
         with strategy.scope():
             model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), keras.layers.Dense(1)])

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from coordinator.ps_strategy.recovery.checkpoint_restore import RestoreSource
+from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointRestore
 
 
 class Prepared:
@@ -45,17 +45,16 @@ def save(manager, variable, *values) -> list[str]:
 
 
 def test_the_newest_checkpoint_is_restored(manager, variable, prepare):
-    source = RestoreSource(manager)
+    source = CheckpointRestore(manager)
     paths = save(manager, variable, 1, 2)
     variable.assign([9, 9])
-    assert not source.may_read_variables
     assert source.restore(prepare) == paths[-1]
     assert variable.numpy().tolist() == [2, 2]
     assert prepare.count == 1
 
 
 def test_without_a_checkpoint_nothing_is_restored(manager, variable, prepare):
-    source = RestoreSource(manager)
+    source = CheckpointRestore(manager)
     variable.assign([9, 9])
     assert source.restore(prepare) is None
     assert prepare.count == 1
@@ -63,7 +62,7 @@ def test_without_a_checkpoint_nothing_is_restored(manager, variable, prepare):
 
 def test_a_checkpoint_of_another_manager_of_the_directory_is_seen(manager, variable, prepare):
     save(manager, variable, 1)
-    source = RestoreSource(manager)
+    source = CheckpointRestore(manager)
     other = tf.train.CheckpointManager(tf.train.Checkpoint(variable=variable), manager.directory, max_to_keep=3)
     [newest] = save(other, variable, 5)
     variable.assign([9, 9])
@@ -81,7 +80,7 @@ def test_a_damaged_checkpoint_is_passed_over(manager, variable, prepare, caplog,
     paths = save(manager, variable, 1, 2, 3)
     damage(pathlib.Path(paths[-1] + ending))
     variable.assign([9, 9])
-    assert RestoreSource(manager).restore(prepare) == paths[1]
+    assert CheckpointRestore(manager).restore(prepare) == paths[1]
     assert variable.numpy().tolist() == [2, 2]
     assert prepare.count == 2, "nothing of the damaged one may stay"
     assert f"{paths[-1]} cannot be restored" in caplog.text
@@ -92,7 +91,7 @@ def test_if_none_can_be_read_what_the_newest_raised_is_raised(manager, variable,
     for path in paths:
         cut(pathlib.Path(path + ".index"))
     with pytest.raises(tf.errors.OpError) as caught:
-        RestoreSource(manager).restore(prepare)
+        CheckpointRestore(manager).restore(prepare)
     assert paths[-1] in str(caught.value.__notes__)
 
 
@@ -104,7 +103,7 @@ def test_a_lost_server_is_no_fault_of_the_checkpoint(manager, variable, prepare,
 
     monkeypatch.setattr(manager.checkpoint, "restore", fail)
     with pytest.raises(tf.errors.UnavailableError):
-        RestoreSource(manager).restore(prepare)
+        CheckpointRestore(manager).restore(prepare)
     assert prepare.count == 1
 
 
@@ -117,7 +116,7 @@ def test_a_manager_that_saves_at_intervals_may_save_right_after(variable, tmp_pa
     assert manager.save()
     step.assign(15)
     assert manager.save()
-    RestoreSource(manager).restore(prepare)
+    CheckpointRestore(manager).restore(prepare)
     assert manager.save(), "its last attempt was at this step, but may have failed"
 
 
@@ -130,8 +129,7 @@ def test_a_function_restores_as_it_likes(variable, prepare, returned):
         variable.assign([4, 4])
         return returned
 
-    source = RestoreSource(restore)
-    assert source.may_read_variables
+    source = CheckpointRestore(restore)
     assert source.restore(prepare) == (str(returned) if isinstance(returned, str | pathlib.Path) else None)
     assert prepared == [1]
     assert variable.numpy().tolist() == [4, 4]
@@ -140,19 +138,19 @@ def test_a_function_restores_as_it_likes(variable, prepare, returned):
 @pytest.mark.parametrize("wrong", [None, "path/to/checkpoint", 3, tf.train.CheckpointManager], ids=repr)
 def test_anything_else_is_refused(wrong):
     with pytest.raises(TypeError, match=r"takes a tf\.train\.CheckpointManager, or a function"):
-        RestoreSource(wrong)
+        CheckpointRestore(wrong)
 
 
 def test_a_checkpoint_is_refused_with_advice(variable):
-    with pytest.raises(TypeError, match="Make a manager of it"):
-        RestoreSource(tf.train.Checkpoint(variable=variable))
+    with pytest.raises(TypeError, match="Pass a manager of it"):
+        CheckpointRestore(tf.train.Checkpoint(variable=variable))
 
 
 def test_a_checkpoint_that_was_saved_asynchronously_is_refused(manager):
     manager.save(options=tf.train.CheckpointOptions(enable_async=True))
     manager.checkpoint.sync()
     with pytest.raises(ValueError, match=r"enable_async=True.*a manager of a new tf.train.Checkpoint"):
-        RestoreSource(manager)
+        CheckpointRestore(manager)
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras])
@@ -172,7 +170,7 @@ def test_a_model_and_its_optimizer_come_back_without_a_word(library, tmp_path, p
     for variable in variables:
         variable.assign(tf.zeros(variable.shape, variable.dtype))
     capfd.readouterr()
-    assert RestoreSource(manager).restore(prepare)
+    assert CheckpointRestore(manager).restore(prepare)
     for variable, value in zip(variables, saved, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
     assert capfd.readouterr().err == ""

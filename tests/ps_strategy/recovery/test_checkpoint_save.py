@@ -6,30 +6,26 @@ import pytest
 import tensorflow as tf
 
 from coordinator.errors import ParameterServerLost
-from coordinator.ps_strategy.recovery.checkpoint_save import GuardedSave
-from coordinator.ps_strategy.saved_progress import SavedProgress
+from coordinator.ps_strategy.recovery.checkpoint_save import CheckpointSave, SavedProgress
 
 LOST = ParameterServerLost("/job:ps/task:0", "It does not answer.")
 UNAVAILABLE = tf.errors.UnavailableError(None, None, "Connection refused")
 
 
 class Recovery:
-    """Servers that are lost when the test says so, and back when somebody waits for them."""
+    """Servers that are lost when the test says so, and recovered when a save waits for them."""
 
     def __init__(self) -> None:
         self.lost = False
         self.is_hopeless = False
         self.waits = 0
-        self._lock = threading.Lock()
-
-    def hold_off(self):
-        return self._lock
+        self.lock = threading.Lock()
 
     def missing(self):
         return LOST if self.lost else None
 
     def wait_recovered(self, timeout):
-        assert not self._lock.locked(), "a recovery could not begin"
+        assert not self.lock.locked(), "a recovery could not begin"
         self.waits += 1
         self.lost = self.is_hopeless
         return not self.lost
@@ -50,6 +46,10 @@ def manager(tmp_path) -> tf.train.CheckpointManager:
     return tf.train.CheckpointManager(tf.train.Checkpoint(step=tf.Variable(1)), str(tmp_path), max_to_keep=2)
 
 
+def guard(manager, progress, recovery) -> CheckpointSave:
+    return CheckpointSave(manager, progress, recovery.lock, recovery.missing, recovery.wait_recovered)
+
+
 def failing(save, recovery, *errors):
     """`save`, which raises these errors first."""
     errors = iter(errors)
@@ -63,8 +63,8 @@ def failing(save, recovery, *errors):
     return fail_or_save
 
 
-def test_it_saves_and_notes_how_far_training_was(manager, progress, recovery):
-    GuardedSave(manager, progress, recovery)
+def test_a_save_records_the_progress_of_training(manager, progress, recovery):
+    guard(manager, progress, recovery)
     path = manager.save(checkpoint_number=5)
     assert path == manager.latest_checkpoint
     assert path.endswith("ckpt-5")
@@ -72,23 +72,23 @@ def test_it_saves_and_notes_how_far_training_was(manager, progress, recovery):
     assert recovery.waits == 0
 
 
-def test_a_save_that_a_lost_server_broke_is_made_again(manager, progress, recovery):
+def test_a_save_that_a_lost_server_made_fail_is_repeated(manager, progress, recovery):
     manager.save = failing(manager.save, recovery, UNAVAILABLE, UNAVAILABLE)
-    GuardedSave(manager, progress, recovery)
+    guard(manager, progress, recovery)
     assert manager.save() == manager.latest_checkpoint
     assert recovery.waits == 2
 
 
 def test_nothing_is_saved_while_variables_are_missing(manager, progress, recovery):
-    GuardedSave(manager, progress, recovery)
+    guard(manager, progress, recovery)
     recovery.lost = True
     assert manager.save() == manager.latest_checkpoint
     assert recovery.waits == 1
 
 
-def test_a_server_that_does_not_come_back_is_named(manager, progress, recovery):
+def test_a_server_that_does_not_return_is_named(manager, progress, recovery):
     manager.save = failing(manager.save, recovery, UNAVAILABLE)
-    GuardedSave(manager, progress, recovery)
+    guard(manager, progress, recovery)
     recovery.is_hopeless = True
     with pytest.raises(ParameterServerLost) as caught:
         manager.save()
@@ -96,10 +96,10 @@ def test_a_server_that_does_not_come_back_is_named(manager, progress, recovery):
     assert manager.latest_checkpoint is None
 
 
-def test_other_errors_are_raised_as_they_are(manager, progress, recovery):
+def test_other_errors_are_raised_unchanged(manager, progress, recovery):
     full = tf.errors.ResourceExhaustedError(None, None, "No space left on device")
     manager.save = failing(manager.save, recovery, full)
-    GuardedSave(manager, progress, recovery)
+    guard(manager, progress, recovery)
     with pytest.raises(tf.errors.ResourceExhaustedError):
         manager.save()
     assert recovery.waits == 0
@@ -110,18 +110,18 @@ def test_a_save_that_was_not_due_is_no_checkpoint(progress, recovery, tmp_path):
     manager = tf.train.CheckpointManager(
         tf.train.Checkpoint(step=step), str(tmp_path), max_to_keep=1, step_counter=step, checkpoint_interval=10
     )
-    GuardedSave(manager, progress, recovery)
+    guard(manager, progress, recovery)
     assert manager.save()
     assert manager.save() is None
 
 
-def test_releasing_gives_the_manager_its_own_save_back(manager, progress, recovery):
+def test_releasing_restores_the_managers_own_save(manager, progress, recovery):
     own = manager.save
-    guarded = GuardedSave(manager, progress, recovery)
+    guarded = guard(manager, progress, recovery)
     assert manager.save is guarded
     guarded.release()
     assert manager.save == own
-    guarded = GuardedSave(manager, progress, recovery)
+    guarded = guard(manager, progress, recovery)
     manager.save = own
     guarded.release()
     assert manager.save == own
@@ -149,7 +149,7 @@ def ways_to_save(manager):
 
 
 def test_a_checkpoint_is_not_saved_or_restored_asynchronously(manager, progress, recovery, asynchronous):
-    guarded = GuardedSave(manager, progress, recovery)
+    guarded = guard(manager, progress, recovery)
     for use in ways_to_save(manager).values():
         with pytest.raises(ValueError, match=r"enable_async=True.*Leave enable_async out"):
             use(asynchronous)
@@ -164,13 +164,48 @@ def test_a_checkpoint_is_not_saved_or_restored_asynchronously(manager, progress,
 
 
 def test_the_former_name_of_the_option_is_refused_as_well(manager, progress, recovery):
-    GuardedSave(manager, progress, recovery)
+    guard(manager, progress, recovery)
     with pytest.raises(ValueError, match="enable_async"):
         manager.save(options=tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True))
 
 
 def test_a_refused_save_is_not_counted(manager, progress, recovery, asynchronous):
-    GuardedSave(manager, progress, recovery)
+    guard(manager, progress, recovery)
     with pytest.raises(ValueError, match="enable_async"):
         manager.save(options=asynchronous)
     assert manager.save().endswith("ckpt-1")
+
+
+class Finished:
+    """How many functions have finished."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> int:
+        return self.count
+
+
+def test_what_a_recovery_undid_does_not_count():
+    finished = Finished()
+    progress = SavedProgress(finished)
+    finished.count = 10
+    progress.record("ckpt-1", progress.count())
+    finished.count = 25
+    assert progress.roll_back("ckpt-1") == (25, 10)
+    assert progress.count() == 10
+    finished.count = 30
+    assert progress.count() == 15
+    progress.record("ckpt-2", progress.count())
+    finished.count = 32
+    assert progress.roll_back("ckpt-2") == (17, 15)
+    assert progress.roll_back("ckpt-1") == (15, 10)
+
+
+def test_a_checkpoint_from_before_this_program_holds_nothing_of_it():
+    finished = Finished()
+    progress = SavedProgress(finished)
+    finished.count = 5
+    assert progress.roll_back("of-an-earlier-run") == (5, 0)
+    finished.count = 9
+    assert progress.roll_back(None) == (4, 0)

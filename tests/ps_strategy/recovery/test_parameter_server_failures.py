@@ -1,10 +1,10 @@
-"""Parameter servers that die: the caller hears of it within seconds, by name, and goes on from a checkpoint.
+"""Parameter servers that die: an error names them within seconds, and a new strategy continues from a checkpoint.
 
 which tasks die            when                      what join, schedule and the futures raise
 one parameter server       while functions run       ParameterServerLost, which names it
 one, restarted at once     between two calls         the same: it answers, but its variables are gone
 every parameter server     between two calls         the same; the first one is named
-one and a worker           while functions run       the same, whoever is noticed first
+one and a worker           while functions run       the same, whichever is noticed first
 one and every worker       while functions run       the same
 """
 

@@ -23,10 +23,12 @@ def run(strategy: coordinator.ParameterServerStrategy, step: Any, times: int = S
     ("change", "expected"),
     [
         (lambda total: total.assign(total + 1.0), STEPS),
-        (lambda total: total.assign(1.0 + total), STEPS),
         (lambda total: total.assign(total - 1.0), -STEPS),
-        (lambda total: total.assign(tf.constant([1.0, 2.0]) + total), [STEPS, 2 * STEPS]),
-        (lambda total: total.assign(total + tf.ones([1])), STEPS),
+        pytest.param(lambda total: total.assign(1.0 + total), STEPS, marks=pytest.mark.long),
+        pytest.param(
+            lambda total: total.assign(tf.constant([1.0, 2.0]) + total), [STEPS, 2 * STEPS], marks=pytest.mark.long
+        ),
+        pytest.param(lambda total: total.assign(total + tf.ones([1])), STEPS, marks=pytest.mark.long),
     ],
 )
 def test_a_program_that_reads_adds_and_assigns_loses_nothing(
@@ -91,6 +93,7 @@ def test_a_wrong_shape_is_refused_in_a_function_too(strategy: coordinator.Parame
         strategy.schedule(step)
 
 
+@pytest.mark.long
 def test_keras_optimizers_and_metrics_count_every_step(strategy: coordinator.ParameterServerStrategy) -> None:
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input([8]), keras.layers.Dense(3)])
@@ -147,18 +150,27 @@ def test_a_layer_of_the_users_own_counts_every_call(strategy: coordinator.Parame
 
 
 # Rows, and additions to all of them, that take workers long enough to meet.
-ROWS, WIDTH, IN_A_STEP, RACING_STEPS = 2048, 64, 10, 200
+ROWS, WIDTH, IN_A_STEP, RACING_STEPS = 2048, 64, 10, 80
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda table, rows: table.scatter_add(rows), 1),
-        (lambda table, rows: table.scatter_sub(rows), -1),
-        (lambda table, rows: table.assign_add(rows.values).scatter_sub(rows).scatter_add(rows), 1),
-        (lambda table, rows: tf.tuple([table.scatter_add(rows).read_value(), table.assign_add(rows.values)]), 2),
+        pytest.param(lambda table, rows: table.scatter_add(rows), 1, id="scatter_add"),
+        pytest.param(lambda table, rows: table.scatter_sub(rows), -1, id="scatter_sub", marks=pytest.mark.long),
+        pytest.param(
+            lambda table, rows: table.assign_add(rows.values).scatter_sub(rows).scatter_add(rows),
+            1,
+            id="in sequence",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            lambda table, rows: tf.tuple([table.scatter_add(rows).read_value(), table.assign_add(rows.values)]),
+            2,
+            id="beside assign_add",
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["scatter_add", "scatter_sub", "one after another", "beside assign_add"],
 )
 def test_no_addition_to_rows_is_lost(
     strategy: coordinator.ParameterServerStrategy, change: Callable[[tf.Variable, tf.IndexedSlices], Any], expected: int

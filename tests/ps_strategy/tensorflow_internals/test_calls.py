@@ -29,7 +29,7 @@ def test_outputs_are_packed_as_the_function_returned_them():
     values = [
         np.full(output.shape, number, output.dtype.as_numpy_dtype) for number, output in enumerate(concrete.outputs)
     ]
-    packed = tensorflow_internals.packed_outputs(concrete, values)
+    packed = tensorflow_internals.structure_outputs(concrete, values)
     assert packed["none"] is None
     assert {id(value) for value in tf.nest.flatten(packed) if value is not None} == set(map(id, values))
 
@@ -39,7 +39,7 @@ def test_outputs_are_packed_as_the_function_returned_them():
 
     concrete = ragged.get_concrete_function(tf.TensorSpec([2]))
     values = [output.numpy() for output in tf.nest.flatten(ragged(tf.constant([5.0, 6.0])), expand_composites=True)]
-    _, rows = tensorflow_internals.packed_outputs(concrete, values)
+    _, rows = tensorflow_internals.structure_outputs(concrete, values)
     assert rows.to_list() == [[5.0], [6.0]]
 
 

@@ -38,8 +38,14 @@ def change(variable, method, values, indices, is_function):
 
 @pytest.mark.parametrize("is_function", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("row", [(), (3,), (2, 2)])
-@pytest.mark.parametrize("rank", INDICES)
+@pytest.mark.parametrize(
+    ("row", "rank"),
+    [
+        pytest.param(row, rank, marks=() if (row, rank) in [((), "rank 1"), ((3,), "rank 2")] else pytest.mark.long)
+        for row in [(), (3,), (2, 2)]
+        for rank in INDICES
+    ],
+)
 def test_rows_are_changed_as_those_of_a_plain_variable(method, rank, row, is_function):
     for values in (updates(INDICES[rank], row), 2.5, tf.constant(2.5)):
         plain, shared = plain_and_shared(row)
@@ -51,8 +57,12 @@ def test_rows_are_changed_as_those_of_a_plain_variable(method, rank, row, is_fun
 @pytest.mark.parametrize(
     ("dtype", "methods"),
     [
-        *((dtype, METHODS) for dtype in ("float16", "bfloat16", "float64", "int8", "uint16", "int32", "int64")),
-        ("complex64", ["scatter_add", "scatter_sub", "scatter_update"]),
+        *((dtype, METHODS) for dtype in ("bfloat16", "int32")),
+        *(
+            pytest.param(dtype, METHODS, marks=pytest.mark.long)
+            for dtype in ("float16", "float64", "int8", "uint16", "int64")
+        ),
+        pytest.param("complex64", ["scatter_add", "scatter_sub", "scatter_update"], marks=pytest.mark.long),
     ],
 )
 def test_rows_of_other_types_are_changed_as_those_of_a_plain_variable(dtype, methods):

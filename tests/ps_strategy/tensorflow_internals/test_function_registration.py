@@ -6,9 +6,11 @@ import threading
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from coordinator.ps_strategy import tensorflow_internals
 from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import unhealthy
 
 TIMEOUT = 120.0
 
@@ -65,33 +67,31 @@ def traced_and_dropped():
 
 def test_a_function_that_is_dropped_while_the_cluster_changes_is_removed_afterwards(registration, monkeypatch):
     removed = []
-    remove = registration._remove
-    monkeypatch.setattr(registration, "_remove", lambda name: removed.append(name) or remove(name))
+    remove = registration.remove
+    monkeypatch.setattr(registration, "remove", lambda name: removed.append(name) or remove(name))
     with registration.held_back():
         name = traced_and_dropped()
         assert not removed
-        assert registration._context.has_function(name)
+        assert context.context().has_function(name)
     assert name in removed
-    assert not registration._context.has_function(name)
+    assert not context.context().has_function(name)
     assert (later := traced_and_dropped()) in removed
-    assert not registration._context.has_function(later)
+    assert not context.context().has_function(later)
 
 
 def test_a_function_is_dropped_although_a_server_is_not_connected(registration, monkeypatch):
     def refuse(name):
         raise tf.errors.InvalidArgumentError(None, None, f"Client not found, of {name}")
 
-    monkeypatch.setattr(registration, "_remove", refuse)
+    monkeypatch.setattr(registration, "remove", refuse)
     # What is raised while something is dropped would be a warning, and that an error.
     with registration.held_back():
         traced_and_dropped()
     traced_and_dropped()
 
 
-@pytest.mark.parametrize("what", ["_register", "_remove"])
-def test_a_change_of_the_cluster_waits_for_a_function_that_is_being_registered_or_removed(
-    registration, monkeypatch, what
-):
+@pytest.mark.parametrize("what", ["register", "remove"])
+def test_a_change_of_the_cluster_waits_while_a_function_is_registered_or_removed(registration, monkeypatch, what):
     begun, may_end, ended, changed = (threading.Event() for _ in range(4))
     usual = getattr(registration, what)
 
@@ -145,13 +145,13 @@ def test_tensorflow_is_left_as_it_was():
     # One that is closed late leaves the present one alone.
     first.close()
     counted = []
-    second._register, register = lambda function: counted.append(register(function)), second._register
+    second.register, register = lambda function: counted.append(register(function)), second.register
     tf.function(lambda: tf.constant(4)).get_concrete_function()
     assert len(counted) == 1
-    second._register = register
+    second.register = register
     second.close()
-    assert second._context.add_c_function == register
-    assert second._context.remove_function == second._remove
+    assert context.context().add_c_function == register
+    assert context.context().remove_function == second.remove
 
 
 def test_another_one_that_is_closed_leaves_this_one_in_force(registration, tracing):
@@ -163,7 +163,8 @@ def test_another_one_that_is_closed_leaves_this_one_in_force(registration, traci
 
 
 @pytest.mark.cluster
-def test_functions_are_traced_while_a_worker_comes_and_goes(shared_cluster, strategy):
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_functions_are_traced_while_a_worker_comes_and_goes(shared_cluster, strategy, times):
     index = len(strategy.cluster.workers) - 1
     address = shared_cluster.spec["worker"][index]
 
@@ -171,7 +172,7 @@ def test_functions_are_traced_while_a_worker_comes_and_goes(shared_cluster, stra
         return strategy.cluster.statistics().workers[index].reconnections
 
     def come_and_go():
-        for _ in range(8):
+        for _ in range(times):
             before = reconnections()
             strategy.cluster.move_worker(index, address)
             wait_until(lambda before=before: reconnections() > before)
@@ -184,4 +185,4 @@ def test_functions_are_traced_while_a_worker_comes_and_goes(shared_cluster, stra
             futures.append(strategy.schedule(tf.function(lambda x, n=number: x + n), args=(tf.constant(1),)))
     changes.result()
     assert [future.result(TIMEOUT) for future in futures] == [number + 1 for number in range(len(futures))]
-    wait_until(lambda: not strategy.cluster.unhealthy())
+    wait_until(lambda: not unhealthy(strategy))

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
+from tests.ps_strategy.tensorflow_internals.private_names import handle_data
 
 
 def replace(*variables: tf.Variable) -> None:
@@ -24,7 +25,7 @@ def test_a_new_handle_is_of_the_same_kind_and_has_no_value(value):
     new = tensorflow_internals.new_handle(variable)
     assert tensorflow_internals.variable_handle(variable) is former
     assert new.device == former.device
-    assert new._handle_data == former._handle_data
+    assert handle_data(new) == handle_data(former)
     assert not tf.raw_ops.VarIsInitializedOp(resource=new)
 
 

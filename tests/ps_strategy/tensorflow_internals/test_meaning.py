@@ -29,13 +29,14 @@ def call(concrete, *inputs, manager=None):
     return tensorflow_internals.call(concrete, inputs, manager or CancellationManager())
 
 
-def test_the_environment_is_prepared(monkeypatch):
+def test_the_environment_is_set_in_a_scope_and_restored_after_it(monkeypatch):
     names = ("TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY", "GRPC_FAIL_FAST")
-    for name in names:
+    for name in names[:2]:
         monkeypatch.delenv(name, raising=False)
-    tensorflow_internals.prepare_process()
-    assert [os.environ[name] for name in names[:2]] == ["False", "True"]
-    assert os.environ["GRPC_FAIL_FAST"] == "true"
+    monkeypatch.setenv("GRPC_FAIL_FAST", "use_caller")
+    with tensorflow_internals.client_environment():
+        assert [os.environ[name] for name in names] == ["False", "True", "true"]
+    assert [os.environ.get(name) for name in names] == [None, None, "use_caller"]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +254,8 @@ MEMBERSHIP = """
     from coordinator.ps_strategy import tensorflow_internals
     from coordinator.ps_strategy.membership.cluster_definition import Task, client_server_def, server_def
 
-    tensorflow_internals.prepare_process()
+    environment = tensorflow_internals.client_environment()
+    environment.__enter__()
 
     import tensorflow as tf
 
@@ -309,12 +311,12 @@ MEMBERSHIP = """
         pass
     else:
         raise AssertionError("a named task that does not answer is an error")
-    from coordinator.ps_strategy.server_context import Answer, ServerContext
+    from coordinator.ps_strategy.membership.remote_context import Answer, RemoteContext
 
     assert tensorflow_internals.context_id() == context_id
-    assert ServerContext(client, context_id).renew(10.0) is Answer.HELD, "the client's own server has it too"
-    assert ServerContext(addresses[tasks[0]], context_id).renew(10.0) is Answer.HELD
-    assert ServerContext(addresses[tasks[0]], context_id ^ 1).renew(10.0) is Answer.UNKNOWN
+    assert RemoteContext(client, context_id).renew(10.0) is Answer.HELD, "the client's own server has it too"
+    assert RemoteContext(addresses[tasks[0]], context_id).renew(10.0) is Answer.HELD
+    assert RemoteContext(addresses[tasks[0]], context_id ^ 1).renew(10.0) is Answer.UNKNOWN
     print("members came and went", flush=True)
     os._exit(0)  # TensorFlow cannot stop a server that it started.
 """
@@ -333,7 +335,7 @@ def test_a_fresh_function_is_the_same_function_not_traced_yet():
         return 2 * x
 
     assert double(tf.constant(1)) == 2
-    again = tensorflow_internals.fresh(double)
+    again = tensorflow_internals.untraced_copy(double)
     assert again is not double
     assert (again(tf.constant(1)), double(tf.constant(1))) == (2, 2)
     assert len(traces) == 2
@@ -345,4 +347,4 @@ def test_a_function_of_a_saved_model_cannot_be_traced_anew(tmp_path):
     module.double = tf.function(lambda x: 2 * x, input_signature=[tf.TensorSpec([], tf.int32)])
     tf.saved_model.save(module, str(tmp_path))
     double = tf.saved_model.load(str(tmp_path)).double
-    assert tensorflow_internals.fresh(double) is double
+    assert tensorflow_internals.untraced_copy(double) is double

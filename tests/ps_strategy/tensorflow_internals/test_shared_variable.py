@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
+from tests.ps_strategy.every_worker import concrete_function
+from tests.ps_strategy.tensorflow_internals.private_names import function_in, rate_variable
 
 TIMEOUT = 120.0
 
@@ -30,7 +32,7 @@ def _reads_in(graph, handle):
         for name in ("then_branch", "else_branch", "body", "cond")
         if each.type in ("If", "StatelessIf", "While", "StatelessWhile") and name in each.node_def.attr
     }
-    return len(own) + sum(_reads_in(graph._get_function(part).graph, handle) for part in parts)
+    return len(own) + sum(_reads_in(function_in(graph, part).graph, handle) for part in parts)
 
 
 def doubled(x):
@@ -115,7 +117,7 @@ def test_an_addition_in_a_branch_to_what_was_read_before_it_is_made_at_once():
 
     concrete = step.get_concrete_function()
     [branch] = [each for each in concrete.graph.get_operations() if each.type == "If"]
-    added = concrete.graph._get_function(branch.get_attr("then_branch").name).graph
+    added = function_in(concrete.graph, branch.get_attr("then_branch").name).graph
     assert "AssignAddVariableOp" in {each.type for each in added.get_operations()}
     assert float(step()) == 11.0
     assert float(variable) == 11.0
@@ -134,8 +136,8 @@ def test_adam_reads_its_count_and_its_rate_once_for_all_variables_of_a_model(str
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
     assert len(model.trainable_variables) == 14
-    concrete = strategy._trace(step, [tf.ones([2, 4])], {})._concrete
-    assert [reads_of(concrete, each.value) for each in (optimizer.iterations, optimizer._learning_rate)] == [1, 1]
+    concrete = concrete_function(strategy, step, tf.ones([2, 4]))
+    assert [reads_of(concrete, each.value) for each in (optimizer.iterations, rate_variable(optimizer))] == [1, 1]
     # Read once by each call, not once for good.
     before = model.get_weights()
     optimizer.learning_rate = 0.0

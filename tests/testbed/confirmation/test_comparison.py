@@ -1,10 +1,13 @@
-"""Who agrees, and what is said where they do not."""
+import dataclasses
 
+import numpy as np
 import pytest
 
-from coordinator.testbed.confirmation.comparison import Comparison, table, times_table, verdict
-from coordinator.testbed.confirmation.figures import Figures
-from coordinator.testbed.confirmation.step_times import StepTimes
+from coordinator.simulation.rules import BoundedDelay
+from coordinator.simulation.setting import Setting
+from coordinator.simulation.simulated_cluster import simulate
+from coordinator.testbed.confirmation.comparison import Comparison, Figures, table, times_table, verdict
+from coordinator.testbed.confirmation.step_times import Run, StepTimes
 
 TIMES = StepTimes(computed=((0.1, 0.12), (0.1, 0.1), (0.25,)), dispatch=(0.01, 0.03), pull=0.004, push=0.006)
 
@@ -45,8 +48,8 @@ def test_the_tables_have_a_row_for_each() -> None:
     assert table(found).splitlines()[2].split() == [
         *("SSP,", "3", "2.00", "2.10", "+5.0%", "5", "5", "20.00", "19.00", "-5.0%", "25.0%", "30.0%")
     ]
-    cells = times_table(found).splitlines()[2]
-    assert cells.split() == [
+    trials = times_table(found).splitlines()[2]
+    assert trials.split() == [
         *("SSP,", "3", "105.0", "ms", "250.0", "ms", "4.0", "ms", "6.0", "ms", "20.0", "ms", "22%")
     ]
 
@@ -66,3 +69,18 @@ def test_where_workers_wait_it_is_said_that_real_ones_ask_now_and_then() -> None
     (agreed, line) = verdict(found).splitlines()
     assert agreed.startswith("1 of 2 settings agree")
     assert line.endswith("; a real worker that waits asks again only every 5.0 ms, or more if others wait, too.")
+
+
+def test_runs_count_as_if_they_were_one() -> None:
+    short = Run(seconds=10.0, updates=30, histogram=np.array([10, 20, 0]), waited=3.0, recorded=[])
+    long = Run(seconds=30.0, updates=170, histogram=np.array([0, 100, 70]), waited=5.0, recorded=[])
+    figures = Figures.of_runs([short, long], workers=2)
+    assert figures.mean_staleness == pytest.approx((120 + 140) / 200)
+    assert figures.p99_staleness == 2
+    assert figures.updates_per_second == pytest.approx(5.0)
+    assert figures.idle_share == pytest.approx(8.0 / 80.0)
+
+
+def test_the_result_of_a_simulation_has_all_figures() -> None:
+    result = simulate(Setting(workers=2, rule=BoundedDelay(1), compute=[0.1, 0.3], pushes=100))
+    assert all(getattr(result, field.name) >= 0 for field in dataclasses.fields(Figures))

@@ -10,24 +10,24 @@ from tests.program_runner import COORDINATOR, ProgramRunner
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "reason"),
     [
         (["--workers", "1,2"], "--workers must be from 2 to 16, one of them slow; got (1, 2)."),
-        (["--workers", "many"], "--workers must be whole numbers such as 2,3,4; got 'many'."),
-        (["--confirm-seconds", "0.5"], "--confirm-seconds must be from 1 to 3600, got 0.5."),
-        (["--confirm-seconds", "nan"], "--confirm-seconds must be from 1 to 3600, got nan."),
-        (["--confirm-repeats", "0"], "--confirm-repeats must be a whole number from 1 to 100, got 0."),
+        (["--workers", "many"], "--workers must be integers such as 2,3,4; got 'many'."),
+        (["--confirm-seconds", "0.5"], "--confirm-seconds must be a number of seconds from 1 to 3600, got 0.5."),
+        (["--confirm-seconds", "nan"], "--confirm-seconds must be a number of seconds from 1 to 3600, got nan."),
+        (["--confirm-repeats", "0"], "--confirm-repeats must be an integer from 1 to 100, got 0."),
         (["--delays", "1"], "--delays is for experiments; --confirm does not take it."),
     ],
 )
-def test_what_cannot_be_is_one_line_that_names_the_option(
-    options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_option_is_one_line_with_its_name(
+    options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["testbed", "--confirm", *options]) == 2
-    assert capsys.readouterr().err == f"coordinator testbed: {complaint}\n"
+    assert capsys.readouterr().err == f"coordinator testbed: {reason}\n"
 
 
-def test_what_is_not_said_has_its_default_and_workers_are_listed_once() -> None:
+def test_options_have_defaults_and_workers_are_listed_once() -> None:
     assert Confirmation.of({"workers": None, "confirm_seconds": None, "confirm_repeats": None}) == Confirmation()
     asked = Confirmation.of({"workers": "4,2,4", "confirm_seconds": 2.0, "confirm_repeats": 5})
     assert (asked.workers, asked.seconds, asked.repeats, asked.runs) == ((2, 4), 2.0, 5, 40)
@@ -35,7 +35,7 @@ def test_what_is_not_said_has_its_default_and_workers_are_listed_once() -> None:
 
 @pytest.mark.cluster
 @pytest.mark.long
-def test_real_servers_and_the_simulator_agree_under_all_rules_with_one_slow_worker_of_three(
+def test_real_servers_and_the_simulator_agree_under_all_rules(
     run_program: ProgramRunner,
 ) -> None:
     arguments = ["--workers", 3, "--confirm-seconds", 4, "--confirm-repeats", 3]

@@ -1,11 +1,12 @@
-"""What steps note, and what the simulator makes of it."""
+import math
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from coordinator.simulation.rules.asynchronous import Asynchronous
+from coordinator.simulation.rules import Asynchronous
 from coordinator.simulation.simulated_cluster import simulate
-from coordinator.testbed.confirmation.step_times import StepTimes
+from coordinator.testbed.confirmation.step_times import Run, Sleeps, StepTimes
 
 
 def noted(*, steps: int, pull: float, compute: float, push: float, dispatch: float, begin: float = 0.0):
@@ -14,10 +15,14 @@ def noted(*, steps: int, pull: float, compute: float, push: float, dispatch: flo
     return np.stack([asked, asked + pull, asked + pull + compute, asked + pull + compute + push], axis=1)
 
 
+def run_of(*recorded, waited: float = 0.0) -> Run:
+    return Run(seconds=1.0, updates=1, histogram=np.array([1]), waited=waited, recorded=recorded)
+
+
 def test_the_parts_of_a_step_lie_between_what_it_notes() -> None:
     quick = noted(steps=10, pull=0.01, compute=0.1, push=0.02, dispatch=0.03)
     slow = noted(steps=5, pull=0.01, compute=0.3, push=0.02, dispatch=0.03)
-    times = StepTimes.of([[quick, slow], [quick, slow]], waited=0.0)
+    times = StepTimes.of([run_of(quick, slow), run_of(quick, slow)])
     assert times.computed[0] == pytest.approx([0.1] * 20)
     assert times.computed[1] == pytest.approx([0.3] * 10)
     # Nothing is between the last step of a run and the first one of the next.
@@ -27,12 +32,12 @@ def test_the_parts_of_a_step_lie_between_what_it_notes() -> None:
 
 def test_what_a_rule_has_made_workers_wait_is_no_part_of_a_pull() -> None:
     waiting = noted(steps=10, pull=0.21, compute=0.1, push=0.02, dispatch=0.03)
-    assert StepTimes.of([[waiting]], waited=2.0).pull == pytest.approx(0.01)
+    assert StepTimes.of([run_of(waiting, waited=2.0)]).pull == pytest.approx(0.01)
 
 
-def test_a_wait_that_is_longer_than_all_pulls_and_a_clock_that_was_set_leave_no_negative_times() -> None:
+def test_long_waits_and_a_clock_that_was_set_leave_no_negative_times() -> None:
     steps = noted(steps=3, pull=0.01, compute=0.1, push=0.0, dispatch=-0.03)
-    times = StepTimes.of([[steps]], waited=1.0)
+    times = StepTimes.of([run_of(steps, waited=1.0)])
     assert min(times.pull, times.push, *times.dispatch) >= 0
     assert simulate(times.setting(Asynchronous())).gradients > 0
 
@@ -40,7 +45,7 @@ def test_a_wait_that_is_longer_than_all_pulls_and_a_clock_that_was_set_leave_no_
 @pytest.mark.parametrize(("pull", "push"), [(0.01, 0.02), (0.02, 0.01)])
 def test_a_simulated_step_takes_as_long_as_the_real_one(pull: float, push: float) -> None:
     steps = noted(steps=10, pull=pull, compute=0.1, push=push, dispatch=0.03)
-    result = simulate(StepTimes.of([[steps]], 0.0).setting(Asynchronous()))
+    result = simulate(StepTimes.of([run_of(steps)]).setting(Asynchronous()))
     assert result.updates_per_second == pytest.approx(1 / 0.16, rel=1e-3)
     assert result.computed[0] / result.gradients == pytest.approx(0.1 + max(pull - push, 0))
 
@@ -48,5 +53,21 @@ def test_a_simulated_step_takes_as_long_as_the_real_one(pull: float, push: float
 def test_each_worker_is_simulated_with_its_own_times() -> None:
     quick = noted(steps=10, pull=0.01, compute=0.06, push=0.01, dispatch=0.02)
     slow = noted(steps=10, pull=0.01, compute=0.36, push=0.01, dispatch=0.02)
-    result = simulate(StepTimes.of([[quick, slow]], 0.0).setting(Asynchronous()))
+    result = simulate(StepTimes.of([run_of(quick, slow)]).setting(Asynchronous()))
     assert result.clocks[0] == pytest.approx(4 * result.clocks[1], abs=4)
+
+
+def test_the_table_is_lognormal() -> None:
+    logarithms = np.log(Sleeps(median=0.05, sigma=0.5).table)
+    assert logarithms.mean() == pytest.approx(math.log(0.05))
+    assert logarithms.std() == pytest.approx(0.5, rel=0.05)
+
+
+def test_steps_draw_from_the_table_and_those_of_the_slow_worker_a_multiple() -> None:
+    sleeps = Sleeps(median=0.05, slow_factor=3.0)
+    drawn = tf.function(lambda worker: sleeps.draw(worker, 2), autograph=False)
+    of_usual, of_slow = ([float(drawn(tf.constant(worker, tf.int64))) for _ in range(100)] for worker in (0, 2))
+    assert {round(seconds, 9) for seconds in of_usual} <= {round(seconds, 9) for seconds in sleeps.table}
+    assert {round(seconds / 3, 9) for seconds in of_slow} <= {round(seconds, 9) for seconds in sleeps.table}
+    assert len(set(of_usual)) > 20
+    assert np.mean(of_usual) == pytest.approx(sleeps.mean, rel=0.15)

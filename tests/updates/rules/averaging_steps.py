@@ -1,16 +1,17 @@
-"""Steps and what they need, for the tests of model averaging."""
+"""Steps for the tests of model averaging."""
 
 import tensorflow as tf
 
 from coordinator.updates import ModelAverage
 from coordinator.updates.state.gate import pause
 from tests.ps_strategy.every_worker import TIMEOUT
+from tests.updates.parts_of_rules import averaging_of
 
 WORKERS = 3
 # So long that no test sees a second averaging, in seconds.
 NEVER = 1e6
-# How often a worker looks at what it waits for, before it gives up; each look takes a millisecond at least.
-LOOKS = 30_000
+# How often a worker looks at what it waits for, before it gives up; each look takes ten milliseconds at least.
+LOOKS = 3_000
 
 
 def descend(variable, gradient, rate):
@@ -44,14 +45,14 @@ def run(strategy, step, worker, by=1.0):
 
 def own_models(rule):
     """What each worker has now of the second weight."""
-    return [float(value) for value in rule._averaged.own._model.variables[1].read_all()]
+    return [float(value) for value in averaging_of(rule).own.model.variables[1].read_all()]
 
 
 def looks_until(is_true):
     """Waits on the worker; gives how often it has looked, LOOKS if in vain. To be called in a scheduled function."""
 
     def look_again(looks):
-        with tf.control_dependencies([pause(tf.constant(1e-3, tf.float64))]):
+        with tf.control_dependencies([pause(tf.constant(1e-2, tf.float64))]):
             return looks + 1
 
     return tf.while_loop(lambda looks: (looks < LOOKS) & ~is_true(), look_again, [tf.constant(0)])[0]

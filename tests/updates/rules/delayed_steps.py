@@ -1,4 +1,4 @@
-"""Rules of delayed gradients on two variables, steps that push a number, and what became of it."""
+"""Rules of delayed gradients on two variables, and steps that push a number."""
 
 import tensorflow as tf
 
@@ -10,7 +10,7 @@ from tests.updates.descent import descend
 def make_rule(strategy, variables, delay, update=descend):
     """A rule that goes down by what is pushed."""
     with strategy.scope():
-        return Delayed(update, variables, delay, learning_rate=1.0)
+        return Delayed(update, variables, delay=delay, learning_rate=1.0)
 
 
 def new_step(strategy, rule, variables):
@@ -32,4 +32,4 @@ def new_step(strategy, rule, variables):
 
 def entries(rule):
     """What is known of each push that is queued, those that are due first."""
-    return rule.ledger.queued._entries().numpy()
+    return rule.state.queued.entries().numpy()

@@ -1,11 +1,12 @@
-"""What accumulates on the servers, piece by piece: a gradient is in the same update of all servers, and in one only."""
+"""Collected gradients: each is in the same update of all servers, and in one update only."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from coordinator.updates import BoundedDelay, Synchronous
-from tests.updates.descent import descend, value_of
+from tests.updates.descent import descend, mostly_long, value_of
+from tests.updates.parts_of_rules import accumulator_of, finish_updates
 from tests.updates.state.unfinished_pushes import add, ids
 
 TIMEOUT = 120
@@ -15,7 +16,7 @@ TIMEOUT = 120
 def rule(strategy, variables):
     """Waits for two gradients."""
     with strategy.scope():
-        return Synchronous(descend, variables, 2, learning_rate=1.0)
+        return Synchronous(descend, variables, grads_to_wait=2, learning_rate=1.0)
 
 
 @pytest.fixture
@@ -34,9 +35,9 @@ def commit(rule, push, version=0):
 
     @tf.function
     def run():
-        with tf.device(rule.ledger.home):
+        with tf.device(rule.state.home):
             arguments = tf.identity(push), tf.constant(version, tf.int64), tf.constant(0, tf.int64)
-            return rule._accumulator.committed.commit(*arguments)
+            return accumulator_of(rule).log.add(*arguments)
 
     accepted, update = run()
     assert accepted
@@ -44,98 +45,104 @@ def commit(rule, push, version=0):
 
 
 def test_a_gradient_that_reached_one_server_only_is_in_no_update(rule, variables, push):
-    add(rule, rule._accumulator.servers[0], ids(1)[0], 100.0)
+    add(rule, accumulator_of(rule).stores[0], ids(1)[0], 100.0)
     assert push(0)
-    add(rule, rule._accumulator.servers[1], ids(2)[0], 100.0)
+    add(rule, accumulator_of(rule).stores[1], ids(2)[0], 100.0)
     assert push(0)
     assert value_of(variables) == -1.0
     assert rule.version.numpy() == 1
 
 
+@pytest.mark.long
 def test_a_gradient_that_reached_all_servers_and_was_not_committed_is_in_no_update(rule, variables, push):
-    for server in rule._accumulator.servers:
-        add(rule, server, ids(1)[0], 100.0)
+    for store in accumulator_of(rule).stores:
+        add(rule, store, ids(1)[0], 100.0)
     assert push(0)
     assert push(0)
     assert value_of(variables) == -1.0
 
 
-@pytest.mark.parametrize("finisher", ["a push", "the client"])
-@pytest.mark.parametrize("made_on", [[], [0], [1], [0, 1]])
-def test_an_update_that_was_left_behind_is_finished_once(rule, variables, push, made_on, finisher):
-    servers = rule._accumulator.servers
+@pytest.mark.parametrize(
+    ("made_on", "finisher"),
+    mostly_long(
+        [(made_on, finisher) for made_on in ((), (0,), (1,), (0, 1)) for finisher in ("a push", "the client")],
+        ((0,), "a push"),
+    ),
+)
+def test_an_unfinished_update_is_finished_once(rule, variables, push, made_on, finisher):
+    stores = accumulator_of(rule).stores
     assert push(0)
-    for server in servers:
-        add(rule, server, ids(1)[0], 3.0)
+    for store in stores:
+        add(rule, store, ids(1)[0], 3.0)
     update = commit(rule, ids(1)[0])
     assert len(update) == 2
     for number in made_on:
-        rule._accumulator.use[number](update)
+        accumulator_of(rule).use[number](update)
     assert rule.version.numpy() == 0
     if finisher == "a push":
         assert not push(0)
     else:
-        rule._finish_updates(0)
+        finish_updates(rule)
     assert rule.version.numpy() == 1
     assert value_of(variables) == -2.0
     assert rule.statistics().updates == 1
 
 
-def test_who_comes_some_updates_late_changes_nothing(rule, variables, push):
+def test_a_caller_that_is_some_updates_late_changes_nothing(rule, variables, push):
     assert push(0)
-    for server in rule._accumulator.servers:
-        add(rule, server, ids(1)[0], 3.0)
+    for store in accumulator_of(rule).stores:
+        add(rule, store, ids(1)[0], 3.0)
     late = commit(rule, ids(1)[0])
-    rule._finish_updates(0)
+    finish_updates(rule)
     assert push(1)
     assert push(1)
     assert push(2)
-    for use in rule._accumulator.use:
+    for use in accumulator_of(rule).use:
         use(late)
-    rule._accumulator.close(late, tf.constant(2))
+    accumulator_of(rule).finish(late, tf.constant(2))
     assert rule.version.numpy() == 2
     assert value_of(variables) == -3.0
 
 
-def test_who_knows_too_little_drops_no_gradient_that_was_accepted_meanwhile(strategy, variables):
+def test_incomplete_ids_drop_no_gradient_that_was_accepted_meanwhile(strategy, variables):
     with strategy.scope():
-        rule = BoundedDelay(descend, variables, None, learning_rate=1.0)
-    servers = rule._accumulator.servers
+        rule = BoundedDelay(descend, variables, max_delay=None, learning_rate=1.0)
+    stores = accumulator_of(rule).stores
     # All of one worker and one connection, in their order.
     first, second, third = tf.constant([[900, 1, 1], [901, 1, 1], [901, 1, 2]], tf.int64)
-    rule._accumulator.is_sparse.update({0: False, 1: False})
+    accumulator_of(rule).is_sparse.update({0: False, 1: False})
     for push in (first, second, third):
-        for server in servers:
-            add(rule, server, push, 1.0)
+        for store in stores:
+            add(rule, store, push, 1.0)
     knows_too_little = first[None]
-    for use in rule._accumulator.use:
+    for use in accumulator_of(rule).use:
         use(knows_too_little)
     for push in (second, third):
-        for use in rule._accumulator.use:
+        for use in accumulator_of(rule).use:
             use(push[None])
     assert value_of(variables) == -3.0
 
 
 def test_gradients_that_are_in_no_update_do_not_pile_up(rule, variables, push):
-    server = rule._accumulator.servers[0]
-    for _ in range(3):
-        for _ in range(5):
-            add(rule, server, ids(1)[0], 100.0)
+    store = accumulator_of(rule).stores[0]
+    for _ in range(2):
+        for _ in range(3):
+            add(rule, store, ids(1)[0], 100.0)
         version = int(rule.version.numpy())
         assert push(version)
         assert push(version)
         lengths = [
             int(tf.raw_ops.TensorListLength(input_handle=rows))
-            for rows in tf.unstack(server.store._lists.read_value())
+            for rows in tf.unstack(store.lists.read_value())
             if int(tf.raw_ops.TensorListLength(input_handle=rows))
         ]
         assert set(lengths) == {1}
-    assert value_of(variables) == -3.0
+    assert value_of(variables) == -2.0
 
 
-def test_a_push_of_a_call_that_was_given_up_is_not_accepted(strategy, rule, push):
+def test_a_push_of_an_abandoned_call_is_not_accepted(strategy, rule, push):
     assert push(0)
-    newer = rule.ledger.present.fence
+    newer = rule.state.workers.fence
     newer.assign(tf.fill(newer.shape, tf.constant(2**40, tf.int64)))
     assert not push(0)
     assert rule.statistics().rejected == 1
@@ -150,13 +157,13 @@ def test_pushes_with_gradients_for_other_variables_are_refused_when_traced(strat
             pass
         return rule.push([tf.ones([3]), None], version)
 
-    with pytest.raises(ValueError, match="differ in which gradients are there"):
+    with pytest.raises(ValueError, match="differ in which gradients are None"):
         strategy.schedule(other)
 
 
 def test_a_variable_without_gradients_stays_as_it_is(strategy, variables):
     with strategy.scope():
-        rule = Synchronous(descend, variables, 2, learning_rate=1.0)
+        rule = Synchronous(descend, variables, grads_to_wait=2, learning_rate=1.0)
 
     @tf.function
     def step():
@@ -170,10 +177,11 @@ def test_a_variable_without_gradients_stays_as_it_is(strategy, variables):
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, pytest.param(tf.bfloat16, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_half_precision_is_accumulated_in_full(strategy, dtype):
     with strategy.scope():
         variables = [tf.Variable(lambda: tf.zeros([2], dtype)) for _ in range(2)]
-        rule = Synchronous(descend_half, variables, 3, learning_rate=1.0)
+        rule = Synchronous(descend_half, variables, grads_to_wait=3, learning_rate=1.0)
 
     @tf.function
     def step(value):
@@ -202,7 +210,7 @@ def descend_half(variable, gradient, rate):
 
 def test_flush_applies_the_mean_of_what_waits_and_says_how_many_there_were(strategy, variables):
     with strategy.scope():
-        rule = Synchronous(descend, variables, 3, learning_rate=1.0)
+        rule = Synchronous(descend, variables, grads_to_wait=3, learning_rate=1.0)
     assert rule.flush() == 0
 
     @tf.function
@@ -225,12 +233,12 @@ def test_a_checkpoint_has_nothing_of_what_waits(rule, push, tmp_path):
     path = tf.train.Checkpoint(rule=rule).write(str(tmp_path / "checkpoint"))
     names = [name for name, _ in tf.train.list_variables(path) if "OBJECT_GRAPH" not in name]
     assert names
-    assert all(name.startswith("rule/ledger/") for name in names), names
+    assert all(name.startswith("rule/state/") for name in names), names
 
 
 @pytest.mark.parametrize("grads_to_wait", [0, -1, 1.5, True, None])
-def test_grads_to_wait_is_a_whole_number_of_at_least_one(strategy, variables, grads_to_wait):
-    with strategy.scope(), pytest.raises(ValueError, match="grads_to_wait must be a whole number of at least 1, got"):
-        Synchronous(descend, variables, grads_to_wait, learning_rate=1.0)
-    with strategy.scope(), pytest.raises(ValueError, match="grads_to_wait must be a whole number of at least 1, got"):
-        BoundedDelay(descend, variables, 1, grads_to_wait=grads_to_wait, learning_rate=1.0)
+def test_grads_to_wait_is_an_integer_of_at_least_one(strategy, variables, grads_to_wait):
+    with strategy.scope(), pytest.raises(ValueError, match="grads_to_wait must be an integer of at least 1, got"):
+        Synchronous(descend, variables, grads_to_wait=grads_to_wait, learning_rate=1.0)
+    with strategy.scope(), pytest.raises(ValueError, match="grads_to_wait must be an integer of at least 1, got"):
+        BoundedDelay(descend, variables, max_delay=1, grads_to_wait=grads_to_wait, learning_rate=1.0)

@@ -1,4 +1,4 @@
-"""Model averaging: own models, the mean that comes beside the computation, and what everybody has after an abort."""
+"""Model averaging: local models, and their mean during the computation of gradients."""
 
 import keras
 import numpy as np
@@ -8,6 +8,8 @@ import tensorflow as tf
 from coordinator.updates import ModelAverage
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import TIMEOUT
+from tests.updates.descent import mostly_long
+from tests.updates.parts_of_rules import averaging_of
 from tests.updates.rules.averaging_steps import (
     LOOKS,
     NEVER,
@@ -19,25 +21,11 @@ from tests.updates.rules.averaging_steps import (
     run,
 )
 
-
-@pytest.fixture
-def weights(strategy):
-    with strategy.scope():
-        return [tf.Variable([0.0, 0.0]), tf.Variable(0.0)]
-
-
-@pytest.fixture
-def turn(strategy):
-    """What workers wait for in their steps."""
-    with strategy.scope():
-        return tf.Variable(0, dtype=tf.int64, trainable=False)
-
-
 # The algorithm.
 
 
 def test_models_become_the_mean_of_the_latest_ones_and_then_change_on_their_own(strategy, weights, turn):
-    """Workers take turns inside one function each, so that nobody rests; the same with plain numbers besides."""
+    """Workers take turns inside one function each, so that none is idle; the same with plain numbers besides."""
     order = [0, 1, 0, 0, 2, 1, 2, 0, 1, 1]
     rule = make_rule(strategy, weights)
 
@@ -55,11 +43,11 @@ def test_models_become_the_mean_of_the_latest_ones_and_then_change_on_their_own(
     futures = [strategy.schedule(steps, (tf.constant(turns[w], tf.int64),), worker=w) for w in range(WORKERS)]
     [future.result(TIMEOUT) for future in futures]
 
-    own, board, shared, seen, staleness = {}, {}, 0.0, {}, []
+    own, latest, shared, seen, staleness = {}, {}, 0.0, {}, []
     for version, worker in enumerate(order):
         seen.setdefault(worker, version)
-        board[worker] = own.get(worker, shared)
-        shared = np.mean(list(board.values()), dtype=np.float64)
+        latest[worker] = own.get(worker, shared)
+        shared = np.mean(list(latest.values()), dtype=np.float64)
         own[worker] = shared + version + 1
         staleness.append(version - seen[worker])
         seen[worker] = version + 1
@@ -73,9 +61,16 @@ def test_models_become_the_mean_of_the_latest_ones_and_then_change_on_their_own(
     assert statistics.pulls == len(order) + WORKERS
 
 
-@pytest.mark.parametrize("make", [lambda: keras.optimizers.SGD(0.1, momentum=0.9), lambda: keras.optimizers.Adam(0.1)])
-@pytest.mark.parametrize("period", [0.0, NEVER])
-def test_one_worker_alone_trains_as_one_process_does(strategy, make, period):
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "Adam": lambda: keras.optimizers.Adam(0.1),
+}
+
+
+@pytest.mark.parametrize("name", mostly_long(OPTIMIZERS, "Adam"))
+@pytest.mark.parametrize("period", mostly_long([0.0, NEVER], 0.0))
+def test_one_worker_alone_trains_as_one_process_does(strategy, name, period):
+    make = OPTIMIZERS[name]
     inputs = np.random.default_rng(1).normal(size=[12, 8, 3]).astype(np.float32)
 
     def new_weights():
@@ -105,6 +100,7 @@ def test_one_worker_alone_trains_as_one_process_does(strategy, make, period):
     assert int(optimizer.iterations) == len(inputs)
 
 
+@pytest.mark.long
 def test_every_gradient_is_counted_in_the_iterations_of_the_optimizer(strategy, weights):
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.0)
@@ -129,13 +125,14 @@ def test_variables_of_all_dtypes_and_servers_are_averaged(strategy):
     for worker, by in enumerate((1.0, 2.0, 6.0)):
         strategy.schedule(step, (tf.constant(by),), worker=worker)
     strategy.join(TIMEOUT)
-    models = [np.array(variable.read_all()) for variable in rule._averaged.own._model.variables]
+    models = [np.array(variable.read_all()) for variable in averaging_of(rule).own.model.variables]
     rule.abort()
     for weight, values in zip(weights, models, strict=True):
         assert weight.numpy().dtype == values.dtype
         np.testing.assert_allclose(weight.numpy().astype(float), values.astype(float).mean(0), rtol=1e-2)
 
 
+@pytest.mark.long
 def test_several_steps_in_one_function_do_the_same_as_in_several(strategy, weights):
     rule = make_rule(strategy, weights)
 
@@ -178,12 +175,12 @@ def test_the_averaging_is_done_while_the_gradients_are_computed(strategy, weight
 def test_the_gradients_are_computed_while_the_averaging_is_held_up(strategy, weights, turn):
     rule = make_rule(strategy, weights)
 
-    board = rule._averaged.boards[0]
+    model_sum = averaging_of(rule).sums[0]
 
     @tf.function(autograph=False)
     def hold_up():
         """Holds the lock of a server until the other worker has computed its gradients."""
-        with board._lock.hold():
+        with model_sum.lock.hold():
             turn.assign(1, read_value=False)
             with tf.device(None):
                 return looks_until(lambda: turn.read_value() == 2)
@@ -197,13 +194,15 @@ def test_the_gradients_are_computed_while_the_averaging_is_held_up(strategy, wei
             turn.assign(2)
         rule.push(gradients, version)
 
-    # A worker that comes to rest is taken from the board, which would wait for the lock as well. What it ran for an
+    # A worker that becomes idle is removed from the sum, which would wait for the lock as well. What it ran for an
     # earlier test it may come to rest after only now.
     def finished():
         return strategy.cluster.workers[0].statistics().finished
 
     rested_after, before = [], finished()
-    strategy.cluster.when_worker_rests(lambda worker: rested_after.append(finished()) if worker == 0 else None)
+    strategy.extended.services.add_idle_callback(
+        lambda worker: rested_after.append(finished()) if worker == 0 else None
+    )
     strategy.schedule(tf.function(lambda: tf.constant(0)), worker=0).result(TIMEOUT)
     wait_until(lambda: any(number > before for number in rested_after))
     held = strategy.schedule(hold_up, worker=1)
@@ -237,7 +236,7 @@ def test_a_worker_averages_no_more_often_than_its_period_allows(strategy, weight
     assert own_models(rule)[0] == number
 
 
-def test_between_averagings_nothing_of_the_model_travels(strategy, weights):
+def test_between_averagings_no_part_of_the_model_is_transferred(strategy, weights):
     rule = make_rule(strategy, weights, period=NEVER)
     step = ascent(rule, weights)
     assert [run(strategy, step, 0) for _ in range(5)] == [0, 1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""The synchronous rule: updates are those of one process with averaged gradients, whoever comes too late or dies."""
+"""The synchronous rule: updates are those of one process with averaged gradients, also after late and dead workers."""
 
 import contextlib
 
@@ -11,18 +11,19 @@ import coordinator
 from coordinator.updates import Asynchronous, Synchronous
 from tests.deadline import wait_until
 from tests.updates.descent import descend, value_of
+from tests.updates.parts_of_rules import accumulator_of
 from tests.updates.small_model import loss_and_gradients, new_model
 
 TIMEOUT = 240
 ROUNDS = 4
 
 
-def test_a_dense_and_a_sparse_variable_become_what_the_averaged_gradients_make_of_them(strategy):
+def test_a_dense_and_a_sparse_variable_are_updated_by_the_averaged_gradients(strategy):
     random = np.random.default_rng(0)
     expected_dense, expected_rows = np.zeros(3, np.float32), np.zeros([5, 2], np.float32)
     with strategy.scope():
         dense, rows = tf.Variable(lambda: tf.zeros([3])), tf.Variable(lambda: tf.zeros([5, 2]))
-        rule = Synchronous(descend, [dense, rows], 3, embeddings=[rows], learning_rate=0.5)
+        rule = Synchronous(descend, [dense, rows], grads_to_wait=3, embeddings=[rows], learning_rate=0.5)
 
     @tf.function(reduce_retracing=True)
     def step(gradient, values, indices):
@@ -51,7 +52,7 @@ def test_a_model_with_adam_becomes_what_one_process_makes_of_the_averaged_gradie
     with strategy.scope():
         model = new_model()
         optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))
-        rule = Synchronous(optimizer, model.trainable_variables, 3)
+        rule = Synchronous(optimizer, model.trainable_variables, grads_to_wait=3)
 
     @tf.function
     def step(x):
@@ -73,7 +74,7 @@ def test_a_model_with_adam_becomes_what_one_process_makes_of_the_averaged_gradie
 
 def test_a_gradient_of_an_older_version_is_rejected_and_changes_nothing(strategy, variables):
     with strategy.scope():
-        rule = Synchronous(descend, variables, 1, learning_rate=1.0)
+        rule = Synchronous(descend, variables, grads_to_wait=1, learning_rate=1.0)
 
     @tf.function
     def push(version):
@@ -102,7 +103,7 @@ def new_step(rule, variables):
 def assert_consistent(rule, variables, grads_to_wait):
     """The counts agree with each other and with the model, on all servers."""
     statistics = rule.statistics()
-    waiting = int(rule._accumulator.committed.waiting())
+    waiting = int(accumulator_of(rule).log.waiting())
     assert statistics.updates * grads_to_wait + waiting == statistics.pushes - statistics.rejected
     assert value_of(variables) == -float(statistics.updates)
     assert statistics.updates == rule.version.numpy()
@@ -110,7 +111,7 @@ def assert_consistent(rule, variables, grads_to_wait):
 
 def test_every_minibatch_is_in_an_update_once_though_gradients_are_rejected(strategy, variables):
     with strategy.scope():
-        rule = Synchronous(descend, variables, 2, learning_rate=1.0)
+        rule = Synchronous(descend, variables, grads_to_wait=2, learning_rate=1.0)
     step = new_step(rule, variables)
     futures = [strategy.schedule(step) for _ in range(31)]
     assert [future.result(TIMEOUT) for future in futures] == [1.0] * 31
@@ -136,7 +137,7 @@ def brought_back(strategy, cluster, worker):
 @pytest.mark.release
 def test_a_worker_that_dies_in_mid_step_is_not_missed(strategy, shared_cluster, variables):
     with strategy.scope():
-        rule = Synchronous(descend, variables, 2, learning_rate=1.0)
+        rule = Synchronous(descend, variables, grads_to_wait=2, learning_rate=1.0)
     step = new_step(rule, variables)
     strategy.schedule(step).result(TIMEOUT)
     # Wherever in a step it is at that time.
@@ -151,9 +152,10 @@ def test_a_worker_that_dies_in_mid_step_is_not_missed(strategy, shared_cluster, 
             assert_consistent(rule, variables, 2)
 
 
-def test_training_goes_on_asynchronously_after_all_that_waits_is_applied(strategy, variables):
+@pytest.mark.long
+def test_waiting_gradients_are_applied_before_training_is_asynchronous(strategy, variables):
     with strategy.scope():
-        rule = Synchronous(descend, variables, 3, learning_rate=1.0)
+        rule = Synchronous(descend, variables, grads_to_wait=3, learning_rate=1.0)
         asynchronous = Asynchronous(descend, variables, learning_rate=1.0)
     step = new_step(rule, variables)
     for _ in range(4):
@@ -171,7 +173,7 @@ def test_training_goes_on_asynchronously_after_all_that_waits_is_applied(strateg
 def test_training_becomes_synchronous(strategy, variables):
     with strategy.scope():
         rule = Asynchronous(descend, variables, learning_rate=1.0)
-        synchronous = coordinator.updates.Synchronous(descend, variables, 2, learning_rate=1.0)
+        synchronous = coordinator.updates.Synchronous(descend, variables, grads_to_wait=2, learning_rate=1.0)
     step = new_step(rule, variables)
     for _ in range(3):
         strategy.schedule(step)

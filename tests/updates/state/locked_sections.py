@@ -1,4 +1,4 @@
-"""What of a traced function runs under locks, and whether any of it waits for another machine."""
+"""The operations of a traced function that run under locks, and whether any of them waits for another machine."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def waits_under_locks(concrete: Any) -> list[str]:
 
 
 def locked_operations(lock: Any) -> list[Any]:
-    """The operations that run while a lock is held: those that come after it and before it is let go."""
+    """The operations that run while a lock is held: those after its acquisition and before its release."""
     [release] = [operation for operation in lock.outputs[0].consumers() if operation.type == "ConsumeMutexLock"]
     before_release = _ancestors(release)
     after = {lock}

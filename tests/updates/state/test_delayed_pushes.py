@@ -1,4 +1,4 @@
-"""Pushes that are queued, piece by piece: whole or not at all, applied once on all servers, whoever dies."""
+"""Queued pushes: complete or not at all, applied once on all servers, whichever worker dies."""
 
 import math
 
@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tests.deadline import wait_until
 from tests.updates.descent import value_of
+from tests.updates.parts_of_rules import accumulator_of, finish_updates
 from tests.updates.rules.delayed_steps import TIMEOUT, entries, make_rule, new_step
 from tests.updates.state.locked_sections import waits_under_locks
 from tests.updates.state.unfinished_pushes import add, ids
@@ -19,9 +20,9 @@ def commit(rule, push):
 
     @tf.function
     def run():
-        with tf.device(rule.ledger.home):
+        with tf.device(rule.state.home):
             nothing = tf.constant(0, tf.int64)
-            return rule._accumulator.committed.commit(tf.identity(push), nothing, nothing)
+            return accumulator_of(rule).log.add(tf.identity(push), nothing, nothing)[0]
 
     assert run()
 
@@ -30,10 +31,10 @@ def commit(rule, push):
 def test_a_push_that_did_not_reach_all_servers_or_was_not_queued_is_in_no_update(strategy, variables):
     rule = make_rule(strategy, variables, 0)
     step = new_step(strategy, rule, variables)
-    servers = rule._accumulator.servers
-    add(rule, servers[0], ids(1)[0], 100.0)
-    for server in servers:
-        add(rule, server, ids(2)[0], 100.0)
+    stores = accumulator_of(rule).stores
+    add(rule, stores[0], ids(1)[0], 100.0)
+    for store in stores:
+        add(rule, store, ids(2)[0], 100.0)
     step(1)
     assert step(1) == (1, -1)
     assert rule.flush() == 1
@@ -53,35 +54,35 @@ def test_a_push_that_did_not_reach_all_servers_or_was_not_queued_is_in_no_update
 )
 def test_an_update_that_a_dead_worker_left_behind_is_finished_once(strategy, variables, made_on, finisher):
     rule = make_rule(strategy, variables, 0)
-    accumulator = rule._accumulator
+    accumulator = accumulator_of(rule)
     for push, value in zip(ids(1, 2), (3.0, 4.0), strict=True):
-        for server in accumulator.servers:
-            add(rule, server, push, value)
+        for store in accumulator.stores:
+            add(rule, store, push, value)
         commit(rule, push)
-    due = rule._release(tf.constant(False))
+    due = tf.function(accumulator.log.release, autograph=False)(tf.constant(False))
     for number in made_on:
         accumulator.use[number](due)
     assert rule.version.numpy() == 0
     if finisher == "a pull":
         assert new_step(strategy, rule, variables)(0) == (2, -7)
     else:
-        rule._finish_updates(0)
+        finish_updates(rule)
     assert value_of(variables) == -7.0
     assert rule.statistics().staleness.histogram == (1, 1)
     # Who comes late changes nothing.
     for use in accumulator.use:
         use(due)
-    accumulator.close(due, tf.constant(1))
+    accumulator.finish(due, tf.constant(1))
     assert rule.version.numpy() == 2
     assert value_of(variables) == -7.0
 
 
 @pytest.mark.long
-def test_a_push_of_a_call_that_was_given_up_is_not_queued(strategy, variables):
+def test_a_push_of_an_abandoned_call_is_not_queued(strategy, variables):
     rule = make_rule(strategy, variables, NEVER)
     step = new_step(strategy, rule, variables)
     step(1)
-    fence = rule.ledger.present.fence
+    fence = rule.state.workers.fence
     fence.assign(tf.fill(fence.shape, tf.constant(2**62, tf.int64)))
     step(1)
     assert (rule.statistics().rejected, len(entries(rule))) == (1, 1)
@@ -95,7 +96,7 @@ def test_rows_that_were_applied_do_not_pile_up_behind_those_that_wait(strategy, 
         step(100, worker=0)
     for _ in range(12):
         step(1, worker=1)
-    lists = tf.unstack(rule._accumulator.servers[0].store._lists.read_value())
+    lists = tf.unstack(accumulator_of(rule).stores[0].lists.read_value())
     # Three and the last, and as many places that are empty.
     assert {int(tf.raw_ops.TensorListLength(input_handle=rows)) for rows in lists} <= {4, 5, 6, 7, 8}
     assert rule.flush() == 4

@@ -1,11 +1,11 @@
-"""Where models meet: the mean of those that are there, whoever comes, goes, or comes too late."""
+"""The sum of models: the mean of the current ones, with workers that join, leave, or are late."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates.state.model_sum import AverageBoard
-from coordinator.updates.state.server_mutex import Exclusive
+from coordinator.updates.state.model_sum import ModelSum
+from coordinator.updates.state.server_mutex import ServerMutex
 from tests.ps_strategy.every_worker import TIMEOUT
 
 
@@ -18,27 +18,27 @@ def variables(strategy):
 
 
 @pytest.fixture
-def board(strategy, variables):
+def model_sum(strategy, variables):
     with strategy.scope():
-        lock = Exclusive("tests/average_board", variables[0].device)
-        return AverageBoard([0, 1], variables, lock)
+        lock = ServerMutex("tests/average_board", variables[0].device)
+        return ModelSum([0, 1], variables, lock)
 
 
 @pytest.fixture
-def bring(strategy, board):
+def bring(strategy, model_sum):
     """`bring(worker, model, connection=1, generation=1)` gives the mean and whether the model was taken."""
 
     @tf.function(autograph=False)
     def exchange(row, worker, connection, generation):
-        with tf.device(board.device):
+        with tf.device(model_sum.device):
             values = [row[:2], tf.cast(tf.reshape(row[2:], [1, 2]), tf.bfloat16)]
-            (first, second), is_taken = board.exchange(values, worker, connection, generation)
-            return tf.concat([first, tf.reshape(tf.cast(second, tf.float32), [-1])], 0), is_taken
+            (first, second), is_accepted = model_sum.exchange(values, worker, connection, generation)
+            return tf.concat([first, tf.reshape(tf.cast(second, tf.float32), [-1])], 0), is_accepted
 
     def call(worker, model, connection=1, generation=1):
         numbers = [tf.constant(number, tf.int64) for number in (worker, connection, generation)]
-        mean, is_taken = strategy.schedule(exchange, (tf.constant(model, tf.float32), *numbers)).result(TIMEOUT)
-        return mean.tolist(), bool(is_taken)
+        mean, is_accepted = strategy.schedule(exchange, (tf.constant(model, tf.float32), *numbers)).result(TIMEOUT)
+        return mean.tolist(), bool(is_accepted)
 
     return call
 
@@ -51,23 +51,23 @@ def test_the_mean_is_of_the_latest_model_of_each(bring, variables):
     assert variables[1].numpy().tolist() == [[7, 8]]
 
 
-def test_a_model_that_was_removed_counts_no_more_and_its_worker_may_bring_another(bring, board):
+def test_a_model_that_was_removed_counts_no_more_and_its_worker_may_bring_another(bring, model_sum):
     for worker, number in enumerate((1.0, 3.0, 8.0)):
         bring(worker, [number] * 4)
-    board.remove(2, is_lost=False)
+    model_sum.remove(2, is_lost=False)
     assert bring(0, [1.0] * 4)[0] == [2.0] * 4
     assert bring(2, [5.0] * 4) == ([3.0] * 4, True)
 
 
-def test_removing_a_worker_that_never_was_there_changes_nothing(bring, board):
+def test_removing_a_worker_that_never_was_there_changes_nothing(bring, model_sum):
     bring(0, [1.0] * 4)
-    board.remove(7, is_lost=True)
+    model_sum.remove(7, is_lost=True)
     assert bring(1, [3.0] * 4)[0] == [2.0] * 4
 
 
-def test_what_comes_by_the_connection_of_a_worker_that_was_lost_is_not_taken(bring, board, variables):
+def test_a_model_from_the_connection_of_a_lost_worker_is_not_accepted(bring, model_sum, variables):
     bring(0, [1.0] * 4, connection=3)
-    board.remove(0, is_lost=True)
+    model_sum.remove(0, is_lost=True)
     bring(1, [5.0] * 4)
     assert bring(0, [9.0] * 4, connection=3) == ([9.0] * 4, False)
     assert variables[0].numpy().tolist() == [5, 5]
@@ -75,7 +75,7 @@ def test_what_comes_by_the_connection_of_a_worker_that_was_lost_is_not_taken(bri
     assert bring(0, [9.0] * 4, connection=3) == ([9.0] * 4, False)
 
 
-def test_a_newer_generation_empties_the_board_and_an_older_one_comes_too_late(bring, variables):
+def test_a_newer_generation_removes_all_models_and_an_older_one_is_rejected(bring, variables):
     bring(0, [1.0] * 4, generation=1)
     bring(1, [3.0] * 4, generation=1)
     assert bring(1, [5.0] * 4, generation=2) == ([5.0] * 4, True)
@@ -84,41 +84,41 @@ def test_a_newer_generation_empties_the_board_and_an_older_one_comes_too_late(br
     assert bring(0, [7.0] * 4, generation=2) == ([6.0] * 4, True)
 
 
-def test_what_a_cancelled_call_left_half_done_is_made_good_when_its_worker_is_removed(bring, board):
+def test_a_half_done_change_of_a_cancelled_call_is_undone_when_its_worker_is_removed(bring, model_sum):
     bring(0, [1.0] * 4)
     bring(1, [3.0] * 4)
     # It has replaced the model, but not changed the sum.
-    board._total.assign_add([100.0] * 4)
-    board.remove(1, is_lost=False)
+    model_sum.total.assign_add([100.0] * 4)
+    model_sum.remove(1, is_lost=False)
     assert bring(0, [2.0] * 4)[0] == [2.0] * 4
 
 
-def test_a_model_that_is_no_number_goes_with_its_worker(bring, board):
+def test_a_model_that_is_no_number_goes_with_its_worker(bring, model_sum):
     bring(0, [1.0] * 4)
     assert np.isnan(bring(1, [np.nan] * 4)[0]).all()
-    board.remove(1, is_lost=False)
+    model_sum.remove(1, is_lost=False)
     assert bring(0, [1.0] * 4)[0] == [1.0] * 4
 
 
-def test_the_mean_does_not_drift_however_often_models_are_replaced(strategy, bring, board):
+def test_the_mean_does_not_drift_however_often_models_are_replaced(strategy, bring, model_sum):
     values = np.random.default_rng(1).normal(size=[30, 4]).astype(np.float32) * 1e3
     for number, value in enumerate(values):
         mean, _ = bring(number % 3, value)
     exact = values[-3:].astype(np.float64).mean(0)
     np.testing.assert_allclose(mean[:2], exact.astype(np.float32)[:2], rtol=2e-7)
-    np.testing.assert_allclose(board._total.numpy()[:2], exact[:2] * 3, rtol=1e-12)
+    np.testing.assert_allclose(model_sum.total.numpy()[:2], exact[:2] * 3, rtol=1e-12)
 
 
 def test_models_of_float64_are_averaged_as_such(strategy):
     with strategy.scope():
         variable = tf.Variable(tf.zeros([1], tf.float64))
-        board = AverageBoard([0], [variable], Exclusive("tests/average_board_float64", variable.device))
+        model_sum = ModelSum([0], [variable], ServerMutex("tests/average_board_float64", variable.device))
 
     @tf.function(autograph=False)
     def exchange(value, worker):
-        with tf.device(board.device):
+        with tf.device(model_sum.device):
             one = tf.constant(1, tf.int64)
-            return board.exchange([value], tf.identity(worker), one, one)[0]
+            return model_sum.exchange([value], tf.identity(worker), one, one)[0]
 
     for worker, value in enumerate((1.0, 1.0 + 2.0**-50)):
         arguments = tf.constant([value], tf.float64), tf.constant(worker, tf.int64)
@@ -130,4 +130,4 @@ def test_a_variable_whose_shape_is_not_known_is_refused(strategy):
     with strategy.scope():
         variable = tf.Variable(tf.zeros([1]), shape=[None])
     with pytest.raises(ValueError, match="known shape"):
-        AverageBoard([0], [variable], Exclusive("tests/average_board_refused", variable.device))
+        ModelSum([0], [variable], ServerMutex("tests/average_board_refused", variable.device))

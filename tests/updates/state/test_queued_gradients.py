@@ -1,4 +1,4 @@
-"""What is queued: pushes of every kind, and how checkpoints save and restore them."""
+"""The queue: pushes of every kind, and its checkpoints."""
 
 import math
 
@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from coordinator.updates import Delayed
 from tests.updates.descent import descend, run
+from tests.updates.parts_of_rules import model_of
 from tests.updates.rules.delayed_steps import entries, make_rule
 
 NEVER = math.inf
@@ -22,7 +23,7 @@ def mixed(strategy):
 
 def push_of_kinds(strategy, rule):
     """Schedules a push of a number: of rows that are given, as whole gradients, or for the first variable alone."""
-    dense, rows, table = rule._parts.model.variables
+    dense, rows, table = model_of(rule).variables
 
     @tf.function(reduce_retracing=True)
     def sparse(value, indices):
@@ -69,7 +70,7 @@ def assert_mixed(variables):
 @pytest.mark.long
 def test_each_push_may_have_sparse_dense_and_missing_gradients_in_its_own_way(strategy, mixed, delay):
     with strategy.scope():
-        rule = Delayed(descend, mixed, delay, embeddings=[mixed[1]], learning_rate=1.0)
+        rule = Delayed(descend, mixed, delay=delay, embeddings=[mixed[1]], learning_rate=1.0)
     push = push_of_kinds(strategy, rule)
     for kind, value in PUSHES:
         push(kind, value)
@@ -81,7 +82,7 @@ def test_each_push_may_have_sparse_dense_and_missing_gradients_in_its_own_way(st
 def test_a_checkpoint_has_what_is_queued_with_its_delays_and_order(strategy, mixed, tmp_path):
     def new_rule():
         return Delayed(
-            descend, mixed, lambda worker, time: delay.read_value(), embeddings=[mixed[1]], learning_rate=1.0
+            descend, mixed, delay=lambda worker, time: delay.read_value(), embeddings=[mixed[1]], learning_rate=1.0
         )
 
     with strategy.scope():
@@ -94,7 +95,7 @@ def test_a_checkpoint_has_what_is_queued_with_its_delays_and_order(strategy, mix
     push(*PUSHES[4])
     saved_entries = entries(rule)
     path = tf.train.Checkpoint(rule=rule, model=mixed).save(str(tmp_path / "model"))
-    assert "rule/ledger/queued" in {key.split("/.ATTR")[0] for key, _ in tf.train.list_variables(path)}
+    assert "rule/state/queued" in {key.split("/.ATTR")[0] for key, _ in tf.train.list_variables(path)}
     saved = rule.statistics()
 
     # Another program's rule, which has something queued that the checkpoint knows nothing of.

@@ -1,9 +1,10 @@
-"""A lock of a server's: what is built under it runs in one graph at a time, and only there."""
+"""A mutex on a server: operations under it run in one graph at a time, on that server."""
 
 import pytest
 import tensorflow as tf
 
-from coordinator.updates.state.server_mutex import Exclusive, built
+from coordinator.updates.state.server_mutex import ServerMutex, operations_added
+from tests.ps_strategy.every_worker import concrete_function
 from tests.updates.state.locked_sections import locked_operations, waits_under_locks
 
 TIMEOUT = 120.0
@@ -28,7 +29,7 @@ def add_one_slowly(variable):
 
 def test_two_functions_that_hold_one_lock_do_not_run_at_once(strategy, variable):
     # Made twice: a lock is known by its name.
-    locks = [Exclusive(NAME, variable.device) for _ in range(2)]
+    locks = [ServerMutex(NAME, variable.device) for _ in range(2)]
 
     @tf.function(autograph=False)
     def first():
@@ -46,8 +47,8 @@ def test_two_functions_that_hold_one_lock_do_not_run_at_once(strategy, variable)
     assert variable.numpy() == CALLS
 
 
-def test_a_lock_is_taken_when_what_it_waits_for_is_there_and_let_go_when_all_is_done(strategy, variable):
-    lock = Exclusive(NAME, variable.device)
+def test_a_mutex_is_acquired_after_its_inputs_and_released_after_all_operations(strategy, variable):
+    lock = ServerMutex(NAME, variable.device)
 
     @tf.function(autograph=False)
     def step(x):
@@ -59,7 +60,7 @@ def test_a_lock_is_taken_when_what_it_waits_for_is_there_and_let_go_when_all_is_
         assert unused.device == lock.device
         return after
 
-    concrete = strategy._trace(step, [tf.constant(1.0)], {})._concrete
+    concrete = concrete_function(strategy, step, tf.constant(1.0))
     assert waits_under_locks(concrete) == []
     [held] = [each for each in concrete.graph.get_operations() if each.type == "MutexLock"]
     assert held.device == lock.device
@@ -69,7 +70,7 @@ def test_a_lock_is_taken_when_what_it_waits_for_is_there_and_let_go_when_all_is_
 
 
 def test_an_error_under_the_lock_lets_go_of_it(strategy, variable):
-    lock = Exclusive(NAME, variable.device)
+    lock = ServerMutex(NAME, variable.device)
 
     @tf.function(autograph=False)
     def step(x):
@@ -86,10 +87,10 @@ def test_an_error_under_the_lock_lets_go_of_it(strategy, variable):
     assert variable.numpy() == 1
 
 
-def test_what_was_built_in_a_scope_is_told():
+def test_operations_added_in_a_scope_are_listed():
     with tf.Graph().as_default():
         before = tf.constant(1)
-        with built() as operations:
+        with operations_added() as operations:
             inside = before + 1
             assert operations == []
         after = inside + 1
@@ -101,7 +102,7 @@ def test_what_was_built_in_a_scope_is_told():
 def test_the_check_of_these_tests_finds_what_waits(strategy):
     with strategy.scope():
         variables = [tf.Variable(0.0) for _ in range(2)]
-    lock = Exclusive(NAME, variables[0].device)
+    lock = ServerMutex(NAME, variables[0].device)
 
     @tf.function(autograph=False)
     def step(x):
@@ -110,6 +111,6 @@ def test_the_check_of_these_tests_finds_what_waits(strategy):
             with tf.device("/job:worker/task:0/device:CPU:0"):
                 tf.timestamp(name="elsewhere")
 
-    waits = waits_under_locks(strategy._trace(step, [tf.constant(1.0)], {})._concrete)
+    waits = waits_under_locks(concrete_function(strategy, step, tf.constant(1.0)))
     assert any("ReadVariableOp is not on" in wait for wait in waits)
     assert any("elsewhere is not on" in wait for wait in waits)

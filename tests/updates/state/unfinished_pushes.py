@@ -1,25 +1,26 @@
-"""Pushes that go no further than to a server, as those of a worker that dies after that."""
+"""Pushes that reach one server only, as those of a worker that dies after that."""
 
 import tensorflow as tf
 
-from coordinator.updates.sent_gradients import SentGradients
+from coordinator.updates.transport.gradients import SentGradients
+from tests.updates.parts_of_rules import model_of
 
 
 def ids(*numbers):
-    """Ids of pushes of a worker that is not there."""
+    """Returns ids of pushes of workers that do not exist."""
     return tf.constant([[900 + number, 1, 1] for number in numbers], tf.int64)
 
 
-def add(rule, server, push, value):
-    """Adds a gradient to what a server keeps: a number everywhere."""
-    store, columns = server.store, server.columns
-    variables = [rule._parts.model.variables[number] for number in columns.numbers]
+def add(rule, store, push, value):
+    """Adds a gradient to the rows of a server: the same number for all variables."""
+    columns, model = store.columns, model_of(rule)
+    numbers = model.by_device[store.device]
 
     @tf.function
     def run():
         with tf.device(store.device):
-            gradients = [tf.fill(variable.shape, value) for variable in variables]
-            sent = SentGradients(store.device, columns.numbers, gradients, [], 0)
+            gradients = [tf.fill(model.variables[number].shape, value) for number in numbers]
+            sent = SentGradients(store.device, numbers, gradients, [], 0)
             store.add(tf.identity(push), columns.row(sent, [tf.identity(1.0)]))
 
     run()

@@ -1,8 +1,9 @@
-"""Rules and steps for the tests of what a step reads."""
+"""Rules and steps for the tests of reads during a pull."""
 
 import tensorflow as tf
 
 from coordinator.updates import Asynchronous
+from tests.ps_strategy.every_worker import concrete_function
 
 TIMEOUT = 120.0
 
@@ -20,7 +21,7 @@ def result(strategy, step, *args):
 
 
 def traced(strategy, step, *args):
-    return strategy._trace(step, args, {})._concrete
+    return concrete_function(strategy, step, *args)
 
 
 def reads_of(concrete, variable):

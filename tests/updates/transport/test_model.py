@@ -1,14 +1,16 @@
-"""Which variables a rule takes, and gradients of rows: the same as their dense sums."""
+"""The variables that a rule accepts, and sums of repeated rows."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.fusing.message_packing import LARGEST_PACKED
-from coordinator.ps_strategy.keras_internals import variable_of
+from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES
+from coordinator.ps_strategy.keras.internals.optimizers import variable_of
 from coordinator.updates import Asynchronous
-from coordinator.updates.transport.model import Model, flat, pull, rebuilt, without_repeats
+from coordinator.updates.transport.gradients import flat, rebuilt, without_repeats
+from coordinator.updates.transport.model import Model, pull
+from tests.updates.descent import mostly_long
 
 TIMEOUT = 120.0
 
@@ -21,12 +23,10 @@ def variables(strategy):
 
 def test_a_model_knows_what_is_on_which_server(variables):
     model = Model(variables, embeddings=[variables[2]])
-    assert {part.device for part in model.parts} == {variable.device for variable in variables}
-    for part in model.parts:
-        assert model.numbers_on(part.device) == part.numbers
-        assert all(variables[number].device == part.device for number in part.numbers)
-    assert sorted(number for part in model.parts for number in part.numbers) == [0, 1, 2, 3]
-    assert model.numbers_on("/job:ps/task:77") == ()
+    assert model.by_device.keys() == {variable.device for variable in variables}
+    for device, numbers in model.by_device.items():
+        assert all(variables[number].device == device for number in numbers)
+    assert sorted(number for numbers in model.by_device.values() for number in numbers) == [0, 1, 2, 3]
     assert model.dense == (0, 1, 3)
     assert model.pulled_at_once() == [0, 1, 3]
     assert repr(model) == "<Model: 4 variables on 2 servers>"
@@ -34,12 +34,12 @@ def test_a_model_knows_what_is_on_which_server(variables):
 
 def test_a_large_variable_is_not_pulled_ahead_of_its_use(strategy):
     with strategy.scope():
-        variables = [tf.Variable(tf.zeros([LARGEST_PACKED // 4 + more])) for more in (0, 1)]
+        variables = [tf.Variable(tf.zeros([MAX_PACKED_BYTES // 4 + more])) for more in (0, 1)]
     assert Model(variables).dense == (0, 1)
     assert Model(variables).pulled_at_once() == [0]
 
 
-def test_variables_of_keras_are_taken_as_what_they_wrap(strategy):
+def test_keras_variables_are_unwrapped(strategy):
     with strategy.scope():
         variable = keras.Variable([1.0])
     assert variable_of(variable) is variable.value
@@ -64,7 +64,7 @@ def test_a_variable_that_is_twice_there_is_refused(strategy, variables):
 
 
 def test_a_variable_that_is_on_no_server_is_refused(strategy, variables):
-    with pytest.raises(ValueError, match=r"'mine:0' is on .*, not on a parameter server. Make it inside"):
+    with pytest.raises(ValueError, match=r"'mine:0' is on .*, not on a parameter server. Create it inside"):
         Model([variables[0], tf.Variable(1.0, name="mine")])
 
 
@@ -85,7 +85,7 @@ def test_repeated_rows_become_one():
     assert without_repeats(dense) is dense
 
 
-def test_gradients_are_taken_apart_and_put_together_again():
+def test_gradients_are_flattened_and_rebuilt():
     gradients = {0: tf.ones([2]), 2: rows([1], [[1.0]], 3), 3: tf.zeros([])}
     tensors = flat(gradients, [2, 3, 0])
     assert [tensor.shape.as_list() for tensor in tensors] == [[1, 1], [1], [], [2]]
@@ -108,7 +108,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "function"])
+@pytest.mark.parametrize("name", mostly_long([*OPTIMIZERS, "function"], "Adagrad", "function"))
 def test_gradients_of_repeated_rows_do_what_their_dense_sums_do(strategy, name):
     initial = np.arange(12, dtype=np.float32).reshape(6, 2)
     indices, values = [4, 1, 4, 4], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [-7.0, 8.0]]
@@ -137,12 +137,12 @@ def test_gradients_of_repeated_rows_do_what_their_dense_sums_do(strategy, name):
     np.testing.assert_allclose(there.numpy(), here.numpy(), rtol=1e-5, atol=1e-6)
     # Two rows of two numbers, and their indices; the version and the worker's index to the home server; to each server
     # the learning rate, and the two scalars of a Keras optimizer.
-    servers = len({there.device, rule.ledger.home})
+    servers = len({there.device, rule.state.home})
     known = 4 if name == "function" else 4 + 8 + 4
     assert rule.statistics().bytes_pushed == 3 * (2 * 2 * 4 + 2 * 4 + 8 + 8 + servers * known)
 
 
-def test_variables_wait_for_the_version_everywhere_or_on_its_server_alone(strategy):
+def test_reads_wait_for_the_version_on_all_servers_or_on_its_own(strategy):
     with strategy.scope():
         variables = [tf.Variable(1.0), tf.Variable(2.0)]
     assert variables[0].device != variables[1].device

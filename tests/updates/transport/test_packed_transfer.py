@@ -1,25 +1,25 @@
-"""Tensors that are sent together arrive as they were, and their bytes are told."""
+"""Transferred tensors arrive unchanged, in few messages of a known size."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.fusing.message_packing import LARGEST_PACKED
-from coordinator.updates.parcel import send
+from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES
+from coordinator.updates.transport.model import transfer
 
 
 def sent(tensors, signature=None):
-    """What arrives in a function of these tensors, how many bytes that was, and the function's graph."""
+    """Transfers tensors in a function; returns what arrives, the size in bytes, and the function's graph."""
     signature = signature or [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
 
     @tf.function(autograph=False)
     def there(*given):
-        parcel = send(given, "/device:CPU:0", None)
-        for mine, theirs in zip(parcel.tensors, given, strict=True):
+        arrived, size = transfer(given, "/device:CPU:0", None)
+        for mine, theirs in zip(arrived, given, strict=True):
             assert mine.dtype == theirs.dtype
             assert mine.shape.is_compatible_with(theirs.shape)
             assert mine.shape.rank == theirs.shape.rank
-        return parcel.tensors, parcel.size
+        return arrived, size
 
     concrete = there.get_concrete_function(*signature)
     arrived, size = concrete(*tensors)
@@ -28,8 +28,8 @@ def sent(tensors, signature=None):
 
 
 def messages(graph):
-    """How many tensors were put together, by type."""
-    return sorted(each.outputs[0].dtype.name for each in graph.get_operations() if each.type == "ConcatV2")
+    """Returns the dtypes of the messages with several tensors."""
+    return sorted(each.outputs[0].dtype.name for each in graph.get_operations() if each.type == "SplitV")
 
 
 def assert_same(arrived, tensors):
@@ -37,7 +37,7 @@ def assert_same(arrived, tensors):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_tensors_of_one_type_travel_together_and_those_of_others_apart():
+def test_tensors_of_one_dtype_go_in_one_message():
     tensors = [
         tf.constant([[1.0, 2.0], [3.0, 4.0]]),
         tf.constant([1, 2, 3], tf.int64),
@@ -54,23 +54,24 @@ def test_tensors_of_one_type_travel_together_and_those_of_others_apart():
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
-def test_a_first_dimension_may_be_known_only_when_it_is_sent(rows):
+def test_the_first_dimension_may_be_unknown(rows):
     tensors = [tf.ones([rows, 3]), tf.range(2.0), tf.fill([rows], 2.0), tf.constant(4.0)]
     signature = [tf.TensorSpec([None, 3]), tf.TensorSpec([2]), tf.TensorSpec([None]), tf.TensorSpec([])]
     arrived, size, graph = sent(tensors, signature)
     assert_same(arrived, tensors)
     assert size == 4 * (3 * rows + 2 + rows + 1)
-    assert messages(graph) == ["float32"]
+    # With a header of integers.
+    assert messages(graph) == ["int32"]
 
 
-def test_a_shape_that_is_not_known_travels_alone():
+def test_a_tensor_of_unknown_shape_has_its_own_message():
     tensors = [tf.ones([2, 3]), tf.ones([2, 2]), tf.ones([4])]
     signature = [tf.TensorSpec(None), tf.TensorSpec([2, None]), tf.TensorSpec([4])]
 
     @tf.function(autograph=False)
     def there(*given):
-        parcel = send(given, None, None)
-        return parcel.tensors, parcel.size
+        arrived, size = transfer(given, None, None)
+        return arrived, size
 
     concrete = there.get_concrete_function(*signature)
     arrived, size = concrete(*tensors)
@@ -86,17 +87,17 @@ def test_empty_tensors_and_scalars_arrive():
     assert size == 8
 
 
-def test_a_large_tensor_travels_alone():
-    largest = tf.range(LARGEST_PACKED // 4, dtype=tf.float32)
-    too_large = tf.range(LARGEST_PACKED // 4 + 1, dtype=tf.float32)
+def test_a_large_tensor_has_its_own_message():
+    largest = tf.range(MAX_PACKED_BYTES // 4, dtype=tf.float32)
+    too_large = tf.range(MAX_PACKED_BYTES // 4 + 1, dtype=tf.float32)
     arrived, size, graph = sent([tf.ones([3]), largest, too_large])
     assert_same(arrived, [tf.ones([3]), largest, too_large])
-    assert size == 4 * 3 + LARGEST_PACKED + LARGEST_PACKED + 4
+    assert size == 4 * 3 + MAX_PACKED_BYTES + MAX_PACKED_BYTES + 4
     [packed] = [each for each in graph.get_operations() if each.type == "ConcatV2"]
-    assert packed.outputs[0].shape == [3 + LARGEST_PACKED // 4]
+    assert packed.outputs[0].shape == [3 + MAX_PACKED_BYTES // 4]
 
 
-def test_texts_travel_alone_and_are_not_measured():
+def test_strings_have_their_own_messages_and_a_size_of_zero():
     tensors = [tf.constant(["a", "bc"]), tf.constant("d"), tf.constant([1.0])]
     arrived, size, graph = sent(tensors)
     assert_same(arrived, tensors)
@@ -104,18 +105,18 @@ def test_texts_travel_alone_and_are_not_measured():
     assert messages(graph) == []
 
 
-def test_nothing_is_sent_as_nothing():
+def test_a_transfer_of_no_tensors_has_a_size_of_zero():
     @tf.function(autograph=False)
     def there():
-        return send([], None, None).size
+        return transfer([], None, None)[1]
 
     assert there() == 0
 
 
-def test_each_end_works_where_it_is_told():
+def test_tensors_are_joined_on_the_source_and_split_on_the_target():
     @tf.function(autograph=False)
     def there(*given):
-        return send(given, "/job:ps/task:1/device:CPU:0", "/job:worker/device:CPU:0").tensors
+        return transfer(given, "/job:ps/task:1/device:CPU:0", "/job:worker/device:CPU:0")[0]
 
     graph = there.get_concrete_function(tf.TensorSpec([2]), tf.TensorSpec([3])).graph
     devices = {each.type: each.device for each in graph.get_operations()}

@@ -1,15 +1,16 @@
-"""What a parcel brings is bit for bit what was sent, whatever its dtype."""
+"""Transferred tensors are bit for bit those that were sent, whatever their dtype."""
 
 import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy import tensorflow_internals
-from coordinator.updates.parcel import send
+from coordinator.updates.transport.model import transfer
 from tests.ps_strategy.fusing.random_transfers import SERVERS, RandomTransfers, run_on_worker
+from tests.updates.descent import mostly_long
 
 
-@pytest.mark.parametrize("way", ["to a server", "from a server"])
-def test_a_parcel_of_every_dtype_is_the_same_bits(strategy, way):
+@pytest.mark.parametrize("way", mostly_long(["to a server", "from a server"], "to a server"))
+def test_a_packed_transfer_of_every_dtype_keeps_the_bits(strategy, way):
     transfers = RandomTransfers(7)
     server = SERVERS[1]
     source, target = (None, server) if way == "to a server" else (server, None)
@@ -18,7 +19,7 @@ def test_a_parcel_of_every_dtype_is_the_same_bits(strategy, way):
         sent = transfers(*fed)
         with tf.device(source):
             sent = [tf.identity(tensor) for tensor in sent]
-        arrived = send(sent, source, target).tensors
+        arrived = transfer(sent, source, target)[0]
         with tf.device(target):
             arrived = [tf.identity(tensor) for tensor in arrived]
         return [*map(tf.identity, arrived), *map(tf.identity, sent)]

@@ -1,15 +1,15 @@
-"""What models read while a pull is in force: layers, rows of embeddings, large variables."""
+"""Reads of models during a pull: layers, rows of embeddings, large variables."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.fusing.message_packing import LARGEST_PACKED
+from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES
 from tests.updates.transport.pull_steps import new_rule, reads_of, result, traced
 
 
-@pytest.mark.parametrize("unroll", [False, True])
+@pytest.mark.parametrize("unroll", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_recurrent_layer_has_the_gradients_it_has_without_a_pull(strategy, unroll):
     with strategy.scope():
         layer = keras.layers.GRU(4, unroll=unroll)
@@ -88,7 +88,7 @@ def test_rows_of_an_embedding_are_looked_up_without_reading_the_rest(strategy):
     np.testing.assert_allclose(dense.numpy(), [1 - 0.5 * (2 + 6 + 6), 1 - 0.5 * (3 + 7 + 7)])
 
 
-def test_rows_of_a_variable_that_is_there_anyway_come_from_its_copy(strategy):
+def test_rows_of_a_copied_variable_come_from_its_copy(strategy):
     with strategy.scope():
         table = tf.Variable(tf.reshape(tf.range(20.0), [10, 2]))
         rule = new_rule([table])
@@ -143,7 +143,7 @@ def test_an_embedding_layer_of_keras_trains_under_a_pull(strategy):
 
 def test_a_large_variable_is_read_when_it_is_used_and_not_otherwise(strategy):
     with strategy.scope():
-        large = tf.Variable(tf.ones([LARGEST_PACKED // 4 + 1]))
+        large = tf.Variable(tf.ones([MAX_PACKED_BYTES // 4 + 1]))
         small = tf.Variable(1.0)
         rule = new_rule([large, small])
 

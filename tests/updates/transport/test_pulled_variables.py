@@ -1,7 +1,8 @@
-"""What a step reads while a pull is in force: copies, made once, whatever becomes of the variables."""
+"""Reads during a pull: one copy per variable, whatever happens to the variable."""
 
 import collections
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -54,7 +55,7 @@ def test_reads_give_the_first_value_although_others_change_the_variable(strategy
                 has_begun.assign(True)
             looks = 0
             while not is_changed:
-                with tf.control_dependencies([pause(tf.constant(0.001, tf.float64))]):
+                with tf.control_dependencies([pause(tf.constant(0.01, tf.float64))]):
                     looks += 1
             with tf.control_dependencies([looks]):
                 inside = variables[2] + 0.0
@@ -70,7 +71,7 @@ def test_reads_give_the_first_value_although_others_change_the_variable(strategy
     np.testing.assert_array_equal(outside, [7.0, 7.0])
 
 
-def test_the_next_step_reads_anew_and_so_does_the_client(strategy, rule, variables):  # row 103
+def test_the_next_step_and_the_client_read_new_values(strategy, rule, variables):  # row 103
     @tf.function
     def step():
         with rule.pull():
@@ -132,10 +133,10 @@ def sent_by_servers(concrete):
     return [tensor for each in concrete.graph.get_operations() for tensor in each.outputs if leaves(tensor)]
 
 
-def test_each_variable_is_read_once_and_each_server_sends_one_message_in_a_call_of_several(strategy, rule, variables):
+def test_a_fused_call_reads_each_variable_once_in_one_message_of_each_server(strategy, rule, variables):
     concrete = traced(strategy, loss_step(rule, variables), tf.constant(2.0))
     assert [reads_of(concrete, variable) for variable in variables] == [["ReadVariableOp"]] * 4
-    twice = RepeatedFunction(concrete, 2, [True])._concrete
+    twice = RepeatedFunction(concrete, 2, [True]).concrete
     sent = collections.Counter(tensor.op.device for tensor in sent_by_servers(twice))
     assert sent == dict.fromkeys({variable.device for variable in variables}, 2)
 
@@ -184,7 +185,7 @@ def test_gradients_of_gradients_and_of_several_tapes_are_right(strategy, rule, v
     np.testing.assert_allclose(second, [12.0, 12.0])
 
 
-def test_loops_and_branches_read_the_same_copy_and_a_function_of_its_own_the_variable(strategy, rule, variables):
+def test_loops_and_branches_read_the_same_copy_and_a_separate_function_the_variable(strategy, rule, variables):
     @tf.function
     def double():
         return 2.0 * variables[3]
@@ -207,3 +208,28 @@ def test_loops_and_branches_read_the_same_copy_and_a_function_of_its_own_the_var
     total, gradients, _ = result(strategy, step, tf.constant(False))
     np.testing.assert_allclose(total, [3 * 103.0 + 10.0 + 2 * 203.0] * 2)
     np.testing.assert_allclose(gradients[1], [10.0, 10.0])
+
+
+def test_an_embedding_of_keras_reads_and_changes_single_rows(strategy):
+    initial = np.arange(20.0, dtype=np.float32).reshape(10, 2)
+    with strategy.scope():
+        embedding = keras.layers.Embedding(10, 2, weights=initial)
+        table = embedding.embeddings.value
+        rule = updates.Asynchronous(keras.optimizers.SGD(1.0), [table], embeddings=[table])
+
+    @tf.function
+    def step():
+        def body(ids):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(embedding(ids))
+            [gradient] = tape.gradient(loss, [table])
+            assert isinstance(gradient, tf.IndexedSlices)
+            return loss, [gradient]
+
+        return rule.run(body, tf.constant([1, 9, 1]))
+
+    reads = reads_of(traced(strategy, step), table)
+    assert "ResourceGather" in reads
+    assert "ReadVariableOp" not in reads
+    result(strategy, step)
+    np.testing.assert_array_equal(initial[:, 0] - table[:, 0], np.bincount([1, 9, 1], minlength=10))

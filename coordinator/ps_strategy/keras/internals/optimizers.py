@@ -1,4 +1,4 @@
-"""Keras 3's optimizers: where their variables are made, what they read, and how they update some variables only."""
+"""Keras 3's optimizers: placement of their variables, their learning rate, and updates of some variables only."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,22 +8,22 @@ import tensorflow as tf
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether this is an optimizer of Keras 3."""
+    """Returns True for an optimizer of Keras 3."""
     return isinstance(value, keras.optimizers.Optimizer)
 
 
 def variable_of(variable: Any) -> Any:
-    """The TensorFlow variable of a `tf.Variable` or `keras.Variable`."""
+    """Returns the TensorFlow variable of a `tf.Variable` or `keras.Variable`."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def build(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Makes the variables of an optimizer, those that belong to a model's variable on its server."""
+    """Creates the variables of an optimizer, with each slot on the server of its model variable."""
     optimizer.build(_Colocating(variables))
 
 
 class _Colocating(list[Any]):
-    """Variables; what is made while one of them is being looked at goes to its server.
+    """A list of variables; variables that are created during an iteration are placed beside the current one.
 
     Keras has no other hook: most optimizers ask for their slots to be beside the variable, Adafactor does not.
     """
@@ -35,7 +35,7 @@ class _Colocating(list[Any]):
 
 
 def has_strayed_slots(optimizer: Any) -> bool:
-    """Whether a built optimizer keeps what it remembers of a variable on another device than the variable."""
+    """Returns True if a built optimizer has a slot on another device than its variable."""
     # Private: an optimizer's slots are lists in the order of the variables that it was built with.
     variables = optimizer._trainable_variables
     kept = [value for name, value in vars(optimizer).items() if name not in ("_variables", "_trainable_variables")]
@@ -48,14 +48,14 @@ def has_strayed_slots(optimizer: Any) -> bool:
 
 
 def scalar_variables(optimizer: Any) -> list[tf.Variable]:
-    """The count of updates, and the learning rate if it is a variable: both as TensorFlow variables."""
-    # Private: `optimizer.learning_rate` tells the value, not whether a variable is behind it.
+    """Returns the TensorFlow variables of the count of updates and, if it is a variable, the learning rate."""
+    # Private: `optimizer.learning_rate` returns the value, not the variable.
     rate = optimizer._learning_rate
     return [optimizer._iterations.value, *([rate.value] if isinstance(rate, keras.Variable) else [])]
 
 
 def learning_rate(optimizer: Any, scalars: Sequence[Any]) -> Any:
-    """The learning rate for given values of `scalar_variables`, a float32 scalar."""
+    """Returns the learning rate for given values of `scalar_variables`, a float32 scalar."""
     # Private: `optimizer.learning_rate` would read the variables where they are.
     rate = optimizer._learning_rate
     if isinstance(rate, keras.Variable):
@@ -66,34 +66,34 @@ def learning_rate(optimizer: Any, scalars: Sequence[Any]) -> Any:
 
 
 def exempt_from_weight_decay(optimizer: Any, variables: Sequence[Any]) -> list[int]:
-    """The positions of those of its variables that an optimizer does not let decay."""
-    # Private: what `exclude_from_weight_decay` was told is in no config.
+    """Returns the positions of the variables that an optimizer excludes from weight decay."""
+    # Private: the config does not have what `exclude_from_weight_decay` was called with.
     return [number for number, variable in enumerate(variables) if not optimizer._use_weight_decay(variable)]
 
 
 def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequence[Any], rate: Any) -> Any:
-    """The same optimizer as it is to update some of its variables, on their server and for one gradient.
+    """Returns a view of an optimizer for one update of some of its variables, on their server.
 
-    Its `apply` uses the given learning rate and count of updates, and counts nothing.
+    Its `apply` uses the given learning rate and count of updates, and does not count the update.
 
     Args:
       optimizer: a built Keras 3 optimizer.
-      variables: those of its variables that will be updated, all on one server.
+      variables: the variables to update, all on one server.
       scalars: the values of `scalar_variables`.
       rate: the learning rate, a float scalar.
     """
-    # `copy.copy` would save and load it.
+    # `copy.copy` would serialize and deserialize it.
     view = object.__new__(type(optimizer))
-    # Private: an optimizer takes the learning rate and the count from variables of its own, which all its users share;
-    # and it keeps the moving averages of all variables in a list.
+    # Private: the learning rate and the count are attributes, shared by all users of the optimizer, and the moving
+    # averages of all variables are in one list.
     view.__dict__.update(optimizer.__dict__)
     view.__dict__.update(
         _learning_rate=rate,
-        _iterations=_Iterations(scalars[0]),
+        _iterations=_StandIn(scalars[0]),
         global_clipnorm=None,
     )
     if optimizer.use_ema:
-        # Those that got no gradient go into their averages as well.
+        # Variables without a gradient are averaged as well.
         device = variable_of(variables[0]).device
         near = [
             number for number, each in enumerate(optimizer._trainable_variables) if variable_of(each).device == device
@@ -101,21 +101,21 @@ def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequen
         for name in ("_trainable_variables", "_model_variables_moving_average"):
             view.__dict__[name] = [getattr(optimizer, name)[number] for number in near]
     if isinstance(optimizer, keras.optimizers.Nadam):
-        # Private: the product of all its momenta is one variable, which each server would multiply once more.
+        # Private: the product of all momenta is one variable, which every server would multiply.
         view.__dict__["_u_product"] = _StandIn(_product_of_momenta(optimizer.beta_1, scalars[0]))
     return view
 
 
 def _product_of_momenta(beta: float, updates: Any) -> Any:
-    """What Nadam's momenta of so many updates multiply to, a float32 scalar (Dozat 2016, section 3)."""
-    # In float32, all later ones are beta itself.
+    """Returns the product of Nadam's momenta after `updates` updates, a float32 scalar (Dozat 2016, section 3)."""
+    # In float32, all later momenta equal beta.
     factors = 1.0 - 0.5 * 0.96 ** tf.range(1.0, 513.0)
     factors = tf.where(tf.range(512, dtype=updates.dtype) < updates, factors, 1.0)
     return tf.reduce_prod(factors) * beta ** tf.cast(updates, tf.float32)
 
 
 class _StandIn:
-    """Stands for a variable of an optimizer, with a value that is for one update only."""
+    """Replaces a variable of an optimizer during one update."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -134,12 +134,8 @@ class _StandIn:
         return self._value % other
 
     def assign(self, value: Any) -> None:
-        """Has this value for the rest of the update."""
+        """Sets the value for the rest of the update."""
         self._value = value
 
-
-class _Iterations(_StandIn):
-    """Stands for an optimizer's count of updates."""
-
     def assign_add(self, value: Any) -> None:
-        """Counts nothing: the update is counted once, by whoever makes it."""
+        """Does nothing: it is called for the count of updates alone, and the caller counts the update once."""

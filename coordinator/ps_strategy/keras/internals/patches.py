@@ -1,73 +1,128 @@
-"""Keras 3's training loop, which stays Keras' own: where it takes batches from, and what it does with one.
+"""Functions of Keras 3 that are replaced while a strategy is open: row look-ups and the training loop.
 
-`Model.fit`, `evaluate` and `predict` are Keras' code with its callbacks. They ask two things of whoever distributes
-training: an epoch iterator, and a function that is called for each of its turns. Both come from a `TrainerExtension`
-for the models that it is for; all other models are as ever. Such a model is built from the type of its batches where
-Keras would take the first one, which not every kind of data gives a second time.
+`Model.fit`, `evaluate` and `predict` stay Keras' code, with its callbacks. They need two things from a strategy: an
+epoch iterator, and a function that is called for each turn of it. A `TrainerExtension` provides both for the models
+that it is for; other models are trained as usual. The models of an extension are built from the type of their batches,
+where Keras would read the first batch, because not all data can be read twice.
+
+Leaving the context managers restores Keras' own functions, unless other code has replaced them in the meantime.
 """
 
 import contextlib
 import functools
+import inspect
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
+from keras.src import backend
 
-# Private: the loop of `fit` names its epoch iterator there, and takes no other.
+# Private: the loop of `fit` looks up its epoch iterator in this module and accepts no other.
 from keras.src.backend.tensorflow import trainer
 from keras.src.backend.tensorflow.trainer import TFEpochIterator as StockEpochIterator
 
-# Private: what is no dataset, no array and no generator passes the loop as a data adapter only.
+# Private: the loop accepts data that is neither a dataset, an array nor a generator only as a data adapter.
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
+from coordinator.ps_strategy.tensorflow_internals import attribute_replaced
 
-class Feed(Protocol):
-    """What a turn of the loop is given: the batches to come, of one epoch or of several."""
+_logger = logging.getLogger("coordinator")
 
-    def wait_finished(self) -> None:
-        """Returns when all that was begun has finished; raises what failed."""
+
+@contextlib.contextmanager
+def row_lookups() -> Iterator[None]:
+    """Makes `keras.ops.take`, and so `keras.layers.Embedding`, read single rows of a variable on a parameter server.
+
+    Keras itself sends the whole table to the worker at each look-up: `ops.take` converts it to a tensor twice, once to
+    get its shape. Gradients are `tf.IndexedSlices` either way. Variables that are not on a parameter server, sparse
+    indices, and other axes than the first are looked up by Keras.
+    """
+    # Private: TensorFlow looks up single rows of objects with a `sparse_read`, which Keras' variables lack; a look-up
+    # cannot be distinguished from other conversions to a tensor, and no public hook comes before it.
+    take = backend.numpy.take
+    if list(inspect.signature(take).parameters) != ["x", "indices", "axis"]:
+        _logger.warning("Embeddings are read as a whole in each step: this Keras (%s) is not known.", keras.__version__)
+        yield
+        return
+    with attribute_replaced(backend.numpy, "take", functools.wraps(take)(functools.partial(_take, take))):
+        yield
+
+
+def _take(take: Callable[..., Any], x: Any, indices: Any, axis: int | None = None) -> Any:
+    """Replaces `take`, the implementation of `keras.ops.take`."""
+    table = _table_on_server(x) if axis == 0 and not isinstance(indices, tf.SparseTensor) else None
+    if table is None:
+        return take(x, indices, axis=axis)
+    ids = indices if isinstance(indices, tf.RaggedTensor) else tf.convert_to_tensor(indices)
+    if ids.dtype not in (tf.int32, tf.int64):
+        return take(x, indices, axis=axis)
+    return tf.ragged.map_flat_values(lambda flat: _rows(x, table, flat), ids)
+
+
+def _rows(variable: Any, table: tf.Variable, ids: Any) -> Any:
+    # Negative indices count from the end, as in Keras.
+    rows = tf.gather(table, tf.where(ids < 0, ids + table.shape[0], ids))
+    # Private: reading the value in mixed precision would read and cast the whole table.
+    return variable._maybe_autocast(rows)
+
+
+def _table_on_server(value: Any) -> tf.Variable | None:
+    """Returns the TensorFlow variable of a Keras variable, if it is on a parameter server and in use."""
+    # Private: in a stateless scope a variable may have another value, and `value` would cast in mixed precision.
+    if not isinstance(value, keras.Variable) or backend.in_stateless_scope():
+        return None
+    table = value._value
+    is_known = isinstance(table, tf.Variable) and table.shape.rank and table.shape[0] is not None
+    return table if is_known and tf.DeviceSpec.from_string(table.device).job == "ps" else None
 
 
 class TrainerExtension(Protocol):
-    """Trains, evaluates and predicts in Keras' loop."""
+    """Trains, evaluates and predicts in Keras' loop.
+
+    A turn of the loop is given a *feed*: an iterator of the batches to come, with a method `wait_finished()`, which
+    waits for all steps that were started and raises what failed.
+    """
 
     def is_for(self, strategy: Any) -> bool:
-        """Whether models of this strategy are trained so."""
+        """Returns True if the models of this strategy use the extension."""
 
     def epoch_iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> "EpochIterator":
-        """The batches of `x`; the other arguments are those of Keras' `EpochIterator`."""
+        """Returns the turns of an epoch over `x`; the other arguments are those of Keras' `EpochIterator`."""
 
-    def train_function(self, model: keras.Model) -> Callable[[Any], Any]:
-        """What is called with a `Feed` for each turn, and returns logs."""
+    def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
+        """Returns the function that is called for each turn of training, evaluation or prediction.
 
-    def test_function(self, model: keras.Model) -> Callable[[Any], Any]:
-        """Likewise."""
-
-    def predict_function(self, model: keras.Model) -> Callable[[Any], Any]:
-        """What is called with a list of batches for each turn, and returns outputs."""
+        Args:
+          model: the model.
+          kind: `train` or `test`: it is called with a feed and returns logs; `predict`: with a list of batches, and
+            returns outputs.
+        """
 
 
 class EpochIterator(StockEpochIterator):
-    """The turns of an epoch, which ends when all that was begun in it has finished.
+    """The turns of an epoch, which ends when all steps that were started in it have finished.
 
     Args:
-      feeds: an iterable, each iterator of which is a `Feed`, made of a `tf.data.Dataset` (or of `OwnData`).
+      create_feed: creates a feed that reads a `tf.data.Dataset` (or the dataset of `OwnData`) from its beginning.
       x: anything that `fit` takes, or `OwnData`.
       arguments: the other arguments of Keras' `EpochIterator`.
     """
 
-    def __init__(self, feeds: Callable[[Any], Any], x: Any, arguments: dict[str, Any]) -> None:
+    _current_feed: Any = None
+
+    def __init__(self, create_feed: Callable[[Any], Any], x: Any, arguments: dict[str, Any]) -> None:
         # The constructor in between distributes the dataset as synchronous strategies do.
         super(StockEpochIterator, self).__init__(x=x, **arguments)
         self._is_own_and_uncounted = isinstance(x, OwnData) and self.steps_per_epoch is None
         data = x.dataset if isinstance(x, OwnData) else self.data_adapter.get_tf_dataset()
         self._element_spec = data.element_spec
-        self._distributed_dataset = feeds(data)
+        self._distributed_dataset = _Feeds(lambda: create_feed(data))
 
     @property
     def batch_spec(self) -> Any:
-        """What a batch is like, as `tf.TypeSpec`s; None if only a batch would tell."""
+        """The type of a batch as nested `tf.TypeSpec`s; None if a shape beside the batch size is not known."""
         size = self.data_adapter.batch_size
 
         def spec(part: Any) -> Any:
@@ -94,7 +149,7 @@ class EpochIterator(StockEpochIterator):
                 yield
             except StopIteration:
                 self.tf_sync()
-                # Keras would warn, and expect as many turns of the next epoch. Here it is how epochs end.
+                # Keras would warn, and expect the same number of turns in the next epoch. Here every epoch ends so.
                 if not self._is_own_and_uncounted:
                     raise
                 self._current_iterator = None
@@ -104,35 +159,57 @@ class EpochIterator(StockEpochIterator):
         self._current_feed = turn[-1]
         return turn
 
-    _current_feed: Feed | None = None
+
+class _Feeds:
+    """An iterable, as Keras expects a dataset to be; each iterator is a new feed."""
+
+    def __init__(self, create: Callable[[], Any]) -> None:
+        self._create = create
+
+    def __iter__(self) -> Any:
+        return self._create()
 
 
 class OwnData(DataAdapter):
-    """Data that is not on the client: a dataset of each worker's own, of which the `element_spec` is known."""
+    """A per-worker dataset, whose batches and size are not known on the client."""
+
+    num_batches = None
+    batch_size = None
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
-    @property
-    def num_batches(self) -> None:
-        """Not known."""
-        return None
 
-    @property
-    def batch_size(self) -> None:
-        """Not known."""
-        return None
+@contextlib.contextmanager
+def trainer_extended(extension: TrainerExtension) -> Iterator[None]:
+    """Makes Keras' loop use an extension for the models that it is for."""
+    stock_iterator = trainer.TFEpochIterator
+
+    def epoch_iterator(distribute_strategy: Any = None, x: Any = None, **arguments: Any) -> Any:
+        if extension.is_for(distribute_strategy):
+            return extension.epoch_iterator(distribute_strategy, x, arguments)
+        return stock_iterator(distribute_strategy, x=x, **arguments)
+
+    # Private: where a model is built that has not been called yet.
+    stock_build = keras.Model._maybe_symbolic_build
+
+    @functools.wraps(stock_build)
+    def build(self: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
+        if isinstance(iterator, EpochIterator) and (spec := iterator.batch_spec) is not None:
+            iterator, data_batch = None, spec
+        stock_build(self, iterator, data_batch)
+
+    with contextlib.ExitStack() as stack:
+        for kind in ("train", "test", "predict"):
+            stack.enter_context(
+                attribute_replaced(keras.Model, f"make_{kind}_function", _make_function(kind, extension))
+            )
+        stack.enter_context(attribute_replaced(trainer, "TFEpochIterator", epoch_iterator))
+        stack.enter_context(attribute_replaced(keras.Model, "_maybe_symbolic_build", build))
+        yield
 
 
-def extend_trainer(extension: TrainerExtension) -> None:
-    """From now on, Keras' loop asks `extension` for the models that it is for."""
-    for kind in ("train", "test", "predict"):
-        _choose_function(kind, extension)
-    _choose_epoch_iterator(extension)
-    _build_from_specs()
-
-
-def _choose_function(kind: str, extension: TrainerExtension) -> None:
+def _make_function(kind: str, extension: TrainerExtension) -> Callable[..., Any]:
     stock = getattr(keras.Model, f"make_{kind}_function")
     name = f"{kind}_function"
 
@@ -141,31 +218,7 @@ def _choose_function(kind: str, extension: TrainerExtension) -> None:
         if not extension.is_for(self.distribute_strategy):
             return stock(self, force)
         if force or getattr(self, name) is None:
-            setattr(self, name, getattr(extension, name)(self))
+            setattr(self, name, extension.turn_function(self, kind))
         return getattr(self, name)
 
-    setattr(keras.Model, f"make_{kind}_function", make_function)
-
-
-def _choose_epoch_iterator(extension: TrainerExtension) -> None:
-    stock = trainer.TFEpochIterator
-
-    def epoch_iterator(distribute_strategy: Any = None, x: Any = None, **arguments: Any) -> Any:
-        if extension.is_for(distribute_strategy):
-            return extension.epoch_iterator(distribute_strategy, x, arguments)
-        return stock(distribute_strategy, x=x, **arguments)
-
-    trainer.TFEpochIterator = epoch_iterator
-
-
-def _build_from_specs() -> None:
-    # Private: where a model is built that was not called yet.
-    stock = keras.Model._maybe_symbolic_build
-
-    @functools.wraps(stock)
-    def build(self: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
-        if isinstance(iterator, EpochIterator) and (spec := iterator.batch_spec) is not None:
-            iterator, data_batch = None, spec
-        stock(self, iterator, data_batch)
-
-    keras.Model._maybe_symbolic_build = build
+    return make_function

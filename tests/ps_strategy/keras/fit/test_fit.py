@@ -45,7 +45,8 @@ def test_ten_epochs_of_ten_steps_are_a_hundred_updates(strategy: coordinator.Par
     assert result["accuracy"] > 0.9
 
 
-def test_models_are_functions_sequences_or_classes(strategy: coordinator.ParameterServerStrategy) -> None:
+@pytest.mark.parametrize("kind", ["subclassed", pytest.param("functional", marks=pytest.mark.long)])
+def test_models_are_functional_or_subclassed(strategy: coordinator.ParameterServerStrategy, kind: str) -> None:
     class Wide(keras.Model):
         def __init__(self) -> None:
             super().__init__()
@@ -61,12 +62,12 @@ def test_models_are_functions_sequences_or_classes(strategy: coordinator.Paramet
         hidden = keras.layers.Concatenate()([inputs["a"], inputs["b"]])
         return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dropout(0.1)(hidden)))
 
-    for make, x in ((Wide, X), (functional, {"a": X[:, :5], "b": X[:, 5:]}), (classifier, X)):
-        with strategy.scope():
-            model = compiled(strategy, make())
-        losses = model.fit(x, Y, batch_size=24, epochs=4, verbose=0).history["loss"]
-        assert losses[-1] < losses[0], model
-        assert int(model.optimizer.iterations) == 40
+    with strategy.scope():
+        model = compiled(strategy, Wide() if kind == "subclassed" else functional())
+    x = X if kind == "subclassed" else {"a": X[:, :5], "b": X[:, 5:]}
+    losses = model.fit(x, Y, batch_size=24, epochs=4, verbose=0).history["loss"]
+    assert losses[-1] < losses[0], model
+    assert int(model.optimizer.iterations) == 40
 
 
 def test_what_is_told_of_an_epoch_is_of_all_its_steps(strategy: coordinator.ParameterServerStrategy) -> None:
@@ -135,7 +136,7 @@ def test_an_error_of_a_step_is_raised_by_fit_and_the_next_fit_works(
     assert int(model.optimizer.iterations) == before + 10
 
 
-@pytest.mark.parametrize("place", ["pipeline", "model"])
+@pytest.mark.parametrize("place", [pytest.param("pipeline", marks=pytest.mark.long), "model"])
 # row 172: preprocessing in the pipeline or in the model
 def test_fit_takes_preprocessing_wherever_it_is(strategy: coordinator.ParameterServerStrategy, place: str) -> None:
     words = np.array(["no", "maybe", "yes", "never"])[RNG.integers(4, size=240)]

@@ -19,10 +19,23 @@ X = RNG.normal(size=(120, 6)).astype("float32")
 Y = (X[:, 0] > 0).astype("int32")
 
 
+@pytest.fixture(scope="module")
+def initial(strategy: coordinator.ParameterServerStrategy) -> tuple[keras.Model, list[Any]]:
+    """A model for all tests, so that its functions are traced once, and the initial values of its variables."""
+    model = _model(strategy)
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    return model, [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
+
+
 @pytest.fixture
-def model(strategy: coordinator.ParameterServerStrategy) -> keras.Model:
-    """A classifier, compiled with Adam."""
-    return _model(strategy)
+def model(initial: tuple[keras.Model, list[Any]]) -> keras.Model:
+    """A classifier, compiled with Adam, that has not been trained."""
+    model, values = initial
+    for variable, value in zip((*model.variables, *model.optimizer.variables), values, strict=True):
+        variable.assign(value)
+    model.stop_training = False
+    return model
 
 
 def _model(strategy: coordinator.ParameterServerStrategy) -> keras.Model:

@@ -37,44 +37,58 @@ def own_slices(context: tf.distribute.InputContext) -> tf.data.Dataset:
     return slices().shard(context.num_input_pipelines, context.input_pipeline_id).batch(4)
 
 
-def counted(strategy: coordinator.ParameterServerStrategy, **arguments: Any) -> CountedModel:
+@pytest.fixture(scope="module")
+def models(strategy: coordinator.ParameterServerStrategy) -> dict[int, CountedModel]:
+    """Models by `steps_per_execution`, whose functions are traced for all tests together."""
     with strategy.scope():
-        model = CountedModel(EXAMPLES)
-        model.compile(keras.optimizers.SGD(1e-5), "mse", **arguments)
+        models = {steps: CountedModel(EXAMPLES) for steps in (1, 4)}
+        for steps, model in models.items():
+            model.compile(keras.optimizers.SGD(1e-5), "mse", steps_per_execution=steps)
+    return models
+
+
+def counted(models: dict[int, CountedModel], steps_per_execution: int = 1) -> CountedModel:
+    """Returns a model that has counted nothing yet."""
+    model = models[steps_per_execution]
+    model.visits.assign(tf.zeros([EXAMPLES]))
+    model.optimizer.iterations.assign(0)
     return model
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
+DATA: dict[str, Callable[[coordinator.ParameterServerStrategy], dict[str, Any]]] = {
+    "arrays": lambda _: {"x": X, "y": Y, "batch_size": 5},
+    "tensors": lambda _: {"x": tf.constant(X), "y": tf.constant(Y), "batch_size": 5},
+    "dataset": lambda _: {"x": slices().shuffle(EXAMPLES).batch(5), "shuffle": False},
+    "endless dataset": lambda _: {"x": slices().batch(2).repeat(), "steps_per_epoch": 12, "shuffle": False},
+    "PyDataset": lambda _: {"x": Batches(workers=2)},
+    "dataset function": lambda _: {"x": own_slices},
+    "per-worker dataset": lambda strategy: {"x": strategy.distribute_datasets_from_function(own_slices)},
+}
+WITH_FOUR_STEPS = {"dataset", "dataset function"}
+
+
 @pytest.mark.parametrize(
-    "data",
+    ("data", "steps_per_execution"),
     [
-        pytest.param(lambda _: {"x": X, "y": Y, "batch_size": 5}, id="arrays"),
-        pytest.param(lambda _: {"x": tf.constant(X), "y": tf.constant(Y), "batch_size": 5}, id="tensors"),
-        pytest.param(lambda _: {"x": slices().shuffle(EXAMPLES).batch(5), "shuffle": False}, id="dataset"),
-        pytest.param(
-            lambda _: {"x": slices().batch(2).repeat(), "steps_per_epoch": 12, "shuffle": False},
-            id="endless dataset, counted steps",
-        ),
-        pytest.param(lambda _: {"x": Batches(workers=2)}, id="PyDataset"),
-        pytest.param(lambda _: {"x": own_slices}, id="dataset function"),
-        pytest.param(
-            lambda strategy: {"x": strategy.distribute_datasets_from_function(own_slices)}, id="per-worker dataset"
-        ),
+        pytest.param(data, steps, id=f"{name}-{steps}", marks=() if is_default else pytest.mark.long)
+        for name, data in DATA.items()
+        for steps, is_default in ((1, name not in WITH_FOUR_STEPS), (4, name in WITH_FOUR_STEPS))
     ],
 )
 def test_each_example_is_trained_on_once_in_each_epoch(
     strategy: coordinator.ParameterServerStrategy,
+    models: dict[int, CountedModel],
     data: Callable[[coordinator.ParameterServerStrategy], dict[str, Any]],
     steps_per_execution: int,
 ) -> None:
-    model = counted(strategy, steps_per_execution=steps_per_execution)
+    model = counted(models, steps_per_execution)
     history = model.fit(**data(strategy), epochs=2, verbose=0)
     np.testing.assert_array_equal(model.visits, np.full(EXAMPLES, 2.0))
     assert len(history.history["loss"]) == 2
 
 
-def test_a_dataset_of_unknown_length_is_trained_on_to_its_end(strategy: coordinator.ParameterServerStrategy) -> None:
-    model = counted(strategy)
+def test_a_dataset_of_unknown_length_is_trained_on_to_its_end(models: dict[int, CountedModel]) -> None:
+    model = counted(models)
     with warnings.catch_warnings():
         # Keras warns at the end of any data whose length it does not know.
         warnings.filterwarnings("ignore", "Your input ran out of data")
@@ -83,30 +97,30 @@ def test_a_dataset_of_unknown_length_is_trained_on_to_its_end(strategy: coordina
     assert int(model.optimizer.iterations) == 12
 
 
-def test_a_generator_is_trained_on_to_its_end(strategy: coordinator.ParameterServerStrategy) -> None:
-    model = counted(strategy)
+def test_a_generator_is_trained_on_to_its_end(models: dict[int, CountedModel]) -> None:
+    model = counted(models)
     model.fit(batches(), steps_per_epoch=6, shuffle=False, verbose=0)
     np.testing.assert_array_equal(model.visits, np.ones(EXAMPLES))
 
 
 def test_the_steps_of_an_epoch_may_be_counted_with_data_of_the_workers_own(
-    strategy: coordinator.ParameterServerStrategy,
+    models: dict[int, CountedModel],
 ) -> None:
-    model = counted(strategy)
+    model = counted(models)
     model.fit(lambda context: own_slices(context).repeat(), steps_per_epoch=9, epochs=3, verbose=0)
     assert int(model.optimizer.iterations) == 27
 
 
 # row 181: the data of the workers runs out
-def test_data_of_the_workers_own_that_ends_early_ends_the_epoch(strategy: coordinator.ParameterServerStrategy) -> None:
-    model = counted(strategy)
+def test_data_of_the_workers_own_that_ends_early_ends_the_epoch(models: dict[int, CountedModel]) -> None:
+    model = counted(models)
     with pytest.warns(UserWarning, match="ran out of data"):
         model.fit(own_slices, steps_per_epoch=1000, verbose=0)
     assert 0 < int(model.optimizer.iterations) <= 6
 
 
-def test_validation_data_may_be_anything_as_well(strategy: coordinator.ParameterServerStrategy) -> None:
-    model = counted(strategy)
+def test_validation_data_may_be_anything_as_well(models: dict[int, CountedModel]) -> None:
+    model = counted(models)
     expected = None
     for validation_data in ((X, Y), slices().batch(5), own_slices):
         history = model.fit(X, Y, batch_size=11, validation_data=validation_data, verbose=0).history
@@ -115,15 +129,15 @@ def test_validation_data_may_be_anything_as_well(strategy: coordinator.Parameter
     assert expected is not None
 
 
-def test_part_of_the_arrays_may_be_the_validation_data(strategy: coordinator.ParameterServerStrategy) -> None:
-    model = counted(strategy)
+def test_part_of_the_arrays_may_be_the_validation_data(models: dict[int, CountedModel]) -> None:
+    model = counted(models)
     model.fit(X, Y, batch_size=4, validation_split=0.5, verbose=0)
     np.testing.assert_array_equal(model.visits, np.repeat([1.0, 0.0], EXAMPLES // 2))
 
 
-def test_weights_of_examples_and_classes_are_heeded(strategy: coordinator.ParameterServerStrategy) -> None:
+def test_weights_of_examples_and_classes_are_heeded(models: dict[int, CountedModel]) -> None:
     classes = np.arange(EXAMPLES) % 2
-    model = counted(strategy)
+    model = counted(models)
     for weights in (
         {"sample_weight": 1.0 * classes},
         {"class_weight": {0: 0.0, 1: 1.0}},

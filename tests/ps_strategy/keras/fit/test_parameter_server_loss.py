@@ -73,7 +73,7 @@ PROGRAM = """
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.release
-def test_fit_goes_on_after_a_recovery_and_says_which_server_was_lost_where_there_is_none(
+def test_fit_continues_after_a_recovery_and_otherwise_names_the_lost_server(
     run_program: ProgramRunner,
 ) -> None:
     printed = run_program(PROGRAM, timeout=280).stdout

@@ -29,7 +29,7 @@ def models(strategy: coordinator.ParameterServerStrategy) -> tuple[keras.Model, 
     return distributed, local
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
+@pytest.mark.parametrize("steps_per_execution", [pytest.param(1, marks=pytest.mark.long), 3])
 # row 183: equal inputs give equal predictions
 def test_predictions_are_those_of_one_process(
     models: tuple[keras.Model, keras.Model], strategy: coordinator.ParameterServerStrategy, steps_per_execution: int

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.future import Future
-from coordinator.ps_strategy.keras.fit import steps as steps_in_flight
+from coordinator.ps_strategy.keras.fit import steps as steps_module
 from coordinator.ps_strategy.keras.fit.steps import StepsInFlight
 
 
@@ -40,14 +40,14 @@ def added(steps: StepsInFlight, scheduler: Scheduler, count: int) -> list[Future
     return futures
 
 
-def test_there_is_room_until_each_worker_has_its_share_and_then_when_one_has_finished(scheduler: Scheduler) -> None:
+def test_there_is_room_until_each_worker_has_its_share_and_when_one_has_finished(scheduler: Scheduler) -> None:
     steps = StepsInFlight(scheduler, per_worker=2)
     first, *others = added(steps, scheduler, 3)
-    first.tell_result("logs of the first")
+    first.set_result("logs of the first")
     steps.wait_room()
     assert (len(steps), steps.newest_result) == (2, "logs of the first")
     others += added(steps, scheduler, 2)
-    finishing = threading.Timer(0.05, others[1].tell_result, ["logs of another"])
+    finishing = threading.Timer(0.05, others[1].set_result, ["logs of another"])
     finishing.start()
     steps.wait_room()
     finishing.join()
@@ -57,7 +57,7 @@ def test_there_is_room_until_each_worker_has_its_share_and_then_when_one_has_fin
 def test_the_first_result_is_awaited(scheduler: Scheduler) -> None:
     steps = StepsInFlight(scheduler)
     [future] = added(steps, scheduler, 1)
-    finishing = threading.Timer(0.05, future.tell_result, ["logs"])
+    finishing = threading.Timer(0.05, future.set_result, ["logs"])
     finishing.start()
     steps.wait_room()
     finishing.join()
@@ -68,8 +68,8 @@ def test_the_first_failure_is_raised_whichever_step_is_seen_to_fail_first(schedu
     steps = StepsInFlight(scheduler)
     first, second = added(steps, scheduler, 2)
     scheduler.error = ValueError("the first failure")
-    second.tell_cancelled()
-    first.tell_error(scheduler.error)
+    second.set_cancelled()
+    first.set_exception(scheduler.error)
     with pytest.raises(ValueError, match="the first failure"):
         steps.wait_finished()
     assert not len(steps)
@@ -78,13 +78,13 @@ def test_the_first_failure_is_raised_whichever_step_is_seen_to_fail_first(schedu
 def test_a_failure_that_join_does_not_raise_is_raised_all_the_same(scheduler: Scheduler) -> None:
     steps = StepsInFlight(scheduler)
     [future] = added(steps, scheduler, 1)
-    future.tell_error(ValueError("of this step alone"))
+    future.set_exception(ValueError("of this step alone"))
     with pytest.raises(ValueError, match="of this step alone"):
         steps.wait_room()
 
 
 def test_a_long_wait_says_what_it_waits_for(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps_in_flight, "_STALL_REPORT_INTERVAL", 0.01)
+    monkeypatch.setattr(steps_module, "_STALL_REPORT_INTERVAL", 0.01)
     steps = StepsInFlight(scheduler)
     [future] = added(steps, scheduler, 1)
     reported = threading.Event()
@@ -98,10 +98,10 @@ def test_a_long_wait_says_what_it_waits_for(scheduler: Scheduler, monkeypatch: p
 
     def finish() -> None:
         reported.wait(30)
-        future.tell_result("late")
+        future.set_result("late")
 
     finishing = threading.Thread(target=finish)
     finishing.start()
     assert steps.wait_one() == ("late", None)
     finishing.join()
-    assert re.match(r"No step has finished for 0 s, of 1 that were scheduled: two idle workers", said[0])
+    assert re.match(r"No step has finished for 0 s, 1 are scheduled: two idle workers", said[0])

@@ -5,37 +5,42 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import keras_internals
+from coordinator.ps_strategy.keras.internals import optimizers as keras_optimizers
+from tests.ps_strategy.tensorflow_internals.private_names import (
+    moving_averages,
+    product_of_momenta,
+    variables_trained_by,
+)
 
 UPDATES = 600
 
 
 def built(optimizer, *values):
     variables = [keras.Variable(value) for value in values or ([1.0, 2.0], [3.0])]
-    keras_internals.build(optimizer, variables)
+    keras_optimizers.build(optimizer, variables)
     return optimizer, variables
 
 
 def test_an_optimizer_is_told_from_everything_else():
-    assert keras_internals.is_optimizer(keras.optimizers.Adam())
+    assert keras_optimizers.is_optimizer(keras.optimizers.Adam())
     for value in (keras.optimizers.Adam, "adam", None, lambda *_: None, keras.losses.MeanSquaredError()):
-        assert not keras_internals.is_optimizer(value)
+        assert not keras_optimizers.is_optimizer(value)
 
 
 def test_the_scalars_are_the_count_and_the_learning_rate_if_it_is_a_variable():
     with_number = keras.optimizers.SGD(0.5)
-    count, rate = keras_internals.scalar_variables(with_number)
+    count, rate = keras_optimizers.scalar_variables(with_number)
     assert count is with_number.iterations.value
     with_number.learning_rate = 0.25
     assert rate.numpy() == 0.25
     schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
     with_schedule = keras.optimizers.SGD(schedule)
-    assert keras_internals.scalar_variables(with_schedule) == [with_schedule.iterations.value]
+    assert keras_optimizers.scalar_variables(with_schedule) == [with_schedule.iterations.value]
 
 
 def test_the_learning_rate_is_that_of_the_given_scalars():
     count = tf.constant(3, tf.int64)
-    rate_of = keras_internals.learning_rate
+    rate_of = keras_optimizers.learning_rate
     assert rate_of(keras.optimizers.SGD(0.5), [count, tf.constant(0.125)]) == 0.125
     schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
     assert rate_of(keras.optimizers.SGD(schedule), [count]) == 0.125
@@ -45,7 +50,7 @@ def test_the_learning_rate_is_that_of_the_given_scalars():
 
 def test_a_view_updates_with_what_it_is_given_and_counts_nothing():
     optimizer, [first, second] = built(keras.optimizers.SGD(100.0, momentum=0.5))
-    view = keras_internals.view_for_variables(optimizer, [second], [tf.constant(7), None], tf.constant(0.5))
+    view = keras_optimizers.view_for_variables(optimizer, [second], [tf.constant(7), None], tf.constant(0.5))
     view.apply([tf.constant([2.0])], [second])
     np.testing.assert_array_equal(first, [1.0, 2.0])
     np.testing.assert_array_equal(second, [2.0])
@@ -58,7 +63,7 @@ def test_the_counts_of_a_view_are_those_it_is_given():
     results = []
     for count in (0, 4):
         optimizer, [first, _] = built(keras.optimizers.Adam(0.5))
-        view = keras_internals.view_for_variables(optimizer, [first], [tf.constant(count), None], tf.constant(0.5))
+        view = keras_optimizers.view_for_variables(optimizer, [first], [tf.constant(count), None], tf.constant(0.5))
         view.apply([tf.constant([2.0, 2.0])], [first])
         results.append(first.numpy())
         optimizer, [first, _] = built(keras.optimizers.Adam(0.5))
@@ -70,7 +75,7 @@ def test_the_counts_of_a_view_are_those_it_is_given():
 
 def test_a_view_leaves_clipping_by_the_global_norm_to_whoever_has_all_gradients():
     optimizer, [first, _] = built(keras.optimizers.SGD(1.0, global_clipnorm=1e-3))
-    view = keras_internals.view_for_variables(optimizer, [first], [tf.constant(0), None], tf.constant(1.0))
+    view = keras_optimizers.view_for_variables(optimizer, [first], [tf.constant(0), None], tf.constant(1.0))
     view.apply([tf.constant([1.0, 1.0])], [first])
     np.testing.assert_array_equal(first, [0.0, 1.0])
     assert optimizer.global_clipnorm == 1e-3
@@ -80,28 +85,30 @@ def test_the_product_of_nadams_momenta_is_the_one_that_keras_multiplies():
     optimizer, [first, _] = built(keras.optimizers.Nadam(0.1, beta_1=0.999))
     for count in range(UPDATES):
         if count in (0, 1, 2, 10, UPDATES - 1):
-            view = keras_internals.view_for_variables(optimizer, [first], [tf.constant(count), None], 0.1)
-            np.testing.assert_allclose(tf.convert_to_tensor(view._u_product), optimizer._u_product, rtol=1e-4)
+            view = keras_optimizers.view_for_variables(optimizer, [first], [tf.constant(count), None], 0.1)
+            np.testing.assert_allclose(
+                tf.convert_to_tensor(product_of_momenta(view)), product_of_momenta(optimizer), rtol=1e-4
+            )
         # What Keras does at the beginning of an update.
         momentum = 0.999 * (1 - 0.5 * 0.96 ** (count + 1))
-        optimizer._u_product.assign(optimizer._u_product * momentum)
-    before = float(optimizer._u_product)
+        product_of_momenta(optimizer).assign(product_of_momenta(optimizer) * momentum)
+    before = float(product_of_momenta(optimizer))
     view.apply([tf.ones([2])], [first])
-    assert float(optimizer._u_product) == before
+    assert float(product_of_momenta(optimizer)) == before
 
 
 def test_keras_multiplies_nadams_momenta_at_each_update():
     optimizer, variables = built(keras.optimizers.Nadam(0.1, beta_1=0.5))
     optimizer.apply([tf.ones([2]), tf.ones([1])], variables)
-    assert float(optimizer._u_product) == pytest.approx(0.5 * (1 - 0.5 * 0.96))
+    assert float(product_of_momenta(optimizer)) == pytest.approx(0.5 * (1 - 0.5 * 0.96))
 
 
 def test_moving_averages_of_a_view_are_those_of_its_server():
     optimizer, variables = built(keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5))
-    view = keras_internals.view_for_variables(optimizer, variables[1:], [tf.constant(1), None], tf.constant(1.0))
+    view = keras_optimizers.view_for_variables(optimizer, variables[1:], [tf.constant(1), None], tf.constant(1.0))
     # Here both are on one device.
     view.apply([tf.constant([1.0])], variables[1:])
-    averages = optimizer._model_variables_moving_average
+    averages = moving_averages(optimizer)
     np.testing.assert_allclose(averages[0], [0.5, 1.0])
     np.testing.assert_allclose(averages[1], [1.0])
 
@@ -111,12 +118,12 @@ def test_what_an_optimizer_remembers_of_a_variable_is_made_on_its_server(strateg
     with strategy.scope():
         variables = [keras.Variable(tf.ones([4, 4])) for _ in range(5)]
         optimizer = getattr(keras.optimizers, name)(0.1)
-        keras_internals.build(optimizer, variables)
-    assert not keras_internals.has_strayed_slots(optimizer)
+        keras_optimizers.build(optimizer, variables)
+    assert not keras_optimizers.has_strayed_slots(optimizer)
     assert optimizer.built
     device = {id(variable): variable.value.device for variable in variables}
     assert len(set(device.values())) == 2
-    assert optimizer._trainable_variables == variables
+    assert variables_trained_by(optimizer) == variables
 
 
 def test_slots_that_went_astray_are_noticed(strategy):
@@ -124,4 +131,4 @@ def test_slots_that_went_astray_are_noticed(strategy):
         variables = [keras.Variable(tf.ones([4, 4])) for _ in range(5)]
         optimizer = keras.optimizers.Adafactor(0.1)
         optimizer.build(variables)
-    assert keras_internals.has_strayed_slots(optimizer)
+    assert keras_optimizers.has_strayed_slots(optimizer)

@@ -1,14 +1,15 @@
 """What the library knows of Keras' training loop that Keras does not promise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.backend.tensorflow import trainer
 
-from coordinator.ps_strategy import keras_internals
+from coordinator.ps_strategy.keras.internals import patches as keras_patches
 
 X = np.arange(12, dtype="float32")[:, None]
 ADVICE = "Keras' training loop has changed; see coordinator/ps_strategy/keras/internals/patches.py."
@@ -27,36 +28,23 @@ class Recording:
     def is_for(self, strategy: Any) -> bool:
         return isinstance(strategy, Elsewhere)
 
-    def epoch_iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> keras_internals.EpochIterator:
+    def epoch_iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> keras_patches.EpochIterator:
         self.told.append(("data", sorted(arguments)))
-        return keras_internals.EpochIterator(lambda data: Feeds(data, self.told), x, arguments)
+        return keras_patches.EpochIterator(lambda data: Feed(data, self.told), x, arguments)
 
-    def train_function(self, model: keras.Model) -> Callable[[Any], Any]:
-        return lambda feed: self._turn("train", feed)
-
-    def test_function(self, model: keras.Model) -> Callable[[Any], Any]:
-        return lambda feed: self._turn("test", feed)
-
-    def predict_function(self, model: keras.Model) -> Callable[[Any], Any]:
-        return lambda batches: self.told.append(("predict", len(batches))) or batches[0]
+    def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
+        if kind == "predict":
+            return lambda batches: self.told.append(("predict", len(batches))) or batches[0]
+        return lambda feed: self._turn(kind, feed)
 
     def _turn(self, kind: str, feed: Any) -> dict[str, float]:
         self.told.append((kind, len(next(feed)[0])))
         return {"loss": 1.0}
 
 
-class Feeds:
-    def __init__(self, dataset: tf.data.Dataset, told: list[Any]) -> None:
-        self._dataset = dataset
-        self._told = told
-
-    def __iter__(self) -> "Feed":
-        return Feed(iter(self._dataset), self._told)
-
-
 class Feed:
-    def __init__(self, batches: Any, told: list[Any]) -> None:
-        self._batches = batches
+    def __init__(self, dataset: tf.data.Dataset, told: list[Any]) -> None:
+        self._batches = iter(dataset)
         self._told = told
 
     def __next__(self) -> Any:
@@ -67,10 +55,10 @@ class Feed:
 
 
 @pytest.fixture(scope="module")
-def extension() -> Recording:
+def extension() -> Iterator[Recording]:
     recording = Recording()
-    keras_internals.extend_trainer(recording)
-    return recording
+    with keras_patches.trainer_extended(recording):
+        yield recording
 
 
 @pytest.fixture
@@ -115,8 +103,8 @@ def test_functions_are_made_once_for_each_compilation(model: keras.Model, extens
 @pytest.mark.parametrize("steps", [2, None])
 def test_data_that_is_not_on_the_client_passes_through_the_loop(extension: Recording, steps: int | None) -> None:
     told: list[Any] = []
-    own = keras_internals.OwnData(tf.data.Dataset.from_tensor_slices(X[:4]).batch(2))
-    iterator = keras_internals.EpochIterator(lambda dataset: Feeds(dataset, told), own, {"steps_per_epoch": steps})
+    own = keras_patches.OwnData(tf.data.Dataset.from_tensor_slices(X[:4]).batch(2))
+    iterator = keras_patches.EpochIterator(lambda dataset: Feed(dataset, told), own, {"steps_per_epoch": steps})
     assert iterator.num_batches == steps
     assert iterator.batch_spec == tf.TensorSpec([None, 1])
     for _ in range(2):
@@ -158,7 +146,7 @@ def test_a_model_is_built_without_taking_a_batch(extension: Recording) -> None:
     ],
 )
 def test_what_a_batch_is_like_is_told_if_all_but_its_size_is_known(dataset: tf.data.Dataset, spec: Any) -> None:
-    assert keras_internals.EpochIterator(lambda dataset: dataset, dataset, {}).batch_spec == spec
+    assert keras_patches.EpochIterator(lambda dataset: dataset, dataset, {}).batch_spec == spec
 
 
 def test_models_of_other_strategies_are_trained_as_ever(extension: Recording) -> None:
@@ -169,3 +157,20 @@ def test_models_of_other_strategies_are_trained_as_ever(extension: Recording) ->
     assert np.isfinite(model.fit(X, X, verbose=0).history["loss"][0])
     assert model.predict(X, verbose=0).shape == (12, 1)
     assert not extension.told
+
+
+def test_keras_loop_is_restored_outside_the_scope_unless_others_replaced_it() -> None:
+    def replaced() -> dict[str, Any]:
+        names = ["make_train_function", "make_test_function", "make_predict_function", "_maybe_symbolic_build"]
+        return {name: vars(keras.Model).get(name) for name in names} | {"iterator": trainer.TFEpochIterator}
+
+    before = replaced()
+    with keras_patches.trainer_extended(Recording()):
+        assert all(found is not before[name] for name, found in replaced().items())
+    assert replaced() == before
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(trainer, "TFEpochIterator", before["iterator"])
+        with keras_patches.trainer_extended(Recording()):
+            trainer.TFEpochIterator = "another's"
+        assert replaced() == before | {"iterator": "another's"}
+    assert replaced() == before

@@ -1,0 +1,32 @@
+from . import evaluation as evaluation
+from . import simulation as simulation
+from . import testing as testing
+from . import updates as updates
+from .errors import ClosureCancelledError as ClosureCancelledError
+from .errors import ClosureError as ClosureError
+from .errors import ClosureInputError as ClosureInputError
+from .errors import ClosureQuarantined as ClosureQuarantined
+from .errors import ClusterSpecError as ClusterSpecError
+from .errors import CoordinatorError as CoordinatorError
+from .errors import EvaluationError as EvaluationError
+from .errors import InvalidTransitionError as InvalidTransitionError
+from .errors import LaunchError as LaunchError
+from .errors import ParameterServerLost as ParameterServerLost
+from .errors import Rollback as Rollback
+from .errors import SettingError as SettingError
+from .errors import StrategyClosedError as StrategyClosedError
+from .errors import TaskLost as TaskLost
+from .errors import VersionMismatchError as VersionMismatchError
+from .errors import WorkerLost as WorkerLost
+from .evaluation.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
+from .future import Future as Future
+from .options import Options as Options
+from .ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver as PolledClusterResolver
+from .ps_strategy.parameter_server_strategy import ParameterServerStrategy as ParameterServerStrategy
+from .ps_strategy.per_worker.variable import get_current_worker_index as get_current_worker_index
+from .statistics import ClusterStatistics as ClusterStatistics
+from .statistics import WorkerStatistics as WorkerStatistics
+from .workers.cluster import Cluster as Cluster
+from .workers.worker import Worker as Worker
+
+__version__: str

@@ -1,0 +1,69 @@
+"""The command `coordinator`: parses the arguments, runs one command, and returns its exit code.
+
+Exit code 2 means that the arguments cannot work: nothing was started, and one line says why.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from coordinator.cli.run import add_run, request_of, run
+from coordinator.cli.simulate import add_simulate, simulate, with_negative_values
+from coordinator.cli.testbed import add_testbed, testbed
+from coordinator.errors import ClusterSpecError, LaunchError, SettingError
+from coordinator.launch.serve import serve
+
+_UNUSABLE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+      arguments: what follows the command's name; None takes this process's own.
+
+    Returns:
+      The exit code.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in ("simulate", "testbed"):
+        arguments = with_negative_values(arguments)
+    given = _parser().parse_args(arguments)
+    try:
+        match given.command:
+            case "simulate":
+                return simulate(given)
+            case "testbed":
+                return testbed(given)
+            case "serve":
+                return serve(os.environ, job=given.job, index=given.index, exit_with_parent=given.exit_with_parent)
+        return run(request_of(given), os.environ)
+    except SettingError as error:
+        reason = f"--{error.option.replace('_', '-')} {error.reason}"
+    except (ClusterSpecError, LaunchError) as error:
+        reason = str(error)
+    print(f"coordinator {given.command}: {reason}", file=sys.stderr)
+    return _UNUSABLE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="coordinator",
+        description="Parameter-server training: a cluster on this machine, one server of any, or one in virtual time.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_run(commands)
+    _add_serve(commands)
+    add_simulate(commands)
+    add_testbed(commands)
+    return parser
+
+
+def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "run one server of the cluster that TF_CONFIG describes"
+    serving = commands.add_parser("serve", help=text, description=text, allow_abbrev=False)
+    serving.add_argument("--job", metavar="JOB", help="worker or ps, in place of TF_CONFIG's task type")
+    serving.add_argument("--index", type=int, metavar="N", help="its index, in place of TF_CONFIG's task index")
+    serving.add_argument("--exit-with-parent", action="store_true", help="end when standard input is closed")

@@ -1,0 +1,224 @@
+"""The small files through which training, its evaluators and readers of results communicate.
+
+    evaluations.jsonl   in the checkpoint directory: one line of JSON per evaluation, oldest first
+    training.json       in the checkpoint directory: whether training has started or finished
+    best.json           in the evaluator's `best_dir`: the result of the best checkpoint
+
+Reading and writing them needs no TensorFlow import, so a training client, a dashboard or a script can do so cheaply.
+
+Promises:
+  * A reader never sees part of a result: a line counts once its line end is written; the other files are replaced in
+    one step. A line that a killed writer left unfinished is removed by the next writer.
+  * The marker of an earlier training in the same directory does not end the evaluation of a later one, whichever
+    process starts first. If the client starts first, `mark_training_started` replaces the old marker, and without that
+    call every checkpoint written after the marker invalidates it. If the evaluator starts first, it does not act on a
+    marker found at its start until `new_training_grace` has passed. A marker that appears later counts at once.
+
+File times are compared only with times of the same file system, never with the clock of another machine.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import tempfile
+import time
+from collections.abc import Mapping
+
+from coordinator.errors import EvaluationError
+
+RESULTS_FILE = "evaluations.jsonl"
+MARKER_FILE = "training.json"
+BEST_FILE = "best.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationResult:
+    """The metrics of one checkpoint.
+
+    Attributes:
+      checkpoint: path of the checkpoint, without `.index` for a TensorFlow checkpoint.
+      number: the number at the end of the checkpoint's name (12 for `ckpt-12`); if there is none, how many evaluations
+        the directory's results file holds, including this one.
+      step: number of training steps before the checkpoint was written.
+      metrics: metric names and values; dict-valued metrics are flattened to `outer/inner`.
+      time: when the evaluation ended, in Unix seconds.
+      written_ns: when the checkpoint was written, in Unix nanoseconds of its file system. Distinguishes a checkpoint
+        from an earlier one of the same name.
+    """
+
+    checkpoint: str
+    number: int
+    step: int
+    metrics: Mapping[str, float]
+    time: float
+    written_ns: int = 0
+
+    def to_json(self) -> str:
+        """Returns one line of JSON without a line end. A NaN metric is written as `NaN`."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> "EvaluationResult":
+        """Parses what `to_json` wrote; ignores fields that a later version may add.
+
+        Raises:
+          ValueError: the line is not such JSON.
+        """
+        fields = json.loads(line)
+        names = {field.name for field in dataclasses.fields(cls)}
+        try:
+            return cls(**{name: value for name, value in fields.items() if name in names})
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"not an evaluation result: {line!r}") from error
+
+
+def append_result(directory: str | os.PathLike[str], result: EvaluationResult) -> None:
+    """Appends one line to the results file and syncs it to disk.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    path = pathlib.Path(directory) / RESULTS_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)  # removes a line that a killed writer left unfinished
+        file.write(result.to_json().encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _complete_lines(directory: str | os.PathLike[str]) -> list[bytes]:
+    """Returns the non-empty lines of the results file whose line end is written, without line ends."""
+    try:
+        written = (pathlib.Path(directory) / RESULTS_FILE).read_bytes()
+    except FileNotFoundError:
+        return []
+    return [line for line in written.split(b"\n")[:-1] if line.strip()]
+
+
+def results(directory: str | os.PathLike[str]) -> list[EvaluationResult]:
+    """Returns all evaluations of checkpoints in `directory`, oldest first; an empty list if there are none yet.
+
+    Raises:
+      EvaluationError: a line before the last cannot be parsed. (The last line may still be being written.)
+    """
+    lines = _complete_lines(directory)
+    found = []
+    for index, line in enumerate(lines):
+        try:
+            found.append(EvaluationResult.from_json(line))
+        except ValueError as error:
+            if index < len(lines) - 1:
+                raise EvaluationError(
+                    f"Line {index + 1} of {str(pathlib.Path(directory) / RESULTS_FILE)!r} is not an evaluation result: "
+                    f"{line[:80]!r}. Remove or repair that line."
+                ) from error
+    return found
+
+
+def latest_result(directory: str | os.PathLike[str]) -> EvaluationResult | None:
+    """Returns the most recent evaluation of a checkpoint in `directory`, or None if there is none yet."""
+    for line in reversed(_complete_lines(directory)):
+        try:
+            return EvaluationResult.from_json(line)
+        except ValueError:
+            continue
+    return None
+
+
+def best_result(directory: str | os.PathLike[str]) -> EvaluationResult | None:
+    """Returns the best result so far, or None if there is none yet. Its `checkpoint` is the copy in `directory`.
+
+    Args:
+      directory: the evaluator's `best_dir`.
+
+    Raises:
+      EvaluationError: `best.json` in it is not an evaluation result.
+    """
+    path = pathlib.Path(directory) / BEST_FILE
+    try:
+        return EvaluationResult.from_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise EvaluationError(f"{str(path)!r} is not an evaluation result. Remove it.") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingMarker:
+    """The state that training reported last.
+
+    Attributes:
+      is_finished: True after `mark_training_finished`, False after `mark_training_started`.
+      time: when it was reported, in Unix seconds of the reporting machine.
+      written_ns: when the file was written, in Unix nanoseconds of the file system.
+    """
+
+    is_finished: bool
+    time: float
+    written_ns: int
+
+
+def mark_training_started(directory: str | os.PathLike[str]) -> None:
+    """Records that training has started. Call it as early in the client as possible.
+
+    Args:
+      directory: where training writes its checkpoints; created if it does not exist.
+    """
+    _write_marker(directory, "started")
+
+
+def mark_training_finished(directory: str | os.PathLike[str]) -> None:
+    """Records that no more checkpoints will be written to `directory`. Call it after the last one was written."""
+    _write_marker(directory, "finished")
+
+
+def read_marker(directory: str | os.PathLike[str]) -> TrainingMarker | None:
+    """Returns the state that training reported last in `directory`, or None if it reported none.
+
+    Raises:
+      EvaluationError: the marker file cannot be parsed.
+    """
+    path = pathlib.Path(directory) / MARKER_FILE
+    try:
+        with open(path, encoding="utf-8") as file:
+            text, written_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return None
+    try:
+        fields = json.loads(text)
+        is_finished = {"started": False, "finished": True}[fields["state"]]
+        return TrainingMarker(is_finished, float(fields["time"]), written_ns)
+    except (ValueError, KeyError, TypeError) as error:
+        raise EvaluationError(
+            f"{str(path)!r} does not say whether training has started or finished: {text[:80]!r}. Remove the file."
+        ) from error
+
+
+def _write_marker(directory: str | os.PathLike[str], state: str) -> None:
+    replace_text(pathlib.Path(directory) / MARKER_FILE, json.dumps({"state": state, "time": time.time()}) + "\n")
+
+
+def replace_text(path: str | os.PathLike[str], text: str) -> None:
+    """Replaces the content of a file in one step; creates the file and its directory if necessary.
+
+    Raises:
+      OSError: the file cannot be written. It then keeps its old content.
+    """
+    target = pathlib.Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(draft, 0o644)  # mkstemp creates private files, but other users' processes may have to read this one
+        os.replace(draft, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+        raise

@@ -1,0 +1,155 @@
+"""How many closures of one function are worth running in one call on one worker: a decision on values alone.
+
+A call of k steps takes a + k * b seconds: a to bring it to the worker and its end back, b for each step. Both are
+learned from the calls of one step and of k. As many steps are wanted as make a small beside k * b, but no more than
+keep the call short.
+
+A call of a new number of steps is built (traced, sent to the worker, prepared there) when it first runs, which takes
+about as long for each step as building the function itself. So there are few such numbers, and a larger one is first
+tried when it would already have saved a good part of its building time; training lasts longer than it has so far.
+
+Guarantee: nothing is fused unless it is known to pay. A function that failed in a call of several steps runs alone
+afterwards, since all of that call had to be run again.
+"""
+
+import dataclasses
+import math
+from collections import OrderedDict
+from collections.abc import Hashable
+
+# The overhead of a call may take this part of its time.
+_OVERHEAD = 0.025
+# A call of several steps is to take no longer, in seconds: all results arrive at its end.
+_MAX_SECONDS = 0.4
+# Beyond this number of steps the client is the bottleneck.
+_MAX_STEPS = 64
+# A size is tried after one that is at most this many times smaller.
+_GROWTH = 4
+# A size is built when what it would have saved until now, times this, is its building time.
+_FORESIGHT = 4
+# One call out of this many has another size, so that the averages of both stay current.
+_CALLS_PER_CHECK = 32
+# The weight of the latest call in the average of its size, and how far above the average it may lie and count in full.
+_WEIGHT, _OUTLIER = 0.25, 4.0
+# The maximum number of functions with known costs; the least recently used one is dropped first.
+_FUNCTIONS = 256
+
+
+class FusionSizeModel:
+    """Knows how long the calls of each function took on one worker. For one thread.
+
+    Args:
+      limit: the maximum number of steps in one call; None adapts it to how long they take.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._costs: OrderedDict[Hashable, _FunctionCost] = OrderedDict()
+
+    def steps(self, function: Hashable, available: int) -> int:
+        """Returns how many steps the next call is to have, at least one, when this many are available."""
+        cost = self._costs.get(function)
+        if available < 2 or (cost is not None and cost.runs_alone):
+            return 1
+        if self._limit is not None:
+            return self._limit if self._limit <= available else min(1 << (available.bit_length() - 1), self._limit)
+        return 1 if cost is None else cost.steps(available)
+
+    def record(self, function: Hashable, steps: int, seconds: float) -> None:
+        """Records the duration of a successful call."""
+        self._cost(function).record(steps, seconds)
+
+    def record_error(self, function: Hashable) -> None:
+        """Records that a call of several steps failed by an error of its function."""
+        self._cost(function).runs_alone = True
+
+    def _cost(self, function: Hashable) -> "_FunctionCost":
+        cost = self._costs.setdefault(function, _FunctionCost())
+        self._costs.move_to_end(function)
+        if len(self._costs) > _FUNCTIONS:
+            self._costs.popitem(last=False)
+        return cost
+
+
+@dataclasses.dataclass
+class _FunctionCost:
+    """The measured costs of one function.
+
+    Attributes:
+      runs_alone: whether it is never to run with others.
+      built: the sizes that were run at least once, smallest first.
+      average: the moving average of the seconds of a call, by its size, without the first call, which builds it.
+      latest: the last size above one that was run; 1 before there was one.
+      calls: the number of calls.
+      building: the seconds that building one more step takes.
+      wasted: the seconds that the size above the largest built one would have saved so far.
+    """
+
+    runs_alone: bool = False
+    built: list[int] = dataclasses.field(default_factory=list)
+    average: dict[int, float] = dataclasses.field(default_factory=dict)
+    latest: int = 1
+    calls: int = 0
+    building: float = 0.0
+    wasted: float = 0.0
+
+    def steps(self, available: int) -> int:
+        if 1 not in self.average:
+            return 1
+        wanted = self._wanted()
+        if self.latest > 1 and self.calls % _CALLS_PER_CHECK == 0:
+            wanted = 1 if wanted > 1 else self.latest
+        following = min(wanted, _GROWTH * self.built[-1])
+        is_worth_it = _FORESIGHT * self.wasted >= following * self.building
+        if self.built[-1] < following <= available and is_worth_it:
+            return following
+        limit = max(1, min(self._max_size(), available))
+        possible = [size for size in self.built if size <= limit]
+        # A built size above the wanted one costs nothing.
+        return next((size for size in possible if size >= wanted), possible[-1])
+
+    def record(self, steps: int, seconds: float) -> None:
+        self.calls += 1
+        if steps > 1:
+            self.latest = steps
+        if steps not in self.built:
+            # The first call of one step mostly waits for connections between servers: count half of it.
+            self.building = seconds / steps if self.built else seconds / 2
+            self.built = sorted([*self.built, steps])
+            self.wasted = 0.0
+            return
+        average = self.average.get(steps, seconds)
+        self.average[steps] = average + _WEIGHT * (min(seconds, _OUTLIER * average) - average)
+        following = min(self._wanted(), _GROWTH * steps) if 1 in self.average else steps
+        if steps == self.built[-1] < following:
+            overhead, _ = self._parts()
+            self.wasted += overhead * (1 - steps / following)
+
+    def _parts(self) -> tuple[float, float]:
+        """Returns the overhead of a call and the time of each of its steps, in seconds."""
+        one = self.average[1]
+        if self.latest not in self.average or self.latest == 1:
+            return one, 0.0
+        each = min(max(self.average[self.latest] - one, 0.0) / (self.latest - 1), one)
+        return one - each, each
+
+    def _wanted(self) -> int:
+        """Returns the size that would be right if it were built."""
+        if self.latest == 1:
+            return _GROWTH if _GROWTH * self.average[1] <= _MAX_SECONDS else 1
+        if self.latest not in self.average:
+            return self.latest
+        overhead, each = self._parts()
+        # Rounded up, so that the overhead is within its limit, unless the call would be too long.
+        size = 1
+        while size < _MAX_STEPS and size * each * _OVERHEAD < overhead * (1 - _OVERHEAD):
+            size *= 2
+        limit = self._max_size()
+        while size > 1 and size > limit:
+            size //= 2
+        return size
+
+    def _max_size(self) -> float:
+        """Returns the size beyond which a call would take too long."""
+        overhead, each = self._parts()
+        return (_MAX_SECONDS - overhead) / each if each else math.inf

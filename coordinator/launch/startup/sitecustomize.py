@@ -1,0 +1,90 @@
+"""Runs when Python starts a program of `coordinator run`, before the program itself.
+
+    sys.stderr: tracebacks, progress bars, logging  -->  the command's standard error
+    descriptor 2: C++ code, child processes         -->  the command, which omits TensorFlow's logs; or a file
+
+What TensorFlow logs while it is imported ignores `TF_CPP_MIN_LOG_LEVEL`. Here it is separated from the program's output
+by the descriptor that it is written to, and the program's `sys.stderr` is still the terminal. It promises that
+
+- the kernel kills the program when the command that started it is gone (on Linux);
+- the environment, `sys.path` and a `sitecustomize` of the user are as they would be without this module;
+- where the program configures no logging, each event that the library reports is a line that begins at the left edge.
+"""
+
+import ctypes
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import pathlib
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+class _EventLines(logging.Filter):
+    """A filter of the library's logger that writes each record as a line, unless the program has configured logging.
+
+    The handler of `logging.basicConfig()` without arguments does not count as configured: libraries install it.
+    """
+
+    _formatter = logging.Formatter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Writes a record, or returns True if it is the program's own handlers that take it."""
+        if logging.getLogger("coordinator").handlers or not all(map(_is_basic, logging.getLogger().handlers)):
+            return True
+        # A progress bar may be drawn on the line.
+        clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+        sys.stderr.write(f"{clear}coordinator: {self._formatter.format(record)}\n")
+        return False
+
+
+def _is_basic(handler: logging.Handler) -> bool:
+    sample = logging.makeLogRecord({"levelname": "level", "name": "name", "msg": "message"})
+    return type(handler) is logging.StreamHandler and handler.format(sample) == "level:name:message"
+
+
+def _end_with(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            # It ended before the request.
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _move_stderr(descriptor: int) -> None:
+    os.set_inheritable(descriptor, False)
+    stream = open(  # noqa: SIM115 - for as long as the program runs
+        descriptor, "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors
+    )
+    sys.stderr = stream
+    sys.__stderr__ = stream  # type: ignore[misc]
+
+
+def _remove_from_path() -> None:
+    folder = str(pathlib.Path(__file__).parent)
+    sys.path.remove(folder)
+    rest = [entry for entry in os.environ["PYTHONPATH"].split(os.pathsep) if entry != folder]
+    os.environ["PYTHONPATH"] = os.pathsep.join(rest)
+    if not rest:
+        del os.environ["PYTHONPATH"]
+
+
+def _run_next() -> None:
+    """Runs the `sitecustomize` that Python would have found."""
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        sys.modules["sitecustomize"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if "COORDINATOR_STARTUP" in os.environ:
+    _parent, *_descriptors = map(int, os.environ.pop("COORDINATOR_STARTUP").split())
+    _end_with(_parent)
+    for _descriptor in _descriptors:
+        _move_stderr(_descriptor)
+    logging.getLogger("coordinator").addFilter(_EventLines())
+    _remove_from_path()
+    _run_next()

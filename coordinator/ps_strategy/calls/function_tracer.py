@@ -1,0 +1,299 @@
+"""Turns what is scheduled into calls of traced functions; each function is traced once for each kind of arguments.
+
+    schedule(fn, args) --> TraceCache: the same kind of call was made before --> ScheduledCall
+                                |  not known
+                                v
+                           checked arguments --> TensorFlow looks the trace up, or traces --> ScheduledCall
+
+TensorFlow's own lookup takes longer than all else that `schedule` does, so traces are cached here too.
+"""
+
+import concurrent.futures
+import contextlib
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from coordinator.future import Future
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.calls.retraced_functions import RetracedFunctions
+from coordinator.ps_strategy.calls.scheduled_call import ScheduledCall, fusion_key_of
+from coordinator.ps_strategy.calls.traced_function import TracedFunction
+from coordinator.ps_strategy.fusing.repeated_function import is_stackable
+from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset, PerWorkerIterator
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
+from coordinator.runtime import FusionKey
+
+# For one function; when there are more, its entries are dropped. Each value of an argument that is a Python number is a
+# separate trace, and each iterator an entry.
+_MAX_TRACES = 64
+
+_LITERALS = frozenset({int, float, bool, str, bytes, type(None)})
+
+# Returns the scope in which functions are traced; passed to each call, since what makes it owns the tracer.
+_Scope = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+class _Trace(NamedTuple):
+    """A cached trace: the function, weak references to the per-worker resources among its arguments, and the rest."""
+
+    function: TracedFunction
+    resources: Sequence[weakref.ref[Any]]
+    defaults: Sequence[Any]
+    default_iterators: Sequence[PerWorkerIterator]
+    fusion_key: FusionKey | None
+
+
+class TraceCache:
+    """Remembers, for each function and kind of arguments, the trace and the default values of omitted arguments.
+
+    It is exact or not used: only arguments of a few kinds are cached, by all that a trace may depend on. A per-worker
+    iterator or dataset is identified by itself. Neither functions, nor their traces, nor resources are kept alive.
+    """
+
+    def __init__(self) -> None:
+        self._traces: weakref.WeakKeyDictionary[Any, dict[Hashable, _Trace]] = weakref.WeakKeyDictionary()
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._traces = weakref.WeakKeyDictionary()
+
+    def find(self, function: Any, args: Any) -> ScheduledCall | None:
+        """Returns a call of a function with these positional arguments; None if such a call is not cached.
+
+        Args:
+          function: what a user scheduled, whatever it is.
+          args: likewise, where a list or tuple is expected.
+        """
+        try:
+            traces = self._traces.get(function)
+        except TypeError:
+            return None
+        if not traces or not isinstance(args, list | tuple) or not tf.executing_eagerly():
+            return None
+        resources: list[Any] = []
+        remote: list[int] = []
+        trace = traces.get(_argument_key(tuple(args), resources, remote))
+        if trace is None:
+            return None
+        for ref, given in zip(trace.resources, resources, strict=True):
+            if ref() is not given:
+                # Its identity, which is in the key, was another object's.
+                return None
+        key = trace.fusion_key
+        if remote and key is not None:
+            key = FusionKey(key.function, (key.arguments, *remote))
+        iterators = (*_iterators(resources), *trace.default_iterators) if resources else trace.default_iterators
+        return ScheduledCall(trace.function, (*args, *trace.defaults), {}, iterators, key)
+
+    def add(self, function: Any, args: Sequence[Any], traced: TracedFunction, defaults: Sequence[Any]) -> None:
+        """Caches a trace, if it can be told exactly for which calls it is right.
+
+        Args:
+          function: a `tf.function`.
+          args: the positional arguments that were given; there were no others.
+          traced: what it was traced into.
+          defaults: the values of the arguments that follow them and were omitted.
+        """
+        resources: list[Any] = []
+        key = _argument_key(tuple(args), resources, [])
+        if key is None or not tf.executing_eagerly():
+            return
+        traces = self._traces.setdefault(function, {})
+        if len(traces) >= _MAX_TRACES:
+            traces.clear()
+        # Calls that find this entry agree in all that their trace depends on, so a new object is their key.
+        fusion_key = FusionKey(traced.token, object()) if traced.may_be_fused else None
+        iterators = _iterators(tf.nest.flatten(list(defaults)))
+        traces[key] = _Trace(traced, [weakref.ref(each) for each in resources], defaults, iterators, fusion_key)
+
+
+def _iterators(values: Sequence[Any]) -> list[PerWorkerIterator]:
+    return [value for value in values if isinstance(value, PerWorkerIterator)]
+
+
+def _argument_key(value: Any, resources: list[Any], remote: list[int]) -> tuple[Any, ...] | None:
+    """Returns all of an argument that a trace may depend on; None if that cannot be told.
+
+    Args:
+      value: the argument, or a part of it.
+      resources: the per-worker resources in it are added.
+      remote: the identities of tensors that are not on the client are added: calls are fused only if they share them.
+    """
+    kind = type(value)
+    if kind in _LITERALS:
+        return kind, value
+    if kind in (tuple, list, dict):
+        parts = [_argument_key(part, resources, remote) for part in (value.values() if kind is dict else value)]
+        return None if None in parts else (kind, tuple(value) if kind is dict else None, *parts)
+    if kind in (PerWorkerIterator, PerWorkerDataset):
+        resources.append(value)
+        return kind, id(value)
+    if kind is np.ndarray and not value.dtype.hasobject:
+        return kind, value.dtype, value.shape
+    if isinstance(value, tf.Tensor) and value.dtype not in (tf.resource, tf.variant):
+        if not is_stackable(value):
+            remote.append(id(value))
+        return tf.Tensor, value.dtype, tuple(value.shape)
+    return None
+
+
+def _checked_arguments(
+    args: Any, kwargs: Any, handles: PerWorkerHandles
+) -> tuple[Sequence[Any], Mapping[str, Any], list[Future]]:
+    """Checks the arguments of a call, and returns them with the futures among them.
+
+    Args:
+      args: a list or tuple, or None for none.
+      kwargs: a dict, or None for none.
+      handles: those of the strategy, by which its own futures are known.
+
+    Raises:
+      TypeError: `args` or `kwargs` is something else.
+      ValueError: there is a future among them that is not of this strategy.
+    """
+    args = () if args is None else args
+    kwargs = {} if kwargs is None else kwargs
+    if not isinstance(args, list | tuple):
+        raise TypeError(f"args must be a list or tuple of the function's arguments, got {type(args).__name__}.")
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs must be a dict of the function's keyword arguments, got {type(kwargs).__name__}.")
+    futures: list[Any] = []
+    for leaf in tf.nest.flatten((args, kwargs)):
+        if not isinstance(leaf, concurrent.futures.Future):
+            continue
+        origin = leaf.origin if isinstance(leaf, Future) else None
+        if not isinstance(origin, TracedFunction) or origin.handles is not handles:
+            raise ValueError(
+                f"{leaf!r} was given as an argument, but did not come from schedule of this strategy. Wait for "
+                "it and pass its value: strategy.schedule(fn, args=(future.result(),))."
+            )
+        futures.append(leaf)
+    return args, kwargs, futures
+
+
+class FunctionTracer:
+    """Traces the functions of one strategy.
+
+    Args:
+      handles: the strategy's per-worker resources.
+    """
+
+    def __init__(self, handles: PerWorkerHandles) -> None:
+        self._handles = handles
+        self._retraced = Retraced()
+        self._cache = TraceCache()
+        self._accepted: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._trace_counts = RetracedFunctions()
+        # By the function that was scheduled, which none of them keeps alive: what was built for one of them on the
+        # workers is used as long as that lives. A concrete function would keep itself alive.
+        self._traced: weakref.WeakKeyDictionary[Any, dict[Any, TracedFunction]] = weakref.WeakKeyDictionary()
+
+    def reset(self) -> None:
+        """Has every function traced again when it is scheduled next."""
+        self._retraced.reset()
+        self._cache.clear()
+        self._traced.clear()
+        self._trace_counts.forget()
+
+    def call_of(self, fn: Any, args: Any, kwargs: Any, scope: _Scope) -> tuple[ScheduledCall, Sequence[Future]]:
+        """Returns the call of a function that is scheduled, and the futures among its arguments.
+
+        Raises:
+          Exception: see `ParameterServerStrategy.schedule`; what the function raises while it is traced, too.
+        """
+        if not kwargs and (call := self._cache.find(fn, () if args is None else args)):
+            return call, ()
+        args, kwargs, futures = _checked_arguments(args, kwargs, self._handles)
+        traced_with = args, kwargs
+        if futures:
+            traced_with = tf.nest.map_structure(
+                lambda leaf: leaf.origin.result_spec if isinstance(leaf, Future) else leaf, (tuple(args), dict(kwargs))
+            )
+        function = self.trace(fn, *traced_with, scope)
+        all_args, all_kwargs = tensorflow_internals.with_defaults(fn, args, kwargs)
+        is_positional = not (kwargs or all_kwargs)
+        if is_positional and isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            self._cache.add(fn, args, function, all_args[len(args) :])
+            if call := self._cache.find(fn, args):
+                return call, ()
+        leaves = tf.nest.flatten((all_args, all_kwargs))
+        key = None if futures else fusion_key_of(function, leaves)
+        call = ScheduledCall(function, all_args, all_kwargs, _iterators(leaves), key, takes_futures=bool(futures))
+        return call, futures
+
+    def trace(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], scope: _Scope) -> TracedFunction:
+        """Traces a function for these arguments, or returns what it was traced into before.
+
+        Raises:
+          TypeError: it is no such function.
+          ValueError: XLA is to compile what it cannot.
+        """
+        concrete = fn
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            with scope():
+                concrete = self._retraced.of(fn).get_concrete_function(*args, **kwargs)
+        elif not isinstance(fn, tf.types.experimental.ConcreteFunction):
+            raise TypeError(
+                f"schedule takes a tf.function or a concrete function, got {fn!r}. Decorate the function with "
+                "@tf.function, or wrap it: strategy.schedule(tf.function(fn), ...)."
+            )
+        if concrete not in self._accepted:
+            _refuse_compiled(concrete)
+            self._accepted.add(concrete)
+        if concrete is fn:
+            return TracedFunction(concrete, self._handles)
+        traced = self._traced.setdefault(fn, {})
+        if concrete not in traced:
+            traced[concrete] = TracedFunction(concrete, self._handles)
+            arguments = tensorflow_internals.named_arguments(fn, args, kwargs)
+            self._trace_counts.note(fn, traced[concrete].name, arguments)
+        return traced[concrete]
+
+
+def _refuse_compiled(concrete: Any) -> None:
+    """Raises ValueError if XLA is to compile the function, or one that it calls and that uses a remote variable.
+
+    XLA compiles for one device of one machine; a worker would refuse these functions with an error that does not say
+    why.
+    """
+    if tensorflow_internals.is_compiled(concrete):
+        raise ValueError(
+            f"The function {concrete.graph.name!r} was scheduled and has jit_compile=True. XLA compiles "
+            "for one machine, and a scheduled function is sent to another one and uses variables on yet others. "
+            "Leave jit_compile out, and give it to a function of tensors that this one calls."
+        )
+    for name, handle in tensorflow_internals.compiled_calls(concrete, tensorflow_internals.is_on_parameter_server):
+        variable = tensorflow_internals.owner_of_handle(handle)
+        raise ValueError(
+            f"The function {name!r}, which {concrete.graph.name!r} calls, has jit_compile=True and uses "
+            f"the variable {getattr(variable, 'name', handle)!r} on {handle.device}. XLA cannot reach another "
+            "machine. Read the variable outside of the compiled function, pass its value as an argument, and "
+            "assign what the function returns."
+        )
+
+
+class Retraced:
+    """Which function is traced in place of each `tf.function`: itself, or a copy if it was traced before `reset`."""
+
+    def __init__(self) -> None:
+        self._traced: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._outdated: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._copies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def reset(self) -> None:
+        """Has copies traced in place of all functions that were traced before."""
+        self._outdated |= self._traced
+        self._copies = weakref.WeakKeyDictionary()
+
+    def of(self, function: Any) -> Any:
+        """Returns the function to trace; the same one each time, until `reset` is called again."""
+        if function not in self._outdated:
+            self._traced.add(function)
+            return function
+        if function not in self._copies:
+            self._copies[function] = tensorflow_internals.untraced_copy(function)
+        return self._copies[function]

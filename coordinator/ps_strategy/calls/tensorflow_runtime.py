@@ -1,0 +1,126 @@
+"""Runs work on workers that are TensorFlow servers.
+
+    client ----- eager calls, one at a time per worker -----> worker 0, 1, ... -----> ps 0, 1, ...
+      \\------- heartbeats and probes (`Membership`) --------^------------------------^
+
+Which servers there are, and whether they are connected, is known by `Membership`. Reconnecting one worker may renew the
+connection to another that was restarted before its loss was noticed; so a failed attempt is judged by the connection
+with which it began.
+"""
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.calls.scheduled_call import ScheduledCall, Work
+from coordinator.ps_strategy.membership.membership import Membership
+from coordinator.ps_strategy.per_worker.resource import WorkerContext
+from coordinator.ps_strategy.tensorflow_internals import CancellationManager
+from coordinator.runtime import Failure, FailureKind
+
+# Raised although every task is alive: a connection between two of them was refused or reset, or a server was about to
+# drop a context that was replaced since. Another attempt may succeed.
+_TRANSIENT = (tf.errors.UnavailableError, tf.errors.AbortedError)
+
+
+class TensorFlowRuntime:
+    """Implements `coordinator.runtime.Runtime` over a cluster of standard TensorFlow servers.
+
+    Args:
+      membership: the connections to them.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        # Holds the executor of each worker's thread: a thread whose executor is dropped falls back to the default one.
+        self._of_thread = threading.local()
+
+    def bind_thread(self, worker: int) -> None:
+        """Gives the calling thread its own executor, until it ends."""
+        self._of_thread.executor = tensorflow_internals.bind_executor()
+
+    def run(self, worker: int, work: Work, cancellation: Any) -> Any:
+        """Runs work on a worker; returns its result."""
+        return self._run(worker, work.run_on, cancellation)
+
+    def may_fuse(self, worker: int, work: ScheduledCall) -> bool:
+        """Returns whether a scheduled call may be fused on this worker."""
+        return work.may_fuse_on(worker)
+
+    def run_fused(self, worker: int, works: Sequence[ScheduledCall], cancellation: Any) -> Sequence[Any]:
+        """Runs scheduled calls of one fusion key as one call; returns their results."""
+        return self._run(worker, functools.partial(works[0].run_fused, works), cancellation)
+
+    def classify(self, worker: int, error: BaseException) -> Failure:
+        """Classifies an error by which tasks answer; see `failure_of`."""
+        lost = self._membership.lost_parameter_server()
+        return failure_of(error, lost, self._membership.is_attempt_lost(worker))
+
+    def new_cancellation(self) -> CancellationManager:
+        """Returns a cancellation that was not used yet."""
+        return CancellationManager()
+
+    def _run(self, worker: int, run_on: Callable[[WorkerContext], Any], cancellation: Any) -> Any:
+        device = self._membership.worker_device(worker)
+        connection = self._membership.begin_attempt(worker)
+        if connection is None:
+            raise tf.errors.UnavailableError(None, None, f"{device} is not connected.")
+        context = WorkerContext(worker, f"{device}/device:CPU:0", connection.number, cancellation)
+        try:
+            return run_on(context)
+        except BaseException:
+            # The executor keeps the error too, and would raise it again at the next call.
+            self._of_thread.executor.clear_error()
+            raise
+
+
+def failure_of(error: BaseException, parameter_server: ParameterServerLost | None, is_worker_lost: bool) -> Failure:
+    """Classifies an error as one of the kinds of failure that the core knows.
+
+    Evidence comes first: a task that does not answer, or answers as another incarnation than the one to which we
+    connected, is lost, whatever the error says. The error's class decides only when all tasks are reachable. The
+    message is never searched.
+
+    Args:
+      error: what the attempt raised.
+      parameter_server: the error that names a lost parameter server, if one is lost.
+      is_worker_lost: whether the worker that ran the attempt is lost.
+    """
+    if isinstance(error, ClosureCancelledError):
+        return Failure(FailureKind.CANCELLED, error)
+    cause = error.__cause__ if isinstance(error, ClosureInputError) else error
+    if isinstance(cause, tf.errors.OpError):
+        if parameter_server is not None:
+            parameter_server.__cause__ = cause
+            return Failure(FailureKind.PARAMETER_SERVER_LOST, parameter_server)
+        if is_worker_lost:
+            return Failure(FailureKind.WORKER_LOST, error)
+        if isinstance(cause, _TRANSIENT):
+            return Failure(FailureKind.TRANSIENT, error)
+    if isinstance(error, ClosureInputError):
+        return Failure(FailureKind.INPUT, error)
+    return Failure(FailureKind.USER, error)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterServer:
+    """A task that holds variables.
+
+    Attributes:
+      index: its task index.
+      device: its name, such as `/job:ps/replica:0/task:0`.
+    """
+
+    index: int
+    device: str
+    membership: Membership = dataclasses.field(repr=False)
+
+    def healthy(self) -> bool:
+        """Returns whether it answers a probe and still holds our variables."""
+        return self.membership.is_parameter_server_reachable(self.index)

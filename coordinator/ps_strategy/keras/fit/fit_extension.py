@@ -1,0 +1,164 @@
+"""What Keras' loop calls for the models of a `ParameterServerStrategy`: their data, and a function for each turn."""
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from coordinator.ps_strategy.keras.fit.feeds import ClientFeed, Feed, FiniteWorkerFeed, WorkerFeed, schedule_batches
+from coordinator.ps_strategy.keras.fit.steps import ModelSteps, Scheduler, Step
+from coordinator.ps_strategy.keras.internals import patches as keras_patches
+from coordinator.ps_strategy.keras.internals.optimizers import variable_of
+from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
+
+
+class FitExtension:
+    """Schedules the steps of `fit`, `evaluate` and `predict`. Implements `keras_patches.TrainerExtension`.
+
+    Args:
+      strategy_class: the class of the strategies whose models are trained this way.
+    """
+
+    def __init__(self, strategy_class: type[Any]) -> None:
+        self._strategy_class = strategy_class
+        self._latest_feed: Callable[[], ClientFeed | None] = lambda: None
+
+    def is_for(self, strategy: Any) -> bool:
+        """Returns True if models of this strategy are trained here."""
+        return isinstance(strategy, self._strategy_class)
+
+    def epoch_iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> keras_patches.EpochIterator:
+        """Returns the turns of an epoch.
+
+        Args:
+          strategy: the model's strategy.
+          x: anything that Keras takes, a per-worker dataset, or a dataset function.
+          arguments: the other arguments of Keras' `EpochIterator`.
+
+        Raises:
+          ValueError: labels or weights were given beside a per-worker dataset.
+        """
+        if callable(x):
+            x = strategy.experimental_distribute_datasets_from_function(x)
+        if not isinstance(x, PerWorkerDataset):
+            return keras_patches.EpochIterator(lambda data: self._client_feed(data, strategy), x, arguments)
+        given = [name for name in ("y", "sample_weight", "class_weight") if arguments.get(name) is not None]
+        if given:
+            raise ValueError(
+                f"{', '.join(given)} cannot be given along with a dataset function or a per-worker dataset, whose "
+                "elements are whole batches (x, y) or (x, y, sample_weight). Put it into the dataset."
+            )
+        # If the loop counts the steps, each takes from any worker's data; otherwise every worker's data is read once.
+        feed_class = FiniteWorkerFeed if arguments.get("steps_per_epoch") is None else WorkerFeed
+        return keras_patches.EpochIterator(
+            lambda dataset: feed_class(dataset, strategy), keras_patches.OwnData(x), arguments
+        )
+
+    def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
+        """Returns the function for a turn of `train`, `test` or `predict`.
+
+        Raises:
+          ValueError: the model runs eagerly, is compiled by XLA, or has variables off the parameter servers.
+        """
+        _check(model)
+        if kind == "predict":
+            return self._prediction(model)
+        return _scheduled_function(model, getattr(model, f"{kind}_step"))
+
+    def _prediction(self, model: keras.Model) -> Callable[[Sequence[Any]], Any]:
+        """Returns a function that predicts for a turn, while workers compute the following turns."""
+        strategy = model.distribute_strategy
+        steps = ModelSteps(model.predict_step, model.steps_per_execution)
+
+        def run_turn(batches: Sequence[Any]) -> Any:
+            """Returns what `predict_step` returns, joined along the batch dimension, on the client.
+
+            Args:
+              batches: up to `steps_per_execution` batches.
+
+            Raises:
+              Exception: what a step raised.
+            """
+            # Keras passes the batches, but not the feed that they come from.
+            feed = self._latest_feed()
+            if feed is not None and feed.was_read_last(batches[-1]):
+                future = feed.schedule_ahead(steps, batches)
+            else:
+                future = schedule_batches(strategy, steps.all_of, batches)
+            try:
+                outputs = future.result()
+            except Exception:
+                # Otherwise the strategy would raise it a second time.
+                strategy.join()
+                raise
+            return tf.nest.map_structure(_joined, *outputs)
+
+        return run_turn
+
+    def _client_feed(self, dataset: tf.data.Dataset, strategy: Scheduler) -> ClientFeed:
+        feed = ClientFeed(iter(dataset), strategy)
+        self._latest_feed = weakref.ref(feed)
+        return feed
+
+
+def _check(model: keras.Model) -> None:
+    """Raises ValueError if the model runs eagerly, is compiled by XLA, or has variables off the parameter servers."""
+    if model.run_eagerly:
+        raise ValueError(
+            "run_eagerly=True: workers run traced functions, they have no Python. Compile the model without it; to "
+            "debug a step, call model.train_step(batch) of a model that was made without a strategy."
+        )
+    if model.jit_compile:
+        raise ValueError(
+            "jit_compile=True: XLA compiles functions for one device, and a step uses variables on parameter servers. "
+            "Compile the model without it."
+        )
+    optimizer = getattr(model, "optimizer", None)
+    variables = [*model.variables, *(optimizer.variables if optimizer else ())]
+    holds = model.distribute_strategy.extended.holds
+    elsewhere = [variable.path for variable in variables if not holds(variable_of(variable))]
+    if elsewhere:
+        raise ValueError(
+            f"{len(elsewhere)} variables of model {model.name!r} are not on parameter servers, {elsewhere[0]!r} among "
+            "them. Make the model, its optimizer and its metrics, and compile it, inside `with strategy.scope():`."
+        )
+
+
+def _scheduled_function(model: keras.Model, step: Step) -> Callable[[Any], Any]:
+    """Returns a function that schedules a turn of training or evaluation.
+
+    Args:
+      model: a compiled model; a turn takes `model.steps_per_execution` batches.
+      step: `model.train_step` or `model.test_step`.
+    """
+    strategy = model.distribute_strategy
+    steps = ModelSteps(step, model.steps_per_execution)
+
+    def run_turn(feed: Any) -> Any:
+        """Schedules one turn and returns the newest logs, which may be of an earlier turn.
+
+        Args:
+          feed: a feed; or an iterator of batches (`train_on_batch`), whose turn is waited for.
+
+        Raises:
+          StopIteration: no batch is left.
+          Exception: what an earlier step raised.
+        """
+        if isinstance(feed, Feed):
+            return feed.schedule(steps)
+        future = schedule_batches(strategy, steps.last_of, tuple(itertools.islice(feed, steps.steps_per_call)))
+        strategy.join()
+        return future.result()
+
+    return run_turn
+
+
+def _joined(*outputs: Any) -> Any:
+    if isinstance(outputs[0], tf.SparseTensor):
+        return tf.sparse.concat(0, outputs)
+    if isinstance(outputs[0], tf.RaggedTensor) or outputs[0].ndim:
+        return tf.concat(outputs, 0)
+    return tf.stack(outputs)

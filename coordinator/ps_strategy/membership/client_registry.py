@@ -1,0 +1,114 @@
+"""Each server's list of the clients that have created something there, so that the next one can free what is orphaned.
+
+A client that is killed cannot release its variables: the servers would keep them for `Options.client_timeout`, and a
+client that is restarted again and again would fill their memory. So each client adds itself to a list on every server
+that it connects to: a TensorFlow variable that belongs to the server itself. It asks each client in the list whether it
+lives, and has the server free the context of one that does not.
+
+Promises: nothing is freed of a client that lives, or that merely does not answer: what is not known to be orphaned is
+left to the timeout. The list is best effort: one that cannot be read is replaced.
+"""
+
+import dataclasses
+import json
+import logging
+import socket
+
+import tensorflow as tf
+
+from coordinator.addresses import parse_address
+from coordinator.ps_strategy.membership.remote_context import Answer, RemoteContext
+
+_logger = logging.getLogger("coordinator")
+
+_NAME = "coordinator/clients"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """A client, as others can find it.
+
+    Attributes:
+      context_id: the number by which servers know it.
+      address: `host:port` of the server that it has for its workers to call back.
+      host: the name of its machine, since a loopback address is valid only there.
+    """
+
+    context_id: int
+    address: str
+    host: str
+
+    @classmethod
+    def of_this_process(cls, context_id: int, address: str) -> "Client":
+        """Returns this process as a client."""
+        return cls(context_id, address, socket.gethostname())
+
+
+class ClientRegistry:
+    """Registers one client on servers.
+
+    Args:
+      own: the client.
+      timeout: how long a former client may take to answer, and a server to free its context, in seconds.
+    """
+
+    def __init__(self, own: Client, timeout: float) -> None:
+        self._own = own
+        self._timeout = timeout
+
+    def register(self, device: str, address: str) -> None:
+        """Frees what clients that have ended left on a server, and adds this client to the server's list.
+
+        Args:
+          device: the server's name, such as `/job:ps/replica:0/task:0`. TensorFlow is connected to it.
+          address: its `host:port`.
+
+        Raises:
+          tf.errors.OpError: the server is gone.
+        """
+        with tf.device(f"{device}/device:CPU:0"):
+            # The next client finds it by this name; the name of a `tf.Variable` is known to its client alone.
+            entry = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=_NAME)
+            text = b""
+            if tf.raw_ops.VarIsInitializedOp(resource=entry):
+                text = tf.raw_ops.ReadVariableOp(resource=entry, dtype=tf.string).numpy()
+            registered = [self._own]
+            for client in decode_clients(text):
+                if client.context_id == self._own.context_id:
+                    continue
+                if self.has_ended(client):
+                    self._free(client, device, address)
+                else:
+                    registered.append(client)
+            tf.raw_ops.AssignVariableOp(resource=entry, value=tf.constant(encode_clients(registered)))
+
+    def has_ended(self, client: Client) -> bool:
+        """Returns True if the process of a client has certainly ended."""
+        if client.host != self._own.host and parse_address(client.address).host in _LOOPBACK:
+            # The question would reach this machine instead of the client's.
+            return False
+        # A client has a context on its own server too, under the same number.
+        with RemoteContext(client.address, client.context_id) as context:
+            return context.renew(self._timeout) in (Answer.UNKNOWN, Answer.UNREACHED)
+
+    def _free(self, client: Client, device: str, address: str) -> None:
+        with RemoteContext(address, client.context_id) as context:
+            if context.release(self._timeout) is Answer.HELD:
+                _logger.info("%s freed what the ended client %s had left there.", device, client.address)
+
+
+def decode_clients(text: bytes) -> list[Client]:
+    """Returns the clients in a list; none if it is not readable."""
+    try:
+        clients = [Client(**entry) for entry in json.loads(text)]
+        for client in clients:
+            parse_address(client.address)
+        return clients
+    except (ValueError, TypeError):
+        return []
+
+
+def encode_clients(clients: list[Client]) -> bytes:
+    """Returns the list of these clients, as it is written on a server."""
+    return json.dumps([dataclasses.asdict(client) for client in clients]).encode()

@@ -1,0 +1,172 @@
+"""Datasets and iterators with a copy on each worker."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from coordinator.errors import ClosureCancelledError
+from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, WorkerContext
+
+_logger = logging.getLogger("coordinator")
+
+
+class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracingProtocol):
+    """What datasets and iterators have in common: the type of their elements.
+
+    Attributes:
+      element_spec: the `tf.TypeSpec` of an element, nested as elements are.
+    """
+
+    # The type of the worker's copy: what a function is traced with.
+    _spec_class: type[Any]
+
+    def __init__(self, name: str, element_spec: Any, build: Callable[[WorkerContext], Any]) -> None:
+        super().__init__(name, build)
+        self.element_spec = element_spec
+
+    def __tf_tracing_type__(self, context: Any) -> Any:
+        return self._spec_class(self.element_spec)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # A function that is called on the client looks for the handle of a real dataset or iterator.
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r}: it represents one on each worker. A function that takes "
+            "it must be scheduled: strategy.schedule(step, args=(...)) instead of step(...)."
+        )
+
+
+class PerWorkerIterator(_PerWorkerElements):
+    """One iterator per worker. Pass it as an argument of a scheduled function and call `next` on it there.
+
+    The iterator of a worker that was restarted starts from the beginning, and so does one that was interrupted; see
+    `iterators_in_use`. The iterators on the workers are freed with the last reference to this object.
+    """
+
+    _spec_class = tf.data.IteratorSpec
+
+    def __init__(self, name: str, element_spec: Any, build: Callable[[WorkerContext], tf.data.Dataset]) -> None:
+        # A local variable, because `build_iterator` must not keep this object alive.
+        is_endless: dict[int, bool] = {}
+
+        def build_iterator(context: WorkerContext) -> Any:
+            dataset = build(context)
+            is_endless[context.index] = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
+            return iter(dataset)
+
+        super().__init__(f"iterator of {name}", element_spec, build_iterator)
+        self._is_endless = is_endless
+        # The connection on which a call with a worker's iterator failed, if it may have interrupted the iterator. Each
+        # is used by its worker's thread alone.
+        self.failed: dict[int, int] = {}
+
+    def is_endless_on(self, worker: int) -> bool:
+        """Returns True if the worker's iterator has been created and is known to be endless."""
+        return self._is_endless.get(worker, False)
+
+    def get_next(self) -> NoReturn:
+        """Raises RuntimeError; see `__next__`."""
+        self.__next__()
+
+    def __iter__(self) -> "PerWorkerIterator":
+        return self
+
+    def __next__(self) -> NoReturn:
+        raise RuntimeError(
+            "A per-worker iterator gives elements on the workers alone. Pass it as an argument: "
+            "strategy.schedule(step, args=(iterator,)), and call next(iterator) inside `step`."
+        )
+
+
+class PerWorkerDataset(_PerWorkerElements):
+    """One dataset per worker. `iter` of it returns a `PerWorkerIterator`; it may itself be an argument of a function.
+
+    Args:
+      name: used in messages.
+      element_spec: the `tf.TypeSpec` of an element, nested as elements are.
+      build: creates the worker's dataset; called on the worker's thread, in its device scope.
+      prepare: makes every worker create its copy of a resource before the first use.
+    """
+
+    _spec_class = tf.data.DatasetSpec
+
+    def __init__(
+        self,
+        name: str,
+        element_spec: Any,
+        build: Callable[[WorkerContext], tf.data.Dataset],
+        prepare: Callable[[PerWorkerResource], None],
+    ) -> None:
+        super().__init__(name, element_spec, build)
+        self._prepare = prepare
+
+    def __iter__(self) -> PerWorkerIterator:
+        """Returns a new iterator per worker, at the beginning of the data.
+
+        Raises:
+          RuntimeError: inside a `tf.function`.
+        """
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "Make the iterator outside of the function, and pass it: strategy.schedule(step, args=(iterator,))."
+            )
+        iterator = PerWorkerIterator(self.name, self.element_spec, self._build)
+        self._prepare(iterator)
+        return iterator
+
+
+@contextlib.contextmanager
+def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> Iterator[None]:
+    """A scope for one call on a worker, which resets iterators that an earlier call left interrupted.
+
+    A call that is cancelled while it waits for an element may leave its iterator cancelled, or ended too early. Nothing
+    is inspected unless the call fails.
+
+    Args:
+      iterators: those among the call's arguments.
+      context: the worker.
+
+    Raises:
+      tf.errors.AbortedError: an iterator was interrupted by an earlier call; it starts again with the next call.
+    """
+    try:
+        yield
+    except (ClosureCancelledError, tf.errors.OpError) as error:
+        suspects = [each for each in iterators if each.failed.get(context.index) == context.connection_number]
+        may_have_ended = not all(each.is_endless_on(context.index) for each in iterators)
+        # The regular end of data interrupts nothing.
+        if not (isinstance(error, tf.errors.OutOfRangeError) and may_have_ended):
+            for each in iterators:
+                each.failed[context.index] = context.connection_number
+        if interrupted := [each for each in suspects if _is_interrupted(each, error, context)]:
+            for each in interrupted:
+                each.failed.pop(context.index, None)
+                each.recreate_on(context)
+            message = (
+                f"{_names(interrupted, context)} starts from the beginning: a call that waited for an element was "
+                "cancelled."
+            )
+            _logger.warning("%s", message)
+            raise tf.errors.AbortedError(None, None, message) from error
+        if suspects and isinstance(error, tf.errors.OutOfRangeError):
+            for each in suspects:
+                each.failed.pop(context.index, None)
+            _logger.warning(
+                "%s has ended, and an earlier call that used it was cancelled, which may have ended it too early. Make "
+                "a new iterator if some of its data is missing.",
+                _names(suspects, context),
+            )
+        raise
+
+
+def _is_interrupted(iterator: PerWorkerIterator, error: Exception, context: WorkerContext) -> bool:
+    if isinstance(error, tf.errors.OutOfRangeError):
+        return iterator.is_endless_on(context.index)
+    # A call that this client cancels raises `ClosureCancelledError` instead.
+    return isinstance(error, tf.errors.CancelledError)
+
+
+def _names(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> str:
+    return f"{', '.join(each.name for each in iterators)} on {context.device}"

@@ -1,0 +1,132 @@
+"""Variables and lookup tables with a copy on each worker.
+
+Each also exists on the client, as an ordinary object that can be used, saved and exported. In a function that runs on a
+worker, its handle is replaced by that of the worker's copy (`PerWorkerHandles`), so that reads and look-ups are local.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
+
+
+def get_current_worker_index() -> tf.Tensor:
+    """Returns the task index of the worker that runs the function, as an int64 scalar.
+
+    Call it in a scheduled function or a dataset function; one trace serves all workers:
+    `dataset.shard(number_of_workers, coordinator.get_current_worker_index())`.
+
+    Raises:
+      RuntimeError: outside of such a function.
+    """
+    strategy = tf.distribute.get_strategy()
+    services = getattr(strategy.extended, "services", None)
+    if services is None or tf.executing_eagerly():
+        raise RuntimeError(
+            "get_current_worker_index() is known only inside a function that is scheduled on a "
+            "coordinator.ParameterServerStrategy, or inside a dataset function of one."
+        )
+    return services.worker_index()
+
+
+def worker_number(name: str, handles: PerWorkerHandles, of: Callable[[WorkerContext], int]) -> Callable[[], tf.Tensor]:
+    """Creates a variable on each worker that holds a number of that worker.
+
+    A variable rather than a constant, because TensorFlow copies small constants into the function that captures them.
+
+    Args:
+      name: used in messages.
+      handles: where the variable is registered.
+      of: returns the number; called again whenever the worker has lost its state.
+
+    Returns:
+      A function that reads the number of the worker that runs the function being traced, an int64 scalar.
+    """
+    with tf.device("/device:CPU:0"):
+        variable = tf.Variable(-1, dtype=tf.int64, trainable=False, name=name.replace(" ", "_"))
+    copies = PerWorkerResource(name, lambda context: tf.Variable(of(context), dtype=tf.int64, trainable=False))
+    handles.add(variable, _handles_of(copies))
+    return variable.read_value
+
+
+def create_per_worker_variable(
+    create: Callable[[], tf.Variable],
+    handles: PerWorkerHandles,
+    read_on_all: Callable[[PerWorkerResource], list[Any]],
+) -> tf.Variable:
+    """Creates a variable on the client that represents one on each worker (`per_worker_variable=True`).
+
+    A scheduled function that uses it, as a capture or an argument, reads and changes its own worker's copy. Outside of
+    scheduled functions it is an ordinary variable on the client. It has an additional method, `read_all()`, which
+    returns the current values of the copies as a list of NumPy values by worker.
+
+    Args:
+      create: creates one variable on the current device; called once for each worker and once for the client.
+      handles: where the variable is registered.
+      read_on_all: reads a resource on every worker.
+    """
+    with tf.device("/device:CPU:0"):
+        variable = create()
+    copies = PerWorkerResource(f"per-worker variable {variable.name}", lambda _: create())
+    handles.add(variable, _handles_of(copies))
+    variable.read_all = lambda: read_on_all(copies)
+    return variable
+
+
+def _handles_of(copies: PerWorkerResource) -> PerWorkerResource:
+    return PerWorkerResource(
+        copies.name, lambda context: tensorflow_internals.variable_handle(copies.value_on(context))
+    )
+
+
+class VariableRead:
+    """Reads a worker's copy of a per-worker variable."""
+
+    def __init__(self, copies: PerWorkerResource) -> None:
+        self._copies = copies
+
+    def run_on(self, context: WorkerContext) -> Any:
+        """Returns the current value as NumPy."""
+        with tf.device(context.device):
+            return self._copies.value_on(context).numpy()
+
+
+def table_creator_scopes(handles: PerWorkerHandles) -> Sequence[Any]:
+    """Returns scopes in which each lookup table gets a copy on every worker.
+
+    The copies of a `tf.lookup.StaticHashTable` are created as the table was, those of a table from a SavedModel by the
+    functions that were saved with it.
+
+    Args:
+      handles: where the tables are registered.
+    """
+
+    def create(next_creator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        table = next_creator(*args, **kwargs)
+        if tensorflow_internals.is_restored_resource(table):
+            handles.add(table, _restored_copies(weakref.ref(table)))
+        else:
+            tables = PerWorkerResource("lookup table", lambda _: next_creator(*args, **kwargs))
+            handles.add(
+                table, PerWorkerResource("lookup table", lambda context: tables.value_on(context).resource_handle)
+            )
+        return table
+
+    kinds = ("StaticHashTable", "RestoredStaticHashTable")
+    return [tensorflow_internals.resource_creator_scope(kind, create) for kind in kinds]
+
+
+def _restored_copies(table_ref: Callable[[], Any]) -> PerWorkerResource:
+    def build(context: WorkerContext) -> tf.Tensor:
+        table = table_ref()
+        create, initialize = tensorflow_internals.restored_functions(table)
+        handle = tensorflow_internals.call(create, create.captured_inputs, context.cancellation)
+        captures = [handle if tensor is table.resource_handle else tensor for tensor in initialize.captured_inputs]
+        tensorflow_internals.call(initialize, captures, context.cancellation)
+        return handle
+
+    return PerWorkerResource("lookup table of a SavedModel", build)

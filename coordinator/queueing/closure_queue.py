@@ -1,0 +1,347 @@
+r"""Where a closure waits until a worker may run it, and where its outcome is decided.
+
+    schedule --put--> [ waiting, in order ] --take--> attempt --finish / fail--> outcome
+                           ^                            |
+                           \---------- requeue ---------/
+
+Any worker takes an ordinary closure; one with a target is taken by that worker only, before the others. Internal
+closures, which the library schedules for itself, are ignored by `wait_settled` and by the pending error.
+
+Guarantees:
+- First in, first out; a requeued closure goes to the front, and never waits for room.
+- An outcome is decided once, and `wait_settled` returns only after all futures are set.
+- The pending error is raised once, by whichever waiting call comes first, after everything has settled.
+- A worker that finds no closure sleeps until there is one that it may run; a closure wakes one worker.
+- One lock. While it is held, only code of the core and of the standard library runs: no TensorFlow, no runtime, no user
+  code (futures' callbacks, destructors of arguments).
+"""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+
+from coordinator.errors import StrategyClosedError
+from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope, SharedCancellation
+from coordinator.queueing.idle_workers import IdleWorkers
+from coordinator.queueing.queue_state import Effects, QueueState, WorkerCounts
+from coordinator.queueing.waiting import QueueWaits
+from coordinator.runtime import Cancellation
+from coordinator.statistics import ClusterStatistics
+
+
+class ClosureQueue:
+    """A queue of closures with back-pressure, retries, one pending error and cancellation.
+
+    Args:
+      capacity: `put` blocks while this many closures wait.
+      new_cancellation: creates the cancellation of an attempt; called without the lock.
+      report_stall: called with a report when a thread that waits sees no progress for `stall_interval`.
+      stall_interval: in seconds.
+
+    Attributes:
+      capacity: as given.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        new_cancellation: Callable[[], Cancellation],
+        report_stall: Callable[[str], None],
+        stall_interval: float,
+    ) -> None:
+        self.capacity = capacity
+        self._new_cancellation = new_cancellation
+        # Of workers whose last `take` returned nothing: creating one may be expensive for the runtime.
+        self._unused_cancellations: dict[int, Cancellation] = {}
+        self._lock = threading.Lock()
+        self._state = QueueState()
+        self._idle = IdleWorkers()
+        self._waits = QueueWaits(self._lock, self._state, report_stall, stall_interval)
+
+    def put(self, closure: Closure, timeout: float | None = None) -> None:
+        """Adds a closure, waiting for room if the queue is full.
+
+        Args:
+          closure: a new closure that a user scheduled.
+          timeout: in seconds; None for none.
+
+        Raises:
+          TimeoutError: there was no room in time. The closure's future is cancelled.
+          StrategyClosedError: the queue was stopped.
+          BaseException: the pending error of an earlier closure. The closure's future is cancelled.
+        """
+        state = self._state
+        is_added = False
+        try:
+            with self._lock:
+                if state.waiting >= self.capacity or state.error is not None or state.stopped:
+                    deadline = None if timeout is None else time.monotonic() + timeout
+                    self._waits.for_room(closure, self.capacity, deadline)
+                is_added = True
+                state.add(closure)
+                if self._idle.workers:
+                    self._waits.has_room.notify(self._idle.hand_out(state, closure.target))
+        except BaseException:
+            if not is_added:
+                self.cancel(closure, closure.cancelled_error("it could not be scheduled: see what schedule raised"))
+            raise
+
+    def put_internal(self, closure: Closure) -> None:
+        """Adds an internal closure; never waits. Only its future reports its failure.
+
+        Raises:
+          StrategyClosedError: the queue was stopped.
+        """
+        assert closure.is_internal
+        with self._lock:
+            self.refuse_stopped(f"{closure} cannot be scheduled")
+            self._state.add(closure)
+            self._hand_out(closure.target)
+
+    def unblock(self, closure: Closure) -> None:
+        """Records that one of the results that a closure waits for exists."""
+        with self._lock:
+            if not closure.has_ended:
+                self._state.unblock(closure)
+                self._hand_out(closure.target)
+
+    def take(self, worker: int, timeout: float | None = None) -> Attempt | None:
+        """Waits for the next closure that `worker` may run, and starts an attempt.
+
+        Args:
+          worker: the worker's index. Only one thread may call this for a worker.
+          timeout: in seconds; None for none.
+
+        Returns:
+          The attempt; None if none came in time, the worker was interrupted or dismissed, or the queue is stopped.
+        """
+        cancellation = self._unused_cancellations.pop(worker, None) or self._new_cancellation()
+        with self._lock:
+            if self._state.may_start(worker):
+                self._waits.has_room.notify()
+                return self._state.start_next(worker, cancellation)
+            if self._state.is_over_for(worker):
+                return None
+            idle = self._idle.add(worker, cancellation)
+        was_woken = idle.wait(timeout)
+        with self._lock:
+            self._idle.remove(idle)
+            attempt = idle.attempt
+            if attempt is None and not was_woken and self._state.may_start(worker):
+                # No worker was woken for it, because enough others are waking up already.
+                self._waits.has_room.notify()
+                attempt = self._state.start_next(worker, cancellation)
+            self._hand_out()
+        if attempt is None:
+            self._unused_cancellations[worker] = cancellation
+        return attempt
+
+    def take_batch(self, attempt: Attempt, limit: int, choose: Callable[[int], int]) -> list[Attempt]:
+        """Takes closures from the front that may run in one call with a started attempt, without waiting.
+
+        Args:
+          attempt: was started just now.
+          limit: the maximum number of attempts, this one included.
+          choose: takes the number of attempts that are possible, returns how many to take. Called with the lock held.
+
+        Returns:
+          The attempts in order, `attempt` first. Each can be cancelled; their call is once all of them are.
+        """
+        state, closure = self._state, attempt.closure
+        with self._lock:
+            is_wanted = not (closure.has_ended or state.is_unwanted(closure) or state.is_over_for(attempt.worker))
+            if not is_wanted or state.paused or closure.fusion_key is None:
+                return [attempt]
+            count = choose(1 + state.matching_ahead(closure.fusion_key, limit - 1))
+            if count == 1:
+                return [attempt]
+            self._waits.has_room.notify(count - 1)
+            return state.start_batch(attempt, SharedCancellation(attempt.call_cancellation, count).shares)
+
+    def requeue(self, attempt: Attempt) -> bool:
+        """Ends an attempt without an outcome. Returns True if its closure, now at the front, will be tried again."""
+        with self._lock:
+            effects = self._state.requeue(attempt)
+            if effects is None:
+                self._hand_out(attempt.closure.target)
+            self._waits.notify_settled()
+        if effects is not None:
+            self._carry_out(effects)
+        return effects is None
+
+    def requeue_overdue(self) -> float | None:
+        """Requeues each closure that exceeded its timeout, and returns the next deadline; see `QueueState`."""
+        with self._lock:
+            overdue, deadline = self._state.requeue_overdue()
+            for closure in overdue:
+                self._hand_out(closure.target)
+            return deadline
+
+    def finish(self, attempt: Attempt, result: object) -> bool:
+        """Records an attempt's result. Returns True if it decided the closure."""
+        with self._lock:
+            effects = self._state.finish(attempt, result)
+        return self._carry_out(effects, attempt)
+
+    def fail(self, attempt: Attempt, error: BaseException, scope: ErrorScope) -> bool:
+        """Records an attempt's error, which is not to be retried. Returns True if it decided the closure."""
+        with self._lock:
+            effects = self._state.fail(attempt, error, scope)
+        return self._carry_out(effects, attempt)
+
+    def fail_waiting(self, closure: Closure, error: BaseException, scope: ErrorScope) -> None:
+        """Ends a closure that waits and can never run. Does nothing if it does not wait any more."""
+        with self._lock:
+            if closure.has_ended or closure.live:
+                return
+            effects = self._state.end(closure, ClosureState.FAILED, error, scope)
+        self._carry_out(effects)
+
+    def fail_all(self, error: BaseException, *, if_idle: bool) -> None:
+        """Makes `error` the pending one, since no closure can run; `if_idle` even if there is no closure now."""
+        with self._lock:
+            effects = self._state.fail_all(error) if if_idle or not self._state.is_settled else Effects()
+        self._carry_out(effects)
+
+    def cancel(self, closure: Closure, error: BaseException | None = None) -> bool:
+        """Cancels a closure and its attempts. Returns False if its outcome is decided.
+
+        Args:
+          closure: the closure.
+          error: what its future raises; None if its user cancels it.
+        """
+        with self._lock:
+            if closure.has_ended:
+                return False
+            effects = self._state.end(closure, ClosureState.CANCELLED, error)
+        self._carry_out(effects)
+        return True
+
+    def wait_settled(self, timeout: float | None = None) -> None:
+        """Waits until no closure waits or runs.
+
+        Raises:
+          TimeoutError: not in time; the message names what still runs.
+          BaseException: the pending error, once.
+        """
+        with self._lock:
+            self._waits.to_settle(None if timeout is None else time.monotonic() + timeout)
+
+    def is_settled(self) -> bool:
+        """Returns whether no closure waits or runs. Raises the pending error, once, when what ran has ended."""
+        with self._lock:
+            self._waits.to_raise("done waits to raise an error", None)
+            return self._state.is_settled
+
+    def pause(self, reason: str) -> None:
+        """Starts no closure until `resume`, and cancels what runs, which is then requeued."""
+        with self._lock:
+            self._state.paused = reason
+            effects = Effects(cancelled=list(self._state.running))
+        self._carry_out(effects)
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Waits at most `timeout` seconds until no attempt runs; returns whether none does."""
+        with self._lock:
+            return self._waits.for_running(timeout)
+
+    def resume(self) -> None:
+        """Undoes `pause`."""
+        with self._lock:
+            self._state.paused = ""
+            for worker in self._idle.indices():
+                if self._state.waiting_for(worker):
+                    self._hand_out(worker)
+            self._hand_out()
+
+    def dismiss(self, worker: int) -> None:
+        """Gives `worker` no closure any more."""
+        with self._lock:
+            self._state.dismissed.add(worker)
+            self._idle.wake_empty(worker)
+        self._unused_cancellations.pop(worker, None)
+
+    def admit(self, worker: int) -> None:
+        """Gives a new worker closures, and counts from 0 for it."""
+        with self._lock:
+            self._state.dismissed.discard(worker)
+            self._state.worker_counts.pop(worker, None)
+
+    def interrupt(self, worker: int) -> None:
+        """Makes `take` return nothing, if `worker` waits in it."""
+        with self._lock:
+            self._idle.wake_empty(worker)
+
+    def cancel_attempts_on(self, worker: int) -> None:
+        """Cancels what `worker` runs, which is then requeued."""
+        with self._lock:
+            effects = Effects(cancelled=[attempt for attempt in self._state.running if attempt.worker == worker])
+        self._carry_out(effects)
+
+    def stop(self) -> None:
+        """Cancels everything, and makes every `take` return. May be called again."""
+        with self._lock:
+            effects = self._state.stop()
+            for worker in self._idle.indices():
+                self._idle.wake_empty(worker)
+            self._waits.notify_all()
+        self._carry_out(effects)
+
+    def refuse_stopped(self, what: str) -> None:
+        """Raises StrategyClosedError if the queue was stopped; `what` says what is refused."""
+        if self._state.stopped:
+            raise StrategyClosedError(f"{what}: the strategy is closed.")
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._state.stopped
+
+    @property
+    def waiting_for_all(self) -> int:
+        """How many closures wait for any worker, approximately."""
+        return self._state.waiting_for_all
+
+    def waiting_for(self, worker: int) -> list[Closure]:
+        """Returns the closures that only this worker may run."""
+        with self._lock:
+            return self._state.waiting_for(worker)
+
+    def idle_workers(self) -> list[int]:
+        """Returns the workers that wait in `take`, longest first."""
+        with self._lock:
+            return self._idle.indices()
+
+    def statistics(self) -> ClusterStatistics:
+        """Returns the counts of all closures, without the workers'."""
+        with self._lock:
+            return self._state.statistics()
+
+    def worker_counts(self, worker: int) -> WorkerCounts:
+        """Returns what the attempts on a worker came to."""
+        with self._lock:
+            return dataclasses.replace(self._state.worker_counts[worker])
+
+    def _hand_out(self, worker: int | None = None) -> None:
+        self._waits.has_room.notify(self._idle.hand_out(self._state, worker))
+
+    def _carry_out(self, effects: Effects | None, ended: Attempt | None = None) -> bool:
+        """Sets futures and cancels attempts; only then are their closures settled, and the attempt `ended` over."""
+        has_effects, effects = effects is not None, effects or Effects()
+        for closure, value in effects.outcomes:
+            closure.report(value)
+        for attempt in effects.cancelled:
+            if attempt is not ended:
+                attempt.cancellation.cancel()
+        with self._lock:
+            if ended is not None:
+                self._state.end_attempt(ended)
+            for closure, _ in effects.outcomes:
+                self._state.uncount(closure)
+            if ended is None or len(effects.outcomes) > 1:
+                self._waits.has_room.notify_all()
+            self._waits.notify_settled()
+        for closure, _ in effects.outcomes:
+            closure.release_work()
+        return has_effects

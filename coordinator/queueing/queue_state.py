@@ -1,0 +1,334 @@
+"""What a closure queue knows: which closures wait, what runs, what was decided, and which error is to be raised.
+
+A plain data structure without a lock, a thread or a call to other code: events come in as method calls, and what
+follows from them comes out as attempts to run and as `Effects`. `ClosureQueue` guards it and carries out the effects.
+
+Closures wait in deques: one for all workers and one for each worker. Those that wait for arguments are kept apart. A
+closure that stops waiting in the middle of a deque stays there with `is_queued` cleared, and is skipped later; so each
+closure that waits costs 8 bytes here, and cancelling one costs the same wherever it is. Invariant: the first closure of
+a deque is queued, so nothing waits in a deque only if it is empty.
+"""
+
+import dataclasses
+import itertools
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
+from coordinator.runtime import Cancellation, FusionKey
+from coordinator.statistics import ClusterStatistics
+
+# Deques are rebuilt when they may hold more stale entries than this, and than closures that wait.
+_MIN_STALE = 1000
+
+
+@dataclasses.dataclass(slots=True)
+class Effects:
+    """What is to be done without the lock after an event.
+
+    Attributes:
+      outcomes: the closures that were decided, in the order in which their futures are to be set, each with its result,
+        or its error, or None if its user cancelled it.
+      cancelled: the attempts to be cancelled.
+    """
+
+    outcomes: list[tuple[Closure, Any]] = dataclasses.field(default_factory=list)
+    cancelled: Sequence[Attempt] = ()
+
+
+@dataclasses.dataclass(slots=True)
+class WorkerCounts:
+    """What the attempts on one worker came to; see `coordinator.statistics.WorkerStatistics`."""
+
+    finished: int = 0
+    failed: int = 0
+    retried: int = 0
+
+
+class QueueState:
+    """The state of a `ClosureQueue`.
+
+    Attributes:
+      for_all: the closures that any worker may run; stale entries are skipped.
+      waiting: how many scheduled closures wait, for a worker or for arguments; internal ones are not counted.
+      running: the live attempts.
+      unsettled: how many scheduled closures have no outcome yet, or were cancelled and still run.
+      error: the pending error, which cancelled all other closures.
+      late_error: an error that is raised once everything is settled.
+      paused: why no closure may start; empty if closures may.
+      dismissed: the workers that may start no closure any more.
+      stopped: whether no worker may.
+      retried: how many attempts were requeued.
+      worker_counts: what the attempts on each worker came to, by the worker's index.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.running: dict[Attempt, None] = {}
+        self.unsettled = 0
+        self.error: BaseException | None = None
+        self.late_error: BaseException | None = None
+        self.paused = ""
+        self.dismissed: set[int] = set()
+        self.stopped = False
+        self.retried = 0
+        self.worker_counts: defaultdict[int, WorkerCounts] = defaultdict(WorkerCounts)
+        # By the index of the only worker that may run them; those for all workers under None.
+        self._queues: defaultdict[int | None, deque[Closure]] = defaultdict(deque)
+        self.for_all = self._queues[None]
+        self._blocked: dict[Closure, None] = {}
+        self._stale = 0
+        self._ended: Counter[ClosureState] = Counter()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every scheduled closure has its outcome."""
+        return self.unsettled == 0
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """A value that changes whenever a closure makes progress."""
+        return (*self._ended.values(), self.retried)
+
+    @property
+    def waiting_for_all(self) -> int:
+        """How many closures wait for any worker; some that were cancelled may be counted."""
+        return len(self.for_all)
+
+    def may_start(self, worker: int) -> bool:
+        """Returns whether there is a closure that this worker may start now."""
+        has_next = bool(self.for_all or self._queues.get(worker))
+        return has_next and not (self.paused or self.stopped or worker in self.dismissed)
+
+    def is_over_for(self, worker: int) -> bool:
+        """Returns whether a worker will never start a closure again."""
+        return self.stopped or worker in self.dismissed
+
+    def is_unwanted(self, closure: Closure) -> bool:
+        """Returns whether a closure without an outcome must not be tried again."""
+        return self.stopped or (self.error is not None and not closure.is_internal)
+
+    def waiting_for(self, worker: int) -> list[Closure]:
+        """Returns the closures that only this worker may run."""
+        return [closure for closure in self._queues.get(worker, ()) if closure.is_queued]
+
+    def matching_ahead(self, key: FusionKey, limit: int) -> int:
+        """Returns how many closures in a row, at the front of those for all workers, have this key; at most `limit`."""
+        waiting = itertools.islice((closure for closure in self.for_all if closure.is_queued), limit)
+        return sum(1 for _ in itertools.takewhile(lambda closure: closure.fusion_key == key, waiting))
+
+    def add(self, closure: Closure) -> None:
+        """Adds a closure that was scheduled."""
+        if not closure.is_internal:
+            closure.counts = True
+            self.unsettled += 1
+        self._enqueue(closure)
+
+    def unblock(self, closure: Closure) -> None:
+        """Records that one of the results that a closure waits for exists."""
+        is_last = closure.blockers == 1
+        if is_last:
+            self._dequeue(closure)
+        closure.unblock()
+        if is_last:
+            self._enqueue(closure)
+
+    def requeue_overdue(self) -> tuple[list[Closure], float | None]:
+        """Puts each closure that exceeded its timeout at the front, to be tried beside its latest attempt.
+
+        Returns:
+          These closures, and when the next one will exceed its timeout (`time.monotonic`); None if none can.
+        """
+        now = time.monotonic()
+        overdue, deadlines = [], []
+        for attempt in self.running:
+            closure = attempt.closure
+            if closure.timeout is None or closure.has_ended or closure.is_queued or closure.live[-1] is not attempt:
+                continue
+            deadline = attempt.started + closure.timeout
+            if deadline > now:
+                deadlines.append(deadline)
+            elif not self.is_unwanted(closure):
+                overdue.append(closure)
+        for closure in overdue:
+            self._enqueue(closure, at_front=True)
+        return overdue, min(deadlines, default=None)
+
+    def start_next(self, worker: int, cancellation: Cancellation) -> Attempt:
+        """Starts the next closure on a worker: the worker's own closures come before those for all workers."""
+        queue = self._queues.get(worker) or self.for_all
+        closure = queue.popleft()
+        closure.is_queued = False
+        self.waiting -= not closure.is_internal
+        while queue and not queue[0].is_queued:
+            queue.popleft()
+        attempt = closure.start(worker, cancellation)
+        self.running[attempt] = None
+        return attempt
+
+    def start_batch(self, attempt: Attempt, cancellations: Sequence[Cancellation]) -> list[Attempt]:
+        """Starts the next closures for all workers in the call of `attempt`, one for each further cancellation."""
+        attempt.cancellation = cancellations[0]
+        attempts = [attempt]
+        for cancellation in cancellations[1:]:
+            other = self.start_next(attempt.worker, cancellation)
+            other.call_cancellation = attempt.call_cancellation
+            attempts.append(other)
+        return attempts
+
+    def end_attempt(self, attempt: Attempt) -> None:
+        """Records that an attempt ended."""
+        del self.running[attempt]
+        attempt.closure.end_attempt(attempt)
+        self.uncount(attempt.closure)
+
+    def requeue(self, attempt: Attempt) -> Effects | None:
+        """Ends an attempt without an outcome, and puts its closure at the front unless it is not wanted any more.
+
+        Returns:
+          None if the closure waits again; otherwise what follows from the end of the attempt.
+        """
+        closure = attempt.closure
+        self.end_attempt(attempt)
+        if closure.has_ended or closure.live:
+            return Effects()
+        if self.is_unwanted(closure):
+            reason = "the strategy was closed" if self.stopped else "another closure failed while it ran"
+            return self.end(closure, ClosureState.CANCELLED, closure.cancelled_error(reason))
+        closure.requeue()
+        if not closure.is_queued:
+            self._enqueue(closure, at_front=True)
+        self.retried += 1
+        self.worker_counts[attempt.worker].retried += 1
+        return None
+
+    def finish(self, attempt: Attempt, result: Any) -> Effects | None:
+        """Decides a closure by an attempt's result; None if it was decided already."""
+        if attempt.closure.has_ended:
+            return None
+        self.worker_counts[attempt.worker].finished += 1
+        return self.end(attempt.closure, ClosureState.DONE, result)
+
+    def fail(self, attempt: Attempt, error: BaseException, scope: ErrorScope) -> Effects | None:
+        """Decides a closure by an attempt's error; None if it was decided already."""
+        if attempt.closure.has_ended:
+            return None
+        self.worker_counts[attempt.worker].failed += 1
+        return self.end(attempt.closure, ClosureState.FAILED, error, scope)
+
+    def end(self, closure: Closure, state: ClosureState, value: Any, scope: ErrorScope = ErrorScope.FUTURE) -> Effects:
+        """Decides a closure that has no outcome.
+
+        Args:
+          closure: the closure.
+          state: DONE, FAILED or CANCELLED.
+          value: its result or error, or None if its user cancelled it.
+          scope: what the error affects besides; nothing if the closure is internal.
+        """
+        self._dequeue(closure)
+        closure.end(state)
+        self._ended[state] += 1
+        effects = Effects([(closure, value)], closure.live)
+        if closure.is_internal or scope is ErrorScope.FUTURE:
+            return effects
+        if scope is ErrorScope.JOIN:
+            self.late_error = self.late_error or value
+            return effects
+        others = self.fail_all(value)
+        effects.outcomes += others.outcomes
+        effects.cancelled = (*effects.cancelled, *others.cancelled)
+        return effects
+
+    def fail_all(self, error: BaseException) -> Effects:
+        """Makes an error pending, which cancels all scheduled closures; does nothing if there is one already."""
+        if self.error is not None or self.stopped:
+            return Effects()
+        self.error = error
+        return self._cancel_all(f"another closure failed ({type(error).__name__})", internal=False)
+
+    def stop(self) -> Effects:
+        """Cancels everything; nothing starts any more."""
+        self.stopped = True
+        return self._cancel_all("the strategy was closed", internal=True)
+
+    def uncount(self, closure: Closure) -> None:
+        """Stops counting a closure as unsettled, once its future is set; a cancelled one once it does not run."""
+        is_over = closure.has_ended and closure.future.done()
+        if closure.counts and is_over and not (closure.state is ClosureState.CANCELLED and closure.live):
+            closure.counts = False
+            self.unsettled -= 1
+
+    def take_error(self) -> BaseException | None:
+        """Returns the error to be raised now, and forgets it."""
+        error = self.error or self.late_error
+        self.error = self.late_error = None
+        return error
+
+    def statistics(self) -> ClusterStatistics:
+        """Returns the counts, without the workers'."""
+        return ClusterStatistics(
+            waiting=self.waiting,
+            running=len({attempt.closure for attempt in self.running if attempt.closure.counts}),
+            finished=self._ended[ClosureState.DONE],
+            failed=self._ended[ClosureState.FAILED],
+            cancelled=self._ended[ClosureState.CANCELLED],
+            retried=self.retried,
+        )
+
+    def describe(self) -> str:
+        """Describes what waits and runs, for messages."""
+        now = time.monotonic()
+        shown = [
+            f"{attempt.closure} on worker {attempt.worker} for {now - attempt.started:.1f} s (attempt {attempt.number})"
+            for attempt in list(self.running)[:10]
+        ]
+        more = len(self.running) - len(shown)
+        running = ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "nothing"
+        paused = f"; no closure is started because {self.paused}" if self.paused else ""
+        return f"{self.waiting} closures wait, running: {running}{paused}"
+
+    def _enqueue(self, closure: Closure, at_front: bool = False) -> None:
+        closure.is_queued = True
+        self.waiting += not closure.is_internal
+        if closure.blockers:
+            self._blocked[closure] = None
+        elif at_front:
+            self._queues[closure.target].appendleft(closure)
+        else:
+            self._queues[closure.target].append(closure)
+
+    def _dequeue(self, closure: Closure) -> None:
+        """Removes a closure from those that wait, if it does."""
+        if not closure.is_queued:
+            return
+        closure.is_queued = False
+        self.waiting -= not closure.is_internal
+        if closure.blockers:
+            del self._blocked[closure]
+            return
+        queue = self._queues[closure.target]
+        while queue and not queue[0].is_queued:
+            queue.popleft()
+        self._stale += 1
+        if self._stale > max(_MIN_STALE, self.waiting):
+            self._stale = 0
+            for queue in self._queues.values():
+                waiting = [closure for closure in queue if closure.is_queued]
+                queue.clear()
+                queue.extend(waiting)
+
+    def _cancel_all(self, reason: str, *, internal: bool) -> Effects:
+        """Cancels what waits and what runs, internal closures only if said so."""
+        queues: Iterable[Iterable[Closure]] = (*self._queues.values(), self._blocked)
+        waiting = [closure for closure in itertools.chain(*queues) if closure.is_queued]
+        effects = Effects(cancelled=[run for run in self.running if internal or not run.closure.is_internal])
+        for closure in waiting:
+            if closure.is_internal and not internal:
+                continue
+            if closure.live:
+                self._dequeue(closure)
+            else:
+                effects.outcomes += self.end(closure, ClosureState.CANCELLED, closure.cancelled_error(reason)).outcomes
+        return effects

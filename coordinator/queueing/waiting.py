@@ -1,0 +1,111 @@
+"""How a user's threads wait for the queue: for room, for all closures to settle, for running attempts to end.
+
+Each wait has a deadline or is reported in the log when nothing progresses, and ends when the queue is stopped.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from coordinator.errors import StrategyClosedError
+from coordinator.queueing.closure import Closure
+from coordinator.queueing.queue_state import QueueState
+
+
+class QueueWaits:
+    """The conditions on which threads wait. All methods are called with the queue's lock held, and release it to wait.
+
+    Args:
+      lock: the queue's lock.
+      state: the queue's state.
+      report_stall: called without the lock with a report when a wait sees no progress for `stall_interval`.
+      stall_interval: in seconds.
+
+    Attributes:
+      has_room: to be notified when closures stop waiting.
+    """
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        state: QueueState,
+        report_stall: Callable[[str], None],
+        stall_interval: float,
+    ) -> None:
+        self.has_room = threading.Condition(lock)
+        self._settled = threading.Condition(lock)
+        self._nothing_runs = threading.Condition(lock)
+        self._state = state
+        self._report_stall = report_stall
+        self._stall_interval = stall_interval
+
+    def for_room(self, closure: Closure, capacity: int, deadline: float | None) -> None:
+        """Waits until fewer than `capacity` closures wait. Raises what `ClosureQueue.put` says."""
+        state = self._state
+
+        def may_proceed() -> bool:
+            return state.stopped or state.error is not None or state.waiting < capacity
+
+        while True:
+            awaited = f"schedule waits for room for {closure} in the full queue"
+            self._until(self.has_room, may_proceed, awaited, deadline)
+            if state.stopped:
+                raise StrategyClosedError(f"{closure} cannot be scheduled: the strategy is closed.")
+            if state.error is None:
+                return
+            self.to_raise("schedule waits to raise an earlier error", deadline)
+
+    def to_settle(self, deadline: float | None) -> None:
+        """Waits until every closure has its outcome, and raises the pending error."""
+        self._until(self._settled, lambda: self._state.is_settled, "join waits for closures", deadline)
+        self._raise_pending_error()
+
+    def to_raise(self, awaited: str, deadline: float | None) -> None:
+        """If an error is pending, waits until what ran has ended, and raises the error unless another thread did."""
+        state = self._state
+        self._until(self._settled, lambda: state.error is None or state.is_settled, awaited, deadline)
+        if state.is_settled:
+            self._raise_pending_error()
+
+    def for_running(self, timeout: float) -> bool:
+        """Waits at most `timeout` seconds until no attempt runs; returns whether none does."""
+        return self._nothing_runs.wait_for(lambda: not self._state.running, timeout)
+
+    def notify_settled(self) -> None:
+        """Notifies the threads that wait for what has become true."""
+        if self._state.is_settled:
+            self._settled.notify_all()
+        if not self._state.running:
+            self._nothing_runs.notify_all()
+
+    def notify_all(self) -> None:
+        """Notifies all threads."""
+        for condition in (self.has_room, self._settled, self._nothing_runs):
+            condition.notify_all()
+
+    def _raise_pending_error(self) -> None:
+        error = self._state.take_error()
+        if error is not None:
+            raise error
+
+    def _until(
+        self, condition: threading.Condition, is_true: Callable[[], bool], awaited: str, deadline: float | None
+    ) -> None:
+        """Waits until `is_true()`; raises TimeoutError at `deadline`, on the `time.monotonic` clock."""
+        start = time.monotonic()
+        progress = self._state.progress
+        while not is_true():
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                raise TimeoutError(f"Timed out after {now - start:.1f} s: {awaited}; {self._state.describe()}.")
+            interval = self._stall_interval if deadline is None else min(self._stall_interval, deadline - now)
+            was_notified = condition.wait(interval)
+            if not was_notified and interval == self._stall_interval and progress == self._state.progress:
+                waited = time.monotonic() - start
+                report = f"No progress for {waited:.0f} s: {awaited}; {self._state.describe()}."
+                condition.release()
+                try:
+                    self._report_stall(report)
+                finally:
+                    condition.acquire()
+            progress = self._state.progress

@@ -1,0 +1,325 @@
+"""The update rules in virtual time.
+
+Each class has the name, the settings and the checks of a rule of `coordinator.updates` (see its settings class), and
+follows the same decisions.
+"""
+
+import dataclasses
+import heapq
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from coordinator.simulation.learning import SimulatedModel
+from coordinator.simulation.rule import (
+    GRADIENT,
+    MODEL_BOTH_WAYS,
+    NOTHING,
+    FirstComeRun,
+    IntegerMultiset,
+    PushRecord,
+    Rule,
+    RuleRun,
+    Transfer,
+)
+from coordinator.simulation.simulated_worker import SimulatedWorker
+from coordinator.updates import decisions
+from coordinator.updates.settings import (
+    AsynchronousSettings,
+    BoundedDelaySettings,
+    DelayedSettings,
+    ModelAverageSettings,
+    StaleSynchronousSettings,
+    SynchronousSettings,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asynchronous(AsynchronousSettings, Rule):
+    """Applies every gradient as it arrives."""
+
+    name: ClassVar[str] = "asynchronous"
+
+    def new_run(self, model: SimulatedModel, record: PushRecord) -> RuleRun:
+        return _AsynchronousRun(model, record, self.learning_rate_scale)
+
+
+class _AsynchronousRun(RuleRun):
+    """A run of `Asynchronous`; the scale is a function from staleness to the factor of the learning rate."""
+
+    def __init__(self, model: SimulatedModel, record: PushRecord, scale: Callable[[int], float] | None = None) -> None:
+        super().__init__(model, record)
+        self._scale = scale
+
+    def push(self, worker: SimulatedWorker, now: float) -> Transfer:
+        staleness = self._record_push(worker, now)
+        self._model.apply(worker, self._scale(staleness) if self._scale else 1.0)
+        self.version += 1
+        worker.clock += 1
+        return GRADIENT
+
+
+@dataclasses.dataclass(frozen=True)
+class StaleSynchronous(StaleSynchronousSettings, Rule):
+    """Pulls every few steps; in between, a worker also applies its gradients to its own copy."""
+
+    name: ClassVar[str] = "stale_synchronous"
+
+    def new_run(self, model: SimulatedModel, record: PushRecord) -> RuleRun:
+        return _StaleSynchronousRun(model, record, self)
+
+
+class _StaleSynchronousRun(_AsynchronousRun):
+    """Of the workers that wait, the one with the lowest clock begins first."""
+
+    def __init__(self, model: SimulatedModel, record: PushRecord, rule: StaleSynchronous) -> None:
+        super().__init__(model, record, rule.learning_rate_scale)
+        self.waiting: list[tuple[int, int, SimulatedWorker]] = []
+        self._frequency = rule.get_model_frequency
+        self._max_lead = rule.max_lead
+        self._clocks = IntegerMultiset()
+        self._numbers = itertools.count()
+
+    def may_begin(self, worker: SimulatedWorker) -> bool:
+        if self._max_lead is None:
+            return True
+        if not worker.is_active:
+            worker.clock = decisions.rejoined_clock(worker.clock, self._clocks.minimum(worker.clock))
+            self._clocks.add(worker.clock)
+            worker.is_active = True
+        # The worker's own clock is among them, which changes no answer: the slowest may always begin.
+        may: bool = decisions.may_lead(worker.clock, self._clocks.minimum(worker.clock), self._max_lead)
+        return may
+
+    def add_waiting(self, worker: SimulatedWorker) -> None:
+        heapq.heappush(self.waiting, (worker.clock, next(self._numbers), worker))
+
+    def next_ready(self) -> SimulatedWorker | None:
+        return heapq.heappop(self.waiting)[2] if self.waiting and self.may_begin(self.waiting[0][2]) else None
+
+    def remove_waiting(self, worker: SimulatedWorker) -> None:
+        self.waiting = [entry for entry in self.waiting if entry[2] is not worker]
+        heapq.heapify(self.waiting)
+
+    def begin(self, worker: SimulatedWorker, now: float) -> Transfer:
+        if decisions.is_pull_due(worker.steps_since_pull, self._frequency):
+            worker.steps_since_pull = 0
+            return super().begin(worker, now)
+        return NOTHING
+
+    def push(self, worker: SimulatedWorker, now: float) -> Transfer:
+        if worker.is_active:
+            self._clocks.remove(worker.clock)
+            self._clocks.add(worker.clock + 1)
+        worker.steps_since_pull += 1
+        transfer = super().push(worker, now)
+        self._model.apply_to_own(worker)
+        return transfer
+
+    def forget(self, worker: SimulatedWorker) -> None:
+        worker.steps_since_pull = 0
+        if worker.is_active:
+            self._clocks.remove(worker.clock)
+            worker.is_active = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Synchronous(SynchronousSettings, Rule):
+    """Applies the mean of `grads_to_wait` gradients of the current version, and rejects others. No worker waits."""
+
+    name: ClassVar[str] = "synchronous"
+
+    def new_run(self, model: SimulatedModel, record: PushRecord) -> RuleRun:
+        return SynchronousRun(model, record, self.grads_to_wait)
+
+
+class _AccumulatingRun(FirstComeRun):
+    """A run in which an update is the mean of several gradients."""
+
+    def __init__(self, model: SimulatedModel, record: PushRecord, grads_to_wait: int) -> None:
+        super().__init__(model, record)
+        self._grads_to_wait = grads_to_wait
+        self._gradients = 0
+
+    def _accept(self, worker: SimulatedWorker) -> None:
+        self._model.add(worker)
+        worker.clock += 1
+        self._gradients += 1
+        if decisions.is_complete(self._gradients, self._grads_to_wait):
+            self._model.apply_mean()
+            self.version += 1
+            self._gradients = 0
+
+
+class SynchronousRun(_AccumulatingRun):
+    """A run of `Synchronous`."""
+
+    def push(self, worker: SimulatedWorker, now: float) -> Transfer:
+        self._record_push(worker, now)
+        if decisions.is_accepted(self.version, worker.pulled_version, self._gradients, self._grads_to_wait):
+            self._accept(worker)
+        else:
+            self.rejected += 1
+        return GRADIENT
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedDelay(BoundedDelaySettings, Rule):
+    """Lets a worker begin only if this cannot make any gradient more than `max_delay` updates old."""
+
+    name: ClassVar[str] = "bounded_delay"
+
+    def new_run(self, model: SimulatedModel, record: PushRecord) -> RuleRun:
+        return _BoundedDelayRun(model, record, self)
+
+
+class _BoundedDelayRun(_AccumulatingRun):
+    """Whether a worker may begin is the same for all, so workers begin in the order in which they asked."""
+
+    def __init__(self, model: SimulatedModel, record: PushRecord, rule: BoundedDelay) -> None:
+        super().__init__(model, record, rule.grads_to_wait)
+        self._max_delay = rule.largest_delay
+        self._under_way = IntegerMultiset()
+
+    def may_begin(self, worker: SimulatedWorker) -> bool:
+        del worker
+        version, under_way = self.version, self._under_way
+        before = version * self._grads_to_wait + self._gradients + len(under_way)
+        may: bool = decisions.may_start(before, under_way.minimum(version), self._grads_to_wait, self._max_delay)
+        return may
+
+    def begin(self, worker: SimulatedWorker, now: float) -> Transfer:
+        self._under_way.add(self.version)
+        worker.is_under_way = True
+        return super().begin(worker, now)
+
+    def push(self, worker: SimulatedWorker, now: float) -> Transfer:
+        self.forget(worker)
+        self._record_push(worker, now)
+        self._accept(worker)
+        return GRADIENT
+
+    def forget(self, worker: SimulatedWorker) -> None:
+        if worker.is_under_way:
+            self._under_way.remove(worker.pulled_version)
+            worker.is_under_way = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Delayed(DelayedSettings, Rule):
+    """Queues gradients; the first pull after a gradient's delay applies it, as one update.
+
+    Gradients that are queued at the end are in no update. A push is recorded, with its staleness, when it is applied.
+    """
+
+    name: ClassVar[str] = "delayed"
+
+    def new_run(self, model: SimulatedModel, record: PushRecord) -> RuleRun:
+        return _DelayedRun(model, record, self.delay)
+
+
+@dataclasses.dataclass(frozen=True)
+class _QueuedGradient:
+    """A gradient that was pushed and not applied yet.
+
+    Attributes:
+      number: its position among all pushes.
+      worker: the index of the worker that pushed it.
+      pushed_at, delay: in seconds.
+      pulled_version: the model version that it was computed on.
+      gradient: what the model returned.
+    """
+
+    number: int
+    worker: int
+    pushed_at: float
+    delay: float
+    pulled_version: int
+    gradient: Any
+
+
+class _DelayedRun(RuleRun):
+    def __init__(self, model: SimulatedModel, record: PushRecord, delay: float | Callable[[int, float], float]) -> None:
+        super().__init__(model, record)
+        self._delay = delay
+        self._pushes = 0
+        # Ordered by the time they are due, so that a pull looks at one gradient more than it applies.
+        self._queue: list[tuple[float, int, _QueuedGradient]] = []
+
+    def begin(self, worker: SimulatedWorker, now: float) -> Transfer:
+        due = []
+        while self._queue and decisions.is_delay_over(now, self._queue[0][2].pushed_at, self._queue[0][2].delay):
+            due.append(heapq.heappop(self._queue)[2])
+        for queued in sorted(due, key=lambda queued: queued.number):
+            self._record.add(now, queued.worker, decisions.staleness(self.version, queued.pulled_version))
+            self._model.apply_gradient(queued.gradient)
+            self.version += 1
+        return super().begin(worker, now)
+
+    def push(self, worker: SimulatedWorker, now: float) -> Transfer:
+        delay = self._delay(worker.index, now) if callable(self._delay) else self._delay
+        delay = math.inf if math.isnan(delay) else max(delay, 0.0)
+        gradient = self._model.gradient(worker)
+        queued = _QueuedGradient(self._pushes, worker.index, now, delay, worker.pulled_version, gradient)
+        heapq.heappush(self._queue, (now + delay, queued.number, queued))
+        self._pushes += 1
+        worker.clock += 1
+        return GRADIENT
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelAverage(ModelAverageSettings, Rule):
+    """Each worker trains its own model, which is averaged with all others while the worker computes a gradient.
+
+    An averaging counts as a push and as an update.
+    """
+
+    name: ClassVar[str] = "model_average"
+
+    def new_run(self, model: SimulatedModel, record: PushRecord) -> RuleRun:
+        return _ModelAverageRun(model, record, self)
+
+
+class _ModelAverageRun(_AsynchronousRun):
+    def __init__(self, model: SimulatedModel, record: PushRecord, rule: ModelAverage) -> None:
+        super().__init__(model, record)
+        self._rule = rule
+        self._fastest_clock = 0
+
+    def begin(self, worker: SimulatedWorker, now: float) -> Transfer:
+        rule = self._rule
+        worker.is_warming_up = self._fastest_clock < rule.warmup_steps
+        transfer = NOTHING
+        if worker.is_warming_up or not worker.has_own_model:
+            transfer = super().begin(worker, now)
+            worker.has_own_model = not worker.is_warming_up
+            worker.averaged_at = now
+        if decisions.is_average_due(now - worker.averaged_at, rule.period, self._fastest_clock, rule.warmup_steps):
+            self._record_push(worker, now)
+            self.version += 1
+            worker.pulled_version = self.version
+            worker.averaged_at = now
+            self._model.average(worker)
+            # A worker that takes the shared model at this step takes it with the average: once in its life.
+            return MODEL_BOTH_WAYS
+        return transfer
+
+    def push(self, worker: SimulatedWorker, now: float) -> Transfer:
+        if worker.is_warming_up:
+            transfer = super().push(worker, now)
+        else:
+            self._model.train_own(worker)
+            worker.clock += 1
+            transfer = NOTHING
+        self._fastest_clock = max(self._fastest_clock, worker.clock)
+        return transfer
+
+    def forget(self, worker: SimulatedWorker) -> None:
+        worker.has_own_model = False
+        self._model.leave_out(worker)
+
+
+RULES: dict[str, type[Rule]] = {
+    rule.name: rule for rule in (Asynchronous, Synchronous, StaleSynchronous, BoundedDelay, ModelAverage, Delayed)
+}

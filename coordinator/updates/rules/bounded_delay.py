@@ -1,0 +1,76 @@
+"""The rule of bounded delay: a worker waits before it computes a gradient that could be too late."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
+from coordinator.updates import decisions
+from coordinator.updates.rules.accumulating import Accumulating
+from coordinator.updates.settings import BoundedDelaySettings
+from coordinator.updates.state.gate import Gate
+from coordinator.updates.state.push_log import PendingPush
+from coordinator.updates.state.rule_state import NO_STEP
+from coordinator.updates.update_rule import UpdateRule
+
+
+class BoundedDelay(Accumulating):
+    """Lets a worker begin a step only if then no gradient can become more than `max_delay` updates old.
+
+    A worker that begins may be overtaken by all steps in flight, and may overtake them: it waits until neither its own
+    gradient nor one of theirs can come too late. So no work is discarded. A slow or dead worker is waited for only
+    until the client knows that it has no step in flight. (ps-lite's tau: Li et al., OSDI'14, "bounded delay".)
+
+    `max_delay=0` is bulk synchronous, without rejections: with `grads_to_wait` as the number of workers all compute
+    concurrently, with 1 one after another. `float("inf")` is asynchronous: no worker waits.
+
+    Args:
+      optimizer, variables, embeddings, learning_rate: see `UpdateRule`.
+      max_delay: the largest number of updates between a gradient's pull and its own update; None is no limit.
+      grads_to_wait: the number of gradients in an update, at least 1.
+
+    Raises:
+      ValueError: `max_delay` is not an integer of at least 0, or `grads_to_wait` not one of at least 1; and see
+        `UpdateRule`.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        variables: Sequence[Any],
+        *,
+        max_delay: float | None,
+        grads_to_wait: int = 1,
+        embeddings: Sequence[Any] = (),
+        learning_rate: Any = None,
+    ) -> None:
+        self._max_delay = BoundedDelaySettings(max_delay, grads_to_wait).largest_delay
+        super().__init__(
+            optimizer, variables, grads_to_wait=grads_to_wait, embeddings=embeddings, learning_rate=learning_rate
+        )
+        self._gate = self._new_gate()
+
+    def _begin_step(self) -> Any:
+        return self._gate.wait_open()
+
+    def _new_gate(self) -> Gate:
+        return Gate(self._parts.strategy, self.state, lambda worker, _: self._may_begin(worker))
+
+    def _may_begin(self, worker: Any) -> Any:
+        """Returns whether a worker may compute a gradient; on the home server, under the state's lock."""
+        state = self.state
+        version, in_flight = state.version.read_value(), state.workers.pulled_version.read_value()
+        is_other = (in_flight != NO_STEP) & (tf.range(MAX_WORKERS, dtype=tf.int64) != worker)
+        pushed = version * self._grads_to_wait + self._accumulator.log.waiting()
+        oldest = tf.reduce_min(tf.where(is_other, tf.minimum(in_flight, version), version))
+        before = pushed + tf.math.count_nonzero(is_other)
+        return decisions.may_start(before, oldest, self._grads_to_wait, self._max_delay)
+
+    def _is_accepted(self, push: PendingPush) -> Any:
+        """Accepts all pushes but those of abandoned calls, for which no worker has waited."""
+        return self.state.workers.pulled_version.sparse_read(push.worker) == push.pulled_version
+
+    def _take_over(self, rule: UpdateRule) -> None:
+        super()._take_over(rule)
+        self._gate = self._new_gate()

@@ -1,0 +1,31 @@
+"""The synchronous rule: an update is the mean of gradients of the same model version."""
+
+from typing import Any
+
+from coordinator.updates import decisions
+from coordinator.updates.rules.accumulating import Accumulating
+from coordinator.updates.state.push_log import PendingPush
+
+
+class Synchronous(Accumulating):
+    """Applies the mean of `grads_to_wait` gradients of the current model version; rejects gradients of older ones.
+
+    The result is that of one process that applies the mean. No worker waits: one whose gradient is late, or one too
+    many, repeats its minibatch with the new model; `rule.run` does that. So workers beyond `grads_to_wait` are backup
+    workers (Chen et al., arXiv 1604.00981): an update needs only the fastest, and a dead worker delays none. A worker
+    may also give several gradients to one update.
+
+    A gradient whose push returned False is in no update. (ElasticDL, "Asynchronous SGD": synchronous mode.)
+
+    Args:
+      optimizer, variables, embeddings, learning_rate: see `UpdateRule`.
+      grads_to_wait: the number of gradients in an update, at least 1.
+
+    Raises:
+      ValueError: `grads_to_wait` is not an integer of at least 1; and see `UpdateRule`.
+    """
+
+    may_reject = True
+
+    def _is_accepted(self, push: PendingPush) -> Any:
+        return decisions.is_accepted(push.version, push.pulled_version, push.waiting, self._grads_to_wait)

@@ -1,0 +1,107 @@
+"""The local copies that a step reads instead of the variables themselves."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.ps_strategy import tensorflow_internals
+from coordinator.updates.transport.gradients import after_checks
+
+
+@dataclasses.dataclass(frozen=True)
+class PulledModel:
+    """A model as a step pulled it.
+
+    Attributes:
+      version: of the model, an int64 scalar.
+      scalars: the values of the optimizer's scalars.
+      values: tensors on the worker, by the positions of their variables.
+      size: of what was transferred, in bytes, an int64 scalar.
+      pulls: 1, or 0 if nothing was transferred; may be an int64 scalar.
+      rule_data: for the rule's push; None if the pull was in another function.
+      worker: the index of the worker, an int64 scalar; known to the push.
+      checks: operations on the worker before which the push changes nothing; see `after`.
+    """
+
+    version: Any
+    scalars: Sequence[Any]
+    values: Mapping[int, Any]
+    size: Any
+    pulls: Any
+    rule_data: Any = None
+    worker: Any = None
+    checks: Sequence[Any] = ()
+
+    def after(self, checks: Sequence[Any]) -> "PulledModel":
+        """Returns a copy whose version, scalars and worker depend on the checks of a push."""
+        if not checks:
+            return self
+        version, worker, *scalars = (after_checks(checks, each) for each in (self.version, self.worker, *self.scalars))
+        return dataclasses.replace(self, version=version, worker=worker, scalars=scalars, checks=checks)
+
+
+class PulledVariables:
+    """Local copies of variables, for the current graph and the branches and loops inside it.
+
+    While it is active, a read of a variable gives its copy, the same one each time although the variable may have
+    changed, and gradients are taken with respect to the variable. A lookup of rows of a variable without a copy reads
+    these rows on the variable's server; a read of all of it creates the copy. A `tf.function` that is called meanwhile
+    reads the variables themselves, since it may be called from other places too.
+
+    Args:
+      variables: `tf.Variable`s.
+      copies: tensors, by the position of their variables; other variables are copied when they are read.
+
+    Attributes:
+      read_later: the copies that were created by reads, and the rows that were looked up.
+    """
+
+    def __init__(self, variables: Sequence[Any], copies: Mapping[int, Any]) -> None:
+        self.read_later: list[Any] = []
+        self._variables = variables
+        self._copies = dict(copies)
+        self._graph = tf.compat.v1.get_default_graph()
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Opens a scope in which reads give the copies.
+
+        Raises:
+          ValueError: copies of one of the variables are active already.
+        """
+        readers = [_Reader(self, number) for number in range(len(self._variables))]
+        with tensorflow_internals.reads_replaced(self._variables, readers):
+            yield
+
+    def copy(self, number: int, *, may_make: bool) -> Any:
+        """Returns what is read instead of a variable; None for the variable itself."""
+        if not tensorflow_internals.is_within(self._graph):
+            return None
+        if number not in self._copies and may_make:
+            # In the outer graph, whichever branch or loop reads it first, so that all share it.
+            with self._graph.as_default(), tf.control_dependencies(None):
+                self._copies[number] = tensorflow_internals.read_variable(self._variables[number])
+            self.read_later.append(self._copies[number])
+        return self._copies.get(number)
+
+    def note_rows(self, rows: Any) -> None:
+        """Records rows that were looked up, except in a branch or a loop, whose tensors cannot be used outside."""
+        if tf.compat.v1.get_default_graph() is self._graph:
+            self.read_later.append(rows)
+
+
+class _Reader:
+    """The reader of one variable, for `tensorflow_internals.reads_replaced`."""
+
+    def __init__(self, pulled: PulledVariables, number: int) -> None:
+        self._pulled = pulled
+        self._number = number
+
+    def copy(self, *, may_make: bool) -> Any:
+        return self._pulled.copy(self._number, may_make=may_make)
+
+    def note_rows(self, rows: Any) -> None:
+        self._pulled.note_rows(rows)

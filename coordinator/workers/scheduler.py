@@ -1,0 +1,205 @@
+"""Schedules closures on the workers, and waits for them.
+
+                 schedule                       take
+    user's thread -------> ClosureQueue <--------------- Worker 0's thread --run--> Runtime --> task 0
+                 <-------                 <------------- Worker 1's thread --run--> Runtime --> task 1
+                   join     finish, fail, requeue
+
+Guarantees: what `schedule` accepts is run at least once or its future says why not; after `join` every future is done;
+workers may come and go meanwhile; `close` leaves no thread behind.
+"""
+
+import itertools
+import logging
+import threading
+import time
+import types
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from coordinator.errors import ClosureInputError, WorkerLost
+from coordinator.future import Future
+from coordinator.options import Options
+from coordinator.queueing.closure import Closure, ErrorScope
+from coordinator.queueing.closure_queue import ClosureQueue
+from coordinator.runtime import FusionKey, Runtime, Servers
+from coordinator.workers.cluster import Cluster
+from coordinator.workers.recovery_loop import RecoveryLoop
+from coordinator.workers.worker_pool import WorkerPool
+
+_logger = logging.getLogger("coordinator")
+
+
+class Scheduler:
+    """Runs closures on the workers of one runtime.
+
+    Args:
+      runtime: runs calls.
+      servers: know the cluster's tasks.
+      options: limits and times.
+
+    Attributes:
+      servers: as given.
+      queue: has the closures.
+      cluster: what users see of the workers.
+      recovery: recovers lost parameter servers.
+    """
+
+    def __init__(self, runtime: Runtime, servers: Servers, options: Options) -> None:
+        self.servers = servers
+        self._options = options
+        self._numbers = itertools.count()
+        self.queue = queue = ClosureQueue(
+            options.max_queued_closures, runtime.new_cancellation, self._report_stall, options.stall_report_interval
+        )
+        self._cancel = queue.cancel
+        self.recovery = RecoveryLoop(servers, queue, options)
+        self._pool = WorkerPool(runtime, servers, queue, self.recovery, options)
+        self.cluster = Cluster(self._pool, queue, self._fail_orphaned, self._refuse_worker_thread)
+        self._closed = False
+        self._closing_thread: threading.Thread | None = None
+        self.recovery.start()
+        self._pool.start()
+
+    def schedule(
+        self,
+        work: Any,
+        name: str,
+        *,
+        worker: int | None = None,
+        timeout: float | None = None,
+        after: Sequence[Future] = (),
+        origin: Any = None,
+        fusion_key: FusionKey | None = None,
+    ) -> Future:
+        """Queues `work`; see `ClosureQueue.put` for what it raises.
+
+        Args:
+          work: what the runtime runs.
+          name: the function's name, for messages.
+          worker: the index of the only worker that may run it; None for any.
+          timeout: in seconds; an attempt that takes longer is started on another worker too. None: as the options say.
+          after: it is run when these have their results, and fails if one of them has none.
+          origin: what the future is to know of the result's structure.
+          fusion_key: work with equal keys may run in one call; None if it runs alone.
+
+        Raises:
+          ValueError: there is no such worker, or a future is of another strategy.
+        """
+        self._refuse_worker_thread("schedule")
+        if worker is not None:
+            self._pool.refuse_unknown(worker)
+        needed = tuple(dict.fromkeys(after)) if after else ()
+        number = next(self._numbers)
+        future = Future(name, number, origin=origin)
+        closure = Closure(
+            work,
+            name,
+            number,
+            future,
+            target=worker,
+            timeout=self._options.closure_timeout if timeout is None else timeout,
+            blockers=len(needed),
+        )
+        if worker is None and closure.timeout is None:
+            closure.fusion_key = fusion_key
+        # A bound method weighs half of a `functools.partial`, and each closure that waits has one.
+        future.on_cancel = types.MethodType(self._cancel, closure)
+        self.queue.put(closure, self._options.schedule_timeout)
+        for other in needed:
+            other.add_done_callback(lambda done: self._unblock(closure, done))
+        if worker is not None:
+            self._fail_orphaned(worker)
+        return future
+
+    def schedule_internal(self, worker: int, work: Any, name: str) -> Future:
+        """Queues the library's own `work` for one worker, before all else; `join` and `done` ignore it."""
+        number = next(self._numbers)
+        future = Future(name, number)
+        closure = Closure(work, name, number, future, target=worker, is_internal=True)
+        future.on_cancel = types.MethodType(self._cancel, closure)
+        self.queue.put_internal(closure)
+        self._fail_orphaned(worker)
+        return future
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits until every scheduled closure has finished; see `ClosureQueue.wait_settled` for what it raises."""
+        self._refuse_worker_thread("join")
+        self.queue.wait_settled(timeout)
+
+    def done(self) -> bool:
+        """Returns whether no scheduled closure is pending. Raises the error of an earlier closure, once."""
+        self._refuse_worker_thread("done")
+        return self.queue.is_settled()
+
+    def follow(self, addresses: Callable[[], Collection[str]], interval: float) -> None:
+        """Adds, removes and moves workers as a description changes; see `WorkerPool.follow`."""
+        self._pool.follow(addresses, interval, self.cluster.remove_worker)
+
+    def add_idle_callback(self, callback: Callable[[int], object]) -> None:
+        """See `WorkerPool.add_idle_callback`."""
+        self._pool.add_idle_callback(callback)
+
+    def refuse_closed(self, what: str) -> None:
+        """Raises StrategyClosedError if it was closed; `what` says what is refused."""
+        self.queue.refuse_stopped(what)
+
+    def close(self) -> None:
+        """Cancels what waits and runs, ends the threads and disconnects from the servers. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        # The queue first: a lost worker that stops waiting for its task must find no closure.
+        self._closing_thread = threading.current_thread()
+        self.queue.stop()
+        self._closing_thread = None
+        parts = self._pool.threads_to_stop()
+        for part in parts:
+            part.stop()
+        deadline = time.monotonic() + self._options.close_timeout
+        for part in parts:
+            remaining = max(0.0, deadline - time.monotonic())
+            if part.thread is not threading.current_thread() and not part.wait_stopped(remaining):
+                _logger.warning("%s still runs a call that cannot be cancelled; its thread is left behind.", part)
+        self.servers.close()
+
+    def __repr__(self) -> str:
+        return f"<Scheduler: {self.cluster.statistics()}>"
+
+    def _unblock(self, closure: Closure, done: Any) -> None:
+        """Records that a future for which a closure waits is done."""
+        failed = done.cancelled() or done.exception() is not None
+        if not failed:
+            self.queue.unblock(closure)
+            if closure.target is not None:
+                self._fail_orphaned(closure.target)
+            return
+        error = ClosureInputError(f"{closure} was not run, because its argument has no value: {done!r}.")
+        error.__cause__ = None if done.cancelled() else done.exception()
+        self.queue.fail_waiting(closure, error, ErrorScope.FUTURE)
+
+    def _fail_orphaned(self, worker: int) -> None:
+        """Fails closures for a worker that was removed, perhaps while they were being queued."""
+        if worker in self._pool.workers:
+            return
+        for closure in self.queue.waiting_for(worker):
+            message = f"{closure} may run only on worker {worker}, which was removed. Schedule it on another worker."
+            self.queue.fail_waiting(closure, WorkerLost(f"worker {worker}", message), ErrorScope.JOIN)
+
+    def _refuse_worker_thread(self, verb: str) -> None:
+        thread = threading.current_thread()
+        if thread is self._closing_thread or thread in self._pool.threads:
+            raise RuntimeError(
+                f"{verb} was called on a worker's thread, or on the one in close, for instance in a callback of a "
+                "future, and would wait for itself. Set an event in the callback, and call it on another thread."
+            )
+
+    def _report_stall(self, text: str) -> None:
+        lost = [
+            f"{worker.device} (for {worker.away_seconds:.0f} s)"
+            for worker in self.cluster.workers
+            if worker.away_seconds
+        ]
+        _logger.warning(
+            "%s%s Cluster: %s", text, f" Lost: {', '.join(lost)}." if lost else "", self.cluster.statistics()
+        )

@@ -1,0 +1,124 @@
+"""What the command `run` shows and logs of a program."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Environment, Writer
+from tests.launch.command_process import CommandProcess
+
+# Writes as TensorFlow's C++ code, a child process, Python and the library do; then it fails.
+OUTPUTS = """
+    import json, logging, os, subprocess, sys
+    role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
+    os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\\n")
+    os.write(2, b"E0000 00:00:1795427232.196302    3986 cuda_platform.cc:52] failed call to cuInit\\n")
+    subprocess.run("echo from a child >&2", shell=True)
+    print("drawn", file=sys.stderr, end="\\r", flush=True)
+    logging.getLogger("coordinator").info("a detail")
+    logging.getLogger("coordinator").warning("a worker was lost")
+    logging.getLogger("another").warning("a warning")
+    assert "COORDINATOR_STARTUP" not in os.environ and "launch/startup" not in "".join(sys.path)
+    raise ValueError(f"of the {role}:\\nI0000 00:00:1.2 3 x.cc:4] two lines")
+"""
+LOGGED = "failed call to cuInit"
+
+
+def test_the_terminal_shows_the_programs_own_output_and_events_as_lines(
+    program: Writer, environment: Environment
+) -> None:
+    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    with CommandProcess("run", program(OUTPUTS), environment=environment) as command:
+        assert command.wait_ended() == 1
+    assert LOGGED not in command.output
+    assert "absl::InitializeLog" not in command.output
+    assert "from a child\r\n" in command.output
+    assert "drawn\r\r\x1b[Kcoordinator: a worker was lost\r\na warning\r\nTraceback" in command.output
+    assert "\r\nValueError: of the chief:\r\nI0000 00:00:1.2 3 x.cc:4] two lines\r\n" in command.output
+
+
+def test_the_evaluators_logs_of_tensorflow_are_left_out_too(program: Writer, environment: Environment) -> None:
+    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    with CommandProcess("run", "--evaluator", program(OUTPUTS), environment=environment) as command:
+        command.wait_ended()
+    assert LOGGED not in command.output
+
+
+# How a program or its libraries may configure logging, and the line that an event then is.
+LOGGING = {
+    "logging.warning('of a library')": "coordinator: lost",
+    "logging.basicConfig(format='mine %(message)s')": "mine lost",
+    "logging.getLogger('coordinator').addHandler(logging.StreamHandler())": "\r\nlost",
+}
+
+
+@pytest.mark.parametrize("configure", LOGGING)
+def test_an_event_is_one_line_however_logging_is_configured(
+    program: Writer, environment: Environment, configure: str
+) -> None:
+    path = program(f"import logging; {configure}; logging.getLogger('coordinator').warning('lost')")
+    with CommandProcess("run", path, environment=environment) as command:
+        assert command.wait_ended() == 0
+    assert f"{LOGGING[configure]}\r\n" in command.output
+    assert command.output.count("lost") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "level", "is_shown"), [(["--verbose"], None, True), ([], "1", True), ([], "3", False)]
+)
+def test_logs_of_tensorflow_are_shown_on_request(
+    program: Writer, environment: Environment, options: list[str], level: str | None, is_shown: bool
+) -> None:
+    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    if level is not None:
+        environment["TF_CPP_MIN_LOG_LEVEL"] = level
+    with CommandProcess("run", *options, program(OUTPUTS), environment=environment) as command:
+        assert command.wait_ended() == 1
+    assert (LOGGED in command.output) is is_shown
+
+
+def test_a_sitecustomize_of_the_user_still_runs(program: Writer, environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('customized')")
+    environment["PYTHONPATH"] += f"{os.pathsep}{tmp_path / 'site'}"
+    with CommandProcess("run", program("import sitecustomize"), environment=environment) as command:
+        assert command.wait_ended() == 0
+    assert command.output.partition("starting 1 worker")[2].count("customized") == 1
+
+
+def test_logs_go_to_the_given_folder_and_otherwise_nothing_is_left(
+    program: Writer, environment: Environment, tmp_path: Path
+) -> None:
+    folder = tmp_path / "some" / "logs"
+    with CommandProcess("run", "--log-dir", folder, program(OUTPUTS), environment=environment) as command:
+        assert command.wait_ended() == 1
+    assert {log.name for log in folder.iterdir()} == {"worker-0.log", "ps-0.log", "fork-server.log", "chief-0.log"}
+    assert LOGGED in (folder / "chief-0.log").read_text()
+    assert LOGGED not in command.output
+    assert "ValueError: of the chief" in command.output
+    with CommandProcess("run", program("pass"), environment=environment) as command:
+        assert command.wait_ended() == 0
+    assert not list(Path(environment["TMPDIR"]).iterdir())
+
+
+def test_lines_of_the_evaluator_are_marked_and_do_not_garble_a_progress_bar(
+    program: Writer, environment: Environment
+) -> None:
+    path = program("""
+        import json, os, sys
+        role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
+        if role == "chief":
+            streams = (sys.stdin, sys.stdout, sys.stderr)
+            os.write(1, f"are terminals: {[stream.isatty() for stream in streams]}".encode())
+        else:
+            print("loss 1", "\\r" + "loss 2")
+            print("a warning", file=sys.stderr)
+            print("caf\\N{LATIN SMALL LETTER E WITH ACUTE}, no end of line", end="")
+    """)
+    with CommandProcess("run", "--evaluator", path, environment={**environment, "PYTHONUTF8": "1"}) as command:
+        assert command.wait_ended() == 0
+    assert "are terminals: [True, True, True]" in command.output
+    for line in ("loss 2", "a warning", "caf\N{LATIN SMALL LETTER E WITH ACUTE}, no end of line"):
+        assert f"\r\x1b[K[evaluator] {line}\r\n" in command.output
+    assert "loss 1" not in command.output

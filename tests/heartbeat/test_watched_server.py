@@ -1,0 +1,63 @@
+"""What probes show of a server, with probes that end when a test says so."""
+
+import asyncio
+import time
+from typing import ClassVar
+
+import pytest
+
+from coordinator.heartbeat import watched_server
+from coordinator.heartbeat.task_probe import TaskStatus
+from coordinator.heartbeat.watched_server import Liveness, ServerState, WatchedServer
+
+TIMEOUT = 0.01
+
+
+class FakeProbe:
+    """Gives one outcome after another, then ends the watching.
+
+    Attributes:
+      outcomes: a status; None, refused; or how many seconds late a time-out is noticed.
+    """
+
+    outcomes: ClassVar[list[TaskStatus | float | None]] = []
+
+    def __init__(self, address: str) -> None: ...
+
+    async def __aenter__(self) -> "FakeProbe":
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def status(self, timeout: float) -> TaskStatus | None:
+        if not self.outcomes:
+            raise asyncio.CancelledError
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, float):
+            begun = time.monotonic()
+            await asyncio.sleep(timeout)
+            while time.monotonic() < begun + timeout + outcome:
+                await asyncio.sleep(outcome)
+            raise TimeoutError
+        return outcome
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "reported"),
+    [
+        ([TaskStatus(7, ())], [(Liveness.ANSWERING, 7)]),
+        ([TaskStatus(7, ()), TaskStatus(7, ()), TaskStatus(8, ())], [(Liveness.ANSWERING, 7), (Liveness.ANSWERING, 8)]),
+        ([None], [(Liveness.GONE, None)]),
+        ([0.0], [(Liveness.SILENT, None)]),
+        ([TaskStatus(7, ()), 0.2, TaskStatus(7, ())], [(Liveness.ANSWERING, 7)]),
+    ],
+    ids=["answering", "restarted", "gone", "silent", "a pause of this process is not a silence of the server"],
+)
+def test_changes_are_reported(monkeypatch: pytest.MonkeyPatch, outcomes: list, reported: list) -> None:
+    monkeypatch.setattr(watched_server, "AsyncTaskProbe", FakeProbe)
+    monkeypatch.setattr(watched_server, "_LONGEST_DELAY", 0.1)
+    monkeypatch.setattr(FakeProbe, "outcomes", outcomes)
+    states: list[ServerState] = []
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(WatchedServer("127.0.0.1:1", 0.0, TIMEOUT, states.append).run())
+    assert [(state.liveness, state.incarnation) for state in states] == reported

@@ -1,0 +1,57 @@
+"""The private names of TensorFlow and Keras that tests read, each in one place."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import keras
+import tensorflow as tf
+
+
+def function_in(graph: Any, name: str) -> Any:
+    """Returns the function of this name in a graph's library."""
+    return graph._get_function(name)
+
+
+def call_flat(function: Any, inputs: list[tf.Tensor]) -> Any:
+    """Calls a concrete function with all its inputs, the captured ones included."""
+    return function._call_flat(inputs, [])
+
+
+def handle_data(handle: tf.Tensor) -> Any:
+    """Returns the dtype and shape that TensorFlow knows of a resource's value."""
+    return handle._handle_data
+
+
+@contextlib.contextmanager
+def writing_replaced(checkpoint: tf.train.Checkpoint, write: Callable[..., Any]) -> Iterator[None]:
+    """Within it `write(original, *args, **kwargs)` writes the checkpoint."""
+    with mock.patch.object(checkpoint, "_write", functools.partial(write, checkpoint._write)):
+        yield
+
+
+def product_of_momenta(optimizer: keras.optimizers.Nadam) -> keras.Variable:
+    """Returns the product of the momenta of all updates."""
+    return optimizer._u_product
+
+
+def moving_averages(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the moving averages of the model's variables."""
+    return optimizer._model_variables_moving_average
+
+
+def variables_trained_by(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the variables that the optimizer was built for."""
+    return optimizer._trainable_variables
+
+
+def accumulated_gradients(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the sums of gradients that are not applied yet."""
+    return optimizer._accumulated_gradients
+
+
+def rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
+    """Returns the variable that holds the learning rate."""
+    return optimizer._learning_rate
