@@ -106,12 +106,12 @@ def forget(spec: str) -> None:
 
 def close_while_generators_wait(spec: str) -> None:
     """Closes in bounded time although every worker waits for a generator of this process that gives no element."""
-    waiting, never = threading.Semaphore(0), threading.Event()
+    waiting, closed = threading.Semaphore(0), threading.Event()
 
     def elements() -> Iterator[float]:
         yield 1.0
         waiting.release()
-        never.wait()
+        closed.wait()
 
     strategy = connect(spec, close_timeout=0.5, heartbeat_timeout=1.0)
     dataset = tf.data.Dataset.from_generator(elements, output_signature=tf.TensorSpec([])).prefetch(2)
@@ -123,6 +123,8 @@ def close_while_generators_wait(spec: str) -> None:
     began = time.monotonic()
     strategy.close()
     assert time.monotonic() - began < TIMEOUT / 4
+    # Each generator that waits occupies one of TensorFlow's threads, of which there may be only two.
+    closed.set()
 
 
 def close_in_every_way_then_end(spec: str) -> None:
