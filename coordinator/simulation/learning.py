@@ -4,6 +4,7 @@ Gradients are applied when, and in the order in which, the simulated cluster wou
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,29 +46,20 @@ class SimulatedModel:
     def pull(self, worker: SimulatedWorker) -> None:
         """Sets the worker's copy to the shared model."""
 
-    def apply(self, worker: SimulatedWorker, scale: float) -> None:
-        """Applies the gradient of a worker's copy to the shared model, with the learning rate times a scale."""
+    def gradient(self, worker: SimulatedWorker) -> Any:
+        """Returns the gradient of a worker's copy, on a random minibatch."""
+
+    def apply(self, gradient: Any, scale: float = 1.0) -> None:
+        """Applies a gradient to the shared model, with the learning rate times a scale."""
+
+    def apply_mean(self, gradients: Sequence[Any]) -> None:
+        """Applies the mean of gradients to the shared model."""
 
     def apply_to_own(self, worker: SimulatedWorker) -> None:
-        """Applies the gradient that `apply` computed to the worker's copy, too."""
-
-    def add(self, worker: SimulatedWorker) -> None:
-        """Adds the gradient of a worker's copy to those of the next update."""
-
-    def apply_mean(self) -> None:
-        """Applies the mean of the gradients that were added."""
-
-    def gradient(self, worker: SimulatedWorker) -> Any:
-        """Returns the gradient of a worker's copy, for `apply_gradient`."""
-
-    def apply_gradient(self, gradient: Any) -> None:
-        """Applies a gradient that `gradient` returned to the shared model."""
+        """Sets the worker's copy to its last average, if there is one, and applies the worker's gradient to it."""
 
     def average(self, worker: SimulatedWorker) -> None:
         """Averages the worker's copy with those of the others, and sets the shared model to the mean."""
-
-    def train_own(self, worker: SimulatedWorker) -> None:
-        """Sets the worker's copy to the last average, if any, and applies the gradient of the copy before to it."""
 
     def leave_out(self, worker: SimulatedWorker) -> None:
         """Removes the worker's copy from later averages."""
@@ -95,7 +87,6 @@ class LearningModel(SimulatedModel):
         self._rate = learning.learning_rate
         self._evaluate_every = learning.evaluate_every
         self._generator = generator
-        self._added: list[Vector] = []
         self._copies: dict[int, Vector] = {}
         self._pushes = 0
         self._evaluate(0.0)
@@ -104,37 +95,25 @@ class LearningModel(SimulatedModel):
         # Never changed in place, so no copy is needed.
         worker.parameters = self.parameters
 
-    def apply(self, worker: SimulatedWorker, scale: float) -> None:
-        worker.gradient = self.gradient(worker)
-        self.parameters = self.parameters - self._rate * scale * worker.gradient
-
-    def apply_to_own(self, worker: SimulatedWorker) -> None:
-        worker.parameters = worker.parameters - self._rate * worker.gradient
-
-    def add(self, worker: SimulatedWorker) -> None:
-        self._added.append(self.gradient(worker))
-
-    def apply_mean(self) -> None:
-        self.parameters = self.parameters - self._rate * np.mean(self._added, axis=0)
-        self._added.clear()
-
     def gradient(self, worker: SimulatedWorker) -> Vector:
         # A diverging model overflows; its loss shows that.
         with np.errstate(over="ignore", invalid="ignore"):
             return self._problem.gradient(worker.parameters, self._generator)
 
-    def apply_gradient(self, gradient: Vector) -> None:
-        self.parameters = self.parameters - self._rate * gradient
+    def apply(self, gradient: Vector, scale: float = 1.0) -> None:
+        self.parameters = self.parameters - self._rate * scale * gradient
+
+    def apply_mean(self, gradients: Sequence[Vector]) -> None:
+        self.apply(np.mean(gradients, axis=0))
+
+    def apply_to_own(self, worker: SimulatedWorker) -> None:
+        if worker.average is not None:
+            worker.parameters, worker.average = worker.average, None
+        worker.parameters = worker.parameters - self._rate * worker.gradient
 
     def average(self, worker: SimulatedWorker) -> None:
         self._copies[worker.index] = worker.parameters
         worker.average = self.parameters = np.mean(list(self._copies.values()), axis=0)
-
-    def train_own(self, worker: SimulatedWorker) -> None:
-        gradient = self.gradient(worker)
-        if worker.average is not None:
-            worker.parameters, worker.average = worker.average, None
-        worker.parameters = worker.parameters - self._rate * gradient
 
     def leave_out(self, worker: SimulatedWorker) -> None:
         self._copies.pop(worker.index, None)

@@ -11,35 +11,15 @@ The engine asks these questions; each rule overrides the answers in which it dif
 
 import dataclasses
 import enum
+import heapq
+import itertools
 from array import array
-from collections import deque
+from collections.abc import Callable
 from typing import ClassVar
 
 from coordinator.simulation.learning import SimulatedModel
 from coordinator.simulation.simulated_worker import SimulatedWorker
 from coordinator.updates import decisions
-
-
-class PushRecord:
-    """Every push, in the order of arrival at the parameter servers.
-
-    Attributes:
-      times: in seconds.
-      workers: their indices.
-      staleness: in updates.
-    """
-
-    def __init__(self) -> None:
-        # There are millions: arrays hold them in eight bytes each.
-        self.times = array("d")
-        self.workers = array("l")
-        self.staleness = array("q")
-
-    def add(self, now: float, worker: int, staleness: int) -> None:
-        """Adds a push: its time in seconds, the worker's index, and the staleness in updates."""
-        self.times.append(now)
-        self.workers.append(worker)
-        self.staleness.append(staleness)
 
 
 class IntegerMultiset:
@@ -97,40 +77,57 @@ NOTHING, MODEL, MODEL_BOTH_WAYS, GRADIENT = Transfer
 
 
 class RuleRun:
-    """One training under a rule: its state and its decisions. In this base class no worker waits, and none is rejected.
+    """One training under a rule: its state and its decisions.
+
+    In this base class no worker waits, and each gradient is applied as it arrives. A subclass that makes workers wait
+    overrides `may_begin`.
 
     Args:
       model: the model that is trained.
-      record: receives every push.
+      scale: a function from the staleness of a gradient to the factor of its learning rate; None for 1.
 
     Attributes:
       version: the number of updates so far.
       rejected: the number of gradients that were rejected.
-      waiting: workers that wait to begin; always empty under most rules.
+      waiting: a heap of the workers that wait to begin, each after its priority and the number of its request.
+      push_times, push_workers, staleness: the time in seconds, the worker's index and the staleness in updates of every
+        push, in the order of arrival at the parameter servers.
     """
 
-    def __init__(self, model: SimulatedModel, record: PushRecord) -> None:
+    def __init__(self, model: SimulatedModel, scale: Callable[[int], float] | None = None) -> None:
         self.version = 0
         self.rejected = 0
-        self.waiting: deque[SimulatedWorker] | list[tuple[int, int, SimulatedWorker]] = deque()
+        self.waiting: list[tuple[int, int, SimulatedWorker]] = []
+        # There are millions: arrays hold them in eight bytes each.
+        self.push_times = array("d")
+        self.push_workers = array("l")
+        self.staleness = array("q")
         self._model = model
-        self._record = record
+        self._scale = scale
+        self._numbers = itertools.count()
 
     def may_begin(self, worker: SimulatedWorker) -> bool:
         """Returns True if a worker may begin a step."""
         del worker
         return True
 
+    def priority(self, worker: SimulatedWorker) -> int:
+        """Returns a number for a worker that waits: the lowest begins first, and of equal ones the first that asked."""
+        del worker
+        return 0
+
     def add_waiting(self, worker: SimulatedWorker) -> None:
         """Adds a worker that may not begin yet."""
-        raise NotImplementedError
+        heapq.heappush(self.waiting, (self.priority(worker), next(self._numbers), worker))
 
     def next_ready(self) -> SimulatedWorker | None:
         """Removes and returns the next waiting worker that may begin; None if there is none."""
-        return None
+        return heapq.heappop(self.waiting)[2] if self.waiting and self.may_begin(self.waiting[0][2]) else None
 
     def remove_waiting(self, worker: SimulatedWorker) -> None:
         """Removes a worker that died from those that wait."""
+        self.waiting = [entry for entry in self.waiting if entry[2] is not worker]
+        heapq.heapify(self.waiting)
 
     def begin(self, worker: SimulatedWorker, now: float) -> Transfer:
         """Begins a worker's step at a time in seconds; returns what is sent to the worker."""
@@ -141,34 +138,23 @@ class RuleRun:
 
     def push(self, worker: SimulatedWorker, now: float) -> Transfer:
         """Takes the gradient that arrives from a worker at a time in seconds; returns what was sent with it."""
-        raise NotImplementedError
+        staleness = self._record_push(now, worker.index, worker.pulled_version)
+        worker.gradient = self._model.gradient(worker)
+        self._model.apply(worker.gradient, self._scale(staleness) if self._scale else 1.0)
+        self.version += 1
+        worker.clock += 1
+        return GRADIENT
 
     def forget(self, worker: SimulatedWorker) -> None:
         """Drops what a worker had under way: the servers have learned that it died."""
 
-    def _record_push(self, worker: SimulatedWorker, now: float) -> int:
-        """Records a push, and returns its staleness in updates."""
-        staleness: int = decisions.staleness(self.version, worker.pulled_version)
-        self._record.add(now, worker.index, staleness)
+    def _record_push(self, now: float, worker: int, pulled_version: int) -> int:
+        """Records a push of a gradient that was computed on a version, and returns its staleness in updates."""
+        staleness: int = decisions.staleness(self.version, pulled_version)
+        self.push_times.append(now)
+        self.push_workers.append(worker)
+        self.staleness.append(staleness)
         return staleness
-
-
-class FirstComeRun(RuleRun):
-    """A run in which waiting workers begin in the order in which they asked."""
-
-    def __init__(self, model: SimulatedModel, record: PushRecord) -> None:
-        super().__init__(model, record)
-        self.waiting: deque[SimulatedWorker] = deque()
-
-    def add_waiting(self, worker: SimulatedWorker) -> None:
-        self.waiting.append(worker)
-
-    def next_ready(self) -> SimulatedWorker | None:
-        return self.waiting.popleft() if self.waiting and self.may_begin(self.waiting[0]) else None
-
-    def remove_waiting(self, worker: SimulatedWorker) -> None:
-        if worker in self.waiting:
-            self.waiting.remove(worker)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +167,7 @@ class Rule:
 
     name: ClassVar[str]
 
-    def new_run(self, model: SimulatedModel, record: PushRecord) -> RuleRun:
+    def new_run(self, model: SimulatedModel) -> RuleRun:
         """Returns the state of a new training under this rule."""
         raise NotImplementedError
 

@@ -6,19 +6,16 @@ follows the same decisions.
 
 import dataclasses
 import heapq
-import itertools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from coordinator.simulation.learning import SimulatedModel
 from coordinator.simulation.rule import (
     GRADIENT,
     MODEL_BOTH_WAYS,
     NOTHING,
-    FirstComeRun,
     IntegerMultiset,
-    PushRecord,
     Rule,
     RuleRun,
     Transfer,
@@ -41,23 +38,8 @@ class Asynchronous(AsynchronousSettings, Rule):
 
     name: ClassVar[str] = "asynchronous"
 
-    def new_run(self, model: SimulatedModel, record: PushRecord) -> RuleRun:
-        return _AsynchronousRun(model, record, self.learning_rate_scale)
-
-
-class _AsynchronousRun(RuleRun):
-    """A run of `Asynchronous`; the scale is a function from staleness to the factor of the learning rate."""
-
-    def __init__(self, model: SimulatedModel, record: PushRecord, scale: Callable[[int], float] | None = None) -> None:
-        super().__init__(model, record)
-        self._scale = scale
-
-    def push(self, worker: SimulatedWorker, now: float) -> Transfer:
-        staleness = self._record_push(worker, now)
-        self._model.apply(worker, self._scale(staleness) if self._scale else 1.0)
-        self.version += 1
-        worker.clock += 1
-        return GRADIENT
+    def new_run(self, model: SimulatedModel) -> RuleRun:
+        return RuleRun(model, self.learning_rate_scale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,20 +48,18 @@ class StaleSynchronous(StaleSynchronousSettings, Rule):
 
     name: ClassVar[str] = "stale_synchronous"
 
-    def new_run(self, model: SimulatedModel, record: PushRecord) -> RuleRun:
-        return _StaleSynchronousRun(model, record, self)
+    def new_run(self, model: SimulatedModel) -> RuleRun:
+        return _StaleSynchronousRun(model, self)
 
 
-class _StaleSynchronousRun(_AsynchronousRun):
+class _StaleSynchronousRun(RuleRun):
     """Of the workers that wait, the one with the lowest clock begins first."""
 
-    def __init__(self, model: SimulatedModel, record: PushRecord, rule: StaleSynchronous) -> None:
-        super().__init__(model, record, rule.learning_rate_scale)
-        self.waiting: list[tuple[int, int, SimulatedWorker]] = []
+    def __init__(self, model: SimulatedModel, rule: StaleSynchronous) -> None:
+        super().__init__(model, rule.learning_rate_scale)
         self._frequency = rule.get_model_frequency
         self._max_lead = rule.max_lead
         self._clocks = IntegerMultiset()
-        self._numbers = itertools.count()
 
     def may_begin(self, worker: SimulatedWorker) -> bool:
         if self._max_lead is None:
@@ -92,15 +72,8 @@ class _StaleSynchronousRun(_AsynchronousRun):
         may: bool = decisions.may_lead(worker.clock, self._clocks.minimum(worker.clock), self._max_lead)
         return may
 
-    def add_waiting(self, worker: SimulatedWorker) -> None:
-        heapq.heappush(self.waiting, (worker.clock, next(self._numbers), worker))
-
-    def next_ready(self) -> SimulatedWorker | None:
-        return heapq.heappop(self.waiting)[2] if self.waiting and self.may_begin(self.waiting[0][2]) else None
-
-    def remove_waiting(self, worker: SimulatedWorker) -> None:
-        self.waiting = [entry for entry in self.waiting if entry[2] is not worker]
-        heapq.heapify(self.waiting)
+    def priority(self, worker: SimulatedWorker) -> int:
+        return worker.clock
 
     def begin(self, worker: SimulatedWorker, now: float) -> Transfer:
         if decisions.is_pull_due(worker.steps_since_pull, self._frequency):
@@ -130,34 +103,33 @@ class Synchronous(SynchronousSettings, Rule):
 
     name: ClassVar[str] = "synchronous"
 
-    def new_run(self, model: SimulatedModel, record: PushRecord) -> RuleRun:
-        return SynchronousRun(model, record, self.grads_to_wait)
+    def new_run(self, model: SimulatedModel) -> RuleRun:
+        return SynchronousRun(model, self.grads_to_wait)
 
 
-class _AccumulatingRun(FirstComeRun):
+class _AccumulatingRun(RuleRun):
     """A run in which an update is the mean of several gradients."""
 
-    def __init__(self, model: SimulatedModel, record: PushRecord, grads_to_wait: int) -> None:
-        super().__init__(model, record)
+    def __init__(self, model: SimulatedModel, grads_to_wait: int) -> None:
+        super().__init__(model)
         self._grads_to_wait = grads_to_wait
-        self._gradients = 0
+        self._gradients: list[Any] = []
 
     def _accept(self, worker: SimulatedWorker) -> None:
-        self._model.add(worker)
+        self._gradients.append(self._model.gradient(worker))
         worker.clock += 1
-        self._gradients += 1
-        if decisions.is_complete(self._gradients, self._grads_to_wait):
-            self._model.apply_mean()
+        if decisions.is_complete(len(self._gradients), self._grads_to_wait):
+            self._model.apply_mean(self._gradients)
             self.version += 1
-            self._gradients = 0
+            self._gradients.clear()
 
 
 class SynchronousRun(_AccumulatingRun):
     """A run of `Synchronous`."""
 
     def push(self, worker: SimulatedWorker, now: float) -> Transfer:
-        self._record_push(worker, now)
-        if decisions.is_accepted(self.version, worker.pulled_version, self._gradients, self._grads_to_wait):
+        self._record_push(now, worker.index, worker.pulled_version)
+        if decisions.is_accepted(self.version, worker.pulled_version, len(self._gradients), self._grads_to_wait):
             self._accept(worker)
         else:
             self.rejected += 1
@@ -170,22 +142,22 @@ class BoundedDelay(BoundedDelaySettings, Rule):
 
     name: ClassVar[str] = "bounded_delay"
 
-    def new_run(self, model: SimulatedModel, record: PushRecord) -> RuleRun:
-        return _BoundedDelayRun(model, record, self)
+    def new_run(self, model: SimulatedModel) -> RuleRun:
+        return _BoundedDelayRun(model, self)
 
 
 class _BoundedDelayRun(_AccumulatingRun):
     """Whether a worker may begin is the same for all, so workers begin in the order in which they asked."""
 
-    def __init__(self, model: SimulatedModel, record: PushRecord, rule: BoundedDelay) -> None:
-        super().__init__(model, record, rule.grads_to_wait)
+    def __init__(self, model: SimulatedModel, rule: BoundedDelay) -> None:
+        super().__init__(model, rule.grads_to_wait)
         self._max_delay = rule.largest_delay
         self._under_way = IntegerMultiset()
 
     def may_begin(self, worker: SimulatedWorker) -> bool:
         del worker
         version, under_way = self.version, self._under_way
-        before = version * self._grads_to_wait + self._gradients + len(under_way)
+        before = version * self._grads_to_wait + len(self._gradients) + len(under_way)
         may: bool = decisions.may_start(before, under_way.minimum(version), self._grads_to_wait, self._max_delay)
         return may
 
@@ -196,7 +168,7 @@ class _BoundedDelayRun(_AccumulatingRun):
 
     def push(self, worker: SimulatedWorker, now: float) -> Transfer:
         self.forget(worker)
-        self._record_push(worker, now)
+        self._record_push(now, worker.index, worker.pulled_version)
         self._accept(worker)
         return GRADIENT
 
@@ -215,15 +187,15 @@ class Delayed(DelayedSettings, Rule):
 
     name: ClassVar[str] = "delayed"
 
-    def new_run(self, model: SimulatedModel, record: PushRecord) -> RuleRun:
-        return _DelayedRun(model, record, self.delay)
+    def new_run(self, model: SimulatedModel) -> RuleRun:
+        return _DelayedRun(model, self.delay)
 
 
-@dataclasses.dataclass(frozen=True)
-class _QueuedGradient:
-    """A gradient that was pushed and not applied yet.
+class _QueuedGradient(NamedTuple):
+    """A gradient that was pushed and not applied yet. In a heap, the first that is due is the least.
 
     Attributes:
+      due_at: in seconds.
       number: its position among all pushes.
       worker: the index of the worker that pushed it.
       pushed_at, delay: in seconds.
@@ -231,6 +203,7 @@ class _QueuedGradient:
       gradient: what the model returned.
     """
 
+    due_at: float
     number: int
     worker: int
     pushed_at: float
@@ -240,20 +213,19 @@ class _QueuedGradient:
 
 
 class _DelayedRun(RuleRun):
-    def __init__(self, model: SimulatedModel, record: PushRecord, delay: float | Callable[[int, float], float]) -> None:
-        super().__init__(model, record)
+    def __init__(self, model: SimulatedModel, delay: float | Callable[[int, float], float]) -> None:
+        super().__init__(model)
         self._delay = delay
-        self._pushes = 0
-        # Ordered by the time they are due, so that a pull looks at one gradient more than it applies.
-        self._queue: list[tuple[float, int, _QueuedGradient]] = []
+        # A heap, so that a pull looks at one gradient more than it applies.
+        self._queue: list[_QueuedGradient] = []
 
     def begin(self, worker: SimulatedWorker, now: float) -> Transfer:
         due = []
-        while self._queue and decisions.is_delay_over(now, self._queue[0][2].pushed_at, self._queue[0][2].delay):
-            due.append(heapq.heappop(self._queue)[2])
+        while self._queue and decisions.is_delay_over(now, self._queue[0].pushed_at, self._queue[0].delay):
+            due.append(heapq.heappop(self._queue))
         for queued in sorted(due, key=lambda queued: queued.number):
-            self._record.add(now, queued.worker, decisions.staleness(self.version, queued.pulled_version))
-            self._model.apply_gradient(queued.gradient)
+            self._record_push(now, queued.worker, queued.pulled_version)
+            self._model.apply(queued.gradient)
             self.version += 1
         return super().begin(worker, now)
 
@@ -261,9 +233,9 @@ class _DelayedRun(RuleRun):
         delay = self._delay(worker.index, now) if callable(self._delay) else self._delay
         delay = math.inf if math.isnan(delay) else max(delay, 0.0)
         gradient = self._model.gradient(worker)
-        queued = _QueuedGradient(self._pushes, worker.index, now, delay, worker.pulled_version, gradient)
-        heapq.heappush(self._queue, (now + delay, queued.number, queued))
-        self._pushes += 1
+        due_at, number = now + delay, next(self._numbers)
+        queued = _QueuedGradient(due_at, number, worker.index, now, delay, worker.pulled_version, gradient)
+        heapq.heappush(self._queue, queued)
         worker.clock += 1
         return GRADIENT
 
@@ -277,13 +249,13 @@ class ModelAverage(ModelAverageSettings, Rule):
 
     name: ClassVar[str] = "model_average"
 
-    def new_run(self, model: SimulatedModel, record: PushRecord) -> RuleRun:
-        return _ModelAverageRun(model, record, self)
+    def new_run(self, model: SimulatedModel) -> RuleRun:
+        return _ModelAverageRun(model, self)
 
 
-class _ModelAverageRun(_AsynchronousRun):
-    def __init__(self, model: SimulatedModel, record: PushRecord, rule: ModelAverage) -> None:
-        super().__init__(model, record)
+class _ModelAverageRun(RuleRun):
+    def __init__(self, model: SimulatedModel, rule: ModelAverage) -> None:
+        super().__init__(model)
         self._rule = rule
         self._fastest_clock = 0
 
@@ -296,7 +268,7 @@ class _ModelAverageRun(_AsynchronousRun):
             worker.has_own_model = not worker.is_warming_up
             worker.averaged_at = now
         if decisions.is_average_due(now - worker.averaged_at, rule.period, self._fastest_clock, rule.warmup_steps):
-            self._record_push(worker, now)
+            self._record_push(now, worker.index, worker.pulled_version)
             self.version += 1
             worker.pulled_version = self.version
             worker.averaged_at = now
@@ -309,7 +281,8 @@ class _ModelAverageRun(_AsynchronousRun):
         if worker.is_warming_up:
             transfer = super().push(worker, now)
         else:
-            self._model.train_own(worker)
+            worker.gradient = self._model.gradient(worker)
+            self._model.apply_to_own(worker)
             worker.clock += 1
             transfer = NOTHING
         self._fastest_clock = max(self._fastest_clock, worker.clock)

@@ -21,7 +21,7 @@ import simpy
 
 from coordinator.simulation.learning import LearningModel, SimulatedModel
 from coordinator.simulation.result import Result
-from coordinator.simulation.rule import GRADIENT, MODEL, MODEL_BOTH_WAYS, PushRecord
+from coordinator.simulation.rule import GRADIENT, MODEL, MODEL_BOTH_WAYS
 from coordinator.simulation.server_queues import ServerQueues
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_worker import Death, ReusableEvent, SimulatedWorker, Timeline
@@ -44,9 +44,8 @@ class SimulatedCluster:
         self._setting = setting
         self._environment = simpy.Environment()
         self._over = self._environment.event()
-        self._record = PushRecord()
         self._model = LearningModel(setting.learning, streams[3]) if setting.learning else SimulatedModel()
-        self._rule_run = setting.rule.new_run(self._model, self._record)
+        self._rule_run = setting.rule.new_run(self._model)
         self._servers = ServerQueues(setting.ps, setting.distribution("service"), streams[0])
         self._dispatch = setting.distribution("dispatch").sampler(streams[4])
         self._latency = setting.distribution("latency").sampler(streams[1])
@@ -75,18 +74,18 @@ class SimulatedCluster:
         processor_seconds = time.process_time() - began
         for worker in self._workers:
             worker.settle(environment.now)
-        workers, record = self._workers, self._record
+        workers, run = self._workers, self._rule_run
         curve = self._model.curve if isinstance(self._model, LearningModel) else ()
         loss_times, loss_pushes, losses = np.array(curve, dtype=float).reshape(-1, 3).T
         return Result(
             setting=setting,
             seconds=environment.now,
             gradients=self._gradients,
-            updates=self._rule_run.version,
-            rejected=self._rule_run.rejected,
-            push_times=np.array(record.times),
-            push_workers=np.array(record.workers, dtype=np.int64),
-            staleness=np.array(record.staleness, dtype=np.int64),
+            updates=run.version,
+            rejected=run.rejected,
+            push_times=np.array(run.push_times),
+            push_workers=np.array(run.push_workers, dtype=np.int64),
+            staleness=np.array(run.staleness, dtype=np.int64),
             clocks=np.array([worker.clock for worker in workers]),
             computed=np.array([worker.computed for worker in workers]),
             waited=np.array([worker.waited for worker in workers]),

@@ -14,7 +14,7 @@ from coordinator.simulation import picture
 from coordinator.simulation.distribution import LogNormal
 from coordinator.simulation.learning import SimulatedModel
 from coordinator.simulation.result import Array
-from coordinator.simulation.rule import PushRecord, RuleRun, Transfer
+from coordinator.simulation.rule import RuleRun, Transfer
 from coordinator.simulation.rules import Synchronous, SynchronousRun
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
@@ -34,13 +34,13 @@ class WithBackups(Synchronous):
 
     name: ClassVar[str] = "synchronous_with_backups"
 
-    def new_run(self, model: SimulatedModel, record: PushRecord) -> RuleRun:
-        return _WithBackupsRun(model, record, self.grads_to_wait)
+    def new_run(self, model: SimulatedModel) -> RuleRun:
+        return _WithBackupsRun(model, self.grads_to_wait)
 
 
 class _WithBackupsRun(SynchronousRun):
-    def __init__(self, model: SimulatedModel, record: PushRecord, grads_to_wait: int) -> None:
-        super().__init__(model, record, grads_to_wait)
+    def __init__(self, model: SimulatedModel, grads_to_wait: int) -> None:
+        super().__init__(model, grads_to_wait)
         self._accepted_at: dict[int, int] = {}
 
     def may_begin(self, worker: SimulatedWorker) -> bool:
