@@ -15,10 +15,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource
 from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
 
 _logger = logging.getLogger("coordinator")
 
@@ -115,7 +115,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         device = devices[next(self._variable_numbers) % len(devices)] if beside is None else str(beside.device)
         with tf.device(None), tf.device(device):
             variable = next_creator(**kwargs)
-        tensorflow_internals.make_shared(variable)
+        make_shared(variable)
         self._variables.add(variable, kwargs.get("initial_value"))
         return variable
 

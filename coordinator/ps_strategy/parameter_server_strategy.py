@@ -20,7 +20,6 @@ import tensorflow as tf
 from coordinator.errors import Rollback
 from coordinator.future import Future
 from coordinator.options import Options
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.tensorflow_runtime import ParameterServer, TensorFlowRuntime
 from coordinator.ps_strategy.calls.traced_function import ResourceBuild, TracedFunction
@@ -36,6 +35,7 @@ from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWor
 from coordinator.ps_strategy.per_worker.variable import VariableRead, worker_number
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
+from coordinator.ps_strategy.tensorflow_internals.process import client_environment
 from coordinator.workers.cluster import Cluster
 from coordinator.workers.scheduler import Scheduler
 
@@ -76,7 +76,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self._handles = PerWorkerHandles()
         self._tracer = FunctionTracer(self._handles)
         with contextlib.ExitStack() as ending:
-            ending.enter_context(tensorflow_internals.client_environment())
+            ending.enter_context(client_environment())
             membership = Membership.connected(definition, options)
             # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
             ending.enter_context(keras_patches.row_lookups())

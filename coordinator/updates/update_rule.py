@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.fusing.repeated_function import disable_fusing
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
+from coordinator.ps_strategy.tensorflow_internals.reads import graph_around, reads_as_ever
 from coordinator.updates.gradient_optimizer import GradientOptimizer, gradient_optimizer
 from coordinator.updates.rule_statistics import RuleStatistics
 from coordinator.updates.state.rule_state import RuleState
@@ -275,7 +275,7 @@ class UpdateRule(tf.Module):
             raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
         given, checks = checked(given, model.variables, checks_ids=self._checks_ids)
         prepared = self._parts.optimizer.prepared(list(given.values()))
-        with tensorflow_internals.reads_as_ever(model.variables):
+        with reads_as_ever(model.variables):
             pulled = dataclasses.replace(self._latest_pull(), version=tf.convert_to_tensor(version, tf.int64))
             return self._push(dict(zip(given, prepared, strict=True)), pulled.after(checks))
 
@@ -294,7 +294,7 @@ class UpdateRule(tf.Module):
             if found := graph.get_collection_ref(parts.key):
                 pulled: PulledModel = found[-1]
                 return pulled
-            graph = tensorflow_internals.graph_around(graph)
+            graph = graph_around(graph)
         scalars, size = pull(parts.optimizer.scalars, [], is_packed=self.may_wait)
         return PulledModel(
             tf.constant(0, tf.int64), scalars, {}, size, 0, worker=parts.strategy.extended.services.worker_index()

@@ -18,13 +18,15 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.future import Future
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.calls.retraced_functions import RetracedFunctions
 from coordinator.ps_strategy.calls.scheduled_call import ScheduledCall, fusion_key_of
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.fusing.repeated_function import is_stackable
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset, PerWorkerIterator
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
+from coordinator.ps_strategy.tensorflow_internals.calls import named_arguments, untraced_copy, with_defaults
+from coordinator.ps_strategy.tensorflow_internals.compilation import compiled_calls, is_compiled
+from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server, owner_of_handle
 from coordinator.runtime import FusionKey
 
 # For one function; when there are more, its entries are dropped. Each value of an argument that is a Python number is a
@@ -214,7 +216,7 @@ class FunctionTracer:
                 lambda leaf: leaf.origin.result_spec if isinstance(leaf, Future) else leaf, (tuple(args), dict(kwargs))
             )
         function = self.trace(fn, *traced_with, scope)
-        all_args, all_kwargs = tensorflow_internals.with_defaults(fn, args, kwargs)
+        all_args, all_kwargs = with_defaults(fn, args, kwargs)
         is_positional = not (kwargs or all_kwargs)
         if is_positional and isinstance(fn, tf.types.experimental.PolymorphicFunction):
             self._cache.add(fn, args, function, all_args[len(args) :])
@@ -249,7 +251,7 @@ class FunctionTracer:
         traced = self._traced.setdefault(fn, {})
         if concrete not in traced:
             traced[concrete] = TracedFunction(concrete, self._handles)
-            arguments = tensorflow_internals.named_arguments(fn, args, kwargs)
+            arguments = named_arguments(fn, args, kwargs)
             self._trace_counts.note(fn, traced[concrete].name, arguments)
         return traced[concrete]
 
@@ -260,14 +262,14 @@ def _refuse_compiled(concrete: Any) -> None:
     XLA compiles for one device of one machine; a worker would refuse these functions with an error that does not say
     why.
     """
-    if tensorflow_internals.is_compiled(concrete):
+    if is_compiled(concrete):
         raise ValueError(
             f"The function {concrete.graph.name!r} was scheduled and has jit_compile=True. XLA compiles "
             "for one machine, and a scheduled function is sent to another one and uses variables on yet others. "
             "Leave jit_compile out, and give it to a function of tensors that this one calls."
         )
-    for name, handle in tensorflow_internals.compiled_calls(concrete, tensorflow_internals.is_on_parameter_server):
-        variable = tensorflow_internals.owner_of_handle(handle)
+    for name, handle in compiled_calls(concrete, is_on_parameter_server):
+        variable = owner_of_handle(handle)
         raise ValueError(
             f"The function {name!r}, which {concrete.graph.name!r} calls, has jit_compile=True and uses "
             f"the variable {getattr(variable, 'name', handle)!r} on {handle.device}. XLA cannot reach another "
@@ -295,5 +297,5 @@ class Retraced:
             self._traced.add(function)
             return function
         if function not in self._copies:
-            self._copies[function] = tensorflow_internals.untraced_copy(function)
+            self._copies[function] = untraced_copy(function)
         return self._copies[function]

@@ -17,11 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.calls.scheduled_call import ScheduledCall, Work
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
-from coordinator.ps_strategy.tensorflow_internals import CancellationManager
+from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
+from coordinator.ps_strategy.tensorflow_internals.process import bind_executor
 from coordinator.runtime import Failure, FailureKind
 
 # Raised although every task is alive: a connection between two of them was refused or reset, or a server was about to
@@ -43,7 +43,7 @@ class TensorFlowRuntime:
 
     def bind_thread(self, worker: int) -> None:
         """Gives the calling thread its own executor, until it ends."""
-        self._of_thread.executor = tensorflow_internals.bind_executor()
+        self._of_thread.executor = bind_executor()
 
     def run(self, worker: int, work: Work, cancellation: Any) -> Any:
         """Runs work on a worker; returns its result."""

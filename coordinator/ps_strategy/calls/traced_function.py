@@ -10,11 +10,17 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.fusing import repeated_function
 from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
 from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
+from coordinator.ps_strategy.tensorflow_internals.calls import (
+    call_concrete,
+    captures_of,
+    flat_inputs,
+    structure_outputs,
+)
+from coordinator.ps_strategy.tensorflow_internals.handles import owner_of_handle, present_handle
 
 # How long a worker waits for another one to build the fused call that both need, before it builds its own, in seconds.
 _BUILD_TIMEOUT = 120.0
@@ -42,7 +48,7 @@ class TracedFunction:
         self._bound = self._bind()
         self._fused: dict[_FusedShape, concurrent.futures.Future[RepeatedFunction]] = {}
         # A table of a SavedModel creates its copies itself, so it must live as long as the function; its model may not.
-        self._owners = [tensorflow_internals.owner_of_handle(tensor) for tensor in concrete.captured_inputs]
+        self._owners = [owner_of_handle(tensor) for tensor in concrete.captured_inputs]
 
     @functools.cached_property
     def name(self) -> str:
@@ -87,7 +93,7 @@ class TracedFunction:
           TypeError: the arguments do not match the function's signature.
         """
         args, kwargs = tf.nest.map_structure(lambda leaf: _own_copy(leaf, context), (tuple(args), dict(kwargs)))
-        inputs = tensorflow_internals.flat_inputs(self.concrete, args, kwargs)
+        inputs = flat_inputs(self.concrete, args, kwargs)
         return [_own_copy(self._resource_or_tensor(tensor), context) for tensor in inputs]
 
     @functools.cached_property
@@ -116,7 +122,7 @@ class TracedFunction:
         is_shared = tuple(all(value is values[0] for value in values) for values in zip(*steps, strict=True))
         repeated = self._fused_function(len(steps), is_shared)
         results = repeated.call_on(steps, self._captures_on(context), functools.partial(self._run, context))
-        return [tensorflow_internals.structure_outputs(self.concrete, result) for result in results]
+        return [structure_outputs(self.concrete, result) for result in results]
 
     def _fused_function(self, count: int, is_shared: tuple[bool, ...]) -> RepeatedFunction:
         """Returns one for all workers: they need it at about the same time, and building it takes seconds."""
@@ -145,7 +151,7 @@ class TracedFunction:
     def _run(self, context: WorkerContext, concrete: Any, inputs: Sequence[Any], stands_for: Any = None) -> Any:
         try:
             with tf.device(context.device):
-                return tensorflow_internals.call(concrete, inputs, context.cancellation, stands_for=stands_for)
+                return call_concrete(concrete, inputs, context.cancellation, stands_for=stands_for)
         except tf.errors.OpError as error:
             # A cancelled call may report any error: TensorFlow often reports that of the call that caused it.
             if context.cancellation.is_cancelled:
@@ -155,14 +161,14 @@ class TracedFunction:
     def _captures(self) -> list[Any]:
         """Returns what to pass for its captures: per-worker resources, and the present handles of variables."""
         captured, passed = self._bound
-        if captured is not tensorflow_internals.captures_of(self.concrete):
+        if captured is not captures_of(self.concrete):
             self._bound = captured, passed = self._bind()
         return passed
 
     def _bind(self) -> tuple[list[Any], list[Any]]:
-        captured = tensorflow_internals.captures_of(self.concrete)
+        captured = captures_of(self.concrete)
         # A captured handle may be outdated, if its variable was restored while the function was traced.
-        present = map(tensorflow_internals.present_handle, self.concrete.captured_inputs)
+        present = map(present_handle, self.concrete.captured_inputs)
         return captured, [self._resource_or_tensor(tensor) for tensor in present]
 
     def _resource_or_tensor(self, tensor: Any) -> Any:

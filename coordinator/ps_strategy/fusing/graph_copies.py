@@ -12,8 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.fusing.message_packing import pack_transfers
+from coordinator.ps_strategy.tensorflow_internals.compilation import built_function
+from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data, is_on_parameter_server
 
 _logger = logging.getLogger("coordinator")
 
@@ -62,7 +63,7 @@ class GraphCopies:
     def note_inputs(self, given: Sequence[Any]) -> None:
         """Copies what TensorFlow knows of the function's inputs to the symbolic tensors that are given instead."""
         for placeholder, original in zip(given, self._concrete.inputs, strict=True):
-            tensorflow_internals.copy_handle_data(original, placeholder)
+            copy_handle_data(original, placeholder)
 
     def add(self, inputs: Sequence[Any], name: str) -> list[Any]:
         """Adds a copy.
@@ -150,9 +151,7 @@ def packed_function(concrete: Any) -> Any:
         tf.TensorSpec(tensor.shape, tensor.dtype, _INPUT_NAME.format(number))
         for number, tensor in enumerate(concrete.inputs)
     ]
-    built = tensorflow_internals.built_function(
-        packed_body, signature, lambda graph: messages.append(copies.pack_transfers(graph))
-    )
+    built = built_function(packed_body, signature, lambda graph: messages.append(copies.pack_transfers(graph)))
     return built if any(messages) else None
 
 
@@ -163,7 +162,7 @@ def servers_of_resources(concrete: Any) -> dict[str, str]:
     return {
         tensor.op.name: capture.device
         for tensor, capture in zip(symbolic, captured, strict=True)
-        if tensorflow_internals.is_on_parameter_server(capture)
+        if is_on_parameter_server(capture)
     }
 
 

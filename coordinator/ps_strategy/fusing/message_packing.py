@@ -29,7 +29,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.compilation import replace_input
 
 # Larger tensors have a message each: copying one would cost more than the message.
 MAX_PACKED_BYTES = 2**20
@@ -92,7 +92,7 @@ def pack_transfers(graph: tf.Graph, devices: Mapping[str, str], sections: Sequen
             arrived = pack([each.tensor for each in sent], source or None, target or None, constant)
             for each, tensor in zip(sent, arrived, strict=True):
                 for user, position in each.users:
-                    tensorflow_internals.replace_input(user, position, tensor)
+                    replace_input(user, position, tensor)
     return len(messages)
 
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.fusing.graph_copies import GraphCopies
 from coordinator.ps_strategy.fusing.message_packing import PACKED_TYPES
 from coordinator.ps_strategy.membership.cluster_definition import CLIENT_JOB
+from coordinator.ps_strategy.tensorflow_internals.compilation import built_function
 
 _NAME = "coordinator_fusing_disabled"
 
@@ -130,7 +130,7 @@ def _build(
         vectors = [_join([found[position] for found in outputs for position in each]) for each in joined]
         return vectors + [found[position] for found in outputs for position in single]
 
-    return tensorflow_internals.built_function(repeat, signature, lambda graph: steps.pack_transfers(graph, names))
+    return built_function(repeat, signature, lambda graph: steps.pack_transfers(graph, names))
 
 
 def _by_transfer(outputs: Sequence[Any]) -> tuple[list[list[int]], list[int]]:

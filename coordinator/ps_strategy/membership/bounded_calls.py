@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.process import own_executor
 
 # What the client's own calls raise when a server cannot be reached for the moment, although it may answer by now.
 UNREACHED = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
@@ -40,7 +40,7 @@ def on_own_thread(name: str, call: Callable[[], Result]) -> concurrent.futures.F
 
     def run() -> None:
         try:
-            with tensorflow_internals.own_executor():
+            with own_executor():
                 result = call()
         except BaseException as error:  # noqa: BLE001 - the future raises it
             future.set_exception(error)

@@ -22,10 +22,9 @@ from typing import ClassVar
 import tensorflow as tf
 
 from coordinator.heartbeat.open_connections import OpenConnections
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
 from coordinator.ps_strategy.membership.cluster_definition import Task, server_def
-from coordinator.ps_strategy.tensorflow_internals import FunctionRegistration
+from coordinator.ps_strategy.tensorflow_internals.process import FunctionRegistration, update_server_def
 
 # The most patience while a strategy is being closed, in seconds, however large `heartbeat_timeout` is.
 PATIENCE_AT_CLOSE = 4.0
@@ -121,7 +120,7 @@ class ClusterChanges:
 
         def change() -> None:
             with self._functions.held_back():
-                tensorflow_internals.update_server_def(definition, self._client_timeout)
+                update_server_def(definition, self._client_timeout)
 
         leaving = {task: address for task, address in self.addresses.items() if task not in addresses}
         self.addresses = {**self.addresses, **addresses}

@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from coordinator.errors import VersionMismatchError
 from coordinator.options import Options
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.membership.bounded_calls import call_within, in_parallel
 from coordinator.ps_strategy.membership.client_registry import Client, ClientRegistry
 from coordinator.ps_strategy.membership.cluster_change import Connection
 from coordinator.ps_strategy.membership.cluster_definition import Task
 from coordinator.ps_strategy.membership.remote_context import ClientLease
+from coordinator.ps_strategy.tensorflow_internals.process import context_id
 
 _logger = logging.getLogger("coordinator")
 
@@ -37,7 +37,7 @@ class Handshake:
     """
 
     def __init__(self, client_address: str, options: Options) -> None:
-        client = Client.of_this_process(tensorflow_internals.context_id(), client_address)
+        client = Client.of_this_process(context_id(), client_address)
         self._registry = ClientRegistry(client, options.probe_timeout)
         self._lease = ClientLease(client.context_id, options)
         self._is_mismatch_error = options.version_mismatch == "error"

@@ -21,7 +21,6 @@ import portpicker
 from coordinator.errors import ParameterServerLost
 from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.options import Options
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.membership.cluster_change import Connection
 from coordinator.ps_strategy.membership.cluster_definition import (
     CLIENT_JOB,
@@ -32,6 +31,7 @@ from coordinator.ps_strategy.membership.cluster_definition import (
 )
 from coordinator.ps_strategy.membership.connections import Connections
 from coordinator.ps_strategy.membership.known_servers import KnownServers
+from coordinator.ps_strategy.tensorflow_internals.process import current_server_def, set_server_def
 
 _logger = logging.getLogger("coordinator")
 
@@ -280,10 +280,10 @@ def _join_as_client(definition: ClusterDefinition) -> str:
     TensorFlow cannot stop the server that a client has for its workers to call back, so a process keeps the one that
     its first strategy started.
     """
-    current = tensorflow_internals.current_server_def()
+    current = current_server_def()
     if current is None:
         address = definition.client_address or f"localhost:{portpicker.pick_unused_port()}"
-        tensorflow_internals.set_server_def(client_server_def(definition.protocol, address))
+        set_server_def(client_server_def(definition.protocol, address))
         return address
     jobs = {job.name: dict(job.tasks) for job in current.cluster.job}
     if current.job_name != CLIENT_JOB or set(jobs) != {CLIENT_JOB}:

@@ -15,9 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED, call_within, in_parallel
 from coordinator.ps_strategy.membership.cluster_definition import Task
+from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager, call_concrete
 
 _TRIES = 10
 _PAUSE = 0.3
@@ -208,11 +208,11 @@ def _succeeds(device: str | None, concrete: Any, seconds: float) -> bool:
       concrete: the function.
       seconds: after which the call is cancelled.
     """
-    cancellation = tensorflow_internals.CancellationManager()
+    cancellation = CancellationManager()
 
     def run() -> None:
         with tf.device(device):
-            tensorflow_internals.call(concrete, concrete.captured_inputs, cancellation)
+            call_concrete(concrete, concrete.captured_inputs, cancellation)
 
     pause = threading.Event()
     deadline = time.monotonic() + seconds

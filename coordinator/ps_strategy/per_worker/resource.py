@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError, ClosureInputError
-from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.tensorflow_internals import CancellationManager
+from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
+from coordinator.ps_strategy.tensorflow_internals.handles import owner_of_handle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,5 +98,5 @@ class PerWorkerHandles:
 
     def resource_for(self, tensor: Any) -> PerWorkerResource | None:
         """Returns the handles of the copies, if `tensor` is the handle of such a table or variable."""
-        owner = tensorflow_internals.owner_of_handle(tensor)
+        owner = owner_of_handle(tensor)
         return self.handles_of_copies.get(id(owner)) if owner is not None else None

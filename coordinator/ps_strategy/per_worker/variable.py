@@ -10,8 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
+from coordinator.ps_strategy.tensorflow_internals.calls import call_concrete
+from coordinator.ps_strategy.tensorflow_internals.handles import (
+    is_restored_resource,
+    resource_creator_scope,
+    restored_functions,
+    variable_handle,
+)
 
 
 def get_current_worker_index() -> tf.Tensor:
@@ -78,9 +84,7 @@ def create_per_worker_variable(
 
 
 def _handles_of(copies: PerWorkerResource) -> PerWorkerResource:
-    return PerWorkerResource(
-        copies.name, lambda context: tensorflow_internals.variable_handle(copies.value_on(context))
-    )
+    return PerWorkerResource(copies.name, lambda context: variable_handle(copies.value_on(context)))
 
 
 class VariableRead:
@@ -107,7 +111,7 @@ def table_creator_scopes(handles: PerWorkerHandles) -> Sequence[Any]:
 
     def create(next_creator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         table = next_creator(*args, **kwargs)
-        if tensorflow_internals.is_restored_resource(table):
+        if is_restored_resource(table):
             handles.add(table, _restored_copies(weakref.ref(table)))
         else:
             tables = PerWorkerResource("lookup table", lambda _: next_creator(*args, **kwargs))
@@ -117,16 +121,16 @@ def table_creator_scopes(handles: PerWorkerHandles) -> Sequence[Any]:
         return table
 
     kinds = ("StaticHashTable", "RestoredStaticHashTable")
-    return [tensorflow_internals.resource_creator_scope(kind, create) for kind in kinds]
+    return [resource_creator_scope(kind, create) for kind in kinds]
 
 
 def _restored_copies(table_ref: Callable[[], Any]) -> PerWorkerResource:
     def build(context: WorkerContext) -> tf.Tensor:
         table = table_ref()
-        create, initialize = tensorflow_internals.restored_functions(table)
-        handle = tensorflow_internals.call(create, create.captured_inputs, context.cancellation)
+        create, initialize = restored_functions(table)
+        handle = call_concrete(create, create.captured_inputs, context.cancellation)
         captures = [handle if tensor is table.resource_handle else tensor for tensor in initialize.captured_inputs]
-        tensorflow_internals.call(initialize, captures, context.cancellation)
+        call_concrete(initialize, captures, context.cancellation)
         return handle
 
     return PerWorkerResource("lookup table of a SavedModel", build)

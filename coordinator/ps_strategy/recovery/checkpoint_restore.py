@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
+from coordinator.ps_strategy.tensorflow_internals.handles import forget_last_saved_step, saves_asynchronously
 
 _logger = logging.getLogger("coordinator")
 
@@ -44,7 +44,7 @@ class CheckpointRestore:
                 "restore_from takes a tf.train.CheckpointManager, or a function without arguments that restores a "
                 f"checkpoint and returns its path; got {source!r}.{advice}"
             )
-        if self.manager is not None and tensorflow_internals.saves_asynchronously(self.manager.checkpoint):
+        if self.manager is not None and saves_asynchronously(self.manager.checkpoint):
             raise ValueError(
                 "restore_from was given a manager whose checkpoint was saved or restored with "
                 "tf.train.CheckpointOptions(enable_async=True) before, which does not survive the loss of a parameter "
@@ -91,7 +91,7 @@ class CheckpointRestore:
                 error.add_note(f"Raised while restoring the checkpoint {path}.")
                 damage = damage or error
             else:
-                tensorflow_internals.forget_last_saved_step(self.manager)
+                forget_last_saved_step(self.manager)
                 return path
         if damage is not None:
             raise damage

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.handles import accept_asynchronous, refuse_asynchronous
 
 _logger = logging.getLogger("coordinator")
 
@@ -75,11 +75,11 @@ class CheckpointSave:
         self._missing = missing
         self._wait_recovered = wait_recovered
         manager.save = self
-        tensorflow_internals.refuse_asynchronous(manager.checkpoint, asynchronous_refused)
+        refuse_asynchronous(manager.checkpoint, asynchronous_refused)
 
     def release(self) -> None:
         """Restores the manager's own `save`, unless it was replaced again meanwhile, and undoes the rest."""
-        tensorflow_internals.accept_asynchronous(self._manager.checkpoint)
+        accept_asynchronous(self._manager.checkpoint)
         if self._manager.save is self:
             self._manager.save = self._save
 

@@ -17,12 +17,12 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.errors import ParameterServerLost, Rollback
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointRestore
 from coordinator.ps_strategy.recovery.checkpoint_save import CheckpointSave, SavedProgress
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
+from coordinator.ps_strategy.tensorflow_internals.process import own_executor
 
 _logger = logging.getLogger("coordinator")
 
@@ -144,7 +144,7 @@ class VariableRecovery:
         self._lost.update(self._membership.lost_parameter_servers())
         self._began = self._began or time.monotonic()
         try:
-            with tensorflow_internals.own_executor():
+            with own_executor():
                 if not self._membership.reconnect_parameter_servers():
                     return None
                 self._is_half_restored = True

@@ -16,7 +16,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.handles import (
+    attach_initial_value,
+    attached_initial_value,
+    new_handle,
+    replace_handles,
+)
 
 _logger = logging.getLogger("coordinator")
 
@@ -44,7 +49,7 @@ class VariableStore:
         """
         if tf.DeviceSpec.from_string(variable.device).job != "ps":
             return
-        tensorflow_internals.attach_initial_value(variable, _repeatable(variable, initial_value))
+        attach_initial_value(variable, _repeatable(variable, initial_value))
         self._variables[next(self._numbers)] = variable
 
     def variables(self) -> list[Any]:
@@ -60,8 +65,8 @@ class VariableStore:
         """
         variables = self.variables()
         # All are created before the first replaces an old one: if a server fails meanwhile, nothing has changed.
-        renewed = [(variable, tensorflow_internals.new_handle(variable)) for variable in variables]
-        tensorflow_internals.replace_handles(renewed)
+        renewed = [(variable, new_handle(variable)) for variable in variables]
+        replace_handles(renewed)
 
     def initialize_rest(self) -> None:
         """Assigns its initial value to every variable that has no value.
@@ -95,7 +100,7 @@ def _repeatable(variable: Any, initial_value: Any) -> Any:
 
 
 def _initialize(variable: Any) -> None:
-    initial_value = tensorflow_internals.attached_initial_value(variable)
+    initial_value = attached_initial_value(variable)
     with tf.device(variable.device):
         if callable(initial_value):
             initial_value = initial_value()

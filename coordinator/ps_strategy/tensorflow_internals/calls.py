@@ -71,7 +71,7 @@ def flat_inputs(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return list(concrete.function_type.unpack_inputs(bound))
 
 
-def call(concrete: Any, inputs: Sequence[Any], manager: CancellationManager, *, stands_for: Any = None) -> Any:
+def call_concrete(concrete: Any, inputs: Sequence[Any], manager: CancellationManager, *, stands_for: Any = None) -> Any:
     """Runs a concrete function on the current device.
 
     Args:

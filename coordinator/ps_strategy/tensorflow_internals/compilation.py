@@ -20,7 +20,7 @@ def built_function(
       change: called with the graph, which has all control dependencies.
 
     Returns:
-      The function, which `call` runs.
+      The function, which `call_concrete` runs.
     """
     # Private: a traced function is registered as it is; nothing public lets its graph be changed before.
     graph = func_graph.func_graph_from_py_func(body.__name__, body, tuple(signature), {})

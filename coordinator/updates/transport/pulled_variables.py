@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.reads import is_within, read_variable, reads_replaced
 from coordinator.updates.transport.gradients import after_checks
 
 
@@ -73,17 +73,17 @@ class PulledVariables:
           ValueError: copies of one of the variables are active already.
         """
         readers = [_Reader(self, number) for number in range(len(self._variables))]
-        with tensorflow_internals.reads_replaced(self._variables, readers):
+        with reads_replaced(self._variables, readers):
             yield
 
     def copy(self, number: int, *, may_make: bool) -> Any:
         """Returns what is read instead of a variable; None for the variable itself."""
-        if not tensorflow_internals.is_within(self._graph):
+        if not is_within(self._graph):
             return None
         if number not in self._copies and may_make:
             # In the outer graph, whichever branch or loop reads it first, so that all share it.
             with self._graph.as_default(), tf.control_dependencies(None):
-                self._copies[number] = tensorflow_internals.read_variable(self._variables[number])
+                self._copies[number] = read_variable(self._variables[number])
             self.read_later.append(self._copies[number])
         return self._copies.get(number)
 
@@ -94,7 +94,7 @@ class PulledVariables:
 
 
 class _Reader:
-    """The reader of one variable, for `tensorflow_internals.reads_replaced`."""
+    """The reader of one variable, for `reads_replaced`."""
 
     def __init__(self, pulled: PulledVariables, number: int) -> None:
         self._pulled = pulled

@@ -3,7 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.compilation import compiled_calls
+from coordinator.ps_strategy.tensorflow_internals.handles import owner_of_handle
 
 
 def is_resource(captured):
@@ -59,10 +60,10 @@ def test_a_compiled_function_is_found_with_the_resource_that_it_is_given(case):
         # What is captured first must not be taken for what the compiled function captured.
         return tf.function(lambda: CALLS[case](lambda x: f(x * other)), autograph=False).get_concrete_function()
 
-    found = list(tensorflow_internals.compiled_calls(calling(compiled), is_resource))
+    found = list(compiled_calls(calling(compiled), is_resource))
     assert found
-    assert all(tensorflow_internals.owner_of_handle(captured) is variable for _, captured in found)
-    assert not list(tensorflow_internals.compiled_calls(calling(plain), is_resource))
+    assert all(owner_of_handle(captured) is variable for _, captured in found)
+    assert not list(compiled_calls(calling(plain), is_resource))
 
 
 def test_an_operation_that_calls_its_function_in_an_unknown_way_is_passed_over():
@@ -73,4 +74,4 @@ def test_an_operation_that_calls_its_function_in_an_unknown_way_is_passed_over()
     def step():
         return tf.raw_ops.For(start=0, limit=3, delta=1, input=[tf.constant(1.0), variable.handle], body=body)
 
-    assert not list(tensorflow_internals.compiled_calls(step.get_concrete_function(), is_resource))
+    assert not list(compiled_calls(step.get_concrete_function(), is_resource))

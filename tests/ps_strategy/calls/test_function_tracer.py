@@ -12,7 +12,7 @@ from coordinator.ps_strategy.calls.function_tracer import Retraced, TraceCache
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerContext
-from coordinator.ps_strategy.tensorflow_internals import CancellationManager
+from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
 
 SAME = {
     "nothing": ((), ()),

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from coordinator.options import Options
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.calls import tensorflow_runtime
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
-from coordinator.ps_strategy.membership import connections, known_servers
+from coordinator.ps_strategy.membership import cluster_change, connections, known_servers, membership
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.runtime import FailureKind
@@ -28,10 +28,10 @@ def servers(monkeypatch) -> FakeServers:
     monkeypatch.setattr(known_servers, "Heartbeat", lambda interval, timeout: servers)
     monkeypatch.setattr(connections, "Handshake", FakeHandshake)
     monkeypatch.setattr(connections, "SentinelVariables", FakeSentinels)
-    monkeypatch.setattr(tensorflow_internals, "update_server_def", servers.update_server_def)
-    monkeypatch.setattr(tensorflow_internals, "current_server_def", lambda: None)
-    monkeypatch.setattr(tensorflow_internals, "set_server_def", lambda _: None)
-    monkeypatch.setattr(tensorflow_internals, "bind_executor", lambda: SimpleNamespace(clear_error=lambda: None))
+    monkeypatch.setattr(cluster_change, "update_server_def", servers.update_server_def)
+    monkeypatch.setattr(membership, "current_server_def", lambda: None)
+    monkeypatch.setattr(membership, "set_server_def", lambda _: None)
+    monkeypatch.setattr(tensorflow_runtime, "bind_executor", lambda: SimpleNamespace(clear_error=lambda: None))
     return servers
 
 

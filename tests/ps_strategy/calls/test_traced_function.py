@@ -9,7 +9,7 @@ import tensorflow as tf
 from coordinator.ps_strategy.calls import traced_function
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerContext
-from coordinator.ps_strategy.tensorflow_internals import CancellationManager
+from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
 
 TIMEOUT = 120.0
 WORKERS = 3

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager, call_concrete
+from coordinator.ps_strategy.tensorflow_internals.process import own_executor
 
 WORKER = "/job:worker/replica:0/task:0/device:CPU:0"
 SERVERS = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2)]
@@ -142,7 +143,7 @@ _OPERATIONS: list[Callable[[Any], Any]] = [tf.identity, _reversed, _gathered, la
 
 def run_on_worker(concrete: Any, fed: Sequence[Any]) -> list[bytes]:
     """What a function gives, run on a worker and two parameter servers: the bits of each tensor."""
-    with tf.device(WORKER), tensorflow_internals.own_executor():
+    with tf.device(WORKER), own_executor():
         inputs = [tf.constant(value, tensor.dtype) for value, tensor in zip(fed, concrete.inputs, strict=True)]
-        outputs = tensorflow_internals.call(concrete, inputs, tensorflow_internals.CancellationManager())
+        outputs = call_concrete(concrete, inputs, CancellationManager())
         return [bits(tensor.numpy()) for tensor in outputs]

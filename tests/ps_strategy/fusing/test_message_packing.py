@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES, pack_transfers
+from coordinator.ps_strategy.tensorflow_internals.compilation import built_function
+from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data
 from tests.ps_strategy.fusing.one_device import results
 
 SERVERS = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2)]
@@ -19,7 +20,7 @@ def built(function, *signature, is_packed=True, devices=None, sections=()):
             given = {tensor.op.name: device for tensor, device in zip(graph.inputs, devices or [], strict=False)}
             pack_transfers(graph, given, sections)
 
-    return tensorflow_internals.built_function(function, signature, change)
+    return built_function(function, signature, change)
 
 
 def messages(concrete):
@@ -280,7 +281,7 @@ def test_operations_are_where_the_resources_are_that_they_use():
 
     def fn(*handles):
         for handle, variable in zip(handles, variables, strict=True):
-            tensorflow_internals.copy_handle_data(variable.handle, handle)
+            copy_handle_data(variable.handle, handle)
         first, second = (tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) for handle in handles)
         for handle in handles:
             tf.raw_ops.AssignSubVariableOp(resource=handle, value=first * second)

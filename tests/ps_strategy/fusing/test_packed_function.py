@@ -6,9 +6,10 @@ import logging
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.calls import traced_function
 from coordinator.ps_strategy.fusing import graph_copies
 from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
+from coordinator.ps_strategy.tensorflow_internals.calls import call_concrete
 
 TIMEOUT = 120.0
 Pair = collections.namedtuple("Pair", ["sum", "more"])
@@ -24,14 +25,13 @@ def soon(monkeypatch):
 def called(monkeypatch):
     """Whether each call so far was of the function with joined messages; those that make datasets left out."""
     called = []
-    call = tensorflow_internals.call
 
     def noted(concrete, *args, stands_for=None):
         if all(output.dtype != tf.variant for output in concrete.outputs):
             called.append(stands_for not in (None, concrete))
-        return call(concrete, *args, stands_for=stands_for)
+        return call_concrete(concrete, *args, stands_for=stands_for)
 
-    monkeypatch.setattr(tensorflow_internals, "call", noted)
+    monkeypatch.setattr(traced_function, "call_concrete", noted)
     return called
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.fusing.message_packing import pack_transfers
+from coordinator.ps_strategy.tensorflow_internals.compilation import built_function
 from tests.ps_strategy.fusing.fused_calls import COUNT, FusedCalls
 from tests.ps_strategy.fusing.one_device import results
 from tests.ps_strategy.fusing.random_transfers import (
@@ -39,7 +39,7 @@ def built(transfers, is_packed):
         if is_packed:
             messages.append(pack_transfers(graph, {}, transfers.sections))
 
-    concrete = tensorflow_internals.built_function(transfers.__call__, transfers.signature, change)
+    concrete = built_function(transfers.__call__, transfers.signature, change)
     assert not is_packed or messages[0] > 20, "the graph has messages of several tensors"
     return concrete
 

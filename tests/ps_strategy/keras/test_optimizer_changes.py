@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
 from tests.ps_strategy.keras.test_optimizers import DENSE_ONLY, OPTIMIZERS
 from tests.ps_strategy.tensorflow_internals.private_names import function_in
 
@@ -58,7 +58,7 @@ ALSO_CHANGED_AS_A_WHOLE = {"weight_decay": {"weights"}, "use_ema": {"weights"}}
 
 def new_shared(next_creator, **options):
     variable = next_creator(**options)
-    tensorflow_internals.make_shared(variable)
+    make_shared(variable)
     return variable
 
 

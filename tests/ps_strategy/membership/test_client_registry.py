@@ -5,10 +5,10 @@ import socket
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.membership import client_registry
 from coordinator.ps_strategy.membership.client_registry import Client, ClientRegistry, decode_clients, encode_clients
 from coordinator.ps_strategy.membership.remote_context import Answer
+from coordinator.ps_strategy.tensorflow_internals.process import context_id, current_server_def
 
 OWN = Client.of_this_process(7, "localhost:1")
 REGISTRY = ClientRegistry(OWN, timeout=10.0)
@@ -65,9 +65,9 @@ def ps_address(shared_cluster) -> str:
 @pytest.fixture
 def own(strategy) -> Client:
     """The client that this process is."""
-    server = tensorflow_internals.current_server_def()
+    server = current_server_def()
     [address] = [job.tasks[0] for job in server.cluster.job if job.name == "chief"]
-    return Client.of_this_process(tensorflow_internals.context_id(), address)
+    return Client.of_this_process(context_id(), address)
 
 
 def clients_on_server() -> list[Client]:

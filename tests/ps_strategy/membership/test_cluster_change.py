@@ -5,7 +5,6 @@ import threading
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.membership import cluster_change
 from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
 from coordinator.ps_strategy.membership.cluster_change import ClusterChanges, Connection, plan_change
@@ -84,7 +83,7 @@ def endless_change(monkeypatch):
         begun.append(definition)
         assert may_end.wait(TIMEOUT)
 
-    monkeypatch.setattr(tensorflow_internals, "update_server_def", wait)
+    monkeypatch.setattr(cluster_change, "update_server_def", wait)
     yield may_end, begun
     may_end.set()
 

@@ -5,7 +5,6 @@ import tensorflow as tf
 
 from coordinator.errors import VersionMismatchError
 from coordinator.options import Options
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.membership import handshake
 from coordinator.ps_strategy.membership.cluster_change import Connection
 from coordinator.ps_strategy.membership.cluster_definition import Task
@@ -46,7 +45,7 @@ class Servers:
 @pytest.fixture
 def servers(monkeypatch) -> Servers:
     servers = Servers()
-    monkeypatch.setattr(tensorflow_internals, "context_id", lambda: 5)
+    monkeypatch.setattr(handshake, "context_id", lambda: 5)
     monkeypatch.setattr(handshake, "check_version", servers.check_version)
     monkeypatch.setattr(handshake.ClientRegistry, "register", lambda _, *server: servers.register(*server))
     monkeypatch.setattr(handshake.ClientLease, "hold", lambda self, held: setattr(servers, "held", set(held)))

@@ -8,8 +8,7 @@ from coordinator.errors import VersionMismatchError
 from coordinator.heartbeat.task_probe import TaskStatus
 from coordinator.heartbeat.watched_server import Liveness, ServerState
 from coordinator.options import Options
-from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.membership import connections, known_servers
+from coordinator.ps_strategy.membership import cluster_change, connections, known_servers
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
 from tests.ps_strategy.membership.fake_handshake import FakeHandshake
@@ -39,7 +38,7 @@ def handshake(monkeypatch, sentinels) -> FakeHandshake:
     monkeypatch.setattr(known_servers, "Heartbeat", lambda interval, timeout: NO_HEARTBEAT)
     monkeypatch.setattr(connections, "SentinelVariables", lambda longest_call: sentinels)
     monkeypatch.setattr(known_servers, "TaskProbe", lambda address: probe)
-    monkeypatch.setattr(tensorflow_internals, "update_server_def", lambda definition, client_timeout: None)
+    monkeypatch.setattr(cluster_change, "update_server_def", lambda definition, client_timeout: None)
     return handshake
 
 
@@ -96,7 +95,7 @@ def test_a_failed_connection_although_all_answer_names_the_likely_cause(members,
     def fail(definition, client_timeout):
         raise tf.errors.InternalError(None, None, "Not of my kind.")
 
-    monkeypatch.setattr(tensorflow_internals, "update_server_def", fail)
+    monkeypatch.setattr(cluster_change, "update_server_def", fail)
     with pytest.raises(TimeoutError, match=r"Not of my kind\. Do they run the same TensorFlow as this program"):
         members.connect()
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from coordinator.options import Options
-from coordinator.ps_strategy import tensorflow_internals
 from coordinator.ps_strategy.membership import remote_context
 from coordinator.ps_strategy.membership.remote_context import Answer, ClientLease, RemoteContext
+from coordinator.ps_strategy.tensorflow_internals.process import context_id
 from tests.deadline import wait_until
 
 
@@ -26,7 +26,7 @@ def test_no_process_and_a_silent_one_are_distinguished() -> None:
 @pytest.mark.parametrize("job", ["ps", "worker"])
 def test_a_server_knows_its_clients(strategy, shared_cluster, job) -> None:
     address = shared_cluster.spec[job][0]
-    own = tensorflow_internals.context_id()
+    own = context_id()
     with RemoteContext(address, own) as context:
         assert context.renew(10.0) is Answer.HELD
     with RemoteContext(address, own ^ 1) as another:

@@ -48,7 +48,7 @@ import threading
 import tensorflow as tf
 
 import coordinator
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.process import own_executor
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
 
@@ -60,7 +60,7 @@ with LocalCluster(workers=2, ps=1) as cluster:
         variable = tf.Variable(3.0)
 
     def is_read():
-        with tensorflow_internals.own_executor():
+        with own_executor():
             try:
                 return variable.numpy() == 3.0
             except tf.errors.UnavailableError:

@@ -3,7 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.calls import named_arguments, structure_outputs
+from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data
 
 
 def test_a_placeholder_knows_of_the_variable_that_another_stands_for():
@@ -12,7 +13,7 @@ def test_a_placeholder_knows_of_the_variable_that_another_stands_for():
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.resource)], autograph=False)
     def read(handle):
-        tensorflow_internals.copy_handle_data(concrete.inputs[0], handle)
+        copy_handle_data(concrete.inputs[0], handle)
         value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
         assert value.shape == [1]
         return value
@@ -29,7 +30,7 @@ def test_outputs_are_packed_as_the_function_returned_them():
     values = [
         np.full(output.shape, number, output.dtype.as_numpy_dtype) for number, output in enumerate(concrete.outputs)
     ]
-    packed = tensorflow_internals.structure_outputs(concrete, values)
+    packed = structure_outputs(concrete, values)
     assert packed["none"] is None
     assert {id(value) for value in tf.nest.flatten(packed) if value is not None} == set(map(id, values))
 
@@ -39,7 +40,7 @@ def test_outputs_are_packed_as_the_function_returned_them():
 
     concrete = ragged.get_concrete_function(tf.TensorSpec([2]))
     values = [output.numpy() for output in tf.nest.flatten(ragged(tf.constant([5.0, 6.0])), expand_composites=True)]
-    _, rows = tensorflow_internals.structure_outputs(concrete, values)
+    _, rows = structure_outputs(concrete, values)
     assert rows.to_list() == [[5.0], [6.0]]
 
 
@@ -49,5 +50,5 @@ def test_arguments_are_found_by_the_names_of_their_parameters():
         def step(self, x, *others, rate=1.0, **options):
             return x
 
-    found = tensorflow_internals.named_arguments(Model().step, (1, 2, 3), {"rate": 4, "flag": True})
+    found = named_arguments(Model().step, (1, 2, 3), {"rate": 4, "flag": True})
     assert found == {"x": 1, "others": (2, 3), "rate": 4, "options": {"flag": True}}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
 
 METHODS = ["scatter_add", "scatter_sub", "scatter_max", "scatter_min", "scatter_update"]
 INDICES = {"rank 0": 2, "rank 1": [3, 0, 1], "rank 2": [[4, 1], [0, 3]], "none": np.zeros([0], np.int32)}
@@ -14,7 +14,7 @@ ROWS = 5
 def plain_and_shared(row, dtype=tf.float32, **options):
     value = tf.cast(tf.reshape(tf.range(ROWS * int(np.prod(row))), [ROWS, *row]) % 7, dtype)
     plain, shared = tf.Variable(value, **options), tf.Variable(value, **options)
-    tensorflow_internals.make_shared(shared)
+    make_shared(shared)
     return plain, shared
 
 
@@ -76,7 +76,7 @@ def test_rows_of_other_types_are_changed_as_those_of_a_plain_variable(dtype, met
 @pytest.mark.parametrize(("one", "other"), [(True, False), (b"one", b"other")])
 def test_rows_of_truth_values_and_strings_are_assigned(one, other):
     shared = tf.Variable([one, one, one])
-    tensorflow_internals.make_shared(shared)
+    make_shared(shared)
     assert change(shared, "scatter_update", [other], [1], False).numpy().tolist() == [one, other, one]
 
 
@@ -143,7 +143,7 @@ def test_what_is_no_change_of_rows_or_of_another_type_is_refused(method):
             getattr(variable, method)(slices(tf.ones([1, 3], tf.float64), [0]))
     assert messages[0] == messages[1]
     for scalar in (tf.Variable(1.0), tf.Variable(1.0)):
-        tensorflow_internals.make_shared(scalar)
+        make_shared(scalar)
         with pytest.raises(tf.errors.InvalidArgumentError):
             getattr(scalar, method)(slices(1.0, 0))
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.process import FunctionRegistration
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import unhealthy
 
@@ -17,7 +17,7 @@ TIMEOUT = 120.0
 
 @pytest.fixture
 def registration():
-    registration = tensorflow_internals.FunctionRegistration(longest_wait=TIMEOUT)
+    registration = FunctionRegistration(longest_wait=TIMEOUT)
     yield registration
     registration.close()
 
@@ -128,7 +128,7 @@ def test_who_changes_the_cluster_may_trace_a_function_itself(registration):
 
 
 def test_neither_waits_for_the_other_for_ever(tracing):
-    registration = tensorflow_internals.FunctionRegistration(longest_wait=0.05)
+    registration = FunctionRegistration(longest_wait=0.05)
     try:
         with registration.held_back():
             assert tracing().wait(TIMEOUT)
@@ -137,11 +137,11 @@ def test_neither_waits_for_the_other_for_ever(tracing):
 
 
 def test_tensorflow_is_left_as_it_was():
-    first = tensorflow_internals.FunctionRegistration(longest_wait=TIMEOUT)
+    first = FunctionRegistration(longest_wait=TIMEOUT)
     first.close()
     with first.held_back():
         assert tf.function(lambda: tf.constant(3))().numpy() == 3
-    second = tensorflow_internals.FunctionRegistration(longest_wait=TIMEOUT)
+    second = FunctionRegistration(longest_wait=TIMEOUT)
     # One that is closed late leaves the present one alone.
     first.close()
     counted = []
@@ -155,7 +155,7 @@ def test_tensorflow_is_left_as_it_was():
 
 
 def test_another_one_that_is_closed_leaves_this_one_in_force(registration, tracing):
-    tensorflow_internals.FunctionRegistration(longest_wait=TIMEOUT).close()
+    FunctionRegistration(longest_wait=TIMEOUT).close()
     with registration.held_back():
         traced = tracing()
         assert not traced.wait(0.2)

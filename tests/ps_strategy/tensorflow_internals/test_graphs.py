@@ -2,15 +2,16 @@
 
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.tensorflow_internals import CancellationManager
+from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager, call_concrete
+from coordinator.ps_strategy.tensorflow_internals.compilation import built_function, replace_input
+from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data
 
 
 def test_a_graph_may_be_changed_before_it_becomes_a_function():
     variable = tf.Variable(1)
 
     def body(handle, x):
-        tensorflow_internals.copy_handle_data(variable.handle, handle)
+        copy_handle_data(variable.handle, handle)
         tf.raw_ops.AssignAddVariableOp(resource=handle, value=x)
         return [tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int32) + x]
 
@@ -19,11 +20,11 @@ def test_a_graph_may_be_changed_before_it_becomes_a_function():
         assert [each.type for each in read.control_inputs] == ["AssignAddVariableOp"], "control dependencies are there"
         [added] = [each for each in graph.get_operations() if each.type.startswith("Add")]
         with graph.as_default():
-            tensorflow_internals.replace_input(added, 1, added.inputs[1] * 100)
+            replace_input(added, 1, added.inputs[1] * 100)
 
     signature = [tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.int32)]
-    function = tensorflow_internals.built_function(body, signature, change)
+    function = built_function(body, signature, change)
     manager = CancellationManager()
-    [found] = tensorflow_internals.call(function, [variable.handle, tf.constant(3)], manager)
+    [found] = call_concrete(function, [variable.handle, tf.constant(3)], manager)
     assert found.numpy() == 4 + 300
     assert variable.numpy() == 4

@@ -8,22 +8,30 @@ import gc
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.calls import captures_of
+from coordinator.ps_strategy.tensorflow_internals.handles import (
+    attach_initial_value,
+    attached_initial_value,
+    forget_last_saved_step,
+    new_handle,
+    owner_of_handle,
+    present_handle,
+    replace_handles,
+    variable_handle,
+)
 from tests.ps_strategy.tensorflow_internals.private_names import handle_data
 
 
 def replace(*variables: tf.Variable) -> None:
-    tensorflow_internals.replace_handles(
-        [(variable, tensorflow_internals.new_handle(variable)) for variable in variables]
-    )
+    replace_handles([(variable, new_handle(variable)) for variable in variables])
 
 
 @pytest.mark.parametrize("value", [1.0, [[1, 2]], ["text"], True], ids=repr)
 def test_a_new_handle_is_of_the_same_kind_and_has_no_value(value):
     variable = tf.Variable(value)
-    former = tensorflow_internals.variable_handle(variable)
-    new = tensorflow_internals.new_handle(variable)
-    assert tensorflow_internals.variable_handle(variable) is former
+    former = variable_handle(variable)
+    new = new_handle(variable)
+    assert variable_handle(variable) is former
     assert new.device == former.device
     assert handle_data(new) == handle_data(former)
     assert not tf.raw_ops.VarIsInitializedOp(resource=new)
@@ -31,18 +39,18 @@ def test_a_new_handle_is_of_the_same_kind_and_has_no_value(value):
 
 def test_a_variable_stays_itself_when_its_handle_is_replaced():
     variable = tf.Variable(1.0, name="named")
-    former, reference = tensorflow_internals.variable_handle(variable), variable.ref()
+    former, reference = variable_handle(variable), variable.ref()
     replace(variable)
-    handle = tensorflow_internals.variable_handle(variable)
+    handle = variable_handle(variable)
     assert handle is not former
     assert not variable.is_initialized()
     assert variable.assign(2.0).numpy() == 2.0
     assert (variable.name, variable.ref()) == ("named:0", reference)
-    assert tensorflow_internals.owner_of_handle(handle) is variable
-    assert tensorflow_internals.present_handle(former) is handle
-    assert tensorflow_internals.present_handle(handle) is handle
+    assert owner_of_handle(handle) is variable
+    assert present_handle(former) is handle
+    assert present_handle(handle) is handle
     constant = tf.constant(1)
-    assert tensorflow_internals.present_handle(constant) is constant
+    assert present_handle(constant) is constant
 
 
 def test_every_holder_of_the_former_handle_lets_it_go():
@@ -57,7 +65,7 @@ def test_every_holder_of_the_former_handle_lets_it_go():
         return tf.while_loop(lambda i, _: i < 2, lambda i, total: (i + 1, total + inner(x)), [0, 0.0])[1]
 
     assert outer(tf.constant(1.0)) == 22.0
-    former = tensorflow_internals.variable_handle(variable)
+    former = variable_handle(variable)
     replace(variable)
     variable.assign(5.0)
     assert outer(tf.constant(1.0)) == 30.0
@@ -84,11 +92,11 @@ def test_captures_keep_their_order():
 def test_the_list_of_captures_is_another_when_they_are_replaced():
     captured, other = tf.Variable(1.0), tf.Variable(1.0)
     concrete = tf.function(lambda: captured + 1.0).get_concrete_function()
-    before = tensorflow_internals.captures_of(concrete)
+    before = captures_of(concrete)
     replace(other)
-    assert tensorflow_internals.captures_of(concrete) is before
+    assert captures_of(concrete) is before
     replace(captured)
-    assert tensorflow_internals.captures_of(concrete) is not before
+    assert captures_of(concrete) is not before
 
 
 def test_gradients_go_through_replaced_handles():
@@ -111,9 +119,9 @@ def test_gradients_go_through_replaced_handles():
 
 def test_an_initial_value_is_kept_with_its_variable():
     variable = tf.Variable(1.0)
-    assert tensorflow_internals.attached_initial_value(variable) is None
-    tensorflow_internals.attach_initial_value(variable, [1])
-    assert tensorflow_internals.attached_initial_value(variable) == [1]
+    assert attached_initial_value(variable) is None
+    attach_initial_value(variable, [1])
+    assert attached_initial_value(variable) == [1]
 
 
 def test_a_manager_forgets_the_step_of_its_last_save(tmp_path):
@@ -123,5 +131,5 @@ def test_a_manager_forgets_the_step_of_its_last_save(tmp_path):
     )
     assert manager.save()
     assert manager.save() is None
-    tensorflow_internals.forget_last_saved_step(manager)
+    forget_last_saved_step(manager)
     assert manager.save()

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
-from coordinator.ps_strategy.tensorflow_internals import CancellationManager
+from coordinator.ps_strategy.tensorflow_internals import calls, handles, process
+from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager, call_concrete
 
 TIMEOUT = 30.0
 
@@ -26,7 +26,7 @@ def add(x, y=10, *, z=100):
 def call(concrete, *inputs, manager=None):
     """Calls a concrete function with its own captures."""
     inputs = [*inputs, *concrete.captured_inputs]
-    return tensorflow_internals.call(concrete, inputs, manager or CancellationManager())
+    return call_concrete(concrete, inputs, manager or CancellationManager())
 
 
 def test_the_environment_is_set_in_a_scope_and_restored_after_it(monkeypatch):
@@ -34,7 +34,7 @@ def test_the_environment_is_set_in_a_scope_and_restored_after_it(monkeypatch):
     for name in names[:2]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GRPC_FAIL_FAST", "use_caller")
-    with tensorflow_internals.client_environment():
+    with process.client_environment():
         assert [os.environ[name] for name in names] == ["False", "True", "true"]
     assert [os.environ.get(name) for name in names] == [None, None, "use_caller"]
 
@@ -63,7 +63,7 @@ def test_an_executor_belongs_to_the_thread_that_binds_it_and_keeps_it():
     is_async = {}
 
     def bind():
-        bound = tensorflow_internals.bind_executor()
+        bound = process.bind_executor()
         is_async["bound"] = context.context().executor.is_async()
         assert (tf.constant(1) + 1).numpy() == 2
         bound.clear_error()
@@ -127,14 +127,13 @@ def test_a_call_begun_with_a_used_cancellation_is_cancelled_at_once():
 
 
 def test_arguments_left_out_are_filled_in():
-    with_defaults = tensorflow_internals.with_defaults
-    assert with_defaults(add, (1,), {}) == ((1, 10), {"z": 100})
-    assert with_defaults(add, (1, 2), {"z": 3}) == ((1, 2), {"z": 3})
-    assert with_defaults(add, (), {"y": 2, "x": 1}) == ((1, 2), {"z": 100})
+    assert calls.with_defaults(add, (1,), {}) == ((1, 10), {"z": 100})
+    assert calls.with_defaults(add, (1, 2), {"z": 3}) == ((1, 2), {"z": 3})
+    assert calls.with_defaults(add, (), {"y": 2, "x": 1}) == ((1, 2), {"z": 100})
     concrete = add.get_concrete_function(tf.TensorSpec([], tf.int32), 5)
-    assert with_defaults(concrete, (1,), {}) == ((1, 5), {"z": 100})
+    assert calls.with_defaults(concrete, (1,), {}) == ((1, 5), {"z": 100})
     with pytest.raises(TypeError, match="too many positional"):
-        with_defaults(add, (1, 2, 3), {})
+        calls.with_defaults(add, (1, 2, 3), {})
 
 
 def test_a_functions_own_object_is_no_argument_of_it():
@@ -143,17 +142,17 @@ def test_a_functions_own_object_is_no_argument_of_it():
         def apply(self, x, factor=2):
             return x * factor
 
-    assert tensorflow_internals.with_defaults(Scale().apply, (1,), {}) == ((1, 2), {})
+    assert calls.with_defaults(Scale().apply, (1,), {}) == ((1, 2), {})
 
 
 def test_arguments_become_the_tensors_that_a_function_takes():
     concrete = add.get_concrete_function(tf.TensorSpec([], tf.int32), z=tf.TensorSpec([], tf.int32))
-    inputs = tensorflow_internals.flat_inputs(concrete, (np.int32(1), 10), {"z": tf.constant(3)})
+    inputs = calls.flat_inputs(concrete, (np.int32(1), 10), {"z": tf.constant(3)})
     assert [int(tensor) for tensor in inputs] == [1, 3]
     with pytest.raises(TypeError, match="missing a required argument"):
-        tensorflow_internals.flat_inputs(concrete, (1,), {})
+        calls.flat_inputs(concrete, (1,), {})
     with pytest.raises(TypeError, match="Cannot convert 'text'"):
-        tensorflow_internals.flat_inputs(concrete, ("text", 10), {"z": 3})
+        calls.flat_inputs(concrete, ("text", 10), {"z": 3})
 
 
 def test_a_call_packs_what_the_function_returns():
@@ -165,9 +164,9 @@ def test_a_call_packs_what_the_function_returns():
 def test_captures_follow_the_arguments_and_may_be_others():
     variables = [tf.Variable(1.0), tf.Variable(100.0)]
     concrete = tf.function(variables[0].assign_add).get_concrete_function(tf.TensorSpec([]))
-    assert concrete.captured_inputs[0] is tensorflow_internals.variable_handle(variables[0])
-    handle = tensorflow_internals.variable_handle(variables[1])
-    value = tensorflow_internals.call(concrete, [tf.constant(5.0), handle], CancellationManager())
+    assert concrete.captured_inputs[0] is handles.variable_handle(variables[0])
+    handle = handles.variable_handle(variables[1])
+    value = call_concrete(concrete, [tf.constant(5.0), handle], CancellationManager())
     assert value.numpy() == 105
     assert [variable.numpy() for variable in variables] == [1, 105]
 
@@ -195,7 +194,7 @@ def test_tables_are_made_by_the_creator_in_scope():
         made.append(next_creator(*args, **kwargs))
         return made[-1]
 
-    with tensorflow_internals.resource_creator_scope("StaticHashTable", create):
+    with handles.resource_creator_scope("StaticHashTable", create):
         table = new_table()
     assert made == [table]
     assert table.lookup(tf.constant("a")).numpy() == 7
@@ -210,12 +209,12 @@ def test_a_handle_leads_to_its_table_or_variable():
         return tf.function(lambda: table.lookup(text))(), variable + 1.0
 
     owners = [
-        tensorflow_internals.owner_of_handle(tensor)
+        handles.owner_of_handle(tensor)
         for tensor in outer.get_concrete_function(tf.TensorSpec([], tf.string)).captured_inputs
     ]
     assert {id(owner) for owner in owners if owner is not None} == {id(table), id(variable)}
-    assert tensorflow_internals.owner_of_handle(tf.constant(1)) is None
-    assert tensorflow_internals.variable_handle(variable).dtype == tf.resource
+    assert handles.owner_of_handle(tf.constant(1)) is None
+    assert handles.variable_handle(variable).dtype == tf.resource
 
 
 def test_a_table_of_a_saved_model_is_made_by_saved_functions(tmp_path):
@@ -229,20 +228,20 @@ def test_a_table_of_a_saved_model_is_made_by_saved_functions(tmp_path):
         tables.append(next_creator(*args, **kwargs))
         return tables[-1]
 
-    with tensorflow_internals.resource_creator_scope("RestoredStaticHashTable", create):
+    with handles.resource_creator_scope("RestoredStaticHashTable", create):
         loaded = tf.saved_model.load(str(tmp_path))
     [table] = tables
-    assert tensorflow_internals.is_restored_resource(table)
-    assert not tensorflow_internals.is_restored_resource(module.table)
+    assert handles.is_restored_resource(table)
+    assert not handles.is_restored_resource(module.table)
 
-    create_table, initialize = tensorflow_internals.restored_functions(table)
+    create_table, initialize = handles.restored_functions(table)
     handle = call(create_table)
     captures = [handle if tensor is table.resource_handle else tensor for tensor in initialize.captured_inputs]
     assert any(tensor is handle for tensor in captures)
-    tensorflow_internals.call(initialize, captures, CancellationManager())
+    call_concrete(initialize, captures, CancellationManager())
     look = loaded.look.concrete_functions[0]
     inputs = [handle if tensor is table.resource_handle else tensor for tensor in look.captured_inputs]
-    value = tensorflow_internals.call(look, [tf.constant("a"), *inputs], CancellationManager())
+    value = call_concrete(look, [tf.constant("a"), *inputs], CancellationManager())
     assert tf.nest.flatten(value)[0].numpy() == 7
 
 
@@ -251,10 +250,10 @@ MEMBERSHIP = """
 
     import portpicker
 
-    from coordinator.ps_strategy import tensorflow_internals
     from coordinator.ps_strategy.membership.cluster_definition import Task, client_server_def, server_def
+    from coordinator.ps_strategy.tensorflow_internals import process
 
-    environment = tensorflow_internals.client_environment()
+    environment = process.client_environment()
     environment.__enter__()
 
     import tensorflow as tf
@@ -265,12 +264,12 @@ MEMBERSHIP = """
         definition.cluster.job.add(name=job).tasks[index] = address
         return tf.distribute.Server(definition), address
 
-    assert tensorflow_internals.current_server_def() is None
+    assert process.current_server_def() is None
     client = f"localhost:{portpicker.pick_unused_port()}"
-    tensorflow_internals.set_server_def(client_server_def("grpc", client))
-    assert tensorflow_internals.current_server_def().job_name == "chief"
-    context_id = tensorflow_internals.context_id()
-    assert 0 <= context_id < 2**64
+    process.set_server_def(client_server_def("grpc", client))
+    assert process.current_server_def().job_name == "chief"
+    own_id = process.context_id()
+    assert 0 <= own_id < 2**64
     assert (tf.constant(1) + 1).device == "/job:chief/replica:0/task:0/device:CPU:0"
 
     servers, addresses = {}, {}
@@ -280,7 +279,7 @@ MEMBERSHIP = """
 
     def connect(*tasks):
         named = server_def("grpc", client, {task: addresses[task] for task in tasks})
-        tensorflow_internals.update_server_def(named, 600.0)
+        process.update_server_def(named, 600.0)
 
     def add_on(task, value):
         with tf.device(task.device + "/device:CPU:0"):
@@ -313,10 +312,10 @@ MEMBERSHIP = """
         raise AssertionError("a named task that does not answer is an error")
     from coordinator.ps_strategy.membership.remote_context import Answer, RemoteContext
 
-    assert tensorflow_internals.context_id() == context_id
-    assert RemoteContext(client, context_id).renew(10.0) is Answer.HELD, "the client's own server has it too"
-    assert RemoteContext(addresses[tasks[0]], context_id).renew(10.0) is Answer.HELD
-    assert RemoteContext(addresses[tasks[0]], context_id ^ 1).renew(10.0) is Answer.UNKNOWN
+    assert process.context_id() == own_id
+    assert RemoteContext(client, own_id).renew(10.0) is Answer.HELD, "the client's own server has it too"
+    assert RemoteContext(addresses[tasks[0]], own_id).renew(10.0) is Answer.HELD
+    assert RemoteContext(addresses[tasks[0]], own_id ^ 1).renew(10.0) is Answer.UNKNOWN
     print("members came and went", flush=True)
     os._exit(0)  # TensorFlow cannot stop a server that it started.
 """
@@ -335,7 +334,7 @@ def test_a_fresh_function_is_the_same_function_not_traced_yet():
         return 2 * x
 
     assert double(tf.constant(1)) == 2
-    again = tensorflow_internals.untraced_copy(double)
+    again = calls.untraced_copy(double)
     assert again is not double
     assert (again(tf.constant(1)), double(tf.constant(1))) == (2, 2)
     assert len(traces) == 2
@@ -347,4 +346,4 @@ def test_a_function_of_a_saved_model_cannot_be_traced_anew(tmp_path):
     module.double = tf.function(lambda x: 2 * x, input_signature=[tf.TensorSpec([], tf.int32)])
     tf.saved_model.save(module, str(tmp_path))
     double = tf.saved_model.load(str(tmp_path)).double
-    assert tensorflow_internals.untraced_copy(double) is double
+    assert calls.untraced_copy(double) is double

@@ -3,7 +3,13 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.reads import (
+    graph_around,
+    is_within,
+    read_variable,
+    reads_as_ever,
+    reads_replaced,
+)
 
 
 class ConstantReader:
@@ -28,12 +34,12 @@ def test_reads_are_replaced_in_the_scope_and_gradients_go_to_the_variable():
     @tf.function
     def step():
         copy = tf.constant([10.0, 20.0])
-        with tensorflow_internals.reads_replaced([variable], [ConstantReader(lambda: copy)]):
+        with reads_replaced([variable], [ConstantReader(lambda: copy)]):
             with tf.GradientTape(persistent=True) as tape:
                 read = [variable.read_value(), variable.value(), variable + 0.0, tf.convert_to_tensor(variable)]
                 rows = tf.gather(variable, [1]), variable.sparse_read([1]), variable.gather_nd([[1]])
                 total = tf.add_n([tf.reduce_sum(each) for each in [*read, *rows]])
-            with tensorflow_internals.reads_as_ever([variable]):
+            with reads_as_ever([variable]):
                 own = variable + 0.0
             again = variable + 0.0
         return read, rows, own, again, variable + 0.0, tf.convert_to_tensor(tape.gradient(total, variable))
@@ -48,7 +54,7 @@ def test_reads_are_replaced_in_the_scope_and_gradients_go_to_the_variable():
 def test_a_reader_without_a_copy_leaves_reads_to_the_variable():
     variable = tf.Variable([1.0, 2.0])
     reader = ConstantReader(None)
-    with tensorflow_internals.reads_replaced([variable], [reader]):
+    with reads_replaced([variable], [reader]):
         assert variable.read_value().numpy().tolist() == [1.0, 2.0]
         rows = variable.sparse_read([1])
     assert rows.numpy().tolist() == [2.0]
@@ -59,8 +65,8 @@ def test_a_reader_without_a_copy_leaves_reads_to_the_variable():
 def test_replaced_reads_do_not_nest_and_end_with_their_scope():
     variable = tf.Variable(1.0)
     before = set(vars(variable))
-    with tensorflow_internals.reads_replaced([variable], [ConstantReader(None)]):
-        again = tensorflow_internals.reads_replaced([tf.Variable(2.0), variable], [ConstantReader(None)] * 2)
+    with reads_replaced([variable], [ConstantReader(None)]):
+        again = reads_replaced([tf.Variable(2.0), variable], [ConstantReader(None)] * 2)
         with pytest.raises(ValueError, match="pull cannot nest"), again:
             pass
         assert set(vars(variable)) > before
@@ -74,7 +80,7 @@ def test_a_replaced_read_in_a_loop_has_its_gradient():
     def step():
         copy = tf.constant(5.0)
         reader = ConstantReader(lambda: copy)
-        with tensorflow_internals.reads_replaced([variable], [reader]), tf.GradientTape() as tape:
+        with reads_replaced([variable], [reader]), tf.GradientTape() as tape:
             total = tf.constant(1.0)
             for _ in tf.range(3):
                 total *= variable
@@ -85,9 +91,9 @@ def test_a_replaced_read_in_a_loop_has_its_gradient():
 
 def test_a_variables_own_value_is_unknown_to_tapes():
     variable = tf.Variable(3.0)
-    with tensorflow_internals.reads_replaced([variable], [ConstantReader(lambda: tf.constant(5.0))]):
+    with reads_replaced([variable], [ConstantReader(lambda: tf.constant(5.0))]):
         with tf.GradientTape() as tape:
-            value = tensorflow_internals.read_variable(variable)
+            value = read_variable(variable)
         assert value.numpy() == 3.0
         assert tape.gradient(value, variable) is None
 
@@ -96,7 +102,7 @@ def test_a_branch_or_loop_leads_to_the_graph_around_it_and_a_function_does_not()
     inside = {}
 
     def note(place, graph):
-        inside[place] = tensorflow_internals.is_within(graph)
+        inside[place] = is_within(graph)
         return tf.constant(0)
 
     @tf.function
@@ -110,7 +116,7 @@ def test_a_branch_or_loop_leads_to_the_graph_around_it_and_a_function_does_not()
         inner(graph)
         tf.cond(tf.timestamp() > 0.0, lambda: note("branch", graph), lambda: note("other branch", graph))
         tf.while_loop(lambda _: note("condition", graph) > 0, lambda _: note("body", graph), [tf.constant(0)])
-        assert tensorflow_internals.graph_around(graph) is None
+        assert graph_around(graph) is None
 
     outer()
     assert inside == {

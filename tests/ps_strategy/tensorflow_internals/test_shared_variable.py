@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
 from tests.ps_strategy.every_worker import concrete_function
 from tests.ps_strategy.tensorflow_internals.private_names import function_in, rate_variable
 
@@ -14,7 +14,7 @@ TIMEOUT = 120.0
 
 def shared(value, **options):
     variable = tf.Variable(value, **{"trainable": False, **options})
-    tensorflow_internals.make_shared(variable)
+    make_shared(variable)
     return variable
 
 
@@ -102,7 +102,7 @@ def test_a_scalar_is_read_as_often_as_needed_and_what_it_gives_is_right(name):
 
 @pytest.mark.parametrize("variable", [tf.Variable(2.0), tf.Variable([2.0, 3.0], trainable=False)])
 def test_what_is_trained_and_what_is_no_scalar_is_read_at_each_use(variable):
-    tensorflow_internals.make_shared(variable)
+    make_shared(variable)
     concrete = tf.function(lambda: [variable + 1.0, variable + 2.0]).get_concrete_function()
     assert reads_of(concrete, variable) == 2
 

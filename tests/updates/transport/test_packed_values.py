@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy import tensorflow_internals
+from coordinator.ps_strategy.tensorflow_internals.compilation import built_function
 from coordinator.updates.transport.model import transfer
 from tests.ps_strategy.fusing.random_transfers import SERVERS, RandomTransfers, run_on_worker
 from tests.updates.descent import mostly_long
@@ -24,6 +24,6 @@ def test_a_packed_transfer_of_every_dtype_keeps_the_bits(strategy, way):
             arrived = [tf.identity(tensor) for tensor in arrived]
         return [*map(tf.identity, arrived), *map(tf.identity, sent)]
 
-    concrete = tensorflow_internals.built_function(fn, transfers.signature, lambda _: None)
+    concrete = built_function(fn, transfers.signature, lambda _: None)
     found = run_on_worker(concrete, transfers.fed)
     assert found[: len(found) // 2] == found[len(found) // 2 :]

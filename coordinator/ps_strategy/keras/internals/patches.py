@@ -26,7 +26,7 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator as StockEpochIt
 # Private: the loop accepts data that is neither a dataset, an array nor a generator only as a data adapter.
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from coordinator.ps_strategy.tensorflow_internals import attribute_replaced
+from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
 _logger = logging.getLogger("coordinator")
 
