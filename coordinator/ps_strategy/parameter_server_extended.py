@@ -33,8 +33,8 @@ class StrategyServices:
         abandoned call does can be told from the rest.
       unique_numbers: for names on the servers that no other object of this strategy has.
       retrace: has each `tf.function` traced again when it is scheduled next.
-      add_idle_callback: see `WorkerPool.add_idle_callback`.
-      refuse_closed: see `Scheduler.refuse_closed`.
+      add_idle_callback: see `Cluster.add_idle_callback`.
+      refuse_closed: see `ClosureQueue.refuse_stopped`.
     """
 
     worker_index: Callable[[], Any]

@@ -113,8 +113,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             ),
             unique_numbers=itertools.count(),
             retrace=self._tracer.reset,
-            add_idle_callback=self._scheduler.add_idle_callback,
-            refuse_closed=self._scheduler.refuse_closed,
+            add_idle_callback=self._scheduler.cluster.add_idle_callback,
+            refuse_closed=self._scheduler.queue.refuse_stopped,
         )
 
     @property

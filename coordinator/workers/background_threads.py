@@ -1,18 +1,13 @@
-"""The library's background threads, but for the workers' and the recovery's: each has a name, `start` and `stop`."""
+"""Background threads: the base of all, with a name, `start` and `stop`; and those that watch closures and workers."""
 
-import dataclasses
-import logging
 import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
 
 from coordinator.queueing.closure import Attempt
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import Servers
-
-_logger = logging.getLogger("coordinator")
 
 
 class BackgroundThread(ABC):
@@ -107,67 +102,3 @@ class StragglerWatch(BackgroundThread):
             following = self._queue.requeue_overdue()
             if following is not None:
                 self._wake_at(following)
-
-
-@dataclasses.dataclass(frozen=True)
-class MembershipChange:
-    """How to get from the workers that there are to those that are wanted.
-
-    Attributes:
-      moved: the new address of each worker that moved, by index.
-      removed: the indices of workers that are to be removed.
-      added: the addresses of new workers.
-    """
-
-    moved: Mapping[int, str]
-    removed: Sequence[int]
-    added: Sequence[str]
-
-
-def change_between(present: Mapping[int, str], lost: Collection[int], wanted: Collection[str]) -> MembershipChange:
-    """Compares the workers that there are with those that are wanted.
-
-    A lost worker whose address is not wanted any more is taken to have moved to a new address, if there is one.
-
-    Args:
-      present: the address of each worker, by index.
-      lost: the indices of those that do not answer.
-      wanted: the addresses at which workers are wanted.
-    """
-    added = [address for address in dict.fromkeys(wanted) if address not in present.values()]
-    gone = [index for index, address in sorted(present.items()) if address not in wanted]
-    lost_and_gone = [index for index in gone if index in lost]
-    moved = dict(zip(lost_and_gone, added, strict=False))
-    return MembershipChange(moved, [index for index in gone if index not in moved], added[len(moved) :])
-
-
-class MembershipWatch(BackgroundThread):
-    """Asks for the workers' addresses at intervals, and has changes applied while training runs.
-
-    Addresses that cannot be read or applied change nothing, and are reported once.
-
-    Args:
-      addresses: returns the addresses at which workers are wanted; called on the thread of this class.
-      interval: between two calls, in seconds.
-      apply: adds, moves and removes workers so that they have these addresses.
-    """
-
-    def __init__(
-        self, addresses: Callable[[], Collection[str]], interval: float, apply: Callable[[Collection[str]], None]
-    ) -> None:
-        super().__init__("coordinator-membership")
-        self._addresses = addresses
-        self._interval = interval
-        self._apply = apply
-
-    def _run(self) -> None:
-        last_reason = ""
-        while not self._stop.wait(self._interval):
-            try:
-                self._apply(self._addresses())
-                last_reason = ""
-            except Exception as error:  # noqa: BLE001 - it comes from the user's own source of addresses
-                reason = f"{type(error).__name__}: {error}"
-                if reason != last_reason and not self._stop.is_set():
-                    last_reason = reason
-                    _logger.warning("The workers stay as they are: the cluster's description is invalid. %s", reason)

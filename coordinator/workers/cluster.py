@@ -1,40 +1,65 @@
-"""What users see of the workers: `strategy.cluster`."""
+"""The workers of one strategy, which come and go while training runs: `strategy.cluster`."""
 
 import dataclasses
+import inspect
+import itertools
+import logging
+import threading
+import time
+import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from coordinator.errors import WorkerLost
+from coordinator.options import Options
+from coordinator.queueing.closure import Attempt, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
+from coordinator.runtime import Runtime, Servers
 from coordinator.statistics import ClusterStatistics
-from coordinator.workers.worker import Worker
-from coordinator.workers.worker_pool import WorkerPool
+from coordinator.workers.background_threads import BackgroundThread, IdleWatch, StragglerWatch
+from coordinator.workers.recovery_loop import RecoveryLoop
+from coordinator.workers.worker import Worker, WorkerState
+
+_logger = logging.getLogger("coordinator")
 
 
 class Cluster:
     """The workers of a strategy and their statistics; adds, moves and removes workers while training runs.
 
     Args:
-      pool: has the workers.
-      queue: counts what they do.
-      fail_orphaned: fails the closures that only a removed worker could run.
-      refuse_worker_thread: raises RuntimeError on a worker's thread, where the named method would wait for itself.
+      runtime: runs calls.
+      servers: know the cluster's tasks.
+      queue: has the closures, and counts what the workers do.
+      recovery: recovers parameter servers.
+      options: limits and times.
     """
 
     def __init__(
-        self,
-        pool: WorkerPool,
-        queue: ClosureQueue,
-        fail_orphaned: Callable[[int], None],
-        refuse_worker_thread: Callable[[str], None],
+        self, runtime: Runtime, servers: Servers, queue: ClosureQueue, recovery: RecoveryLoop, options: Options
     ) -> None:
-        self._pool = pool
+        self._runtime = runtime
+        self._servers = servers
         self._queue = queue
-        self._fail_orphaned = fail_orphaned
-        self._refuse_worker_thread = refuse_worker_thread
+        self._recovery = recovery
+        self._options = options
+        self._stragglers = StragglerWatch(queue)
+        self._watches: list[BackgroundThread] = [
+            self._stragglers,
+            IdleWatch(servers, queue, options.heartbeat_interval),
+        ]
+        # Held while workers are added, moved and removed, and never together with the queue's.
+        self._lock = threading.Lock()
+        # Each returns a callback, or None when its object is gone.
+        self._idle_callbacks: list[Callable[[], Any]] = []
+        # The indices of workers that are being removed.
+        self._leaving: set[int] = set()
+        self._closing_thread: threading.Thread | None = None
+        self._set_workers({index: self._new_worker(index) for index in servers.worker_addresses})
 
     @property
     def workers(self) -> Sequence[Worker]:
         """The present workers, in the order of their indices."""
-        return tuple(worker for _, worker in sorted(self._pool.workers.items()))
+        return tuple(worker for _, worker in sorted(self._workers.items()))
 
     def statistics(self) -> ClusterStatistics:
         """Returns a snapshot of the counts, each worker's too."""
@@ -56,7 +81,15 @@ class Cluster:
           ValueError: that is no address, or a task of the cluster has it already.
           StrategyClosedError: the strategy is closed.
         """
-        return self._pool.add_worker(address)
+        with self._lock:
+            self._queue.refuse_stopped("A worker cannot be added")
+            index = next(index for index in itertools.count() if index not in {*self._workers, *self._leaving})
+            self._servers.add_worker(index, address)
+            self._queue.admit(index)
+            worker = self._new_worker(index)
+            self._set_workers({**self._workers, index: worker})
+            worker.start()
+            return index
 
     def remove_worker(self, index: int, timeout: float | None = None) -> None:
         """Removes a worker after it has finished what it runs, or after `timeout`; the closure is requeued then.
@@ -70,9 +103,24 @@ class Cluster:
         Raises:
           ValueError: there is no such worker.
         """
-        self._refuse_worker_thread("remove_worker")
-        self._pool.remove_worker(index, timeout)
-        self._fail_orphaned(index)
+        self.refuse_worker_thread("remove_worker")
+        with self._lock:
+            self.refuse_unknown(index, " to remove")
+            worker = self._workers[index]
+            self._set_workers({other: each for other, each in self._workers.items() if other != index})
+            self._leaving.add(index)
+        try:
+            self._queue.dismiss(index)
+            worker.stop()
+            if not worker.wait_stopped(self._options.close_timeout if timeout is None else timeout):
+                self._queue.cancel_attempts_on(index)
+                if not worker.wait_stopped(self._options.close_timeout):
+                    _logger.warning("%s runs a call that cannot be cancelled; its thread is left behind.", worker)
+            self._servers.remove_worker(index)
+        finally:
+            with self._lock:
+                self._leaving.discard(index)
+        self.fail_orphaned(index)
 
     def move_worker(self, index: int, address: str) -> None:
         """Changes the address of a worker, whose present closure is requeued.
@@ -84,7 +132,98 @@ class Cluster:
         Raises:
           ValueError: there is no such worker, that is no address, or another task has it.
         """
-        self._pool.move_worker(index, address)
+        with self._lock:
+            self.refuse_unknown(index, " to move")
+            self._servers.move_worker(index, address)
 
     def __repr__(self) -> str:
         return f"<Cluster: {self.statistics()}>"
+
+    # The methods that follow are for the library.
+
+    def start(self) -> None:
+        """Starts the threads."""
+        for part in (*self._watches, *self._workers.values()):
+            part.start()
+
+    def add_watch(self, watch: BackgroundThread) -> None:
+        """Starts a thread that changes the workers, and is stopped before all others."""
+        self._watches.insert(0, watch)
+        watch.start()
+
+    def stop(self) -> None:
+        """Cancels what waits and runs, and ends all threads."""
+        # The queue first: a lost worker that stops waiting for its task must find no closure.
+        self._closing_thread = threading.current_thread()
+        self._queue.stop()
+        self._closing_thread = None
+        with self._lock:
+            parts = (*self._watches, self._recovery, *self._workers.values())
+        for part in parts:
+            part.stop()
+        deadline = time.monotonic() + self._options.close_timeout
+        for part in parts:
+            remaining = max(0.0, deadline - time.monotonic())
+            if part.thread is not threading.current_thread() and not part.wait_stopped(remaining):
+                _logger.warning("%s still runs a call that cannot be cancelled; its thread is left behind.", part)
+
+    def add_idle_callback(self, callback: Callable[[int], object]) -> None:
+        """Has `callback` called with a worker's index whenever that worker, having had a closure, has none any more.
+
+        That is when no closure waits for it, when its closure failed, and when it was lost. The call comes on the
+        worker's thread, which takes no other closure meanwhile. A method is called as long as its object lives; it does
+        not keep the object alive.
+        """
+        is_method = inspect.ismethod(callback)
+        self._idle_callbacks.append(
+            weakref.WeakMethod(callback, self._idle_callbacks.remove) if is_method else lambda: callback
+        )
+
+    def fail_orphaned(self, index: int) -> None:
+        """Fails the closures that only this worker may run, if it was removed, perhaps while they were being queued."""
+        if index in self._workers:
+            return
+        for closure in self._queue.waiting_for(index):
+            message = f"{closure} may run only on worker {index}, which was removed. Schedule it on another worker."
+            self._queue.fail_waiting(closure, WorkerLost(f"worker {index}", message), ErrorScope.JOIN)
+
+    def refuse_unknown(self, index: int, purpose: str = "") -> None:
+        """Raises ValueError if there is no worker of this index."""
+        if index not in self._workers:
+            raise ValueError(f"There is no worker {index!r}{purpose}; there are {sorted(self._workers)}.")
+
+    def refuse_worker_thread(self, verb: str) -> None:
+        """Raises RuntimeError on a worker's thread, where the method of this name would wait for itself."""
+        thread = threading.current_thread()
+        if thread is self._closing_thread or thread in self._threads:
+            raise RuntimeError(
+                f"{verb} was called on a worker's thread, or on the one in close, for instance in a callback of a "
+                "future, and would wait for itself. Set an event in the callback, and call it on another thread."
+            )
+
+    # These are `coordinator.workers.worker.WorkerEvents`.
+
+    def attempt_started(self, attempt: Attempt) -> None:
+        """Tracks the timeout of an attempt."""
+        self._stragglers.track(attempt)
+
+    def became_idle(self, worker: int) -> None:
+        """Calls the idle callbacks."""
+        for reference in tuple(self._idle_callbacks):
+            try:
+                if (callback := reference()) is not None:
+                    callback(worker)
+            except Exception:
+                _logger.exception("A callback for idle workers raised an error for worker %d.", worker)
+
+    def live_workers(self) -> int:
+        """Returns how many workers are live."""
+        return sum(worker.state is WorkerState.LIVE for worker in self._workers.values())
+
+    def _new_worker(self, index: int) -> Worker:
+        return Worker(index, self._runtime, self._servers, self._queue, self._recovery, self._options, self)
+
+    def _set_workers(self, workers: dict[int, Worker]) -> None:
+        # Replaced as a whole, so that both may be read without a lock.
+        self._workers = workers
+        self._threads = frozenset(worker.thread for worker in workers.values())

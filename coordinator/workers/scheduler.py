@@ -11,21 +11,19 @@ workers may come and go meanwhile; `close` leaves no thread behind.
 
 import itertools
 import logging
-import threading
-import time
 import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from coordinator.errors import ClosureInputError, WorkerLost
+from coordinator.errors import ClosureInputError
 from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.queueing.closure import Closure, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import FusionKey, Runtime, Servers
 from coordinator.workers.cluster import Cluster
+from coordinator.workers.membership_watch import MembershipWatch
 from coordinator.workers.recovery_loop import RecoveryLoop
-from coordinator.workers.worker_pool import WorkerPool
 
 _logger = logging.getLogger("coordinator")
 
@@ -54,12 +52,11 @@ class Scheduler:
         )
         self._cancel = queue.cancel
         self.recovery = RecoveryLoop(servers, queue, options)
-        self._pool = WorkerPool(runtime, servers, queue, self.recovery, options)
-        self.cluster = Cluster(self._pool, queue, self._fail_orphaned, self._refuse_worker_thread)
+        self.cluster = Cluster(runtime, servers, queue, self.recovery, options)
+        self._refuse_worker_thread = self.cluster.refuse_worker_thread
         self._closed = False
-        self._closing_thread: threading.Thread | None = None
         self.recovery.start()
-        self._pool.start()
+        self.cluster.start()
 
     def schedule(
         self,
@@ -88,7 +85,7 @@ class Scheduler:
         """
         self._refuse_worker_thread("schedule")
         if worker is not None:
-            self._pool.refuse_unknown(worker)
+            self.cluster.refuse_unknown(worker)
         needed = tuple(dict.fromkeys(after)) if after else ()
         number = next(self._numbers)
         future = Future(name, number, origin=origin)
@@ -109,7 +106,7 @@ class Scheduler:
         for other in needed:
             other.add_done_callback(lambda done: self._unblock(closure, done))
         if worker is not None:
-            self._fail_orphaned(worker)
+            self.cluster.fail_orphaned(worker)
         return future
 
     def schedule_internal(self, worker: int, work: Any, name: str) -> Future:
@@ -119,7 +116,7 @@ class Scheduler:
         closure = Closure(work, name, number, future, target=worker, is_internal=True)
         future.on_cancel = types.MethodType(self._cancel, closure)
         self.queue.put_internal(closure)
-        self._fail_orphaned(worker)
+        self.cluster.fail_orphaned(worker)
         return future
 
     def join(self, timeout: float | None = None) -> None:
@@ -133,34 +130,20 @@ class Scheduler:
         return self.queue.is_settled()
 
     def follow(self, addresses: Callable[[], Collection[str]], interval: float) -> None:
-        """Adds, removes and moves workers as a description changes; see `WorkerPool.follow`."""
-        self._pool.follow(addresses, interval, self.cluster.remove_worker)
+        """Adds, removes and moves workers as a description of the cluster changes.
 
-    def add_idle_callback(self, callback: Callable[[int], object]) -> None:
-        """See `WorkerPool.add_idle_callback`."""
-        self._pool.add_idle_callback(callback)
-
-    def refuse_closed(self, what: str) -> None:
-        """Raises StrategyClosedError if it was closed; `what` says what is refused."""
-        self.queue.refuse_stopped(what)
+        Args:
+          addresses: returns the addresses at which workers are wanted.
+          interval: between two calls of it, in seconds.
+        """
+        self.cluster.add_watch(MembershipWatch(self.cluster, self.servers, addresses, interval))
 
     def close(self) -> None:
         """Cancels what waits and runs, ends the threads and disconnects from the servers. May be called again."""
         if self._closed:
             return
         self._closed = True
-        # The queue first: a lost worker that stops waiting for its task must find no closure.
-        self._closing_thread = threading.current_thread()
-        self.queue.stop()
-        self._closing_thread = None
-        parts = self._pool.threads_to_stop()
-        for part in parts:
-            part.stop()
-        deadline = time.monotonic() + self._options.close_timeout
-        for part in parts:
-            remaining = max(0.0, deadline - time.monotonic())
-            if part.thread is not threading.current_thread() and not part.wait_stopped(remaining):
-                _logger.warning("%s still runs a call that cannot be cancelled; its thread is left behind.", part)
+        self.cluster.stop()
         self.servers.close()
 
     def __repr__(self) -> str:
@@ -172,27 +155,11 @@ class Scheduler:
         if not failed:
             self.queue.unblock(closure)
             if closure.target is not None:
-                self._fail_orphaned(closure.target)
+                self.cluster.fail_orphaned(closure.target)
             return
         error = ClosureInputError(f"{closure} was not run, because its argument has no value: {done!r}.")
         error.__cause__ = None if done.cancelled() else done.exception()
         self.queue.fail_waiting(closure, error, ErrorScope.FUTURE)
-
-    def _fail_orphaned(self, worker: int) -> None:
-        """Fails closures for a worker that was removed, perhaps while they were being queued."""
-        if worker in self._pool.workers:
-            return
-        for closure in self.queue.waiting_for(worker):
-            message = f"{closure} may run only on worker {worker}, which was removed. Schedule it on another worker."
-            self.queue.fail_waiting(closure, WorkerLost(f"worker {worker}", message), ErrorScope.JOIN)
-
-    def _refuse_worker_thread(self, verb: str) -> None:
-        thread = threading.current_thread()
-        if thread is self._closing_thread or thread in self._pool.threads:
-            raise RuntimeError(
-                f"{verb} was called on a worker's thread, or on the one in close, for instance in a callback of a "
-                "future, and would wait for itself. Set an event in the callback, and call it on another thread."
-            )
 
     def _report_stall(self, text: str) -> None:
         lost = [

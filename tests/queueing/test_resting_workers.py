@@ -27,7 +27,7 @@ def scheduler(runtime: FakeRuntime) -> Iterator[Scheduler]:
 @pytest.fixture
 def told(scheduler: Scheduler) -> "queue.Queue[int]":
     told: queue.Queue[int] = queue.Queue()
-    scheduler.add_idle_callback(told.put)
+    scheduler.cluster.add_idle_callback(told.put)
     return told
 
 
@@ -94,7 +94,7 @@ class Listener:
 
 def test_a_method_is_called_for_as_long_as_its_object_lives(scheduler: Scheduler, told: "queue.Queue[int]") -> None:
     listener = Listener(told)
-    scheduler.add_idle_callback(listener.tell)
+    scheduler.cluster.add_idle_callback(listener.tell)
     scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
     assert [told.get(timeout=LIMIT) for _ in range(2)] == [1, -1]
     del listener
@@ -109,7 +109,7 @@ def test_a_method_is_called_for_as_long_as_its_object_lives(scheduler: Scheduler
 def test_what_a_callback_raises_is_logged_and_harms_nobody(
     scheduler: Scheduler, told: "queue.Queue[int]", caplog: pytest.LogCaptureFixture
 ) -> None:
-    scheduler.add_idle_callback(lambda worker: 1 / 0)
+    scheduler.cluster.add_idle_callback(lambda worker: 1 / 0)
     with caplog.at_level(logging.ERROR, "coordinator"):
         scheduler.schedule(index_of, "step", worker=0).result(LIMIT)
         told.get(timeout=LIMIT)

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.errors import ClosureCancelledError, StrategyClosedError, WorkerLost
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
-from coordinator.workers.background_threads import MembershipChange, change_between
+from coordinator.workers.membership_watch import change_between
 from coordinator.workers.worker import WorkerState
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import index_of, running_scheduler
@@ -18,19 +18,19 @@ PRESENT = {0: "a:1", 1: "b:1", 2: "c:1"}
 @pytest.mark.parametrize(
     ("lost", "wanted", "change"),
     [
-        ([], ["a:1", "b:1", "c:1"], MembershipChange({}, [], [])),
-        ([], ["c:1", "b:1", "a:1"], MembershipChange({}, [], [])),
-        ([], ["a:1", "b:1", "c:1", "d:1", "d:1"], MembershipChange({}, [], ["d:1"])),
-        ([], ["a:1", "c:1"], MembershipChange({}, [1], [])),
-        ([], ["a:1", "d:1", "c:1"], MembershipChange({}, [1], ["d:1"])),
-        ([1], ["a:1", "d:1", "c:1"], MembershipChange({1: "d:1"}, [], [])),
-        ([1, 2], ["d:1", "a:1", "e:1", "f:1"], MembershipChange({1: "d:1", 2: "e:1"}, [], ["f:1"])),
-        ([0, 2], ["b:1", "d:1"], MembershipChange({0: "d:1"}, [2], [])),
-        ([1], ["a:1", "b:1", "c:1"], MembershipChange({}, [], [])),
+        ([], ["a:1", "b:1", "c:1"], ({}, [], [])),
+        ([], ["c:1", "b:1", "a:1"], ({}, [], [])),
+        ([], ["a:1", "b:1", "c:1", "d:1", "d:1"], ({}, [], ["d:1"])),
+        ([], ["a:1", "c:1"], ({}, [1], [])),
+        ([], ["a:1", "d:1", "c:1"], ({}, [1], ["d:1"])),
+        ([1], ["a:1", "d:1", "c:1"], ({1: "d:1"}, [], [])),
+        ([1, 2], ["d:1", "a:1", "e:1", "f:1"], ({1: "d:1", 2: "e:1"}, [], ["f:1"])),
+        ([0, 2], ["b:1", "d:1"], ({0: "d:1"}, [2], [])),
+        ([1], ["a:1", "b:1", "c:1"], ({}, [], [])),
     ],
 )
 def test_what_is_to_be_done_follows_from_what_there_is_and_what_is_wanted(
-    lost: list[int], wanted: list[str], change: MembershipChange
+    lost: list[int], wanted: list[str], change: tuple[dict[int, str], list[int], list[str]]
 ) -> None:
     assert change_between(PRESENT, lost, wanted) == change
 
