@@ -12,6 +12,6 @@ def test_an_address_is_split_into_host_and_port(text: str, host: str, port: int)
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":80", "[]:80", "host:port", "host:0", "host:65536", None, 80])
-def test_anything_else_is_refused(text: object) -> None:
+def test_an_invalid_address_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match=r"must be 'host:port', got"):
         parse_address(text)

@@ -25,18 +25,18 @@ TREE = {
 }
 
 
-def test_the_tree_holds_every_error() -> None:
+def test_the_error_tree_contains_every_error() -> None:
     defined = {found for _, found in inspect.getmembers(errors, inspect.isclass) if found.__module__ == errors.__name__}
     assert {found for found in defined if issubclass(found, BaseException)} == {errors.CoordinatorError, *TREE}
 
 
 @pytest.mark.parametrize("error", TREE)
-def test_an_error_is_a_child_of_its_parents(error: type[Exception]) -> None:
+def test_an_error_is_a_subclass_of_its_parents(error: type[Exception]) -> None:
     assert error.__bases__ == TREE[error]
 
 
 @pytest.mark.parametrize("error", TREE)
-def test_the_picture_shows_an_error(error: type[Exception]) -> None:
+def test_the_tree_in_the_docstring_shows_every_error(error: type[Exception]) -> None:
     assert errors.__doc__ is not None
     line = next(line for line in errors.__doc__.splitlines() if error.__name__ in line.split())
     for base in error.__bases__:

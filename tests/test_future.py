@@ -55,14 +55,14 @@ def test_a_future_that_is_done_cannot_be_cancelled(future: Future, withdrawals: 
     assert future.result(0) == 3
 
 
-def test_a_future_whose_outcome_was_decided_a_moment_before_is_not_cancelled() -> None:
+def test_a_future_whose_outcome_was_just_decided_is_not_cancelled() -> None:
     future = Future("step", 7, on_cancel=lambda: False)
     assert not future.cancel()
     future.set_result(3)
     assert future.result(0) == 3
 
 
-def test_a_future_tells_its_state_in_words(future: Future, withdrawals: Withdrawals) -> None:
+def test_the_repr_of_a_future_has_its_state(future: Future, withdrawals: Withdrawals) -> None:
     assert repr(future) == "<Future of closure 7 (step): waiting>"
     future.is_started = True
     assert repr(future) == "<Future of closure 7 (step): running>"
@@ -107,7 +107,7 @@ def test_callbacks_get_the_future_in_order_also_when_it_is_done(future: Future) 
 
 
 @pytest.mark.parametrize("raised", [ValueError("of a callback"), SystemExit(1)])
-def test_what_a_callback_raises_is_logged_and_goes_no_further(
+def test_an_error_in_a_callback_is_logged_and_not_raised(
     future: Future, caplog: pytest.LogCaptureFixture, raised: BaseException
 ) -> None:
     def fail(_: object) -> None:

@@ -31,13 +31,13 @@ def cancellation(future: Future) -> None:
     future.set_cancelled()
 
 
-def test_the_base_class_has_the_attributes_that_are_made_late_and_no_others() -> None:
+def test_the_base_class_has_exactly_the_attributes_that_are_created_lazily() -> None:
     attributes = {"_condition", "_state", "_result", "_exception", "_waiters", "_done_callbacks"}
     assert set(vars(concurrent.futures.Future())) == attributes
 
 
 @pytest.mark.parametrize("tell", [result, error, cancellation])
-def test_a_future_that_nobody_waits_for_never_has_a_condition(tell: Callable[[Future], None]) -> None:
+def test_a_future_without_waiters_never_creates_a_condition(tell: Callable[[Future], None]) -> None:
     future = new_future()
     assert not future.done()
     assert not future.cancelled()
@@ -56,7 +56,7 @@ def test_a_future_that_nobody_waits_for_never_has_a_condition(tell: Callable[[Fu
 
 @pytest.mark.parametrize("tell", [result, error, cancellation])
 @pytest.mark.parametrize("is_watched", [False, True])
-def test_a_future_that_has_its_outcome_gets_no_other(tell: Callable[[Future], None], is_watched: bool) -> None:
+def test_an_outcome_is_never_replaced(tell: Callable[[Future], None], is_watched: bool) -> None:
     future = new_future()
     if is_watched:
         future.add_done_callback(lambda _: None)
@@ -66,7 +66,7 @@ def test_a_future_that_has_its_outcome_gets_no_other(tell: Callable[[Future], No
     assert future.done()
 
 
-def test_an_error_is_raised_as_often_as_it_is_asked_for() -> None:
+def test_an_error_is_raised_by_each_call_of_result() -> None:
     future = new_future()
     future.set_exception(ValueError("wrong"))
     for _ in range(2):
@@ -119,7 +119,7 @@ WAYS = [by_result, by_exception, by_wait, by_first_completed, by_as_completed, b
 
 @pytest.mark.parametrize("repeat", range(20))
 @pytest.mark.usefixtures("hasty_threads")
-def test_whoever_waits_in_whatever_way_is_told_of_each_future_once(repeat: int) -> None:
+def test_every_kind_of_waiter_is_notified_once_per_future(repeat: int) -> None:
     futures = [new_future(number) for number in range(FUTURES)]
     halves = futures[: FUTURES // 2], futures[FUTURES // 2 :]
     counts = [Counter[Future]() for _ in range(len(WAYS) * 2)]
@@ -144,7 +144,7 @@ def test_whoever_waits_in_whatever_way_is_told_of_each_future_once(repeat: int) 
 
 
 @pytest.mark.parametrize("tell", [result, error, cancellation])
-def test_no_outcome_appears_while_a_condition_is_being_made(tell: Callable[[Future], None]) -> None:
+def test_no_outcome_is_set_while_a_condition_is_created(tell: Callable[[Future], None]) -> None:
     future = new_future()
     with ThreadPoolExecutor() as pool:
         with Future._conditions_lock:
@@ -156,7 +156,7 @@ def test_no_outcome_appears_while_a_condition_is_being_made(tell: Callable[[Futu
 
 
 @pytest.mark.usefixtures("hasty_threads")
-def test_of_several_threads_that_wait_first_all_wait_on_the_same_condition() -> None:
+def test_threads_that_begin_to_wait_at_once_share_one_condition() -> None:
     for _ in range(200):
         future = new_future()
         barrier = threading.Barrier(WATCHERS, timeout=LIMIT)

@@ -31,7 +31,7 @@ def test_a_count_is_a_positive_integer(name: str) -> None:
             Options(**{name: value})
 
 
-def test_no_count_is_zero_but_that_of_retries() -> None:
+def test_only_the_count_of_retries_may_be_zero() -> None:
     for name in {*COUNTS, *UNSET_COUNTS} - {"transient_retries"}:
         with pytest.raises(ValueError, match=f"^Options.{name} must be an integer of at least 1, got 0"):
             Options(**{name: 0})
@@ -47,7 +47,7 @@ def test_a_time_is_a_positive_finite_number(name: str) -> None:
         assert getattr(Options(**{name: value}), name) == value
 
 
-def test_only_a_time_that_is_unlimited_by_default_can_be_unlimited() -> None:
+def test_only_times_that_are_unlimited_by_default_can_be_unlimited() -> None:
     for name in UNLIMITED:
         assert getattr(Options(**{name: None}), name) is None
     for name in set(TIMES) - set(UNLIMITED):

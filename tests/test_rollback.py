@@ -15,7 +15,7 @@ ROLLBACK = Rollback(
 )
 
 
-def test_it_says_what_was_lost_and_where_training_goes_on() -> None:
+def test_the_text_of_a_rollback_says_what_was_lost() -> None:
     assert ROLLBACK.steps_lost == 20
     assert str(ROLLBACK) == (
         "/job:ps/task:0, /job:ps/task:1 recovered from checkpoint folder/ckpt-3, 20 steps back, at step 100 (2.2 s)"
@@ -23,7 +23,7 @@ def test_it_says_what_was_lost_and_where_training_goes_on() -> None:
 
 
 @pytest.mark.parametrize("unknown", ["step_before", "step_after"])
-def test_steps_that_nothing_tells_are_left_out(unknown: str) -> None:
+def test_an_unknown_number_of_lost_steps_is_left_out(unknown: str) -> None:
     rolled_back = dataclasses.replace(ROLLBACK, checkpoint=None, **{unknown: None})
     assert rolled_back.steps_lost is None
     assert str(rolled_back) == "/job:ps/task:0, /job:ps/task:1 recovered from the initial values (2.2 s)"

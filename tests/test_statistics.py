@@ -13,7 +13,7 @@ def test_a_snapshot_reads_as_a_sentence() -> None:
     assert str(COUNTS) == "1 waiting, 2 running, 3 finished, 4 failed, 5 cancelled, 6 retried; 0 workers"
 
 
-def test_a_snapshot_names_the_workers_that_are_away() -> None:
+def test_a_snapshot_names_the_unavailable_workers() -> None:
     workers = tuple(
         WorkerStatistics(index, f"/job:worker/task:{index}", state)
         for index, state in enumerate(["live", "lost", "lost"])

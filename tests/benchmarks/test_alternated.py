@@ -41,7 +41,7 @@ def test_rounds_are_not_counted_until_all_have_run_for_as_long_as_they_need(monk
     assert (broken.rounds, found["broken"].error) == (2, "InternalError: it broke")
 
 
-def test_who_fails_is_not_asked_again_and_the_others_go_on():
+def test_a_failed_contestant_is_not_run_again_and_the_others_continue():
     broken, unable, whole = Contestant(fails_in=3), Contestant(fails_in=1), Contestant()
     found = alternated({"broken": broken, "unable": unable, "whole": whole}, 4, lambda _: None)
     assert (broken.rounds, unable.rounds, whole.rounds) == (3, 1, 5)
@@ -49,7 +49,7 @@ def test_who_fails_is_not_asked_again_and_the_others_go_on():
     assert found["whole"].error is None
 
 
-def test_what_cannot_be_told_in_figures_is_told_in_words():
+def test_missing_figures_are_described_in_words():
     good = Rounds([{"rate": 1.0}, {"rate": 4.0}, {"rate": 2.0}])
     bad = Rounds([{"rate": 1.0}], "InternalError: it broke")
     assert good.text("rate", ".1f", 1e3) == "2000.0"
@@ -58,6 +58,6 @@ def test_what_cannot_be_told_in_figures_is_told_in_words():
     assert ratio(good, bad, "rate") == ratio(bad, good, "rate") == ratio(good, Rounds(), "rate") == "-"
 
 
-def test_a_ratio_is_of_rounds_that_were_made_together():
+def test_a_ratio_compares_rounds_of_the_same_turn():
     idle, busy = ([{"rate": rate} for rate in rates] for rates in ((8.0, 1.0, 6.0), (4.0, 0.5, 4.0)))
     assert ratio(Rounds(idle), Rounds(busy), "rate") == "2.00"

@@ -18,7 +18,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.cluster
 @pytest.mark.release
 @pytest.mark.timeout(600)
-def test_a_soak_loses_nothing_and_unaffected_workers_go_on(run_program: ProgramRunner) -> None:
+def test_a_soak_test_loses_nothing_and_unaffected_workers_continue(run_program: ProgramRunner) -> None:
     program = run_program(SOAK, "--minutes", 2, "--seed", 5, "--json", timeout=560)
     found = json.loads(program.stdout.splitlines()[-1])
     assert found["holds"], found

@@ -17,12 +17,12 @@ class FakeWorkload:
         return {"rate": seconds}
 
 
-def test_an_error_is_an_answer_too():
+def test_an_error_is_returned_as_an_answer():
     assert answer(FakeWorkload(), {"work": "whole", "seconds": 2.0}) == {"figures": {"rate": 2.0}}
     assert answer(FakeWorkload(), {"work": "broken", "seconds": 2.0}) == {"error": "ValueError: no such work"}
 
 
-def test_a_round_has_as_many_calls_as_the_last_one_was_fast():
+def test_the_number_of_calls_of_a_round_follows_the_last_rate():
     counts = []
     meter = RateMeter(counts.append)
     for seconds in (0.001, 1e-4):
@@ -57,7 +57,7 @@ def test_a_contestant_runs_rounds_until_it_has_ended(contestant):
 
 
 @pytest.mark.cluster
-def test_one_that_does_not_answer_in_time_is_killed(tmp_path):
+def test_a_contestant_that_does_not_answer_in_time_is_killed(tmp_path):
     with (
         ContestantProcess("dispatch", "single", {}, tmp_path / "log", patience=0.01) as process,
         pytest.raises(RuntimeError, match="hangs"),
@@ -70,7 +70,7 @@ def test_every_workload_and_side_has_a_name():
     assert set(SIDES) == {"ours", "alone", "peer", "bare", "hand", "single"}
 
 
-def test_the_network_takes_the_digits():
+def test_the_network_accepts_the_digits():
     images, labels = next(iter(minibatches()))
     assert images.shape == (32, 8, 8, 1)
     assert 0.0 <= float(images.numpy().min()) <= float(images.numpy().max()) == 1.0

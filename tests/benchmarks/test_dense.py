@@ -19,7 +19,7 @@ PROGRAM = """
 @pytest.mark.cluster
 @pytest.mark.release
 @pytest.mark.timeout(700)
-def test_this_library_trains_and_every_side_is_told(run_program, tmp_path):
+def test_this_library_trains_and_the_table_has_every_side(run_program, tmp_path):
     path = tmp_path / "figures.json"
     run_program(PROGRAM, "--quick", "--json", path, timeout=680)
     (columns,) = json.loads(path.read_text())["found"].values()

@@ -19,7 +19,7 @@ PROGRAM = """
 @pytest.mark.cluster
 @pytest.mark.release
 @pytest.mark.timeout(700)
-def test_every_side_runs_every_work(run_program, tmp_path):
+def test_every_side_runs_every_workload(run_program, tmp_path):
     path = tmp_path / "figures.json"
     program = run_program(PROGRAM, "--quick", "--json", path, timeout=680)
     by_title = json.loads(path.read_text())["found"]["1"]
@@ -37,6 +37,6 @@ def test_the_table_compares_with_the_peer_and_the_bare_loop():
     assert row.split()[-5:] == ["3,000", "1,500", "Bad", "2.00", "-"]
 
 
-def test_each_side_has_one_process_for_all_works():
+def test_each_side_has_one_process_for_all_workloads():
     assert contest(2).sides == SIDES
     assert set(contest(2).rows) == set(FUNCTIONS.values())

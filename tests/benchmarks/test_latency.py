@@ -19,7 +19,7 @@ PROGRAM = """
 @pytest.mark.cluster
 @pytest.mark.release
 @pytest.mark.timeout(700)
-def test_every_side_tells_its_spans(run_program, tmp_path):
+def test_every_side_reports_its_spans(run_program, tmp_path):
     path = tmp_path / "figures.json"
     program = run_program(PROGRAM, "--quick", "--json", path, timeout=680)
     found = json.loads(path.read_text())["found"]

@@ -25,7 +25,7 @@ PROGRAM = """
 @pytest.mark.cluster
 @pytest.mark.release
 @pytest.mark.timeout(700)
-def test_every_column_trains(run_program, tmp_path):
+def test_every_column_of_the_table_trains(run_program, tmp_path):
     path = tmp_path / "figures.json"
     run_program(PROGRAM, "--quick", "--json", path, timeout=680)
     (columns,) = json.loads(path.read_text())["found"].values()
@@ -65,7 +65,7 @@ def _length(model, batch):
     return abs(float(model.gradients(*batch)[-1][0]))
 
 
-def test_what_is_written_by_hand_takes_the_same_steps():
+def test_the_hand_written_model_takes_the_same_steps():
     model, packed = RecommenderModel(), PackedRecommenderModel()
     for each in (model, packed):
         step, batches = plain_step(each), iter(criteo_like(32))

@@ -46,7 +46,7 @@ def test_the_table_has_a_row_for_each_thing_that_is_waited_for():
     assert lines[1].split()[-5:] == ["1.00", "s", "3.00", "s", "3.00"]
 
 
-def test_the_table_tells_hanging_from_raising():
+def test_the_table_distinguishes_hanging_from_raising():
     _, _, frozen, lost = table(FOUND_FAULTS, FOUND, 60.0).splitlines()[2:]
     assert frozen.endswith("hangs (deadline 60 s)         > 12")
     assert "raises UnavailableError; restart the client" in lost
@@ -59,7 +59,7 @@ def test_the_report_has_every_outcome():
     assert frozen["peer"] == [[{"seconds": None, "error": None}]]
 
 
-def test_every_fault_has_a_name_of_its_own_and_something_to_wait_for():
+def test_every_fault_has_a_unique_name_and_something_to_wait_for():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     assert all(fault.waits for fault in FAULTS)
 
@@ -70,7 +70,7 @@ def test_faults_are_chosen_by_name():
 
 
 @pytest.mark.parametrize("arguments", [["--only", "flood"], ["--repeats", "0"]])
-def test_what_cannot_be_measured_is_refused(arguments, capsys):
+def test_invalid_arguments_are_refused(arguments, capsys):
     with pytest.raises(SystemExit):
         main(arguments)
     assert arguments[0] in capsys.readouterr().err

@@ -59,7 +59,7 @@ def new_client(reported, tmp_path):
     return new
 
 
-def test_a_held_function_leaves_its_workers_index_and_ends_at_once_the_second_time(tmp_path, monkeypatch):
+def test_a_held_function_writes_its_workers_index_and_is_held_only_once(tmp_path, monkeypatch):
     monkeypatch.setattr(recovery_client, "HELD", 0.0)
     mark = tmp_path / "mark"
     hold = tf.function(new_hold(LocalSide(), str(mark)))

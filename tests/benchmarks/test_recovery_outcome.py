@@ -40,7 +40,7 @@ def judged(events, now):
         ([OLD_ERROR], SINCE + LIMIT, Outcome()),
     ],
 )
-def test_events_tell_what_came_of_a_fault(events, now, expected):
+def test_the_outcome_of_a_fault_is_derived_from_events(events, now, expected):
     assert judged(events, now) == expected
 
 
@@ -48,16 +48,16 @@ OTHER = Event("held", 112.0, began=111.0, worker=2)
 STALE = Event("held", 112.0, began=103.0, worker=2)
 
 
-def test_an_error_is_not_the_end_while_others_go_on():
+def test_an_error_is_not_final_while_other_workers_continue():
     assert judged([ERROR, OTHER], 106.0 + PATIENCE) is None
     assert judged([ERROR, OTHER], SINCE + LIMIT) == Outcome()
 
 
-def test_what_began_before_an_error_does_not_show_that_others_go_on():
+def test_steps_begun_before_an_error_do_not_show_that_others_continue():
     assert judged([ERROR, STALE], 106.0 + PATIENCE) == Outcome(error="UnavailableError")
 
 
-def test_patience_begins_when_the_step_could_come():
+def test_the_time_limit_starts_when_the_step_becomes_possible():
     early = Event("raised", HURT_AT + 1, error="UnavailableError")
     assert judged([early], SINCE + PATIENCE - 1) is None
     assert judged([early], SINCE + PATIENCE) == Outcome(error="UnavailableError")
@@ -95,11 +95,11 @@ def test_a_summary_hides_no_repeat(outcomes, expected):
         ([Outcome(0.0)], [Outcome(1.0)], "-"),
     ],
 )
-def test_a_ratio_is_given_only_where_it_means_something(ours, peer, expected):
+def test_a_ratio_is_given_only_where_it_is_meaningful(ours, peer, expected):
     assert ratio(ours, peer, LIMIT) == expected
 
 
-def test_a_median_is_of_those_that_came_to_a_step():
+def test_a_median_is_of_the_repeats_with_a_step():
     assert median([Outcome(1.0), HANGS, Outcome(2.0)]) == 1.5
     assert median([RAISES]) is None
 
@@ -113,5 +113,5 @@ def test_a_median_is_of_those_that_came_to_a_step():
         (HANGS, "hangs"),
     ],
 )
-def test_an_outcome_says_what_it_is(outcome, expected):
+def test_the_text_of_an_outcome_has_seconds_or_error(outcome, expected):
     assert str(outcome) == expected

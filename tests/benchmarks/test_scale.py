@@ -22,7 +22,7 @@ def test_the_core_is_measured_with_workers_and_with_a_full_queue(tmp_path, capsy
     assert "64" in capsys.readouterr().out
 
 
-def test_the_tables_tell_medians_and_growth():
+def test_the_tables_have_medians_and_growth():
     def rounds(cpu):
         return [{"wall": 2e-5, "cpu": each, "switches": 1.5} for each in (cpu, cpu, 1.0)]
 
@@ -34,7 +34,7 @@ def test_the_tables_tell_medians_and_growth():
     assert queue_table(found, 1000).splitlines()[-1].split() == ["1,000", "480", "20.0", "100.0"]
 
 
-def test_what_cannot_be_measured_is_refused(capsys):
+def test_invalid_arguments_are_refused(capsys):
     with pytest.raises(SystemExit):
         main(["--repeats", "0"])
     assert "--repeats" in capsys.readouterr().err

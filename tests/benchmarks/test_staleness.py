@@ -101,7 +101,7 @@ def test_the_curve_is_drawn_and_judged():
     assert "The shape was NOT reproduced" in curve.table(idleness(0.5, 0.3, 0.3))
 
 
-def test_the_effect_is_told_with_every_seeds_loss():
+def test_the_effect_is_reported_with_every_seeds_loss():
     modulation = Modulation(seeds=(0, 1), pushes=4)
     names = [choice.name for choice, _ in modulation.rules]
     good, bad = Outcome(0.2, 0.94, 20.0), Outcome(None, 0.1, 20.0)
@@ -125,7 +125,7 @@ def test_all_parts_are_measured_unless_some_are_chosen():
     assert tuple(chosen_parts(["modulation", "rules"], 3, is_quick=True)) == ("rules", "modulation")
 
 
-def test_repeats_are_of_every_part():
+def test_repeats_apply_to_every_part():
     parts = chosen_parts(None, 5, is_quick=False)
     assert parts["rules"].trainings == 5 * len(RULES)
     assert parts["idle"].trainings == 5 * len(parts["idle"].delays)
@@ -141,13 +141,13 @@ def test_the_report_has_every_figure():
     assert figures["idle"]["found"]["0"] == [{"idle_share": 0.5, "max_staleness": 0, "steps_per_second": 50.0}]
 
 
-def test_every_rule_has_a_name_of_its_own():
+def test_every_rule_has_a_unique_name():
     assert len({choice.name for choice in RULES}) == len(RULES)
     assert synchronous(2).name == "synchronous, 2 of 3"
     assert synchronous(16).name == "synchronous, 16 gradients"
 
 
-def test_stragglers_are_the_same_steps_each_time_and_as_many_as_said():
+def test_stragglers_are_reproducible_and_have_the_stated_share():
     pauses = HeavyTail(unit=1.0)
     seconds = [float(pauses.seconds(0, step)) for step in range(300)]
     assert seconds == [float(pauses.seconds(1, step)) for step in range(300)]
@@ -156,7 +156,7 @@ def test_stragglers_are_the_same_steps_each_time_and_as_many_as_said():
 
 
 @pytest.mark.parametrize("arguments", [["--only", "weather"], ["--repeats", "0"]])
-def test_what_cannot_be_measured_is_refused(arguments, capsys):
+def test_invalid_arguments_are_refused(arguments, capsys):
     with pytest.raises(SystemExit):
         main(arguments)
     assert arguments[0] in capsys.readouterr().err

@@ -19,11 +19,11 @@ FIGURES = RuleFigures(
 )
 
 
-def test_the_middle_of_one_training_is_that_training():
+def test_the_median_of_one_training_is_that_training():
     assert middle([FIGURES]) == FIGURES
 
 
-def test_the_middle_has_medians_and_the_largest_staleness_of_all():
+def test_the_summary_has_medians_and_the_largest_staleness():
     others = [
         dataclasses.replace(FIGURES, steps_per_second=10.0, max_staleness=9, idle_shares=(0.5, 0.0, 0.3)),
         dataclasses.replace(FIGURES, steps_per_second=20.0, max_staleness=3, idle_shares=(0.4, 0.1, 0.3)),
@@ -34,7 +34,7 @@ def test_the_middle_has_medians_and_the_largest_staleness_of_all():
     assert found.idle_shares == (0.4, 0.1, 0.3)
 
 
-def test_the_figures_of_a_training_are_taken_from_what_its_rule_has_seen():
+def test_the_figures_of_a_training_come_from_its_rules_statistics():
     seen = SimpleNamespace(
         staleness=SimpleNamespace(mean=1.5, max=4), updates=100, rejected=25, pushes=125, idle_shares={2: 0.3, 0: 0.1}
     )

@@ -100,7 +100,7 @@ def test_the_exit_code_is_that_of_the_program_that_failed(
     assert not command.left()
 
 
-def test_the_chief_can_ask_on_the_terminal_and_an_evaluator_that_never_ends_is_ended(
+def test_the_chief_reads_the_terminal_and_a_slow_evaluator_is_terminated(
     program: Writer, environment: Environment
 ) -> None:
     options = ["--evaluator", "--evaluator-timeout", "0.5"]
@@ -113,7 +113,7 @@ def test_the_chief_can_ask_on_the_terminal_and_an_evaluator_that_never_ends_is_e
         assert not command.left()
 
 
-def test_a_chief_that_fails_takes_the_evaluator_with_it(program: Writer, environment: Environment) -> None:
+def test_a_chief_that_fails_ends_the_evaluator(program: Writer, environment: Environment) -> None:
     with CommandProcess("run", "--evaluator", program(EVALUATED), environment=environment) as command:
         command.wait_output(r"\[evaluator\] evaluator waits")
         command.wait_output("chief asks: ")
@@ -137,7 +137,7 @@ def test_ctrl_c_reaches_the_program_once_and_ends_everything(program: Writer, en
 @pytest.mark.parametrize(
     ("number", "exit_code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.long), (signal.SIGTERM, 143)]
 )
-def test_a_signal_to_the_process_group_is_as_good(
+def test_a_signal_to_the_process_group_works_like_ctrl_c(
     program: Writer, environment: Environment, number: signal.Signals, exit_code: int
 ) -> None:
     with CommandProcess("run", program(OBEDIENT), environment=environment) as command:
@@ -180,9 +180,7 @@ def test_nothing_is_left_when_the_command_itself_is_killed(program: Writer, envi
         assert not command.left()
 
 
-def test_the_terminal_is_as_it_was_after_a_program_that_left_it_in_a_mess(
-    program: Writer, environment: Environment
-) -> None:
+def test_the_terminal_settings_are_restored_after_the_program(program: Writer, environment: Environment) -> None:
     path = program("""
         import os, signal, sys, termios, tty
         tty.setraw(0)
@@ -197,7 +195,7 @@ def test_the_terminal_is_as_it_was_after_a_program_that_left_it_in_a_mess(
         assert termios.tcgetattr(command.terminal) == command.settings
 
 
-def test_ctrl_z_stops_the_program_and_fg_lets_it_go_on(program: Writer, environment: Environment) -> None:
+def test_ctrl_z_suspends_the_program_and_fg_continues_it(program: Writer, environment: Environment) -> None:
     with CommandProcess("run", program(OBEDIENT), environment=environment) as command:
         chief = psutil.Process(int(command.wait_output(r"chief (\d+) waits")[1]))
         command.send(signal.SIGTSTP)
@@ -240,7 +238,7 @@ def test_a_server_that_does_not_answer_in_time_ends_the_run(program: Writer, env
         assert not command.left()
 
 
-def test_parameter_servers_alone_are_kept_from_the_gpu(
+def test_only_parameter_servers_are_kept_from_the_gpu(
     program: Writer, environment: Environment, tmp_path: Path
 ) -> None:
     path = program("""

@@ -87,9 +87,7 @@ def test_a_sitecustomize_of_the_user_still_runs(program: Writer, environment: En
     assert command.output.partition("starting 1 worker")[2].count("customized") == 1
 
 
-def test_logs_go_to_the_given_folder_and_otherwise_nothing_is_left(
-    program: Writer, environment: Environment, tmp_path: Path
-) -> None:
+def test_logs_are_written_only_if_a_folder_is_given(program: Writer, environment: Environment, tmp_path: Path) -> None:
     folder = tmp_path / "some" / "logs"
     with CommandProcess("run", "--log-dir", folder, program(OUTPUTS), environment=environment) as command:
         assert command.wait_ended() == 1
@@ -102,7 +100,7 @@ def test_logs_go_to_the_given_folder_and_otherwise_nothing_is_left(
     assert not list(Path(environment["TMPDIR"]).iterdir())
 
 
-def test_lines_of_the_evaluator_are_marked_and_do_not_garble_a_progress_bar(
+def test_lines_of_the_evaluator_have_a_prefix_and_keep_a_progress_bar_intact(
     program: Writer, environment: Environment
 ) -> None:
     path = program("""

@@ -27,7 +27,7 @@ def test_the_evaluator_is_not_part_of_a_servers_cluster() -> None:
     assert set(config.cluster) == {"worker", "ps"}
 
 
-def test_options_go_before_the_task_in_tf_config() -> None:
+def test_options_override_the_task_in_tf_config() -> None:
     text = tf_config("chief", chief=["a:1"], worker=["b:2", "b:3"])
     assert served_task({"TF_CONFIG": text}, job="worker", index=1).address == "b:3"
 

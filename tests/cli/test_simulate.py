@@ -7,7 +7,7 @@ from coordinator.cli.command_line import main
 from coordinator.cli.simulate import with_negative_values
 
 
-def test_one_cluster_is_a_summary_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_cluster_gives_a_summary_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--workers", "200", "--ps", "20", "--rule", "bounded_delay", "--max-delay", "8", "--pushes", "2000"]
     assert main(["simulate", *options, "--compute", "lognormal(50ms,0.4)", "--stragglers", "5%"]) == 0
     printed = capsys.readouterr().out
@@ -15,7 +15,7 @@ def test_one_cluster_is_a_summary_with_advice(capsys: pytest.CaptureFixture[str]
     assert "\nnote: max_delay counts updates" in printed
 
 
-def test_several_rules_are_a_table_a_picture_and_records(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_several_rules_give_a_table_a_plot_and_records(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     names = "asynchronous,synchronous,stale_synchronous,bounded_delay,model_average"
     files = ["--plot", str(tmp_path / "out.png"), "--json", str(tmp_path / "out.json")]
     assert main(["simulate", "--compare", names, "--max-delay", "2", "--pushes", "500", *files]) == 0
@@ -26,7 +26,7 @@ def test_several_rules_are_a_table_a_picture_and_records(capsys: pytest.CaptureF
     assert (tmp_path / "out.png").stat().st_size > 10_000
 
 
-def test_a_sweep_is_a_row_and_a_record_for_each_value(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_sweep_gives_a_row_and_a_record_for_each_value(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     files = ["--plot", str(tmp_path / "out.png"), "--json", str(tmp_path / "out.json")]
     options = ["--compare", "asynchronous,synchronous", "--sweep", "workers=1..4", "--pushes", "300"]
     assert main(["simulate", *options, *files]) == 0
@@ -60,7 +60,7 @@ def test_a_seed_gives_the_same_summary_except_its_own_speed(capsys: pytest.Captu
         (["--json", "/nowhere/out.json"], "--json cannot be written to /nowhere/out.json"),
     ],
 )
-def test_a_wrong_option_is_one_line_with_its_name_and_what_is_allowed(
+def test_a_wrong_option_is_refused_in_one_line_with_the_allowed_values(
     options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", "--pushes", "100", *options]) == 2

@@ -39,7 +39,7 @@ SMALL = [
         (["--output", "/dev/null/results"], "--output cannot be created: "),
     ],
 )
-def test_a_wrong_option_is_one_line_with_its_name_and_what_is_allowed(
+def test_a_wrong_option_is_refused_in_one_line_with_the_allowed_values(
     options: list[str],
     reason: str,
     capsys: pytest.CaptureFixture[str],
@@ -108,7 +108,7 @@ def test_a_small_grid_is_trained_on_real_servers_and_results_are_written(
 
 @pytest.mark.cluster
 @pytest.mark.release
-def test_ctrl_c_writes_what_there_is_and_leaves_no_process(tmp_path: Path) -> None:
+def test_ctrl_c_writes_the_results_so_far_and_leaves_no_process(tmp_path: Path) -> None:
     with CommandProcess(*SMALL, "--output", tmp_path, environment=os.environ) as command:
         # Into none, as it is without this, fits no progress bar.
         termios.tcsetwinsize(command.terminal, (24, 120))

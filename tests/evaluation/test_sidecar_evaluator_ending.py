@@ -119,6 +119,6 @@ def test_the_stop_event_and_stop_end_a_wait_at_once(
     assert running.result(DEADLINE / 2) == []
 
 
-def test_a_timeout_says_what_was_awaited(tmp_path: Path) -> None:
+def test_a_timeout_error_says_what_was_awaited(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match=f"waiting for a first checkpoint in .*{tmp_path.name}"):
         build_evaluator(tmp_path).start(timeout=0.05)

@@ -44,7 +44,7 @@ def programs(path: Path, *arguments: str) -> Iterator[psutil.Process]:
                 yield process
 
 
-def test_the_digits_are_learned_beside_a_sidecar_though_a_worker_dies(
+def test_the_digits_are_learned_with_a_sidecar_although_a_worker_dies(
     run_program: ProgramRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)

@@ -21,14 +21,14 @@ def test_fit_learns_the_digits_on_parameter_servers(run_program: ProgramRunner, 
 
 
 @pytest.mark.long
-def test_the_very_same_program_learns_them_under_another_strategy(run_program: ProgramRunner, tmp_path: Path) -> None:
+def test_the_same_program_learns_them_under_another_strategy(run_program: ProgramRunner, tmp_path: Path) -> None:
     source = (ROOT / "examples/keras_fit/train.py").read_text(encoding="utf-8")
     printed = run_program(source, "--directory", tmp_path / "digits", "--strategy", "mirrored", timeout=360).stdout
     assert held_out_accuracy(printed) > 0.95
 
 
 @pytest.mark.long
-def test_a_loop_of_ones_own_counts_every_step_and_learns_the_digits(run_program: ProgramRunner) -> None:
+def test_a_custom_loop_counts_every_step_and_learns_the_digits(run_program: ProgramRunner) -> None:
     printed = printed_by(run_program, "keras_loop/train.py")
     assert len(re.findall(r"^epoch \d+: loss \S+, accuracy \S+$", printed, re.MULTILINE)) == 10
     assert "400 updates of 400 steps" in printed

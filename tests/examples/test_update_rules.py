@@ -14,13 +14,13 @@ EXAMPLE = ROOT / "examples" / "update_rules" / "train.py"
 COMMAND = "run --workers 3 --ps 2"
 
 
-def test_the_example_is_run_as_its_text_says() -> None:
+def test_the_example_is_run_by_the_command_in_its_docstring() -> None:
     assert f"\ncoordinator {COMMAND} examples/update_rules/train.py\n" in EXAMPLE.read_text(encoding="utf-8")
 
 
 @pytest.mark.release
 @pytest.mark.parametrize("rule", ["asynchronous", "model-average"])
-def test_the_digits_are_learned_and_what_the_rule_saw_is_shown(
+def test_the_digits_are_learned_and_the_statistics_are_printed(
     run_program: ProgramRunner, tmp_path: Path, rule: str
 ) -> None:
     command = [*COMMAND.split(), EXAMPLE, "--rule", rule, "--directory", tmp_path / "summaries"]

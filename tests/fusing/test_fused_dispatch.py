@@ -53,7 +53,7 @@ def test_all_closures_of_a_call_are_running(runtime: FakeRuntime) -> None:
 
 
 @pytest.mark.parametrize(("most", "sizes"), [(1, []), (2, [2, 2, 2]), (3, [3, 3]), (100, [4, 2])])
-def test_the_most_steps_of_a_call_can_be_chosen(runtime: FakeRuntime, most: int, sizes: list[int]) -> None:
+def test_the_maximal_number_of_fused_steps_is_an_option(runtime: FakeRuntime, most: int, sizes: list[int]) -> None:
     options = dataclasses.replace(OPTIONS, steps_per_dispatch=most)
     with running_scheduler(runtime, options) as scheduler:
         gate = behind_a_gate(scheduler, runtime)
@@ -63,7 +63,7 @@ def test_the_most_steps_of_a_call_can_be_chosen(runtime: FakeRuntime, most: int,
     assert [size for _, size in runtime.fused_calls] == sizes
 
 
-def test_short_steps_are_fused_without_being_told_so(runtime: FakeRuntime) -> None:
+def test_short_steps_are_fused_by_default(runtime: FakeRuntime) -> None:
     with running_scheduler(runtime) as scheduler:
         while not runtime.fused_calls:
             gate = behind_a_gate(scheduler, runtime)
@@ -72,7 +72,7 @@ def test_short_steps_are_fused_without_being_told_so(runtime: FakeRuntime) -> No
             results(futures)
 
 
-def test_no_worker_takes_more_than_its_share_of_what_waits() -> None:
+def test_no_worker_takes_more_than_its_share_of_the_waiting_closures() -> None:
     runtime = FakeRuntime(2)
     with running_scheduler(runtime, dataclasses.replace(OPTIONS, steps_per_dispatch=64)) as scheduler:
         gates = [behind_a_gate(scheduler, runtime, worker) for worker in (0, 1)]
@@ -99,7 +99,7 @@ def test_a_lost_worker_has_no_share() -> None:
     assert runtime.fused_calls == [(0, 8)]
 
 
-def test_closures_that_are_not_alike_run_in_calls_of_their_own_and_in_order(runtime: FakeRuntime) -> None:
+def test_closures_of_different_kinds_run_in_separate_calls_in_order(runtime: FakeRuntime) -> None:
     order: list[int] = []
     keys = [FusionKey("a", ()), FusionKey("a", ()), FusionKey("b", ()), FusionKey("b", 1), None, None]
     with running_scheduler(runtime, FOUR) as scheduler:
@@ -114,9 +114,7 @@ def test_closures_that_are_not_alike_run_in_calls_of_their_own_and_in_order(runt
 
 
 @pytest.mark.parametrize("settings", [{"worker": 0}, {"timeout": LIMIT}], ids=["for one worker", "with a time limit"])
-def test_closures_that_ask_for_more_than_to_be_run_are_not_fused(
-    runtime: FakeRuntime, settings: dict[str, Any]
-) -> None:
+def test_closures_with_special_options_are_not_fused(runtime: FakeRuntime, settings: dict[str, Any]) -> None:
     with running_scheduler(runtime, FOUR) as scheduler:
         gate = behind_a_gate(scheduler, runtime)
         futures = schedule(scheduler, [lambda _: 1] * 4, **settings)
@@ -126,9 +124,7 @@ def test_closures_that_ask_for_more_than_to_be_run_are_not_fused(
 
 
 @pytest.mark.parametrize("limits", [{"max_attempts": 1}, {"transient_retries": 0}])
-def test_nothing_is_fused_where_a_neighbours_failure_would_be_the_end_of_a_closure(
-    runtime: FakeRuntime, limits: dict[str, int]
-) -> None:
+def test_nothing_is_fused_if_a_closure_may_not_be_repeated(runtime: FakeRuntime, limits: dict[str, int]) -> None:
     with running_scheduler(runtime, dataclasses.replace(FOUR, **limits)) as scheduler:
         gate = behind_a_gate(scheduler, runtime)
         futures = schedule(scheduler, [lambda _: 1] * 4)

@@ -33,7 +33,7 @@ def fail(_: int) -> None:
     raise ZeroDivisionError("mine")
 
 
-def test_an_error_is_that_of_its_own_closure_and_the_others_have_their_results(runtime: FakeRuntime) -> None:
+def test_an_error_fails_its_closure_and_the_others_have_results(runtime: FakeRuntime) -> None:
     order: list[int] = []
     with running_scheduler(runtime, dataclasses.replace(FOUR, stop_on_error=False)) as scheduler:
         gate = behind_a_gate(scheduler, runtime)
@@ -78,7 +78,7 @@ def test_the_log_says_why_functions_of_one_call_run_again_alone(
     assert said.endswith("ZeroDivisionError: mine")
 
 
-def test_the_log_says_so_too_if_the_function_is_not_at_fault(
+def test_the_log_says_why_if_the_function_is_not_at_fault(
     runtime: FakeRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = iter([TransientError("Connection refused")])
@@ -95,7 +95,7 @@ def test_the_log_says_so_too_if_the_function_is_not_at_fault(
     assert "4 calls of step in one failed and are run again, each alone: TransientError: Connection" in caplog.text
 
 
-def test_an_error_withdraws_the_others_if_it_is_to_stop_everything(runtime: FakeRuntime) -> None:
+def test_an_error_withdraws_the_others_if_it_is_to_stop_all(runtime: FakeRuntime) -> None:
     with running_scheduler(runtime, FOUR) as scheduler:
         gate = behind_a_gate(scheduler, runtime)
         first, second, *rest = schedule(scheduler, [lambda _: 0, fail, *[lambda _: 1] * 6])
@@ -143,7 +143,7 @@ def test_a_lost_workers_closures_are_requeued_in_order_and_then_run_alone(
         assert runtime.fused_calls == [(0, 4), (0, 2)]
 
 
-def test_a_closure_that_kills_workers_is_quarantined_without_those_beside_it(runtime: FakeRuntime) -> None:
+def test_a_closure_that_kills_workers_is_quarantined_without_those_fused_with_it(runtime: FakeRuntime) -> None:
     def kill(worker: int) -> None:
         runtime.kill(worker)
         runtime.restart(worker)
@@ -178,7 +178,7 @@ def test_a_transient_failure_has_each_closure_of_the_call_run_again_alone(runtim
     assert runtime.fused_calls == [(0, 4)]
 
 
-def test_one_cancelled_future_of_a_call_leaves_the_others_theirs(runtime: FakeRuntime) -> None:
+def test_cancelling_one_future_of_a_call_does_not_cancel_the_others(runtime: FakeRuntime) -> None:
     order: list[int] = []
     with running_scheduler(runtime, FOUR) as scheduler:
         gate, inner = behind_a_gate(scheduler, runtime), Gate(runtime)
@@ -205,7 +205,7 @@ def test_a_call_of_which_all_futures_are_cancelled_is_cancelled(runtime: FakeRun
         scheduler.join(LIMIT)
 
 
-def test_a_recovery_hands_a_whole_call_back_and_it_is_run_again(runtime: FakeRuntime) -> None:
+def test_a_call_is_requeued_as_a_whole_during_a_recovery(runtime: FakeRuntime) -> None:
     with running_scheduler(runtime, FOUR) as scheduler:
         gate, inner = behind_a_gate(scheduler, runtime), Gate(runtime)
         futures = schedule(scheduler, [inner] * 4)
@@ -240,7 +240,7 @@ def test_a_lost_parameter_server_is_reported_although_the_worker_dies_as_well(
         assert runtime.fused_calls == [(0, 4)]
 
 
-def test_a_removed_worker_hands_a_whole_call_back() -> None:
+def test_the_call_of_a_removed_worker_is_requeued_as_a_whole() -> None:
     runtime = FakeRuntime(2)
     with running_scheduler(runtime, FOUR) as scheduler:
         gates = [behind_a_gate(scheduler, runtime, worker) for worker in (0, 1)]
@@ -258,7 +258,7 @@ def test_a_removed_worker_hands_a_whole_call_back() -> None:
         assert results(futures) == [1] * 4
 
 
-def test_closing_ends_a_whole_call(runtime: FakeRuntime) -> None:
+def test_closing_withdraws_all_closures_of_a_call(runtime: FakeRuntime) -> None:
     with running_scheduler(runtime, FOUR) as scheduler:
         gate, never = behind_a_gate(scheduler, runtime), Gate(runtime)
         futures = schedule(scheduler, [never] * 6)

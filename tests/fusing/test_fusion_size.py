@@ -17,7 +17,7 @@ def train(model: FusionSizeModel, overhead: float, each: float, calls: int, maki
     return sizes
 
 
-def test_a_function_that_was_not_run_yet_runs_alone() -> None:
+def test_the_first_call_of_a_function_is_not_fused() -> None:
     assert FusionSizeModel(None).steps("step", ENOUGH) == 1
 
 
@@ -28,7 +28,7 @@ def test_short_steps_are_fused_until_the_call_takes_a_fortieth_of_the_time() -> 
     assert overhead / (overhead + size / 2 * each) > 1 / 40
 
 
-def test_more_than_is_wanted_is_brought_together_if_it_is_made_and_not_too_long() -> None:
+def test_a_larger_traced_size_is_used_if_its_call_is_short_enough() -> None:
     model = FusionSizeModel(None)
     each = 0.05
     assert max(train(model, 0.02, each, 200)) == 4
@@ -38,7 +38,7 @@ def test_more_than_is_wanted_is_brought_together_if_it_is_made_and_not_too_long(
     assert set(train(model, 0.004, 0.12, 400)[-30:]) == {1}
 
 
-def test_steps_that_take_next_to_nothing_are_brought_together_up_to_a_limit() -> None:
+def test_very_short_steps_are_fused_up_to_a_limit() -> None:
     assert max(train(FusionSizeModel(None), 1e-3, 0.0, 200)) == 64
 
 
@@ -59,11 +59,11 @@ def test_a_size_is_not_traced_before_it_would_have_saved_much_of_its_tracing_tim
     assert max(train(FusionSizeModel(None), overhead, each, 5000, making)) > max(sizes)
 
 
-def test_there_are_few_sizes() -> None:
+def test_few_sizes_are_traced() -> None:
     assert set(train(FusionSizeModel(None), 1e-3, 1e-6, 2000)) <= {1, 4, 16, 64}
 
 
-def test_a_size_that_was_made_is_used_for_whatever_is_there() -> None:
+def test_a_traced_size_is_used_whenever_enough_closures_wait() -> None:
     model = FusionSizeModel(None)
     train(model, 1e-3, 1e-6, 1000)
     assert model.steps("step", 63) == 16
@@ -71,14 +71,14 @@ def test_a_size_that_was_made_is_used_for_whatever_is_there() -> None:
     assert model.steps("step", 1) == 1
 
 
-def test_a_pace_follows_steps_that_become_longer_and_shorter_again() -> None:
+def test_the_size_adapts_to_longer_and_shorter_steps() -> None:
     model = FusionSizeModel(None)
     train(model, 1e-3, 1e-4, 500)
     assert train(model, 1e-3, 0.1, 500)[-40:].count(1) > 30
     assert train(model, 1e-3, 1e-4, 2000)[-20:].count(1) < 5
 
 
-def test_a_function_that_failed_with_others_runs_alone_from_then_on() -> None:
+def test_a_function_that_failed_in_a_fused_call_runs_alone_from_then_on() -> None:
     for model in (FusionSizeModel(None), FusionSizeModel(8)):
         train(model, 1e-3, 1e-4, 100)
         model.record_error("step")
@@ -87,11 +87,11 @@ def test_a_function_that_failed_with_others_runs_alone_from_then_on() -> None:
 
 
 @pytest.mark.parametrize(("most", "available", "steps"), [(1, 9, 1), (6, 9, 6), (6, 6, 6), (6, 5, 4), (6, 1, 1)])
-def test_a_fixed_number_needs_no_experience(most: int, available: int, steps: int) -> None:
+def test_a_fixed_size_needs_no_measurements(most: int, available: int, steps: int) -> None:
     assert FusionSizeModel(most).steps("step", available) == steps
 
 
-def test_what_is_known_of_functions_that_are_not_run_any_more_is_forgotten() -> None:
+def test_measurements_of_unused_functions_are_dropped() -> None:
     model = FusionSizeModel(4)
     model.record_error("first")
     for number in range(1000):

@@ -84,7 +84,7 @@ def test_an_unknown_name_has_no_endpoints_and_is_looked_up_again(names: dict[str
     assert lookup.valid_until["worker:80"] < time.monotonic() + endpoint_lookup.KNOWN_LIFETIME / 2
 
 
-def test_one_look_up_renews_one_name(names: dict[str, list[str]]) -> None:
+def test_one_lookup_renews_one_name(names: dict[str, list[str]]) -> None:
     names |= {"one": ["10.0.0.1"], "two": ["10.0.0.2"]}
     lookup = EndpointLookup()
     lookup.owners(["one:80", "two:80"])

@@ -158,7 +158,7 @@ def test_a_connection_that_the_client_closed_ends(client: Client, address: str) 
 
 
 @pytest.mark.long
-def test_a_pause_of_the_process_is_not_taken_for_the_silence_of_a_server(client: Client, address: str) -> None:
+def test_a_pause_of_the_process_is_not_mistaken_for_a_silent_server(client: Client, address: str) -> None:
     with StatusServer(address) as server:
         client.update({address: 0})
         client.wait_state(0, "answering")
@@ -183,7 +183,7 @@ def test_its_command_line_says_what_it_is(child: HeartbeatClient) -> None:
     assert command[2:6] == ["-m", "coordinator.heartbeat.heartbeat_process", "--client", str(os.getpid())]
 
 
-def test_no_signal_to_all_processes_of_a_job_ends_it(client: Client, address: str) -> None:
+def test_signals_to_the_process_group_do_not_end_it(client: Client, address: str) -> None:
     with StatusServer(address):
         client.update({address: 0})
         client.wait_state(0, "answering")
@@ -217,7 +217,7 @@ def test_it_ends_when_the_client_is_killed(run_program: ProgramRunner) -> None:
     )
 
 
-def test_it_finds_its_modules_where_the_client_does(tmp_path: Any, run_program: ProgramRunner) -> None:
+def test_it_imports_modules_from_the_same_places_as_the_client(tmp_path: Any, run_program: ProgramRunner) -> None:
     """In any folder, and with modules of any name beside the program."""
     (tmp_path / "programs" / "statistics.py").write_text("raise ImportError('not this one')")
     run_program(

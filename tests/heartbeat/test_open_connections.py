@@ -105,7 +105,7 @@ def test_a_connection_that_has_ended_may_be_shut_down() -> None:
     shut_down(never_made)
 
 
-def test_what_is_no_tcp_connection_has_no_peer() -> None:
+def test_other_descriptors_than_tcp_connections_have_no_peer() -> None:
     one, other = socket.socketpair()
     with one, other, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
         datagrams.connect(("127.0.0.1", 9))
@@ -125,7 +125,7 @@ def test_a_duplicate_is_the_same_connection(server: socket.socket) -> None:
         assert accepted.recv(1) == b""
 
 
-def test_a_descriptor_that_was_reused_gives_no_duplicate(server: socket.socket) -> None:
+def test_a_reused_descriptor_gives_no_duplicate(server: socket.socket) -> None:
     connections = OpenConnections()
     with socket.create_connection(server.getsockname()) as connection:
         [found] = connections.find({endpoint_of(server)})
@@ -135,7 +135,7 @@ def test_a_descriptor_that_was_reused_gives_no_duplicate(server: socket.socket) 
     assert connections.duplicate(found) is None
 
 
-def test_connections_that_come_and_go_meanwhile_break_nothing(server: socket.socket) -> None:
+def test_connections_may_open_and_close_during_a_search(server: socket.socket) -> None:
     connections, stop, errors = OpenConnections(), threading.Event(), []
 
     def churn() -> None:
@@ -182,7 +182,7 @@ def test_the_connections_of_a_child_are_found_if_the_system_allows_it(server: so
         wait_until(lambda: child.poll() is not None)
 
 
-def test_a_process_that_is_gone_has_no_connections(server: socket.socket) -> None:
+def test_an_ended_process_has_no_connections(server: socket.socket) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     assert OpenConnections(child.pid).find({endpoint_of(server)}) == []

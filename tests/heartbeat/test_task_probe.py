@@ -112,7 +112,7 @@ def test_one_probe_serves_many_threads(address: str, probe: TaskProbe) -> None:
     assert answers == [TaskStatus(incarnation=1, devices=(CPU,))] * 200
 
 
-def test_a_closed_probe_is_not_used_again(address: str) -> None:
+def test_a_closed_probe_cannot_be_used(address: str) -> None:
     probe = TaskProbe(address)
     probe.close()
     probe.close()
@@ -142,16 +142,16 @@ async def ask(address: str, timeout: float) -> TaskStatus | None:
         return await probe.status(timeout)
 
 
-def test_on_a_loop_a_server_says_the_same(address: str) -> None:
+def test_on_an_event_loop_a_status_has_the_same_fields(address: str) -> None:
     with StatusServer(address, lambda: device(CPU, 3)):
         assert asyncio.run(ask(address, 10)) == TaskStatus(incarnation=3, devices=(CPU,))
 
 
-def test_on_a_loop_no_server_is_none_at_once(address: str) -> None:
+def test_on_an_event_loop_no_server_is_none_at_once(address: str) -> None:
     assert asyncio.run(ask(address, 10)) is None
 
 
-def test_on_a_loop_a_server_that_does_not_answer_raises(address: str) -> None:
+def test_on_an_event_loop_a_server_that_does_not_answer_raises(address: str) -> None:
     answered = threading.Event()
 
     def frozen() -> bytes:
@@ -164,19 +164,19 @@ def test_on_a_loop_a_server_that_does_not_answer_raises(address: str) -> None:
         answered.set()
 
 
-def test_on_a_loop_what_accepts_connections_and_says_nothing_does_not_answer() -> None:
+def test_on_an_event_loop_a_silent_listener_does_not_answer() -> None:
     """As the kernel does for a frozen server; gRPC gives up the connection, which alone looks like no server."""
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
         asyncio.run(ask(f"127.0.0.1:{silent.getsockname()[1]}", 0.3))
 
 
 @pytest.mark.parametrize("reply", [b"", b"\xff\xff\xff"])
-def test_on_a_loop_an_answer_of_something_else_is_none(address: str, reply: bytes) -> None:
+def test_on_an_event_loop_an_answer_of_something_else_is_none(address: str, reply: bytes) -> None:
     with StatusServer(address, lambda: reply):
         assert asyncio.run(ask(address, 10)) is None
 
 
-def test_on_a_loop_many_are_asked_at_once(address: str) -> None:
+def test_on_an_event_loop_many_servers_are_probed_concurrently(address: str) -> None:
     """A server that does not answer delays no other probe."""
 
     async def ask_both() -> TaskStatus | None:

@@ -14,7 +14,7 @@ CHIEF, WORKER, PS = (TaskConfig(CLUSTER, job, 0) for job in CLUSTER)
 ROOT = str(Path(coordinator.__file__).parents[1])
 
 
-def test_each_child_learns_what_it_is() -> None:
+def test_each_child_gets_its_task_in_its_environment() -> None:
     assert json.loads(program_environment({}, CHIEF)["TF_CONFIG"])["task"] == {"type": "chief", "index": 0}
     assert json.loads(server_environment({}, PS)["TF_CONFIG"])["task"] == {"type": "ps", "index": 0}
 
@@ -27,7 +27,7 @@ def test_only_parameter_servers_are_kept_from_the_gpu() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in program_environment({}, CHIEF)
 
 
-def test_what_the_user_set_stays() -> None:
+def test_variables_set_by_the_user_are_kept() -> None:
     assert program_environment({}, CHIEF)["TF_CPP_MIN_LOG_LEVEL"] == "2"
     assert program_environment({"TF_CPP_MIN_LOG_LEVEL": "0"}, CHIEF)["TF_CPP_MIN_LOG_LEVEL"] == "0"
 
@@ -43,7 +43,7 @@ def test_an_installed_package_is_not_put_before_the_standard_library(monkeypatch
     assert "PYTHONPATH" not in server_environment({}, WORKER)
 
 
-def test_the_inherited_environment_is_left_alone() -> None:
+def test_the_inherited_environment_is_not_changed() -> None:
     inherited = {"HOME": "/home"}
     assert server_environment(inherited, PS)["HOME"] == "/home"
     assert inherited == {"HOME": "/home"}

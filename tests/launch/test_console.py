@@ -19,7 +19,7 @@ class Closed(io.StringIO):
         raise BrokenPipeError
 
 
-def test_on_a_terminal_a_line_takes_the_place_of_what_was_being_drawn() -> None:
+def test_on_a_terminal_a_line_replaces_a_progress_bar() -> None:
     output, errors = Terminal(), Terminal()
     console = Console(output, errors)
     console.forward("evaluator", "loss 1")
@@ -28,7 +28,7 @@ def test_on_a_terminal_a_line_takes_the_place_of_what_was_being_drawn() -> None:
     assert errors.getvalue() == "\r\x1b[Kcoordinator: hello.\n"
 
 
-def test_in_a_file_a_line_is_just_a_line() -> None:
+def test_in_a_file_a_line_has_no_control_characters() -> None:
     output, errors = io.StringIO(), io.StringIO()
     console = Console(output, errors)
     console.forward("evaluator", "loss 1")
@@ -53,7 +53,7 @@ def test_the_cursor_is_shown_again_only_on_a_terminal() -> None:
     assert file.getvalue() == ""
 
 
-def test_a_terminal_that_is_not_ours_is_left_alone() -> None:
+def test_a_terminal_of_another_process_is_not_changed() -> None:
     ours, theirs = pty.openpty()
     with Console(io.StringIO(), io.StringIO()).restored(keyboard=theirs):
         tty.setraw(theirs)

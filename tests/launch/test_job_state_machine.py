@@ -69,7 +69,7 @@ def test_a_server_that_does_not_come_up_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(0, 0), (7, 7), (-9, 137), (-11, 139)])
-def test_the_exit_code_is_the_chiefs(code: int, exit_code: int) -> None:
+def test_the_exit_code_is_that_of_the_chief(code: int, exit_code: int) -> None:
     course = alone()
     assert advance(course, ServersReady(), chief(code)) == []
     assert (course.state, course.exit_code) == (State.ENDED, exit_code)
@@ -77,7 +77,7 @@ def test_the_exit_code_is_the_chiefs(code: int, exit_code: int) -> None:
 
 @pytest.mark.parametrize("first", ["chief", "evaluator"])
 @pytest.mark.parametrize(("chief_code", "evaluator_code", "exit_code"), [(0, 0, 0), (0, 3, 3), (0, -6, 134)])
-def test_the_exit_code_is_the_evaluators_if_the_chiefs_is_0(
+def test_the_exit_code_is_that_of_the_evaluator_if_the_chief_ends_with_0(
     first: str, chief_code: int, evaluator_code: int, exit_code: int
 ) -> None:
     course = with_evaluator()
@@ -115,7 +115,7 @@ def test_an_evaluator_timeout_below_the_notice_is_kept() -> None:
     assert "has not ended within 2 s" in words(course, TimePassed(), now=2)
 
 
-def test_an_evaluator_that_does_not_obey_is_killed() -> None:
+def test_an_evaluator_that_ignores_the_signal_is_killed() -> None:
     course = with_evaluator(evaluator_timeout=2)
     advance(course, ServersReady(), chief(0))
     advance(course, TimePassed(), now=2)
@@ -143,7 +143,7 @@ def test_a_signal_goes_to_the_programs_which_have_15_s(number: signal.Signals, e
     assert (course.state, course.exit_code) == (State.ENDED, exit_code)
 
 
-def test_programs_that_do_not_obey_within_15_s_are_killed() -> None:
+def test_programs_that_ignore_the_signal_for_15_s_are_killed() -> None:
     course = alone()
     advance(course, ServersReady(), CTRL_C, now=100)
     assert advance(course, TimePassed(), now=114) == []
@@ -192,7 +192,7 @@ def test_a_suspended_terminal_suspends_the_programs() -> None:
 @pytest.mark.parametrize(
     ("code", "words_for_it"), [(-9, "was ended by SIGKILL"), (3, "ended with code 3"), (255, "ended with code 255")]
 )
-def test_a_chief_that_fails_is_started_again_and_that_is_said(code: int, words_for_it: str) -> None:
+def test_a_chief_that_fails_is_started_again_and_reported(code: int, words_for_it: str) -> None:
     course = alone(restarts=2)
     advance(course, ServersReady())
     expected = f"the chief {words_for_it}: starting it again, restart 1 of 2."
@@ -209,14 +209,14 @@ def test_a_chief_that_keeps_failing_ends_the_run_with_its_last_code() -> None:
     assert (course.state, course.exit_code) == (State.ENDED, 4)
 
 
-def test_a_chief_that_ends_well_after_a_restart_ends_the_run_well() -> None:
+def test_a_chief_that_succeeds_after_a_restart_ends_the_run_successfully() -> None:
     course = alone(restarts=2)
     assert advance(course, ServersReady(), chief(-9), chief(0)) == []
     assert (course.state, course.exit_code) == (State.ENDED, 0)
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(0, 0), (130, 130), (-2, 130)])
-def test_a_chief_that_ends_well_or_is_interrupted_is_not_started_again(code: int, exit_code: int) -> None:
+def test_a_chief_that_succeeds_or_is_interrupted_is_not_started_again(code: int, exit_code: int) -> None:
     course = alone(restarts=2)
     assert advance(course, ServersReady(), chief(code)) == []
     assert (course.state, course.exit_code) == (State.ENDED, exit_code)

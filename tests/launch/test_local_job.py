@@ -19,7 +19,7 @@ def job(tmp_path: pathlib.Path) -> LocalJob:
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_during_the_start_of_a_server_is_what_ended_the_run(
+def test_a_signal_during_the_start_of_a_server_ends_the_run(
     job: LocalJob, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, exit_code: int
 ) -> None:
     def fail(_: LocalServers) -> None:

@@ -7,7 +7,7 @@ from coordinator.launch import local_servers as module
 from coordinator.launch.local_servers import free_addresses
 
 
-def test_every_address_is_another_one_that_can_be_bound() -> None:
+def test_every_address_is_different_and_can_be_bound() -> None:
     addresses = free_addresses(50)
     assert len(set(addresses)) == 50
     for address in addresses:

@@ -46,7 +46,7 @@ def server(
 
 
 @pytest.mark.parametrize("fork_server", ["forked", "fresh"], indirect=True)
-def test_it_runs_from_start_to_kill_and_again_on_its_port(server: ServerProcess) -> None:
+def test_a_server_runs_from_start_to_kill_and_again_on_its_port(server: ServerProcess) -> None:
     assert not server.is_alive()
     assert server.pid is None
     for _ in range(2):
@@ -59,7 +59,7 @@ def test_it_runs_from_start_to_kill_and_again_on_its_port(server: ServerProcess)
     assert server.log_tail().count(f"/job:worker/task:0 serves on {server.config.address}") == 2
 
 
-def test_a_frozen_one_answers_nothing_until_it_is_thawed(server: ServerProcess) -> None:
+def test_a_frozen_server_does_not_answer_until_it_is_thawed(server: ServerProcess) -> None:
     server.start()
     server.wait_ready(TIMEOUT)
     server.freeze()
@@ -72,21 +72,21 @@ def test_a_frozen_one_answers_nothing_until_it_is_thawed(server: ServerProcess) 
 
 
 @pytest.mark.parametrize("fork_server", ["forked", "fresh"], indirect=True)
-def test_a_frozen_one_can_be_killed(server: ServerProcess) -> None:
+def test_a_frozen_server_can_be_killed(server: ServerProcess) -> None:
     server.start()
     server.freeze()
     server.kill()
     assert not server.is_alive()
 
 
-def test_one_that_runs_is_not_started_again(server: ServerProcess) -> None:
+def test_a_running_server_is_not_started_again(server: ServerProcess) -> None:
     server.start()
     with pytest.raises(LaunchError, match="already runs"):
         server.start()
 
 
 @pytest.mark.parametrize("verb", ["freeze", "thaw"])
-def test_one_that_does_not_run_gets_no_signal(server: ServerProcess, verb: str) -> None:
+def test_a_server_that_does_not_run_gets_no_signal(server: ServerProcess, verb: str) -> None:
     with pytest.raises(LaunchError, match="/job:worker/task:0 is not running"):
         getattr(server, verb)()
     server.kill()
@@ -115,7 +115,7 @@ def test_another_server_on_the_port_does_not_count_as_this_one(
     other.kill()
 
 
-def test_one_that_cannot_be_started_says_so(server: ServerProcess, tmp_path: Path) -> None:
+def test_a_server_that_cannot_be_started_raises(server: ServerProcess, tmp_path: Path) -> None:
     lost = ServerProcess(server.config, tmp_path / "nowhere" / "log", {})
     with pytest.raises(LaunchError, match="could not be started"):
         lost.start()
@@ -144,7 +144,7 @@ def test_it_ends_when_the_process_that_started_it_is_killed(
 
 
 @pytest.mark.parametrize("may_fork", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_several_start_together_and_none_is_left(
+def test_several_servers_start_together_and_none_is_left(
     tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, may_fork: bool
 ) -> None:
     monkeypatch.setattr(ForkServerProcess, "is_supported", lambda: may_fork)

@@ -73,7 +73,7 @@ def is_forked(server: ServerProcess) -> bool:
     return "coordinator.launch.fork_server" in process(server).cmdline()
 
 
-def test_servers_have_one_parent_and_each_its_own_session_task_and_folder(
+def test_servers_have_one_parent_and_separate_sessions_tasks_and_folders(
     tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers = [tasks.server(0), tasks.server(1, CUDA_VISIBLE_DEVICES="1")]
@@ -90,7 +90,7 @@ def test_servers_have_one_parent_and_each_its_own_session_task_and_folder(
     assert not (tmp_path / "fork-server.log").read_text()
 
 
-def test_what_is_read_when_tensorflow_is_loaded_makes_a_fresh_process(tasks: Tasks) -> None:
+def test_environment_variables_read_while_loading_need_a_fresh_process(tasks: Tasks) -> None:
     servers = [tasks.server(0), tasks.server(1, TF_CPP_MIN_LOG_LEVEL="0", LONG="x" * 100_000)]
     for server in servers:
         server.start()
@@ -111,7 +111,7 @@ def test_a_process_with_several_threads_is_not_forked(tasks: Tasks) -> None:
     assert not is_forked(server)
 
 
-def test_what_keeps_tensorflow_from_loading_is_in_the_servers_log(tasks: Tasks) -> None:
+def test_an_error_while_loading_tensorflow_is_in_the_servers_log(tasks: Tasks) -> None:
     tasks.load(begin="raise ImportError('this one is broken')\n")
     server = tasks.server()
     server.start()
@@ -120,7 +120,7 @@ def test_what_keeps_tensorflow_from_loading_is_in_the_servers_log(tasks: Tasks) 
     assert "this one is broken" in str(raised.value)
 
 
-def test_a_server_that_is_not_wanted_any_more_never_begins(tasks: Tasks) -> None:
+def test_a_server_that_is_cancelled_before_its_start_never_begins(tasks: Tasks) -> None:
     tasks.load(begin=WAITS)
     servers = [tasks.server(0), tasks.server(1)]
     for server in servers:
@@ -199,7 +199,7 @@ def test_servers_and_fork_server_end_with_a_killed_process(tasks: Tasks, state: 
     assert not psutil.wait_procs(started, timeout=TIMEOUT)[1]
 
 
-def test_a_kernel_without_descriptors_of_processes_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pidfd_support_of_the_kernel_there_is_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: int) -> int:
         raise OSError(errno.ENOSYS, "Function not implemented")
 

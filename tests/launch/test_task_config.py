@@ -12,19 +12,19 @@ def text(**changes: object) -> str:
     return json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 1}} | changes)
 
 
-def test_it_knows_its_task() -> None:
+def test_the_task_is_parsed() -> None:
     config = TaskConfig.from_json(text())
     assert (config.job, config.index, config.name) == ("worker", 1, "/job:worker/task:1")
     assert (config.address, config.port) == ("c:3", 3)
     assert config.cluster["ps"] == {0: "[::1]:4"}
 
 
-def test_job_and_index_may_be_given_otherwise() -> None:
+def test_job_and_index_arguments_override_the_task() -> None:
     assert TaskConfig.from_json(text(), job="ps", index=0).address == "[::1]:4"
     assert TaskConfig.from_json(text(task={}), job="worker", index=0).address == "b:2"
 
 
-def test_what_it_writes_it_reads() -> None:
+def test_a_written_config_can_be_read() -> None:
     config = TaskConfig.from_json(text())
     assert TaskConfig.from_json(config.to_json()) == config
     assert json.loads(config.to_json()) == {"cluster": CLUSTER, "task": {"type": "worker", "index": 1}}
@@ -41,7 +41,7 @@ def test_a_job_can_be_left_out() -> None:
     assert set(TaskConfig.from_json(text()).without("evaluator").cluster) == {"chief", "worker", "ps"}
 
 
-def test_it_cannot_be_changed() -> None:
+def test_a_config_is_frozen() -> None:
     cluster = {"worker": ["b:2"]}
     config = TaskConfig(cluster, "worker", 0)
     cluster["worker"].append("c:3")

@@ -111,7 +111,7 @@ def test_a_loaded_model_may_be_used_in_a_pipeline_and_inside_of_loops(strategy, 
     assert [words.tolist() for words in found] == [[80.0, 120.0, 40.0]] * WORKERS
 
 
-def test_a_pipeline_outlives_the_loaded_model_that_it_uses(strategy, saved):
+def test_a_pipeline_works_after_the_loaded_model_was_deleted(strategy, saved):
     def distribute():
         model = load(strategy, saved)
 
@@ -127,7 +127,7 @@ def test_a_pipeline_outlives_the_loaded_model_that_it_uses(strategy, saved):
     assert [words.tolist() for words in found] == [FOUND] * WORKERS
 
 
-def test_a_saved_model_brings_the_file_of_its_words(strategy, tmp_path):
+def test_a_saved_model_contains_the_vocabulary_file_of_its_table(strategy, tmp_path):
     file = tmp_path / "words.txt"
     file.write_text("a\nb\n")
     index = tf.lookup.TextFileIndex
@@ -197,7 +197,7 @@ def trained(strategy):
     return lookup, model
 
 
-def test_an_embedding_model_is_trained_on_looked_up_words_saved_and_served(strategy, trained, tmp_path):  # row 170
+def test_an_embedding_model_with_a_lookup_table_is_trained_saved_and_served(strategy, trained, tmp_path):  # row 170
     lookup, model = trained
     words = tf.constant([["good", "fine", "nice", "good"], ["bad", "ugly", "poor", "poor"]])
     assert (model(lookup(words)).numpy() > 0.5).tolist() == [[True], [False]]

@@ -57,7 +57,7 @@ def test_variables_made_in_a_function_go_to_the_parameter_servers_too(strategy, 
 
 
 @pytest.mark.parametrize("device", ["/job:worker/replica:0/task:0", CLIENT, SERVERS[0], "/device:CPU:0"])
-def test_the_scope_beats_a_device_whichever_is_outer(strategy, next_server, device):  # row 130
+def test_the_scope_overrides_tf_device_inside_and_outside_of_it(strategy, next_server, device):  # row 130
     with tf.device(device), strategy.scope():
         inner_scope = tf.Variable(1.0)
     with strategy.scope(), tf.device(device):
@@ -75,7 +75,7 @@ def test_an_inner_variable_creator_cannot_override_the_placement(strategy, next_
         assert tf.Variable(1.0).device == next_server(0)
 
 
-def test_a_variable_goes_to_the_one_it_is_colocated_with(strategy, next_server):  # row 131
+def test_a_colocated_variable_is_on_the_same_server(strategy, next_server):  # row 131
     outside = tf.Variable(0.0)
     with strategy.scope():
         first, second = tf.Variable(1.0), tf.Variable(2.0)
@@ -86,7 +86,7 @@ def test_a_variable_goes_to_the_one_it_is_colocated_with(strategy, next_server):
         assert tf.Variable(4.0).device == next_server(2)
 
 
-def test_colocation_with_what_is_no_variable_is_refused(strategy):  # row 131
+def test_colocation_with_a_non_variable_is_refused(strategy):  # row 131
     refused = pytest.raises(ValueError, match=r"colocate_vars_with takes a tf\.Variable")
     with strategy.scope(), refused, strategy.extended.colocate_vars_with("ps"):
         pass

@@ -39,7 +39,7 @@ def closure() -> Closure:
 
 
 @pytest.mark.parametrize("state", ClosureState)
-def test_a_closure_changes_as_its_table_allows_and_in_no_other_way(state: ClosureState) -> None:
+def test_a_closure_makes_only_the_transitions_of_its_table(state: ClosureState) -> None:
     way, allowed = TABLE[state]
     for name, move in MOVES.items():
         closure = new_closure(blockers=1 if way is None else 0)
@@ -55,7 +55,7 @@ def test_a_closure_changes_as_its_table_allows_and_in_no_other_way(state: Closur
             assert closure.state is state
 
 
-def test_a_change_that_is_not_allowed_tells_the_history(closure: Closure) -> None:
+def test_a_forbidden_transition_raises_with_the_history(closure: Closure) -> None:
     for kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
         MOVES["start"](closure)
         closure.record_failure(3, kind)
@@ -64,7 +64,7 @@ def test_a_change_that_is_not_allowed_tells_the_history(closure: Closure) -> Non
         closure.requeue()
 
 
-def test_a_closure_is_blocked_until_its_last_argument_is_there() -> None:
+def test_a_closure_is_blocked_until_its_last_argument_is_available() -> None:
     closure = new_closure(blockers=2)
     closure.unblock()
     assert closure.state is ClosureState.BLOCKED
@@ -90,7 +90,7 @@ def test_each_attempt_is_counted_with_its_worker_and_its_cancellation(closure: C
     assert closure.live == (second,)
 
 
-def test_a_closure_that_lets_go_keeps_nothing_of_its_work(closure: Closure) -> None:
+def test_a_released_closure_keeps_no_reference_to_its_work(closure: Closure) -> None:
     MOVES["start"](closure)
     closure.end(ClosureState.DONE)
     closure.release_work()

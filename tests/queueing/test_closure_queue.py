@@ -29,7 +29,7 @@ def queue(stalls: Stalls) -> ClosureQueue:
 
 
 # row 1
-def test_a_closure_is_pending_from_put_to_finish_and_may_be_handed_back_between(queue: ClosureQueue) -> None:
+def test_a_closure_is_pending_from_put_to_finish_also_when_requeued(queue: ClosureQueue) -> None:
     closure = put_new(queue)
     attempt = take(queue)
     assert attempt.closure is closure
@@ -58,7 +58,7 @@ def test_first_in_is_first_out_and_requeued_closures_go_to_the_front(stalls: Sta
 
 # rows 2, 3
 @pytest.mark.parametrize(("consumers", "closures", "capacity"), [(2, 5, 100), (10, 100, 100), (10, 100, 1)])
-def test_consumers_that_requeue_lose_and_double_nothing(
+def test_consumers_that_requeue_neither_lose_nor_repeat_closures(
     stalls: Stalls, consumers: int, closures: int, capacity: int
 ) -> None:
     queue = new_queue(stalls, capacity)
@@ -89,7 +89,7 @@ def test_consumers_that_requeue_lose_and_double_nothing(
 
 
 # row 4
-def test_an_internal_closure_goes_first_and_to_its_worker_alone_and_join_ignores_it(
+def test_an_internal_closure_goes_first_to_its_worker_and_join_ignores_it(
     queue: ClosureQueue,
 ) -> None:
     ordinary = put_new(queue)
@@ -137,7 +137,7 @@ def free_by_cancel(queue: ClosureQueue, waiting: Closure) -> None:
 
 # row 8
 @pytest.mark.parametrize("free", [free_by_take, free_by_cancel])
-def test_put_on_a_full_queue_goes_on_when_there_is_room(
+def test_put_on_a_full_queue_continues_when_there_is_room(
     stalls: Stalls, free: Callable[[ClosureQueue, Closure], None]
 ) -> None:
     queue = new_queue(stalls, capacity=1)
@@ -230,7 +230,7 @@ def test_an_error_reaches_a_put_that_waits_for_room(stalls: Stalls) -> None:
 
 
 @pytest.mark.parametrize("threads", [raise_by_put, raise_by_wait])
-def test_of_several_threads_one_raises_the_error_and_the_others_go_on(
+def test_one_of_several_waiting_threads_raises_the_error(
     stalls: Stalls, threads: Callable[[ClosureQueue], None]
 ) -> None:
     queue = new_queue(stalls, capacity=1)
@@ -267,7 +267,7 @@ def test_of_several_threads_one_raises_the_error_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("waiter", [raise_by_question, put_new])
-def test_whoever_waits_to_raise_goes_on_at_once_when_another_thread_raised(
+def test_a_thread_continues_at_once_when_another_one_raised_the_error(
     queue: ClosureQueue, stalls: Stalls, waiter: Callable[[ClosureQueue], object]
 ) -> None:
     put_new(queue), put_new(queue)
@@ -289,7 +289,7 @@ def test_whoever_waits_to_raise_goes_on_at_once_when_another_thread_raised(
             queue.finish(new, None)
 
 
-def test_an_error_of_wider_scope_withdraws_waiting_closures_and_only_these(
+def test_an_error_of_wider_scope_withdraws_only_waiting_closures(
     queue: ClosureQueue,
 ) -> None:
     queue.fail_all(ValueError("nobody waits"), if_idle=False)

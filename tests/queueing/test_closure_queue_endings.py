@@ -31,7 +31,7 @@ def queue(stalls: Stalls) -> ClosureQueue:
 # Cancellation by the user
 
 
-def test_a_cancelled_closure_is_given_to_nobody_and_awaited_by_nobody(queue: ClosureQueue) -> None:
+def test_a_cancelled_closure_is_not_run_and_join_does_not_wait_for_it(queue: ClosureQueue) -> None:
     cancelled, kept = put_new(queue, 1), put_new(queue, 2)
     assert cancelled.future.cancel()
     assert cancelled.future.cancel()
@@ -69,7 +69,7 @@ def test_a_closure_cancelled_while_it_runs_ends_at_once_and_its_attempt_is_await
     assert (queue.statistics().cancelled, queue.statistics().running, queue.statistics().waiting) == (1, 0, 0)
 
 
-def test_a_cancel_that_races_with_a_worker_wins_or_loses_as_a_whole(stalls: Stalls) -> None:
+def test_a_cancel_that_races_with_a_worker_is_atomic(stalls: Stalls) -> None:
     rounds = 300
     queue = new_queue(stalls, capacity=rounds)
     barrier = threading.Barrier(2, timeout=LIMIT)
@@ -101,7 +101,7 @@ def test_a_cancel_that_races_with_a_worker_wins_or_loses_as_a_whole(stalls: Stal
 # Waiting
 
 
-def test_waiting_in_vain_says_what_runs(queue: ClosureQueue) -> None:
+def test_a_timed_out_wait_says_what_runs(queue: ClosureQueue) -> None:
     put_new(queue, 1), put_new(queue, 2)
     take(queue, worker=3)
     with pytest.raises(TimeoutError, match=r"1 closures wait.*closure 1 \(step\) on worker 3 for .* \(attempt 1\)"):
@@ -140,7 +140,7 @@ def test_join_during_an_interrupt_leaves_the_queue_usable(queue: ClosureQueue, s
 # Stopping
 
 
-def test_stop_withdraws_what_waits_cancels_what_runs_and_sends_everybody_home(stalls: Stalls) -> None:
+def test_stop_withdraws_waiting_and_cancels_running_closures_and_ends_workers(stalls: Stalls) -> None:
     queue = new_queue(stalls, capacity=2)
     running, waiting, targeted = put_new(queue, 1), put_new(queue, 2), new_internal(queue, 3, target=7)
     attempt = take(queue)
@@ -166,7 +166,7 @@ def test_stop_withdraws_what_waits_cancels_what_runs_and_sends_everybody_home(st
     assert queue.statistics().cancelled == 5
 
 
-def test_stop_sends_home_a_worker_that_waits_and_refuses_what_comes_after(queue: ClosureQueue) -> None:
+def test_stop_ends_a_waiting_worker_and_refuses_later_closures(queue: ClosureQueue) -> None:
     with ThreadPoolExecutor() as pool:
         taking = pool.submit(queue.take, 0)
         queue.stop()

@@ -60,7 +60,7 @@ def closure_taken(got: "queues.Queue[tuple[int, Attempt | None]]") -> tuple[int,
     return worker, attempt.closure
 
 
-def test_a_closure_wakes_one_worker_the_one_that_has_been_idle_for_longest(
+def test_a_closure_wakes_only_the_worker_that_has_been_idle_for_longest(
     queue: ClosureQueue, woken: Counter[int]
 ) -> None:
     with asleep(queue) as got:
@@ -110,7 +110,7 @@ def overrun(queue: ClosureQueue) -> Closure:
 
 
 @pytest.mark.parametrize("come", [unblocked, handed_back, overrun])
-def test_a_closure_that_may_be_run_from_now_on_wakes_one_worker(
+def test_a_closure_that_becomes_runnable_wakes_one_worker(
     queue: ClosureQueue, woken: Counter[int], come: Callable[[ClosureQueue], Closure]
 ) -> None:
     with asleep(queue) as got:
@@ -147,7 +147,7 @@ def test_no_worker_is_woken_while_paused_and_one_for_each_closure_afterwards(
         assert len(ordinary) == 10
 
 
-def test_a_worker_that_is_roused_or_dismissed_wakes_with_nothing_and_alone(
+def test_an_interrupted_or_removed_worker_wakes_alone_without_a_closure(
     queue: ClosureQueue, woken: Counter[int]
 ) -> None:
     with asleep(queue) as got:
@@ -171,7 +171,7 @@ def test_a_worker_that_has_waited_long_enough_is_not_handed_anything_later(queue
     assert attempt.closure is closure
 
 
-def test_a_cancellation_that_was_not_needed_is_kept_for_the_workers_next_attempt() -> None:
+def test_an_unused_cancellation_is_kept_for_the_workers_next_attempt() -> None:
     made: list[object] = []
 
     class Cancellation:
@@ -191,7 +191,7 @@ def test_a_cancellation_that_was_not_needed_is_kept_for_the_workers_next_attempt
     assert [first.cancellation, second.cancellation] == made
 
 
-def test_only_a_few_workers_are_waking_at_a_time_and_the_next_follow_as_these_get_up() -> None:
+def test_only_a_few_workers_are_woken_at_a_time() -> None:
     idle_workers = IdleWorkers()
     for index in range(10):
         idle_workers.add(index, None)  # type: ignore[arg-type]
@@ -210,7 +210,7 @@ def test_only_a_few_workers_are_waking_at_a_time_and_the_next_follow_as_these_ge
     assert idle_workers.indices() == [5, 6, 7, 9]
 
 
-def test_a_worker_whose_time_is_up_takes_what_waits_for_others_to_get_up(
+def test_a_worker_whose_wait_times_out_takes_a_closure_meant_for_a_waking_one(
     queue: ClosureQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_get_up = threading.Event()

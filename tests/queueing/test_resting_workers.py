@@ -31,7 +31,7 @@ def told(scheduler: Scheduler) -> "queue.Queue[int]":
     return told
 
 
-def test_a_worker_that_has_nothing_more_to_do_is_told_of_once(scheduler: Scheduler, told: "queue.Queue[int]") -> None:
+def test_an_idle_worker_is_reported_once(scheduler: Scheduler, told: "queue.Queue[int]") -> None:
     scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
     assert told.get(timeout=LIMIT) == 1
     scheduler.schedule(index_of, "step", worker=0).result(LIMIT)
@@ -40,7 +40,7 @@ def test_a_worker_that_has_nothing_more_to_do_is_told_of_once(scheduler: Schedul
     assert told.empty()
 
 
-def test_a_worker_whose_closure_failed_is_told_of_before_it_takes_another(
+def test_a_worker_whose_closure_failed_is_reported_before_it_takes_another(
     scheduler: Scheduler, runtime: FakeRuntime, told: "queue.Queue[int]"
 ) -> None:
     gate = Gate(runtime)
@@ -59,7 +59,7 @@ def test_a_worker_whose_closure_failed_is_told_of_before_it_takes_another(
         scheduler.join(LIMIT)
 
 
-def test_a_worker_that_was_lost_at_work_is_told_of_while_it_is_away(
+def test_a_worker_lost_while_running_is_reported_while_it_is_unavailable(
     scheduler: Scheduler, runtime: FakeRuntime, told: "queue.Queue[int]"
 ) -> None:
     gate = Gate(runtime)
@@ -73,9 +73,7 @@ def test_a_worker_that_was_lost_at_work_is_told_of_while_it_is_away(
     assert future.result(LIMIT) == 0
 
 
-def test_a_worker_that_was_removed_is_told_of(
-    scheduler: Scheduler, runtime: FakeRuntime, told: "queue.Queue[int]"
-) -> None:
+def test_a_removed_worker_is_reported(scheduler: Scheduler, runtime: FakeRuntime, told: "queue.Queue[int]") -> None:
     gate = Gate(runtime)
     future = scheduler.schedule(gate, "step", worker=1)
     gate.wait_arrived()
@@ -106,7 +104,7 @@ def test_a_method_is_called_for_as_long_as_its_object_lives(scheduler: Scheduler
     assert told.get(timeout=LIMIT) == 0
 
 
-def test_what_a_callback_raises_is_logged_and_harms_nobody(
+def test_an_error_in_a_callback_is_logged_and_has_no_other_effect(
     scheduler: Scheduler, told: "queue.Queue[int]", caplog: pytest.LogCaptureFixture
 ) -> None:
     scheduler.cluster.add_idle_callback(lambda worker: 1 / 0)

@@ -13,7 +13,7 @@ class Counted:
         self.count += 1
 
 
-def test_one_that_is_cancelled_leaves_the_call_to_the_others() -> None:
+def test_a_call_continues_when_one_of_its_closures_is_cancelled() -> None:
     call = Counted()
     first, second, third = SharedCancellation(call, 3).shares
     first.cancel()

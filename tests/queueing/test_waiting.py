@@ -24,19 +24,19 @@ def state() -> QueueState:
     return state
 
 
-def test_a_wait_ends_at_once_when_it_is_true(lock: threading.Lock) -> None:
+def test_a_wait_ends_at_once_when_its_condition_holds(lock: threading.Lock) -> None:
     with lock:
         QueueWaits(lock, QueueState(), pytest.fail, 60).to_settle(None)
 
 
-def test_a_wait_that_times_out_says_for_what_and_what_runs(lock: threading.Lock, state: QueueState) -> None:
+def test_a_wait_that_times_out_says_what_it_waited_for_and_what_runs(lock: threading.Lock, state: QueueState) -> None:
     waits = QueueWaits(lock, state, pytest.fail, 60)
     expected = r"Timed out after .* s: join waits for closures; 1 closures wait, running: nothing\."
     with lock, pytest.raises(TimeoutError, match=expected):
         waits.to_settle(time.monotonic() + 0.01)
 
 
-def test_a_wait_without_progress_is_reported_without_the_lock(lock: threading.Lock, state: QueueState) -> None:
+def test_a_stalled_wait_is_reported_without_holding_the_lock(lock: threading.Lock, state: QueueState) -> None:
     reports: list[str] = []
 
     def report(text: str) -> None:

@@ -21,9 +21,7 @@ def snippets(path: Path) -> list[str]:
 @pytest.mark.cluster
 @pytest.mark.release
 @pytest.mark.timeout(500)
-def test_all_snippets_run_in_one_program_between_its_beginning_and_its_end(
-    run_program: ProgramRunner, tmp_path: Path
-) -> None:
+def test_all_snippets_of_a_page_run_as_one_program(run_program: ProgramRunner, tmp_path: Path) -> None:
     beginning, rest = snippets(DOCS / "README.md")
     parts = [beginning]
     for page in PAGES:
@@ -35,7 +33,7 @@ def test_all_snippets_run_in_one_program_between_its_beginning_and_its_end(
     assert re.search(r"^40 updates, 0 of 40 gradients rejected", printed, re.MULTILINE), printed
 
 
-def test_every_page_has_a_snippet_a_picture_a_guarantee_and_a_cost() -> None:
+def test_every_rule_page_has_a_snippet_a_diagram_guarantees_and_costs() -> None:
     assert len(PAGES) == 7
     for page in PAGES:
         text = page.read_text(encoding="utf-8")

@@ -49,22 +49,22 @@ def test_every_function_is_named_for_what_it_does() -> None:
     assert not functions("_*(?:maybe|do|process)_")
 
 
-def test_no_test_has_a_name_that_is_too_long_to_read() -> None:
+def test_no_test_name_is_too_long_to_read() -> None:
     assert not functions(f"test_\\w{{{LONGEST_TEST_NAME - len('test_') + 1}}}")
 
 
 @pytest.mark.parametrize("folder", ["coordinator", "tests"])
-def test_nothing_waits_by_sleeping(folder: str) -> None:
+def test_no_code_sleeps(folder: str) -> None:
     found = [f"{path}:{line}" for path in sorted((ROOT / folder).rglob("*.py")) for line in sleeps(path.read_text())]
     assert not found, "Wait on an event or a condition, with a timeout."
 
 
 @pytest.mark.parametrize("source", ["import time\ntime.sleep(1)", "from time import sleep", "f = time.sleep"])
-def test_every_way_to_sleep_is_seen(source: str) -> None:
+def test_every_way_to_sleep_is_detected(source: str) -> None:
     assert list(sleeps(source))
 
 
-def test_nothing_is_left_for_later() -> None:
+def test_no_unfinished_work_is_marked() -> None:
     written = [*SOURCES, *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "BUILD", ROOT / "setup.py"]
     found = [
         f"{path}:{number}"

@@ -77,10 +77,10 @@ def test_private_names_of_tensorflow_and_keras_are_used_in_one_place() -> None:
         "import importlib\nimportlib.import_module('keras.src.utils')",
     ],
 )
-def test_every_way_to_use_a_private_name_is_seen(source: str) -> None:
+def test_every_way_to_use_a_private_name_is_detected(source: str) -> None:
     assert private_names(ast.parse(source))
     assert not private_names(ast.parse("import tensorflow as tf\ntf.function\nimport keras"))
 
 
-def test_what_update_rules_decide_imports_nothing_but_types(graph: grimp.ImportGraph) -> None:
+def test_the_decisions_of_update_rules_import_only_types(graph: grimp.ImportGraph) -> None:
     assert graph.find_modules_directly_imported_by("coordinator.updates.decisions") <= {"typing"}

@@ -45,7 +45,7 @@ def test_threads_of_others_are_no_leftovers() -> None:
         assert leftovers.wait_gone(SHORT) == []
 
 
-def test_a_thread_in_the_place_of_another_is_no_leftover() -> None:
+def test_a_thread_that_replaced_another_is_no_leftover() -> None:
     with running_thread(f"{THREAD_PREFIX}-worker-0"):
         leftovers = Leftovers()
     with running_thread(f"{THREAD_PREFIX}-worker-0"):
@@ -60,7 +60,7 @@ def test_a_process_is_waited_for_and_then_named() -> None:
     assert leftovers.wait_gone(LONG) == []
 
 
-def test_a_process_in_the_place_of_another_is_no_leftover() -> None:
+def test_a_process_that_replaced_another_is_no_leftover() -> None:
     with running_process():
         leftovers = Leftovers()
     with running_process():

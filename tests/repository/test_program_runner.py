@@ -14,7 +14,7 @@ def test_a_program_gets_its_arguments_and_gives_its_output(run_program: ProgramR
     assert program.stdout == "['one', '2']\n"
 
 
-def test_a_program_imports_the_checkout_and_knows_no_outer_cluster(
+def test_a_program_imports_the_checkout_without_an_outer_tf_config(
     run_program: ProgramRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", "{}")

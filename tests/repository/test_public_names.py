@@ -39,7 +39,7 @@ def test_every_public_name_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in coordinator.__all__ if name[0].isupper()])
-def test_a_public_class_has_the_name_that_it_is_known_by(name: str) -> None:
+def test_a_public_class_has_its_public_name(name: str) -> None:
     assert getattr(coordinator, name).__name__ == name
 
 

@@ -24,7 +24,7 @@ def test_the_program_of_the_readme_runs_as_written(run_program: ProgramRunner, t
     assert float(loss) < 0.01
 
 
-def test_the_main_command_is_that_in_the_docstring_of_the_digits_example() -> None:
+def test_the_main_command_is_in_the_docstring_of_the_digits_example() -> None:
     main, tests = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)[:2]
     started = re.search(r"^coordinator run .*$", (ROOT / "examples/digits/train.py").read_text(), re.MULTILINE)
     assert started is not None

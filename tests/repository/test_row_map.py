@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.repository.row_map import README, holders_by_row, rows_without_tests, rows_without_words, with_tests
 
 
-def test_every_row_of_the_table_is_held_by_a_test() -> None:
+def test_every_row_of_the_table_has_a_test() -> None:
     assert rows_without_tests(README.read_text(encoding="utf-8")) == []
 
 
@@ -14,7 +14,7 @@ def test_every_row_that_a_test_names_is_in_the_table() -> None:
     assert rows_without_words(README.read_text(encoding="utf-8")) == []
 
 
-def test_the_table_names_the_tests_that_hold_each_row() -> None:
+def test_the_table_names_the_tests_of_each_row() -> None:
     readme = README.read_text(encoding="utf-8")
     assert readme == with_tests(readme), "Run `python -m tests.repository.row_map`."
 

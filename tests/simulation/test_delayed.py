@@ -72,13 +72,13 @@ def test_gradients_due_at_the_same_time_are_applied_in_the_order_of_pushes() -> 
     assert result.losses.tolist() == [0, 0, 0, 0, 11, 111, 10111, 110111]
 
 
-def test_without_an_end_of_the_delay_nothing_is_applied() -> None:
+def test_with_an_infinite_delay_nothing_is_applied() -> None:
     result = simulate(Setting(workers=4, rule=Delayed(math.inf), pushes=400))
     assert (result.updates, result.gradients, result.staleness.size) == (0, 400, 0)
     assert result.mean_staleness == result.p99_staleness == 0
 
 
-def test_what_a_worker_has_pushed_outlives_it() -> None:
+def test_gradients_survive_the_worker_that_pushed_them() -> None:
     setting = Setting(
         workers=2, rule=Delayed(5.0), compute=[1.0, 1.0], latency=0.01, deaths=[Death(1, 3.5)], seconds=20.0
     )

@@ -30,7 +30,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("distribution", ALL, ids=str)
-def test_what_is_drawn_has_the_mean_that_is_stated_and_is_never_negative(distribution: Distribution) -> None:
+def test_samples_have_the_stated_mean_and_are_never_negative(distribution: Distribution) -> None:
     times = distribution.sample(np.random.default_rng(0), 200_000)
     assert times.shape == (200_000,)
     assert times.dtype == np.float64
@@ -39,7 +39,7 @@ def test_what_is_drawn_has_the_mean_that_is_stated_and_is_never_negative(distrib
 
 
 @pytest.mark.parametrize("distribution", ALL, ids=str)
-def test_one_at_a_time_is_the_same_as_in_blocks(distribution: Distribution) -> None:
+def test_drawing_one_at_a_time_equals_drawing_in_blocks(distribution: Distribution) -> None:
     draw = distribution.sampler(np.random.default_rng(3))
     generator = np.random.default_rng(3)
     blocks = np.concatenate([distribution.sample(generator, 4096) for _ in range(2)])
@@ -71,7 +71,7 @@ def test_a_pareto_has_the_tail_that_it_states() -> None:
         lambda: Empirical((0.1, -0.1)),
     ],
 )
-def test_wrong_parameters_of_a_distribution_are_refused(make) -> None:
+def test_invalid_parameters_of_a_distribution_are_refused(make) -> None:
     with pytest.raises(SettingError, match=r"of a distribution \w+ must be"):
         make()
 
@@ -115,6 +115,6 @@ def test_every_form_that_messages_show_is_understood(form: str) -> None:
         (True, "must be a number of seconds"),
     ],
 )
-def test_another_text_is_refused_with_the_option_and_what_is_allowed(given, reason: str) -> None:
+def test_an_invalid_text_is_refused_with_the_option_and_the_allowed_forms(given, reason: str) -> None:
     with pytest.raises(SettingError, match=f"^compute {reason}"):
         distribution_of("compute", given)

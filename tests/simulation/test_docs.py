@@ -32,7 +32,7 @@ def skeleton(text: str) -> tuple[str, list[float]]:
         for found in COMMANDS
     ],
 )
-def test_a_command_prints_about_what_the_page_shows(
+def test_commands_print_what_the_page_shows_within_tolerance(
     command: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """About: NumPy promises the same random numbers for one release only."""
@@ -52,17 +52,17 @@ def test_every_command_of_the_page_is_run() -> None:
     assert len(COMMANDS) == PAGE.count("\ncoordinator simulate ") == 7
 
 
-def test_its_programs_run_one_after_another(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_programs_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
     programs = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec("\n".join(programs), {"__name__": "page"})  # noqa: S102 - it is what a reader runs
     assert capsys.readouterr().out.startswith("<Result: 16 workers, 4 ps, bounded_delay(")
 
 
-def test_every_known_result_is_in_its_table() -> None:
+def test_every_known_result_is_in_the_table_of_the_page() -> None:
     assert re.findall(r"^\| `(\w+)\.png`", PAGE, re.MULTILINE) == list(RESULTS)
 
 
-def test_every_file_and_link_that_it_names_exists() -> None:
+def test_every_file_and_link_on_the_page_exists() -> None:
     names = re.findall(r"`(coordinator/[\w/.]+)`", PAGE)
     links = re.findall(r"\]\(([^)#]+)\)", PAGE)
     assert names

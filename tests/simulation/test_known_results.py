@@ -26,7 +26,7 @@ def test_synchronous_training_waits_for_the_slowest_and_averaging_does_not() -> 
 
 
 @pytest.mark.long
-def test_lost_time_is_that_of_the_table() -> None:
+def test_lost_time_equals_that_of_the_published_table() -> None:
     measured = measured_once(overheads)
     assert measured.largest_error < 0.05
     assert measured.synchronous[-1] > 30 * measured.asynchronous[-1]
@@ -82,7 +82,7 @@ def test_a_loss_is_reached_first_at_a_delay_in_between() -> None:
 
 
 @pytest.mark.parametrize("names", [["stragglers"], pytest.param(list(RESULTS), marks=pytest.mark.long)])
-def test_each_is_printed_in_a_line_and_drawn_with_named_axes(
+def test_each_result_is_printed_in_a_line_and_drawn_with_named_axes(
     names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["known_results", str(tmp_path / "pictures")])

@@ -99,7 +99,7 @@ def test_a_network_learns_under_every_rule_and_the_same_way_again(rule) -> None:
     assert first.losses.tolist() == again.losses.tolist()
 
 
-def test_a_wrong_problem_is_refused() -> None:
+def test_an_invalid_problem_is_refused() -> None:
     with pytest.raises(SettingError, match="problem must have initial, gradient and loss; gradient, loss is missing"):
         Learning(dataclasses.make_dataclass("Half", ["initial"])(np.zeros(1)))
     with pytest.raises(SettingError, match="learning_rate must be a number above 0"):

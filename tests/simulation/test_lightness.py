@@ -21,7 +21,7 @@ def test_simulating_loads_nothing_heavy(run_program: ProgramRunner) -> None:
     assert run_program(source, *HEAVY).stdout == "[]\n"
 
 
-def test_the_other_commands_load_nothing_of_it(run_program: ProgramRunner) -> None:
+def test_the_other_commands_do_not_load_the_simulation(run_program: ProgramRunner) -> None:
     source = """
         import sys
         from coordinator.cli.command_line import main

@@ -57,7 +57,7 @@ LEARNING = Learning(LogisticRegression())
         ),
     ],
 )
-def test_every_part_of_a_picture_has_a_title_and_named_axes(draw, tmp_path: Path) -> None:
+def test_every_subplot_has_a_title_and_named_axes(draw, tmp_path: Path) -> None:
     figure = draw()
     for axes in figure.axes:
         assert axes.get_title()
@@ -79,21 +79,21 @@ def test_timelines_show_the_first_steps_of_a_few_workers_and_their_deaths() -> N
     ]
 
 
-def test_timelines_show_a_death_to_its_end() -> None:
+def test_timelines_show_a_death_until_its_end() -> None:
     late = simulate(Setting(workers=2, compute=0.05, deaths=[Death(1, 3.0, 1.0)], seconds=20.0))
     early = simulate(Setting(workers=2, compute=0.05, seconds=20.0))
     assert picture.picture(late).axes[0].get_xlim() == pytest.approx((0, 4.4))
     assert picture.picture(early).axes[0].get_xlim() == pytest.approx((0, 0.6), rel=0.05)
 
 
-def test_a_picture_that_cannot_be_written_is_an_error_of_its_option(tmp_path: Path) -> None:
+def test_a_plot_that_cannot_be_written_is_an_error_of_its_option(tmp_path: Path) -> None:
     figure = picture.new_figure(2, 2)
     for path in (tmp_path / "no" / "out.png", tmp_path / "out.what"):
         with pytest.raises(SettingError, match=r"^plot cannot be written to"):
             picture.save(figure, path)
 
 
-def test_without_matplotlib_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(SettingError, match=r"^plot needs matplotlib: pip install 'coordinator\[plots\]'"):
         picture.new_figure(2, 2)

@@ -41,7 +41,7 @@ def test_a_quantity_is_read_with_its_unit(read, text: str, meant: float) -> None
         (parse_share, "many"),
     ],
 )
-def test_what_is_no_such_quantity_is_refused_by_the_name_of_its_option(read, text: str) -> None:
+def test_an_invalid_quantity_is_refused_with_the_name_of_its_option(read, text: str) -> None:
     with pytest.raises(SettingError, match=f"^latency must be .*, such as .*, got '{text}'"):
         read("latency", text)
 

@@ -85,7 +85,7 @@ def test_a_rule_takes_the_options_that_it_has(rule: str, options, meant) -> None
     assert Request.of({"rule": rule, **options}).setting(rule).rule == meant
 
 
-def test_a_sweep_changes_one_setting_and_what_follows_from_it() -> None:
+def test_a_sweep_changes_one_setting_and_those_derived_from_it() -> None:
     request = Request.of({"compare": "synchronous, asynchronous", "sweep": "workers=2..8", "ps": 3})
     assert request.rules == ("synchronous", "asynchronous")
     assert request.sweep is not None
@@ -117,7 +117,7 @@ def test_a_sweep_changes_one_setting_and_what_follows_from_it() -> None:
         ({"sweep": "workers=0..4"}, "workers must be an integer of at least 1, got 0"),
     ],
 )
-def test_a_wrong_option_is_refused_by_its_name(options, reason: str) -> None:
+def test_the_error_names_a_wrong_option(options, reason: str) -> None:
     with pytest.raises(SettingError, match=f"^{reason}"):  # noqa: PT012 - reading and checking are two steps
         request = Request.of(options)
         request.setting(request.rules[0], request.sweep.values[0] if request.sweep else None)
@@ -133,7 +133,7 @@ def test_a_wrong_option_is_refused_by_its_name(options, reason: str) -> None:
         ("ps=8,1,1,3", Sweep("ps", (1, 3, 8))),
     ],
 )
-def test_a_range_doubles_and_a_list_is_a_list(text: str, sweep: Sweep) -> None:
+def test_a_sweep_is_a_doubling_range_or_a_list(text: str, sweep: Sweep) -> None:
     assert parse_sweep(text) == sweep
 
 
@@ -143,6 +143,6 @@ def test_a_sweep_without_values_is_refused_with_an_example(text: str) -> None:
         parse_sweep(text)
 
 
-def test_a_setting_that_cannot_be_swept_is_refused_with_those_that_can() -> None:
+def test_an_unknown_sweep_setting_is_refused_with_the_allowed_ones() -> None:
     with pytest.raises(SettingError, match=f"^sweep must be of one of {', '.join(SWEPT_SETTINGS)}"):
         parse_sweep("colour=1..3")

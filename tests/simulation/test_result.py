@@ -14,7 +14,7 @@ def result():
     return simulate(Setting(workers=6, rule=Synchronous(3), compute="exponential(50ms)", latency=0.001, pushes=3000))
 
 
-def test_its_representation_says_what_was_simulated_and_what_was_seen(result) -> None:
+def test_the_repr_has_the_setting_and_the_main_figures(result) -> None:
     assert re.fullmatch(
         r"<Result: 6 workers, 1 ps, synchronous\(grads_to_wait=3\): \S+ updates/s, \S+ gradients/s, "
         r"staleness mean \S+, p99 \d+, max \d+, idle 0\.0%, in \S+ s>",
@@ -30,7 +30,7 @@ def test_arrays_agree_with_one_another(result) -> None:
     assert result.updates == (3000 - result.rejected) // 3
 
 
-def test_percentiles_are_values_that_were_seen(result) -> None:
+def test_percentiles_are_observed_values(result) -> None:
     ordered = np.sort(result.staleness)
     assert result.p99_staleness == ordered[2969]
     assert result.staleness_percentile(50) == ordered[1499]
@@ -49,7 +49,7 @@ def test_a_summary_can_be_written_as_json(result) -> None:
     assert summary["idle_share"] == 0
 
 
-def test_a_cluster_without_pushes_has_figures_too() -> None:
+def test_a_result_without_pushes_has_figures() -> None:
     result = simulate(Setting(compute=10.0, seconds=1.0))
     assert (result.mean_staleness, result.p99_staleness, result.max_staleness) == (0, 0, 0)
     assert result.compute_share == pytest.approx(1.0)

@@ -35,7 +35,7 @@ DECIDED = {
 
 
 @pytest.mark.parametrize("rule", DECIDED, ids=str)
-def test_a_rule_asks_the_functions_that_the_clusters_graphs_run(rule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulated_rule_calls_the_decision_functions_of_the_real_rule(rule, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = set()
 
     def noting(name: str, decision):
@@ -85,7 +85,7 @@ def test_a_rule_without_a_setting_that_it_needs_is_refused() -> None:
         lambda: Delayed("1s"),
     ],
 )
-def test_a_wrong_setting_of_a_rule_is_refused(make) -> None:
+def test_an_invalid_setting_of_a_rule_is_refused(make) -> None:
     with pytest.raises(SettingError, match=" must be "):
         make()
 
@@ -109,7 +109,7 @@ def test_bounded_delay_keeps_every_gradient_within_its_bound_and_rejects_none() 
         assert result.rejected == 0
 
 
-def test_bounded_delay_of_0_is_lockstep_and_all_wait_for_the_slowest() -> None:
+def test_bounded_delay_of_0_is_lockstep_with_the_slowest_worker() -> None:
     result = simulate(
         Setting(workers=4, rule=BoundedDelay(0, grads_to_wait=4), compute=[1.0, 1.0, 1.0, 2.0], pushes=400)
     )
@@ -150,7 +150,7 @@ def test_a_worker_that_pulls_seldom_is_staler_and_brings_the_model_less_often() 
     assert seldom.mean_staleness > 1.5 * often.mean_staleness
 
 
-def test_a_worker_that_returns_goes_on_at_the_clock_of_the_slowest() -> None:
+def test_a_worker_that_returns_continues_at_the_slowest_clock() -> None:
     result = simulate(
         Setting(
             workers=3,
@@ -165,7 +165,7 @@ def test_a_worker_that_returns_goes_on_at_the_clock_of_the_slowest() -> None:
     assert result.idle_share < 0.05
 
 
-def test_averaging_goes_on_beside_the_computation() -> None:
+def test_averaging_runs_in_parallel_with_the_computation() -> None:
     setting = {"workers": 4, "ps": 4, "compute": 0.1, "model_bytes": 0.4, "bandwidth": 20.0, "pushes": 400}
     averaged = simulate(Setting(rule=ModelAverage(), **setting))
     pushed = simulate(Setting(rule=Asynchronous(), **setting))

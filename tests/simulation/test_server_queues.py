@@ -17,13 +17,13 @@ def test_messages_are_served_one_after_another() -> None:
     assert servers.home_free_at == 12.0
 
 
-def test_the_workers_own_link_may_be_what_a_message_waits_for() -> None:
+def test_a_message_may_wait_for_the_workers_own_link() -> None:
     servers = ServerQueues(4, Constant(1.0), np.random.default_rng(0))
     assert servers.serve(0.0, 0.5, 6.0) == 6.0
     assert servers.home_free_at == 1.5
 
 
-def test_a_message_to_several_is_through_when_the_last_has_served_it() -> None:
+def test_a_message_to_several_servers_ends_when_the_last_has_served_it() -> None:
     """Of n exponential times the greatest is 1 + 1/2 + ... + 1/n means on average."""
     servers = ServerQueues(4, Exponential(1.0), np.random.default_rng(0))
     nows = np.arange(20_000) * 1000.0

@@ -14,7 +14,7 @@ def test_texts_and_numbers_become_distributions() -> None:
     assert setting.latency == Constant(0.001)
 
 
-def test_each_worker_may_compute_for_a_time_of_its_own() -> None:
+def test_each_worker_may_have_its_own_computation_time() -> None:
     setting = Setting(workers=3, compute=["20ms", 0.03, LogNormal(0.05, 0.4)])
     assert setting.compute_of_each == (Constant(0.02), Constant(0.03), LogNormal(0.05, 0.4))
 
@@ -24,12 +24,12 @@ def test_the_last_workers_are_the_stragglers_and_factors_multiply() -> None:
     assert setting.factors == (2.0, *[1.0] * 7, 3.0, 6.0)
 
 
-def test_a_gradient_is_as_large_as_the_model_unless_that_is_said() -> None:
+def test_a_gradient_is_as_large_as_the_model_by_default() -> None:
     assert Setting(model_bytes=100.0).pushed_bytes == 100.0
     assert Setting(model_bytes=100.0, gradient_bytes=10.0).pushed_bytes == 10.0
 
 
-def test_it_ends_after_enough_pushes_if_nothing_is_said() -> None:
+def test_the_simulation_ends_after_enough_pushes_by_default() -> None:
     assert Setting().pushes == 20_000
     assert Setting(workers=1000).pushes == 100_000
     assert Setting(seconds=1.0).pushes is None
@@ -62,6 +62,6 @@ def test_it_ends_after_enough_pushes_if_nothing_is_said() -> None:
         ({"compute": 0.0, "seconds": 1.0}, "compute must be above 0"),
     ],
 )
-def test_a_wrong_setting_is_refused_with_what_is_allowed(given, reason: str) -> None:
+def test_an_invalid_setting_is_refused_with_the_allowed_values(given, reason: str) -> None:
     with pytest.raises(SettingError, match=f"^{reason}"):
         Setting(**given)

@@ -14,7 +14,7 @@ from coordinator.simulation.simulated_worker import Activity, Death, Pause
 LEAST_EVENTS_PER_SECOND = 40_000
 
 
-def test_a_step_takes_four_messages_two_services_one_update_and_its_computation() -> None:
+def test_the_time_of_a_step_is_the_sum_of_its_messages_update_and_computation() -> None:
     result = simulate(Setting(workers=1, compute=0.05, latency=0.005, service=0.001, update=0.002, pushes=11))
     step = 4 * 0.005 + 2 * 0.001 + 0.002 + 0.05
     assert np.diff(result.push_times) == pytest.approx([step] * 10)
@@ -23,7 +23,7 @@ def test_a_step_takes_four_messages_two_services_one_update_and_its_computation(
     assert result.computed[0] == pytest.approx(11 * 0.05)
 
 
-def test_bytes_take_their_time_on_the_workers_link_and_a_part_of_it_on_each_server() -> None:
+def test_bytes_take_time_on_the_workers_link_and_on_each_server() -> None:
     alone = simulate(Setting(workers=1, ps=4, compute=1.0, model_bytes=400.0, bandwidth=100.0, pushes=11))
     # 4 s for the model and 4 s for the gradient; each server is busy for a second of either.
     assert np.diff(alone.push_times) == pytest.approx([9.0] * 10)
@@ -47,7 +47,7 @@ def test_equal_workers_that_never_wait_are_as_stale_as_there_are_others() -> Non
     assert result.idle_share == 0
 
 
-def test_between_its_steps_a_worker_has_nothing_under_way_that_could_be_stale() -> None:
+def test_between_steps_a_worker_has_no_gradient_in_flight() -> None:
     """Of eight workers, seven are elsewhere in their steps; a fifth of their time they are in none."""
     result = simulate(Setting(workers=8, compute="normal(40ms,5ms)", dispatch="exponential(10ms)", pushes=8000))
     assert result.gradients_per_second == pytest.approx(8 / 0.05, rel=0.02)
@@ -83,7 +83,7 @@ def test_a_dead_workers_step_is_lost_and_it_begins_another_when_it_returns() -> 
 
 
 @pytest.mark.parametrize("rule", [BoundedDelay(0, grads_to_wait=2), StaleSynchronous(max_lead=1)], ids=str)
-def test_nobody_waits_for_a_dead_worker_once_its_death_is_known(rule) -> None:
+def test_no_worker_waits_for_a_dead_one_once_its_death_is_known(rule) -> None:
     result = simulate(Setting(workers=2, rule=rule, compute=1.0, deaths=[Death(1, 2.5)], detection=5.0, seconds=20.0))
     mine = result.push_times[result.push_workers == 0]
     assert not any(3.5 < time < 7.5 for time in mine)
@@ -91,7 +91,7 @@ def test_nobody_waits_for_a_dead_worker_once_its_death_is_known(rule) -> None:
     assert result.waited[0] == pytest.approx(4.5, abs=1.0)
 
 
-def test_it_ends_when_all_workers_are_dead_for_good() -> None:
+def test_the_simulation_ends_when_all_workers_are_permanently_dead() -> None:
     deaths = [Death(0, 2.5), Death(1, 4.5), Death(1, 5.0)]
     result = simulate(Setting(workers=2, compute=1.0, deaths=deaths, seconds=100.0))
     assert result.seconds == pytest.approx(4.5)
@@ -131,12 +131,12 @@ def test_a_rule_leaves_the_random_numbers_of_others_alone() -> None:
     assert one.push_times.tolist() == two.push_times.tolist()
 
 
-def test_the_events_of_thousands_of_workers_are_quick() -> None:
+def test_thousands_of_workers_are_simulated_quickly() -> None:
     setting = Setting(workers=2000, ps=20, compute="lognormal(50ms,0.4)", latency=0.0005, service=1e-6, pushes=40_000)
     assert any(simulate(setting).events_per_second > LEAST_EVENTS_PER_SECOND for _ in range(3))
 
 
-def test_the_tail_of_heavy_times_is_seen() -> None:
+def test_heavy_tailed_times_give_a_long_tail_of_staleness() -> None:
     result = simulate(Setting(workers=10, compute="pareto(20ms,1.5)", pushes=20_000))
     assert result.p99_staleness > 3 * result.mean_staleness
     assert math.isfinite(result.updates_per_second)

@@ -113,5 +113,5 @@ def test_times_before_the_beginning_are_refused(make) -> None:
         make()
 
 
-def test_a_death_is_for_good_unless_a_return_is_given() -> None:
+def test_a_death_is_permanent_unless_a_return_is_given() -> None:
     assert Death(3, 1.0).back_after == math.inf

@@ -47,7 +47,7 @@ def test_there_is_no_advice_if_nothing_stands_out() -> None:
     assert list(advice(simulate(Setting(rule=Asynchronous(), pushes=500)))) == []
 
 
-def test_the_first_column_is_on_the_left_and_figures_are_on_the_right():
+def test_the_first_column_is_left_aligned_and_figures_are_right_aligned():
     text = aligned(("fault", "ours"), [("killed", "1.50 s"), ("frozen for long", "12.00 s")])
     assert text.splitlines() == [
         "fault               ours",

@@ -28,7 +28,7 @@ def test_every_command_of_the_page_is_an_experiment() -> None:
     assert [len(experiment(command).trials()) for command in commands] == [7, 18, 6, 18]
 
 
-def test_the_options_and_the_files_that_it_names_exist(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_options_and_files_on_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["testbed", "--help"])
     known = capsys.readouterr().out
@@ -42,11 +42,11 @@ def test_the_options_and_the_files_that_it_names_exist(capsys: pytest.CaptureFix
     assert all((ROOT / "docs" / link).exists() for link in links)
 
 
-def test_it_says_what_a_spike_is_as_the_code_has_it() -> None:
+def test_the_page_defines_a_spike_as_the_code_does() -> None:
     assert f"more than {spikes.HEIGHT:g} above the least" in PAGE
 
 
-def test_what_it_shows_as_measured_is_of_the_default_grid() -> None:
+def test_the_measurements_on_the_page_are_of_the_default_grid() -> None:
     assert str(Experiment()) in PAGE
     shown = [line for line in PAGE.splitlines() if line.startswith(("sequential  ", "synchronous, ", "asynchronous, "))]
     assert [line.partition("  ")[0] for line in shown] == [str(trial) for trial in Experiment().trials()]

@@ -6,7 +6,7 @@ from coordinator.errors import SettingError
 from coordinator.testbed.experiment import ASYNCHRONOUS, MODES, QUICK, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
 
 
-def test_by_default_it_is_the_grid_of_the_paper() -> None:
+def test_the_default_grid_is_that_of_the_paper() -> None:
     experiment = Experiment.of({})
     assert experiment == Experiment()
     assert experiment.delays == (0.0, 0.5, 1.0, 1.5, 2.0)
@@ -30,7 +30,7 @@ def test_options_are_read_as_text() -> None:
     assert [experiment.batches_of(Trial(ASYNCHRONOUS, workers, 0.0)) for workers in (1, 3)] == [50, 51]
 
 
-def test_what_is_given_goes_before_what_is_quick() -> None:
+def test_given_options_override_those_of_quick() -> None:
     experiment = Experiment.of({"quick": True, "delays": "1.5"})
     assert experiment.delays == (1.5,)
     assert experiment.batches == QUICK["batches"]
@@ -56,7 +56,7 @@ def test_what_is_given_goes_before_what_is_quick() -> None:
         ({"data": "cifar10"}, "folder", "is needed with --data cifar10: where data_batch_1 to data_batch_5 are."),
     ],
 )
-def test_a_wrong_option_is_named_with_what_is_allowed(given: dict[str, str], option: str, reason: str) -> None:
+def test_the_error_names_a_wrong_option_and_the_allowed_values(given: dict[str, str], option: str, reason: str) -> None:
     with pytest.raises(SettingError) as caught:
         Experiment.of(given)
     assert (caught.value.option, caught.value.reason) == (option, reason)
@@ -75,11 +75,11 @@ def test_the_grid_has_one_sequential_cell_and_delays_for_the_asynchronous_mode_a
     ]
 
 
-def test_a_grid_has_only_the_modes_that_are_asked_for() -> None:
+def test_a_grid_has_only_the_chosen_modes() -> None:
     assert Experiment(modes=[SYNCHRONOUS], workers=(1, 2)).trials() == [Trial(SYNCHRONOUS, 2)]
 
 
-def test_a_cell_is_told_by_what_matters_in_its_mode() -> None:
+def test_the_text_of_a_cell_has_the_settings_of_its_mode() -> None:
     trials = [Trial(SEQUENTIAL, 1), Trial(SYNCHRONOUS, 2), Trial(ASYNCHRONOUS, 1, 0.5)]
     assert [str(trial) for trial in trials] == [
         "sequential",

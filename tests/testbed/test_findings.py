@@ -47,7 +47,7 @@ def test_curves_like_those_of_the_paper_agree_with_it() -> None:
     ]
 
 
-def test_what_is_otherwise_for_some_workers_agrees_in_part_and_says_where() -> None:
+def test_a_difference_for_some_numbers_of_workers_agrees_partly_and_is_named() -> None:
     steady = [*AS_FOUND[:-1], replace(AS_FOUND[-1], losses=AS_FOUND[2].losses)]
     instability, *_ = findings(steady, 1.0)
     assert instability.verdict == "agrees in 1 of 2 cases"
@@ -58,7 +58,7 @@ def test_what_is_otherwise_for_some_workers_agrees_in_part_and_says_where() -> N
     ]
 
 
-def test_what_is_otherwise_everywhere_does_not_agree() -> None:
+def test_a_difference_for_all_numbers_of_workers_does_not_agree() -> None:
     turned = [asynchronous(2, 0.0, spikes=2, quickness=0.02), asynchronous(2, 1.0)]
     assert [finding.verdict for finding in findings(turned, 1.0)][:2] == ["does not agree"] * 2
 
@@ -68,7 +68,7 @@ def test_a_training_that_never_learns_is_the_slowest() -> None:
     assert str(slowness).splitlines()[1] == "  2 workers: 28, never batches with 0, 1 s"
 
 
-def test_what_the_grid_does_not_show_cannot_be_told() -> None:
+def test_findings_without_data_in_the_grid_are_undecided() -> None:
     assert {finding.verdict for finding in findings(AS_FOUND[:1], 1.0)} == {"cannot be told from this grid"}
 
 
@@ -81,7 +81,7 @@ def test_what_the_grid_does_not_show_cannot_be_told() -> None:
         (0.05, 1, "does not agree"),  # it ends elsewhere
     ],
 )
-def test_synchronous_and_asynchronous_are_alike_in_speed_and_in_where_they_end(
+def test_synchronous_and_asynchronous_agree_in_speed_and_final_loss(
     quickness: float, spikes: int, verdict: str
 ) -> None:
     alike = findings([curve(Trial(SYNCHRONOUS, 2)), asynchronous(2, 0.0, spikes, quickness)], 1.0)[-1]

@@ -21,13 +21,13 @@ def test_digits_need_no_download() -> None:
     assert set(data.labels.tolist()) == set(range(10))
 
 
-def test_cifar10_comes_from_its_folder(tmp_path: Path) -> None:
+def test_cifar10_is_read_from_its_folder(tmp_path: Path) -> None:
     write(tmp_path, 1, batch(12))
     data = load(Experiment(data="cifar10", folder=tmp_path, batch_size=4))
     assert (data.shape, data.highest, len(data.labels)) == ((32, 32, 3), 255, 12)
 
 
-def test_a_minibatch_must_not_need_more_than_a_workers_part(tmp_path: Path) -> None:
+def test_a_minibatch_must_not_be_larger_than_a_workers_part(tmp_path: Path) -> None:
     write(tmp_path, 1, batch(12))
     with pytest.raises(SettingError, match="batch_size must be at most 4, a worker's part of the images"):
         load(Experiment(data="cifar10", folder=tmp_path, batch_size=5))
@@ -75,7 +75,7 @@ def test_all_files_of_a_folder_are_read_in_order(tmp_path: Path, inside: str) ->
     assert images[5, 1, 0].tolist() == [0, 0, 30]
 
 
-def test_what_a_newer_python_and_numpy_have_pickled_is_read_too(tmp_path: Path) -> None:
+def test_pickles_of_newer_python_and_numpy_versions_are_read(tmp_path: Path) -> None:
     modern = pickle.dumps(batch(), protocol=4)
     assert b"numpy._core.multiarray" in modern
     (tmp_path / "data_batch_1").write_bytes(modern)
@@ -92,7 +92,7 @@ class Touch:
         return os.mkdir, (str(self._path),)
 
 
-def test_a_file_that_would_call_something_is_refused_and_calls_nothing(tmp_path: Path) -> None:
+def test_a_pickle_that_would_call_a_function_is_refused_without_calling_it(tmp_path: Path) -> None:
     write(tmp_path, 1, {**batch(), b"more": Touch(tmp_path / "made")})
     with pytest.raises(
         SettingError, match=r"folder has a file data_batch_1 that cannot be read: it asks for \w+.mkdir"

@@ -19,7 +19,7 @@ def test_the_smoothed_loss_is_the_mean_of_the_last_ten() -> None:
     assert smoothed[29] == pytest.approx(np.mean(range(20, 30)))
 
 
-def test_one_loss_that_is_no_number_spoils_ten_smoothed_ones_and_no_more() -> None:
+def test_one_nan_loss_affects_only_ten_smoothed_losses() -> None:
     smoothed = of([1.0] * 10 + [np.nan] + [1.0] * 20).smoothed
     assert np.isnan(smoothed[10:20]).all()
     assert smoothed[20:] == pytest.approx(np.ones(11))
@@ -37,7 +37,7 @@ def test_batches_are_counted_until_the_smoothed_loss_is_first_below() -> None:
     assert of([2.0] * 30).batches_to(1.0) is None
 
 
-def test_it_tells_its_figures() -> None:
+def test_the_text_of_a_curve_has_its_figures() -> None:
     assert str(of([2.0] * 30)) == "sequential: 0 spikes, final loss 2.000, 1 s"
 
 

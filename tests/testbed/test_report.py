@@ -22,7 +22,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_it_writes_all_losses_a_summary_and_pictures(tmp_path: Path) -> None:
+def test_the_report_has_all_losses_a_summary_and_plots(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "results"
     names = Report(EXPERIMENT, folder).write(CURVES)
     assert names == ["losses.csv", "summary.csv", "summary.txt", "loss_2_workers.png"]
@@ -59,7 +59,7 @@ def test_a_summary_of_what_was_trained_until_ctrl_c_says_so(tmp_path: Path) -> N
     assert report.write(CURVES[:1]) == ["losses.csv", "summary.csv", "summary.txt"]
 
 
-def test_a_folder_that_cannot_be_made_is_told_before_anything_is_trained(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SettingError, match="output cannot be created"):
         Report(EXPERIMENT, tmp_path / "file" / "results")
@@ -69,17 +69,17 @@ SEQUENCE, TOGETHER = curve(Trial(SEQUENTIAL, 1)), curve(Trial(SYNCHRONOUS, 2))
 LATE = [asynchronous(2, delay) for delay in (0.0, 0.5, 1.0, 1.5, 2.0)]
 
 
-def test_a_picture_shows_one_number_of_workers_and_the_sequential_training() -> None:
+def test_a_plot_shows_one_number_of_workers_and_the_sequential_training() -> None:
     curves = [SEQUENCE, TOGETHER, *LATE, asynchronous(3, 0.0)]
     assert shown_with(curves, 2) == [SEQUENCE, TOGETHER, *LATE]
     assert shown_with(curves, 3) == [SEQUENCE, curves[-1]]
 
 
-def test_the_sequential_training_alone_is_no_picture() -> None:
+def test_there_is_no_plot_of_the_sequential_training_alone() -> None:
     assert shown_with([SEQUENCE, TOGETHER], 1) == []
 
 
-def test_every_line_has_a_name_and_looks_of_its_own_and_axes_have_units() -> None:
+def test_every_line_has_a_label_and_a_unique_style_and_axes_have_units() -> None:
     figure = draw_losses([SEQUENCE, TOGETHER, *LATE], 2, Experiment())
     (axes,) = figure.axes
     assert axes.get_title() == "2 workers, digits, steps of 0.2 s"
@@ -99,7 +99,7 @@ def test_every_line_has_a_name_and_looks_of_its_own_and_axes_have_units() -> Non
         assert line.get_ydata().tolist() == shown.smoothed.tolist()
 
 
-def test_a_training_that_is_lost_does_not_flatten_the_others() -> None:
+def test_a_diverged_training_does_not_flatten_the_other_curves() -> None:
     lost = asynchronous(2, 2.0)
     lost.losses[100:] = 1e6
     (axes,) = draw_losses([SEQUENCE, lost], 2, Experiment()).axes

@@ -18,7 +18,7 @@ def labels_of(records: RecordFile, worker: int, *, count: int, seed: int = 0) ->
     return found
 
 
-def test_workers_share_the_images_and_go_through_their_part_again_and_again(tmp_path: Path) -> None:
+def test_workers_share_the_images_and_repeat_their_parts(tmp_path: Path) -> None:
     records = RecordFile(DATA, tmp_path / "images")
     for worker in (0, 1):
         first, second, third, fourth = labels_of(records, worker, count=4)

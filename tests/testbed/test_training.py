@@ -5,7 +5,7 @@ from coordinator.testbed.training import new_network
 
 
 @pytest.mark.parametrize(("shape", "blocks"), [((8, 8, 1), 2), ((32, 32, 3), 4)])
-def test_it_makes_logits_of_images_with_batch_normalization_and_relu(shape: tuple[int, int, int], blocks: int) -> None:
+def test_the_network_gives_logits_with_batch_normalization_and_relu(shape: tuple[int, int, int], blocks: int) -> None:
     network = new_network(shape, seed=0)
     assert network(np.zeros((5, *shape), np.float32)).shape == (5, 10)
     kinds = [type(layer).__name__ for layer in network.layers]

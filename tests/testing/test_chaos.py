@@ -22,7 +22,7 @@ def test_the_same_seed_gives_the_same_faults_and_another_one_others() -> None:
     assert {(fault.job, fault.index) for fault in first(200)} == set(SERVERS)
 
 
-def test_a_server_suffers_one_fault_at_a_time_and_one_worker_is_left_alone() -> None:
+def test_a_server_has_one_fault_at_a_time_and_one_worker_is_spared() -> None:
     faults = first(500)
     assert all(earlier.begins <= later.begins for earlier, later in itertools.pairwise(faults))
     for number, fault in enumerate(faults):

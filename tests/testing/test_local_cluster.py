@@ -72,7 +72,7 @@ def test_a_killed_worker_comes_back_on_its_port_with_another_incarnation(cluster
     assert before.incarnation != after.incarnation
 
 
-def test_a_frozen_worker_says_nothing_and_is_the_same_when_thawed(cluster: LocalCluster) -> None:
+def test_a_frozen_worker_does_not_answer_and_keeps_its_incarnation(cluster: LocalCluster) -> None:
     with TaskProbe(cluster.spec["worker"][0]) as probe:
         before = probe.status(timeout=10)
         cluster.freeze("worker", 0)
@@ -100,7 +100,7 @@ def test_a_restart_replaces_the_process_of_a_running_server() -> None:
 
 
 @pytest.mark.usefixtures("quick_servers")
-def test_new_workers_take_the_next_index_and_the_spec_does_not_name_them() -> None:
+def test_new_workers_get_the_next_index_and_are_not_in_the_spec() -> None:
     with LocalCluster(workers=1, ps=1) as cluster:
         spec = cluster.spec
         addresses = [cluster.start_worker(), cluster.start_worker()]

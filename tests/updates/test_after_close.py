@@ -11,7 +11,7 @@ from tests.program_runner import ProgramRunner
 from tests.updates.descent import descend
 
 
-def test_methods_of_a_rule_first_ask_whether_the_strategy_is_closed(strategy, monkeypatch) -> None:
+def test_methods_of_a_rule_first_check_whether_the_strategy_is_closed(strategy, monkeypatch) -> None:
     with strategy.scope():
         variables = [tf.Variable(0.0)]
         rules = [

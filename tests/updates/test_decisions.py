@@ -89,14 +89,14 @@ def kind_of(said):
 
 @pytest.mark.parametrize(("name", "values", "expected"), TABLE)
 @pytest.mark.parametrize("convert", [lambda value: value, numpy_number], ids=["plain", "numpy"])
-def test_a_decision_on_numbers(name, values, expected, convert):
+def test_each_decision_on_numbers_has_the_expected_result(name, values, expected, convert):
     said = getattr(decisions, name)(*given_to(name, values, convert))
     assert said == expected
     assert kind_of(said) is type(expected)
 
 
 @pytest.mark.parametrize(("name", "values", "expected"), TABLE)
-def test_a_decision_inside_a_function(name, values, expected):
+def test_each_decision_has_the_same_result_inside_a_function(name, values, expected):
     decide = tf.function(getattr(decisions, name))
     said = decide(*given_to(name, values, tensor))
     assert said == expected
@@ -104,7 +104,7 @@ def test_a_decision_inside_a_function(name, values, expected):
 
 
 @pytest.mark.parametrize("name", ["staleness", "is_complete", "is_pull_due", "is_delay_over", "may_lead", "may_start"])
-def test_a_decision_made_of_operators_is_built_into_a_graph_as_it_is(name):
+def test_a_decision_uses_only_operators_in_a_graph(name):
     rows = [(values, expected) for found, values, expected in TABLE if found == name]
 
     @tf.function(autograph=False)
@@ -124,5 +124,5 @@ def test_every_decision_is_in_the_table():
     assert {name for name, *_ in TABLE} == named
 
 
-def test_a_decision_needs_no_library():
+def test_decisions_import_no_library():
     assert {name for name in vars(decisions) if not name.startswith("__")} == {"Any", *(name for name, *_ in TABLE)}

@@ -27,7 +27,7 @@ RULES = {
 
 @pytest.mark.parametrize("name", mostly_long(RULES, "asynchronous", "synchronous"))
 @pytest.mark.parametrize("bad", mostly_long([0, 1, 2], 1))
-def test_an_update_that_raises_is_raised_once_and_applied_nowhere_twice(strategy, name, bad):
+def test_a_failing_update_is_raised_once_and_never_applied_twice(strategy, name, bad):
     with strategy.scope():
         # The first and the third are on one server.
         variables = [tf.Variable(tf.zeros([2])) for _ in range(3)]

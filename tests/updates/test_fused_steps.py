@@ -14,7 +14,7 @@ def fused(strategy, monkeypatch):
     return FusedCalls(strategy, monkeypatch)
 
 
-def test_steps_of_the_asynchronous_rule_are_fused_and_each_is_counted(strategy, fused):
+def test_steps_of_the_asynchronous_rule_are_fused_and_counted_separately(strategy, fused):
     rule, step = rule_and_step(strategy, lambda variables: Asynchronous(descend, variables, learning_rate=1.0))
     fused.run(step, [()] * COUNT)
     statistics = rule.statistics()

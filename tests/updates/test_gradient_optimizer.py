@@ -119,7 +119,7 @@ def test_an_optimizer_of_keras_changes_the_model_as_in_one_process(strategy, nam
 
 
 @pytest.mark.parametrize("name", mostly_long(OPTIMIZERS, "Nadam"))
-def test_nothing_under_a_lock_waits_for_another_machine(strategy, name):
+def test_no_operation_under_a_lock_waits_for_another_machine(strategy, name):
     with strategy.scope():
         variables, optimizer = new_variables(constraint=keras.constraints.NonNeg()), OPTIMIZERS[name]()
         rule = Asynchronous(optimizer, variables, lr_staleness_modulation=True)
@@ -231,14 +231,14 @@ def test_an_optimizer_created_outside_of_the_scope_is_refused(strategy):
         refused(strategy, lambda _: optimizer)
 
 
-def test_a_learning_rate_goes_with_a_function_and_with_nothing_else(strategy):
+def test_a_learning_rate_is_accepted_only_with_an_update_function(strategy):
     with pytest.raises(ValueError, match="a Keras optimizer has its own"):
         refused(strategy, lambda _: optimizers.SGD(0.1), learning_rate=0.1)
     with pytest.raises(TypeError, match="needs learning_rate="):
         refused(strategy, lambda _: lambda variable, gradient, rate: None)
 
 
-def test_a_keras_optimizer_is_given_no_index_twice(strategy):
+def test_keras_optimizers_get_no_repeated_indices(strategy):
     with pytest.raises(ValueError, match="allow_duplicate_indices goes with an update function"):
         refused(strategy, lambda _: optimizers.SGD(0.1), allow_duplicate_indices=True)
 
@@ -255,7 +255,7 @@ def test_an_optimizer_of_keras_2_is_refused(strategy):
         refused(strategy, lambda _: tf_keras.optimizers.SGD(0.1))
 
 
-def test_its_name_is_readable(strategy):
+def test_the_text_of_an_optimizer_is_readable(strategy):
     assert repr(refused(strategy, lambda _: optimizers.Adam())) == "<KerasOptimizer Adam>"
     assert repr(refused(strategy, lambda _: descend, learning_rate=0.1)) == "<FunctionOptimizer 'descend'>"
 

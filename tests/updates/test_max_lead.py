@@ -132,7 +132,7 @@ def test_the_lead_is_bounded_at_every_step_with_a_slow_worker(strategy, weights,
     assert clocks(rule) == [16, 15, 15]
 
 
-def test_workers_that_have_no_steps_to_do_are_not_waited_for(strategy, weights):
+def test_idle_workers_are_not_waited_for(strategy, weights):
     rule = make_rule(strategy, weights, 2, max_lead=1)
     step = descending_step(rule, weights)
     for worker in [0] * 4 + [1] * 2 + [None] * 3 + [2] * 2:
@@ -141,7 +141,7 @@ def test_workers_that_have_no_steps_to_do_are_not_waited_for(strategy, weights):
 
 
 @pytest.mark.release
-def test_a_killed_worker_is_not_awaited_and_returns_at_the_slowest_clock(strategy, shared_cluster, weights):
+def test_a_killed_worker_is_not_waited_for_and_returns_at_the_slowest_clock(strategy, shared_cluster, weights):
     rule = make_rule(strategy, weights, 2, max_lead=2)
     step, stops = descending_step(rule, weights), Stops(strategy, rule, weights)
     killed = stops.stop(0)

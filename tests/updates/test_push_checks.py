@@ -69,7 +69,7 @@ UNFIT = {
 }
 
 
-def test_gradients_known_not_to_fit_are_refused_when_traced(strategy, rule):
+def test_gradients_of_wrong_static_shape_are_refused_when_traced(strategy, rule):
     for make_gradients, error, message in UNFIT.values():
         with pytest.raises(error, match=message) as refused:
             strategy.schedule(tf.function(lambda: rule.push(make_gradients(), 0)))  # noqa: B023
@@ -130,7 +130,7 @@ def cases():
 
 
 @pytest.mark.parametrize(("rule", "fault"), list(cases()), indirect=["rule"])
-def test_a_gradient_that_does_not_fit_fails_its_step_and_is_applied_nowhere(strategy, rule, variables, fault):
+def test_a_gradient_of_wrong_shape_fails_its_step_and_is_not_applied(strategy, rule, variables, fault):
     new_step, unfit, message = FAULTS[fault]
     step = new_step(rule)
 
@@ -154,7 +154,7 @@ def test_a_gradient_that_does_not_fit_fails_its_step_and_is_applied_nowhere(stra
     np.testing.assert_array_equal(variables[1].numpy(), [[0, 0], [-3, -3], [-3, -3], [0, 0]])
 
 
-def test_ids_of_rows_may_be_none_and_may_be_repeated(strategy, rule, variables):
+def test_row_ids_may_be_empty_or_repeated(strategy, rule, variables):
     step = ids_step(rule)
     for ids in ([], [3], [0, 0, 0]):
         strategy.schedule(step, args=(tf.constant(ids, tf.int32),), worker=0).result(TIMEOUT)

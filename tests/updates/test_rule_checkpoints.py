@@ -33,7 +33,7 @@ def train(strategy: coordinator.ParameterServerStrategy, rule: Asynchronous, ste
     strategy.join()
 
 
-def test_a_checkpoint_holds_version_clocks_and_counts_and_brings_them_back(
+def test_a_checkpoint_saves_and_restores_version_clocks_and_counts(
     strategy: coordinator.ParameterServerStrategy, rule: Asynchronous, tmp_path: Path
 ) -> None:
     checkpoint = tf.train.Checkpoint(rule=rule)
@@ -47,7 +47,7 @@ def test_a_checkpoint_holds_version_clocks_and_counts_and_brings_them_back(
     assert (saved.updates, saved.pushes, saved.pulls, sum(saved.clocks.values())) == (7, 7, 7, 7)
 
 
-def test_a_checkpoint_has_neither_a_second_model_nor_steps_in_flight(
+def test_a_checkpoint_contains_no_second_model_and_no_steps_in_flight(
     strategy: coordinator.ParameterServerStrategy, rule: Asynchronous, tmp_path: Path
 ) -> None:
     train(strategy, rule, 1)

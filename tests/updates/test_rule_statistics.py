@@ -68,7 +68,7 @@ def step_of(rule, behind=0):
     return step
 
 
-def test_a_rule_that_was_not_used_has_seen_nothing(rule):
+def test_an_unused_rule_has_empty_statistics(rule):
     assert rule.statistics() == RuleStatistics(0, 0, 0, 0, 0, 0, Staleness((0,)), {}, {})
     assert "workers idle never" in str(rule.statistics())
 
@@ -87,7 +87,7 @@ def test_pushes_pulls_bytes_clocks_and_staleness_are_counted(strategy, rule):
     assert statistics.idle_shares == {0: 0.0, 1: 0.0}
 
 
-def test_staleness_beyond_the_greatest_is_counted_as_the_greatest(strategy, rule):
+def test_staleness_above_the_largest_slot_is_counted_in_it(strategy, rule):
     strategy.schedule(step_of(rule, 10 * MAX_STALENESS)).result(TIMEOUT)
     assert rule.statistics().staleness.max == MAX_STALENESS
 
@@ -98,7 +98,7 @@ def test_each_worker_has_a_clock(strategy, rule):
     assert rule.statistics().clocks == {0: 2, 1: 2, 2: 2}
 
 
-def test_idle_shares_are_waits_by_time(strategy, rule):
+def test_idle_shares_are_waiting_time_divided_by_total_time(strategy, rule):
     on_every_worker(strategy, step_of(rule))
     seconds = rule.state.seconds.numpy()
     seconds[:3] = [[100, 110, 5], [100, 100, 0], [100, 104, 9]]
@@ -141,7 +141,7 @@ def test_summaries_can_be_read_back(strategy, rule, tmp_path):
     assert len(written) == len(expected) + 1
 
 
-def test_they_are_readable():
+def test_statistics_have_a_readable_text():
     staleness = Staleness((2, 0, 2))
     statistics = RuleStatistics(3, 4, 1, 5, 2_000_000, 1_500_000, staleness, {0: 4}, {0: 0.25, 1: 0.5})
     assert str(staleness) == "staleness mean 1.00, median 0, p99 2, max 2"
@@ -182,7 +182,7 @@ def test_statistics_agree_with_each_other_while_workers_push(strategy, name):
     assert sum(found[-1].clocks.values()) == PUSHES - found[-1].rejected
 
 
-def test_clocks_count_no_step_that_a_worker_was_put_ahead(strategy):
+def test_clocks_do_not_count_steps_that_a_worker_skipped(strategy):
     with strategy.scope():
         rule = StaleSynchronous(
             descend,

@@ -38,7 +38,7 @@ def run(strategy: coordinator.ParameterServerStrategy, step: tf.types.experiment
     strategy.join()
 
 
-def test_a_step_uses_the_next_rule_and_version_and_counters_continue(
+def test_after_a_switch_steps_use_the_next_rule_and_counters_continue(
     strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable]
 ) -> None:
     first, second = rule_of(strategy, variables, 1.0), rule_of(strategy, variables, 10.0)
@@ -73,7 +73,7 @@ def test_a_switch_to_asynchronous_loses_no_waiting_gradient(
     assert first.statistics().updates == 5
 
 
-def test_what_was_scheduled_before_is_done_by_the_rule_of_then(
+def test_functions_scheduled_before_a_switch_use_the_former_rule(
     strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable]
 ) -> None:
     first, second = rule_of(strategy, variables, 1.0), rule_of(strategy, variables, 10.0)
@@ -85,7 +85,7 @@ def test_what_was_scheduled_before_is_done_by_the_rule_of_then(
 
 
 @pytest.mark.parametrize("asked", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_rules_follow_one_another_more_than_once_whichever_is_asked(
+def test_switch_to_may_be_called_on_any_former_rule(
     strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable], asked: int
 ) -> None:
     rules = [rule_of(strategy, variables, rate) for rate in (1.0, 10.0, 100.0)]

@@ -53,7 +53,7 @@ def test_a_push_may_be_inside_its_pull(strategy, rule, variables):
     assert variables[0].numpy() == 0.5
 
 
-def test_a_version_may_be_a_number_and_a_pull_may_be_in_another_function(strategy, variables):
+def test_a_version_may_be_a_number_or_come_from_another_function(strategy, variables):
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.5)
         rule = Asynchronous(optimizer, variables)
@@ -172,7 +172,7 @@ def test_outside_of_a_function_nothing_is_pulled_or_pushed(rule):
         rule.push([tf.constant(1.0)] * 3, 0)
 
 
-def test_a_rule_is_made_in_the_scope(strategy, variables):
+def test_a_rule_must_be_created_in_the_scope(strategy, variables):
     for scope in (tf.distribute.get_strategy().scope, tf.distribute.OneDeviceStrategy("/cpu:0").scope):
         with scope(), pytest.raises(RuntimeError, match=r"created inside strategy.scope\(\)"):
             Asynchronous(descend, variables, learning_rate=0.5)
@@ -189,13 +189,13 @@ def test_variables_and_embeddings_are_checked(strategy, variables):
                 Asynchronous(descend, bad, embeddings=embeddings, learning_rate=0.5)
 
 
-def test_a_rule_says_what_it_is(rule):
+def test_the_text_of_a_rule_has_its_settings(rule):
     assert isinstance(rule, UpdateRule)
     assert repr(rule) == "<Asynchronous: <FunctionOptimizer 'descend'>, <Model: 3 variables on 2 servers>>"
     assert repr(rule.state) == f"<RuleState {rule.state.number} on {rule.version.device}>"
 
 
-def test_two_rules_of_one_model_count_apart(strategy, rule, variables):
+def test_two_rules_of_one_model_count_separately(strategy, rule, variables):
     with strategy.scope():
         other = Asynchronous(descend, variables, learning_rate=0.25)
 

@@ -27,7 +27,7 @@ class ListeningRuntime(FakeRuntime):
         return super().seems_reachable(worker)
 
 
-def test_idle_workers_are_not_woken_by_the_passage_of_time() -> None:
+def test_idle_workers_do_not_wake_up_periodically() -> None:
     runtime = ListeningRuntime(8)
     with running_scheduler(runtime, HASTY) as scheduler:
         for worker in range(8):

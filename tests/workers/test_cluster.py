@@ -64,14 +64,14 @@ def test_after_join_everything_ran_once_and_join_may_be_repeated(scheduler: Sche
 
 
 @pytest.mark.parametrize("result", [None, 1.5, (1, [2], {"three": 3})])
-def test_a_result_comes_as_it_was_returned_and_as_often_as_asked_for(scheduler: Scheduler, result: object) -> None:
+def test_a_result_is_returned_unchanged_by_each_call(scheduler: Scheduler, result: object) -> None:
     future = scheduler.schedule(lambda worker: result, "step")
     assert future.result(LIMIT) is result
     assert future.result(0) is result
 
 
 # rows 4, 34
-def test_work_for_one_worker_runs_there_and_its_failure_is_told_by_its_future_alone(
+def test_a_worker_closure_runs_there_and_its_error_is_only_in_its_future(
     scheduler: Scheduler, runtime: FakeRuntime
 ) -> None:
     def fail_to_make(worker: int) -> None:
@@ -87,7 +87,7 @@ def test_work_for_one_worker_runs_there_and_its_failure_is_told_by_its_future_al
     scheduler.join(LIMIT)
 
 
-def test_wait_and_as_completed_see_closures_end(scheduler: Scheduler, runtime: FakeRuntime) -> None:
+def test_wait_and_as_completed_work_with_futures_of_closures(scheduler: Scheduler, runtime: FakeRuntime) -> None:
     gate = Gate(runtime)
     futures = [scheduler.schedule(gate, "step") for _ in range(4)]
     assert futures[3].cancel()
@@ -120,7 +120,7 @@ RAISERS: dict[str, Callable[[Scheduler], object]] = {
 
 # rows 28, 29, 31
 @pytest.mark.parametrize("raiser", RAISERS)
-def test_an_error_is_raised_as_itself_once_and_the_next_one_again(
+def test_the_original_error_is_raised_once_and_so_is_the_next_one(
     scheduler: Scheduler, runtime: FakeRuntime, raiser: str
 ) -> None:
     for _ in range(2):
@@ -227,7 +227,7 @@ def test_a_callback_may_close_the_cluster(runtime: FakeRuntime) -> None:
 # Waiting
 
 
-def test_a_stalled_join_says_in_the_log_what_it_waits_for_and_who_is_away(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stalled_join_logs_what_it_waits_for_and_unavailable_workers(caplog: pytest.LogCaptureFixture) -> None:
     runtime = FakeRuntime(workers=2)
     runtime.kill(1)
     gate = Gate(runtime)
@@ -298,7 +298,7 @@ def test_close_cancels_everything_ends_the_threads_and_may_be_repeated(runtime: 
             late(index_of, "late")
 
 
-def test_close_gives_up_a_call_that_cannot_be_cancelled_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_abandons_a_call_that_cannot_be_cancelled_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
     scheduler = Scheduler(runtime, runtime, dataclasses.replace(OPTIONS, close_timeout=0.01))

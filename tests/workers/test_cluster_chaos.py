@@ -106,7 +106,7 @@ class Chaos:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.usefixtures("hasty_threads")
-def test_whatever_happens_every_future_is_done_and_the_counts_add_up(seed: int) -> None:
+def test_after_random_faults_every_future_is_done_and_counts_add_up(seed: int) -> None:
     runtime = FakeRuntime(WORKERS)
     options = dataclasses.replace(
         OPTIONS, max_queued_closures=20, schedule_timeout=0.01, max_attempts=10**6, reconnect_interval=0.0001

@@ -104,7 +104,7 @@ class Turmoil:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.usefixtures("hasty_threads")
-def test_whatever_happens_nothing_hangs_and_nothing_is_lost(seed: int) -> None:
+def test_random_faults_and_changes_lose_no_closure_and_block_nothing(seed: int) -> None:
     runtime = FakeRuntime(WORKERS)
     options = dataclasses.replace(OPTIONS, max_attempts=10**6, reconnect_interval=0.0005, heartbeat_interval=0.005)
     with running_scheduler(runtime, options) as scheduler:

@@ -42,7 +42,7 @@ def test_a_closure_runs_after_those_whose_results_it_takes() -> None:
         assert late.result(LIMIT) == 3
 
 
-def test_a_value_survives_every_worker_that_had_to_do_with_it() -> None:
+def test_a_result_that_is_an_argument_survives_its_worker() -> None:
     runtime = FakeRuntime(workers=1)
     gate = Gate(runtime)
     with running_scheduler(runtime) as scheduler:
@@ -60,7 +60,7 @@ def test_a_value_survives_every_worker_that_had_to_do_with_it() -> None:
         assert third.result(LIMIT) == 2
 
 
-def test_what_takes_the_result_of_a_failed_closure_fails_too_and_says_why() -> None:
+def test_a_closure_that_takes_the_result_of_a_failed_one_fails_with_the_reason() -> None:
     with running_scheduler(FakeRuntime(workers=2), ISOLATED) as scheduler:
         first = scheduler.schedule(fail, "first")
         second = scheduler.schedule(sum_of(first), "second", after=[first])
@@ -78,7 +78,7 @@ def test_what_takes_the_result_of_a_failed_closure_fails_too_and_says_why() -> N
         scheduler.join(LIMIT)
 
 
-def test_what_takes_the_result_of_a_cancelled_closure_fails_alone() -> None:
+def test_a_closure_that_takes_the_result_of_a_cancelled_one_fails_alone() -> None:
     runtime = FakeRuntime(workers=1)
     gate = Gate(runtime)
     with running_scheduler(runtime) as scheduler:
@@ -143,7 +143,7 @@ def test_a_closure_for_a_lost_worker_waits_for_its_return() -> None:
         assert waiting.result(LIMIT) == 1
 
 
-def test_a_closure_for_a_worker_that_stays_away_fails_in_time_and_the_others_go_on() -> None:
+def test_a_closure_for_an_unavailable_worker_times_out_and_others_continue() -> None:
     runtime = FakeRuntime(workers=2)
     with running_scheduler(runtime, dataclasses.replace(OPTIONS, affinity_timeout=0.05)) as scheduler:
         runtime.kill(1)

@@ -29,7 +29,7 @@ PRESENT = {0: "a:1", 1: "b:1", 2: "c:1"}
         ([1], ["a:1", "b:1", "c:1"], ({}, [], [])),
     ],
 )
-def test_what_is_to_be_done_follows_from_what_there_is_and_what_is_wanted(
+def test_the_plan_follows_from_current_and_wanted_workers(
     lost: list[int], wanted: list[str], change: tuple[dict[int, str], list[int], list[str]]
 ) -> None:
     assert change_between(PRESENT, lost, wanted) == change
@@ -52,7 +52,7 @@ def test_a_worker_that_is_added_takes_work() -> None:
             scheduler.cluster.add_worker("new:1")
 
 
-def test_a_worker_that_is_removed_finishes_what_it_runs_and_its_number_is_free() -> None:
+def test_a_removed_worker_finishes_its_closure_and_frees_its_number() -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
     with running_scheduler(runtime) as scheduler:
@@ -71,7 +71,7 @@ def test_a_worker_that_is_removed_finishes_what_it_runs_and_its_number_is_free()
         assert scheduler.cluster.statistics().retried == 0
 
 
-def test_a_worker_that_is_removed_hands_back_what_takes_too_long() -> None:
+def test_a_removed_worker_requeues_a_closure_that_takes_too_long() -> None:
     runtime = FakeRuntime(workers=2)
     gate, busy = Gate(runtime), Gate(runtime)
 
@@ -89,7 +89,7 @@ def test_a_worker_that_is_removed_hands_back_what_takes_too_long() -> None:
         scheduler.join(LIMIT)
 
 
-def test_a_worker_that_is_lost_can_be_removed_and_what_only_it_may_run_fails() -> None:
+def test_a_lost_worker_can_be_removed_and_its_own_closures_fail() -> None:
     runtime = FakeRuntime(workers=2)
     with running_scheduler(runtime) as scheduler:
         runtime.kill(0)
@@ -105,7 +105,7 @@ def test_a_worker_that_is_lost_can_be_removed_and_what_only_it_may_run_fails() -
             scheduler.cluster.remove_worker(0)
 
 
-def test_a_blocked_closure_for_a_worker_that_was_removed_fails_when_it_could_run() -> None:
+def test_a_blocked_closure_for_a_removed_worker_fails_when_it_is_unblocked() -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
     with running_scheduler(runtime) as scheduler:
@@ -118,7 +118,7 @@ def test_a_blocked_closure_for_a_worker_that_was_removed_fails_when_it_could_run
             scheduler.join(LIMIT)
 
 
-def test_a_worker_that_moved_is_lost_and_comes_back_from_its_new_address() -> None:
+def test_a_worker_that_moved_is_lost_and_reconnected_at_its_new_address() -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
     with running_scheduler(runtime) as scheduler:
@@ -137,7 +137,7 @@ def test_a_worker_that_moved_is_lost_and_comes_back_from_its_new_address() -> No
             scheduler.cluster.move_worker(5, "elsewhere:3")
 
 
-def test_a_description_that_changes_is_followed_and_a_bad_one_changes_nothing(
+def test_a_changed_cluster_description_is_followed_and_a_bad_one_ignored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     runtime = FakeRuntime(workers=2)

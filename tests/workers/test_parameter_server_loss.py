@@ -53,7 +53,7 @@ CALLERS: dict[str, Callable[[Scheduler, Gate], object]] = {
 @pytest.mark.parametrize(
     "loses", [lost_in_calls, lost_before_any_call, lost_with_a_worker, lost_when_no_worker_is_left]
 )
-def test_a_lost_parameter_server_is_raised_by_name_and_the_cluster_is_usable_later(
+def test_the_error_names_the_lost_parameter_server_and_the_cluster_stays_usable(
     loses: Callable[[FakeRuntime, Scheduler, Gate], None], caller: str, workers: int
 ) -> None:
     runtime = FakeRuntime(workers)

@@ -64,7 +64,7 @@ def lost_while_a_worker_is_away(runtime: FakeRuntime, scheduler: Scheduler) -> N
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("loses", [lost_in_calls, lost_with_a_worker, lost_while_a_worker_is_away])
-def test_a_lost_parameter_server_costs_time_and_no_closure(
+def test_a_lost_parameter_server_fails_no_closure(
     loses: Callable[[FakeRuntime, Scheduler], None], workers: int
 ) -> None:
     runtime = FakeRuntime(workers)
@@ -103,7 +103,7 @@ def test_a_parameter_server_lost_while_idle_is_recovered_before_it_is_needed() -
         scheduler.join(LIMIT)
 
 
-def test_a_parameter_server_lost_again_during_its_recovery_is_recovered_all_the_same() -> None:
+def test_a_parameter_server_lost_during_its_recovery_is_recovered_again() -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
     with running_scheduler(runtime) as scheduler:
@@ -141,7 +141,7 @@ def test_calls_that_hang_on_a_lost_parameter_server_are_cancelled_and_run_again(
         assert [future.exception(0) for future in futures] == [None, None]
 
 
-def test_a_parameter_server_that_is_away_too_long_is_an_error_and_may_return(
+def test_a_parameter_server_that_stays_down_too_long_is_an_error_and_may_return(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     runtime = FakeRuntime(workers=2)
@@ -165,7 +165,7 @@ def test_a_parameter_server_that_is_away_too_long_is_an_error_and_may_return(
     assert "Recovery has waited for 0 s: /job:ps/task:1 was lost." in caplog.text
 
 
-def test_what_makes_recovery_impossible_is_raised_even_if_nothing_was_scheduled() -> None:
+def test_an_impossible_recovery_is_raised_even_if_nothing_was_scheduled() -> None:
     runtime = FakeRuntime(workers=1)
     with running_scheduler(runtime) as scheduler:
         restorer = Restorer(runtime, scheduler)
@@ -191,7 +191,7 @@ def test_close_does_not_wait_for_a_recovery() -> None:
     assert isinstance(future.exception(0), ClosureCancelledError)
 
 
-def test_whoever_waits_for_the_recovery_learns_of_its_end() -> None:
+def test_waiting_for_a_recovery_returns_its_outcome() -> None:
     runtime = FakeRuntime(workers=1)
     with running_scheduler(runtime) as scheduler, ThreadPoolExecutor() as pool:
         restorer = Restorer(runtime, scheduler)

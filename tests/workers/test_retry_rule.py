@@ -46,14 +46,14 @@ def test_options_may_forbid_a_second_attempt(kind: FailureKind, options: Options
     assert may_retry(Failure(kind, KeyError()), 1, options) is FAIL
 
 
-def test_a_closure_is_run_again_as_often_as_parameter_servers_are_recovered() -> None:
+def test_a_parameter_server_loss_is_retried_without_limit() -> None:
     failure = Failure(FailureKind.PARAMETER_SERVER_LOST, KeyError())
     assert [may_retry(failure, count, OPTIONS, may_recover=True) for count in (1, 10, 100)] == [RETRY] * 3
 
 
 @pytest.mark.parametrize("stops", [True, False])
 @pytest.mark.parametrize("kind", [kind for kind in FailureKind if kind is not FailureKind.CANCELLED])
-def test_how_far_an_error_reaches_depends_on_whose_it_is(kind: FailureKind, stops: bool) -> None:
+def test_the_scope_of_an_error_depends_on_its_kind(kind: FailureKind, stops: bool) -> None:
     own = ErrorScope.ALL_CLOSURES if stops else ErrorScope.FUTURE
     expected = {FailureKind.PARAMETER_SERVER_LOST: ErrorScope.ALL_CLOSURES, FailureKind.WORKER_LOST: ErrorScope.JOIN}
     assert error_scope(kind, Options(stop_on_error=stops)) is expected.get(kind, own)

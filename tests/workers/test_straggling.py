@@ -98,7 +98,7 @@ def test_join_does_not_wait_for_a_straggler_that_cannot_be_cancelled() -> None:
         assert scheduler.schedule_internal(0, index_of, "hello").result(LIMIT) == 0
 
 
-def test_a_straggler_that_fails_after_another_won_harms_nobody() -> None:
+def test_a_straggler_that_fails_after_another_attempt_won_has_no_effect() -> None:
     runtime = FakeRuntime(workers=2)
     gate, busy = Gate(runtime), Gate(runtime)
 
@@ -122,7 +122,7 @@ def test_a_straggler_that_fails_after_another_won_harms_nobody() -> None:
         assert scheduler.cluster.statistics().failed == 0
 
 
-def test_without_a_time_limit_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_time_limit_no_closure_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
     looks: list[float] = []
@@ -140,7 +140,9 @@ def test_without_a_time_limit_nothing_is_looked_at(monkeypatch: pytest.MonkeyPat
 # Frozen workers
 
 
-def test_a_frozen_workers_closure_runs_elsewhere_once_it_is_hung_up_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_frozen_workers_closure_runs_elsewhere_when_its_connections_are_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
     slow = SlowOn(gate, 0)

@@ -93,7 +93,7 @@ def test_every_closure_completes_whichever_worker_dies(dies: Callable[[FakeRunti
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_worker_that_dies_between_joins_costs_no_closure_and_doubles_none(workers: int) -> None:
+def test_a_worker_that_dies_between_joins_loses_and_repeats_no_closure(workers: int) -> None:
     runtime = FakeRuntime(workers)
     ran: list[int] = []
     with running_scheduler(runtime) as scheduler:
@@ -108,7 +108,7 @@ def test_a_worker_that_dies_between_joins_costs_no_closure_and_doubles_none(work
     assert len(ran) == 4
 
 
-def test_a_stopped_worker_says_so() -> None:
+def test_a_stopped_worker_has_its_state_in_its_repr() -> None:
     with running_scheduler(FakeRuntime(workers=1)) as scheduler:
         worker = scheduler.cluster.workers[0]
     assert worker.state is WorkerState.STOPPED
@@ -117,7 +117,7 @@ def test_a_stopped_worker_says_so() -> None:
 
 
 @pytest.mark.parametrize("returns", [True, False])
-def test_a_dead_worker_stops_nobody_else_and_is_reported_by_name_until_it_returns(returns: bool) -> None:
+def test_a_dead_worker_stops_no_other_and_is_reported_until_it_returns(returns: bool) -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
     with running_scheduler(runtime) as scheduler:
@@ -157,7 +157,7 @@ def test_the_loss_and_the_return_of_a_worker_are_logged(caplog: pytest.LogCaptur
     assert "/job:worker/replica:0/task:0 reconnected after 0." in caplog.text
 
 
-def test_workers_that_are_dead_at_the_start_join_later_and_the_others_do_not_wait() -> None:
+def test_workers_that_are_down_at_the_start_join_later_without_delaying_others() -> None:
     runtime = FakeRuntime(workers=3)
     runtime.kill(0)
     runtime.kill(1)
@@ -185,7 +185,7 @@ def test_five_thousand_closures_complete_although_the_only_worker_dies_in_the_mi
     assert [future.result(0) for future in futures] == [0] * 5000
 
 
-def test_a_result_outlives_every_worker() -> None:
+def test_a_result_survives_every_worker() -> None:
     runtime = FakeRuntime(workers=2)
     with running_scheduler(runtime) as scheduler:
         future = scheduler.schedule(lambda worker: {"loss": [1.0, worker]}, "step")
@@ -195,7 +195,7 @@ def test_a_result_outlives_every_worker() -> None:
         assert future.result(0) is result
 
 
-def test_work_that_kills_its_workers_is_quarantined_and_the_rest_goes_on() -> None:
+def test_work_that_kills_its_workers_is_quarantined_and_other_work_continues() -> None:
     runtime = FakeRuntime(workers=2)
     started: list[int] = []
 
@@ -228,7 +228,7 @@ def refused(times: int) -> Callable[[int], int]:
     return work
 
 
-def test_transient_failures_are_retried_and_counted_for_each_closure_alone() -> None:
+def test_transient_failures_are_retried_and_counted_per_closure() -> None:
     with running_scheduler(FakeRuntime(workers=2)) as scheduler:
         futures = [scheduler.schedule(refused(OPTIONS.transient_retries), "step") for _ in range(5)]
         scheduler.join(LIMIT)
@@ -244,7 +244,7 @@ def test_why_a_function_is_run_again_is_logged(caplog: pytest.LogCaptureFixture)
     assert f"closure 0 (step) failed on {device} and is run again: TransientError: Connection refused" in caplog.text
 
 
-def test_a_transient_failure_that_stays_is_the_result() -> None:
+def test_a_transient_failure_that_persists_becomes_the_error() -> None:
     with running_scheduler(FakeRuntime(workers=2)) as scheduler:
         scheduler.schedule(refused(OPTIONS.transient_retries + 1), "step")
         with pytest.raises(TransientError, match="Connection refused") as caught:
@@ -253,7 +253,7 @@ def test_a_transient_failure_that_stays_is_the_result() -> None:
 
 
 @pytest.mark.parametrize(("failures", "renewals"), [(4, 0), (5, 1), (9, 1), (10, 2)])
-def test_a_worker_that_answers_but_fails_call_after_call_is_connected_to_anew(failures: int, renewals: int) -> None:
+def test_a_worker_that_answers_but_keeps_failing_is_reconnected(failures: int, renewals: int) -> None:
     with running_scheduler(FakeRuntime(workers=1), dataclasses.replace(OPTIONS, transient_retries=10)) as scheduler:
         before = scheduler.schedule(refused(1), "step")
         future = scheduler.schedule(refused(failures), "step")
@@ -278,7 +278,7 @@ def test_a_stop_does_not_wait_for_the_pause_before_a_retry() -> None:
     assert isinstance(future.exception(0), ClosureCancelledError)
 
 
-def test_a_worker_that_is_lost_while_idle_is_connected_to_again_without_any_work() -> None:  # row 86
+def test_a_worker_that_is_lost_while_idle_is_reconnected_without_any_work() -> None:  # row 86
     options = dataclasses.replace(OPTIONS, heartbeat_interval=0.02)
     runtime = FakeRuntime(2)
     with running_scheduler(runtime, options) as scheduler:

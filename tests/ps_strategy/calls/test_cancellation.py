@@ -42,7 +42,9 @@ def failing(strategy):
     return Gate(strategy, failure="first error")
 
 
-def test_an_error_cancels_what_runs_and_the_strategy_goes_on(strategy, endless, failing, count, counter):  # row 35
+def test_an_error_cancels_running_functions_and_the_strategy_stays_usable(
+    strategy, endless, failing, count, counter
+):  # row 35
     running = endless.occupy(2)
     failing.occupy()
     failing.open()
@@ -58,7 +60,7 @@ def test_an_error_cancels_what_runs_and_the_strategy_goes_on(strategy, endless, 
     assert counter.numpy() == 6
 
 
-def test_an_error_withdraws_what_waits(strategy, endless, failing, count, counter):  # row 39
+def test_an_error_withdraws_waiting_functions(strategy, endless, failing, count, counter):  # row 39
     endless.occupy(2)
     failing.occupy()
     waiting = [strategy.schedule(count) for _ in range(4)]
@@ -73,7 +75,7 @@ def test_an_error_withdraws_what_waits(strategy, endless, failing, count, counte
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_whoever_comes_next_gets_the_first_error_when_all_has_ended(
+def test_the_next_call_raises_the_first_error_when_all_functions_have_ended(
     strategy, endless, failing, count, verb
 ):  # rows 38, 39, 40
     futures = endless.occupy(2) + failing.occupy()
@@ -120,7 +122,9 @@ def test_iterators_survive_an_error(strategy, endless, failing):  # row 36
 
 
 @pytest.mark.parametrize("capacity", [pytest.param(1, marks=pytest.mark.long), 3])
-def test_an_error_frees_whoever_waits_for_room(strategy, endless, failing, count, monkeypatch, capacity):  # row 37
+def test_an_error_is_raised_by_a_schedule_that_waits_for_room(
+    strategy, endless, failing, count, monkeypatch, capacity
+):  # row 37
     monkeypatch.setattr(scheduler_of(strategy).queue, "capacity", capacity)
     running = endless.occupy(2) + failing.occupy()
     waiting = [strategy.schedule(count) for _ in range(capacity)]
@@ -150,7 +154,7 @@ def test_a_future_can_be_cancelled_while_it_waits_and_while_it_runs(strategy, co
     assert counter.numpy() == 2
 
 
-def test_a_thread_that_joins_wakes_when_all_that_waited_was_cancelled(strategy, count):
+def test_join_returns_when_all_waiting_functions_were_cancelled(strategy, count):
     gate = Gate(strategy)
     gate.occupy(len(strategy.cluster.workers))
     futures = [strategy.schedule(count) for _ in range(2)]

@@ -51,7 +51,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("case", CALLS)
-def test_a_compiled_function_is_found_with_the_resource_that_it_is_given(case):
+def test_a_compiled_function_is_found_with_its_remote_resource(case):
     other, variable = tf.Variable(1.0), tf.Variable(2.0)
     compiled = tf.function(lambda x: x * variable, jit_compile=True)
     plain = tf.function(lambda x: x * variable)
@@ -66,7 +66,7 @@ def test_a_compiled_function_is_found_with_the_resource_that_it_is_given(case):
     assert not list(compiled_calls(calling(plain), is_resource))
 
 
-def test_an_operation_that_calls_its_function_in_an_unknown_way_is_passed_over():
+def test_an_operation_with_an_unknown_way_of_calling_functions_is_ignored():
     variable = tf.Variable(2.0)
     body = tf.function(lambda index, x: x * variable).get_concrete_function(tf.constant(0), tf.constant(1.0))
 

@@ -109,7 +109,7 @@ def test_a_loop_over_a_dataset_changes_variables_on_parameter_servers(strategy, 
 
 
 @pytest.mark.parametrize("step", mostly_long(STEPS, loop))
-def test_it_does_so_in_calls_of_several_steps_as_well(fused, variables, step):
+def test_a_loop_over_a_dataset_changes_variables_in_fused_calls(fused, variables, step):
     first, second = variables
     futures = fused.run(tf.function(lambda: step(first, second)[-1]), [()] * COUNT)
     assert [future.result(timeout=0) for future in futures] == [140.0] * COUNT

@@ -50,7 +50,7 @@ def fail(strategy, x=ONE):
         (read_missing_file, (), tf.errors.NotFoundError, "/no/such/file"),
     ],
 )
-def test_join_raises_the_error_as_itself(strategy, fn, args, kind, words):  # row 28
+def test_join_raises_the_original_error(strategy, fn, args, kind, words):  # row 28
     strategy.schedule(fn, args=args)
     with pytest.raises(kind, match=words):
         strategy.join(TIMEOUT)
@@ -81,7 +81,7 @@ def test_of_many_failures_one_is_raised(strategy):  # row 30
     assert strategy.done()
 
 
-def test_after_an_error_was_raised_the_strategy_is_as_new(strategy):  # rows 31, 41
+def test_after_an_error_was_raised_the_strategy_is_usable(strategy):  # rows 31, 41
     for _ in range(3):
         fail(strategy)
         with pytest.raises(tf.errors.InvalidArgumentError):
@@ -91,7 +91,7 @@ def test_after_an_error_was_raised_the_strategy_is_as_new(strategy):  # rows 31,
         strategy.join(TIMEOUT)
 
 
-def test_the_future_raises_the_error_as_often_as_it_is_asked(strategy):  # row 32
+def test_the_future_raises_the_error_at_each_call(strategy):  # row 32
     future = schedule_check(strategy, ONE)
     for _ in range(2):
         with pytest.raises(tf.errors.InvalidArgumentError, match="must be zero"):
@@ -112,7 +112,7 @@ def test_the_error_says_which_function_failed_where_and_when(strategy):
         strategy.join(TIMEOUT)
 
 
-def test_the_error_keeps_the_place_in_the_users_code(strategy):
+def test_the_error_names_the_line_in_the_users_code(strategy):
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         schedule_check(strategy, ONE).result(TIMEOUT)
     assert "Detected at node" in str(caught.value)
@@ -121,7 +121,7 @@ def test_the_error_keeps_the_place_in_the_users_code(strategy):
         strategy.join(TIMEOUT)
 
 
-def test_an_error_of_tracing_is_raised_at_once_and_leaves_nothing(strategy):
+def test_an_error_while_tracing_is_raised_at_once_and_nothing_is_scheduled(strategy):
     @tf.function
     def broken():
         raise ValueError("while tracing")
@@ -141,7 +141,7 @@ def unreadable(strategy):
     return iter(strategy.experimental_distribute_datasets_from_function(from_missing_file))
 
 
-def test_an_input_that_cannot_be_made_fails_the_functions_that_use_it(strategy, unreadable):  # row 33
+def test_an_input_that_cannot_be_created_fails_the_functions_that_use_it(strategy, unreadable):  # row 33
     future = strategy.schedule(take_next, args=(unreadable,))
     with pytest.raises(coordinator.ClosureInputError, match="iterator of from_missing_file could not") as caught:
         future.result(TIMEOUT)
@@ -150,7 +150,7 @@ def test_an_input_that_cannot_be_made_fails_the_functions_that_use_it(strategy, 
         strategy.join(TIMEOUT)
 
 
-def test_an_input_that_cannot_be_made_harms_nobody_who_does_not_use_it(strategy, unreadable):  # row 34
+def test_an_input_that_cannot_be_created_does_not_affect_other_functions(strategy, unreadable):  # row 34
     for _ in range(6):
         schedule_check(strategy, ZERO)
     strategy.join(TIMEOUT)
@@ -166,7 +166,7 @@ def test_a_dataset_begun_on_the_client_is_a_clear_input_error(strategy):  # row 
         strategy.join(TIMEOUT)
 
 
-def test_data_that_runs_out_is_told_as_itself(strategy):
+def test_the_end_of_data_is_raised_as_out_of_range(strategy):
     iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(1)))
     for _ in range(4):  # Three workers have one element each.
         strategy.schedule(take_next, args=(iterator,))

@@ -50,7 +50,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("error", "is_server_lost", "is_worker_lost", "kind"), TABLE)
-def test_every_error_has_one_kind(error, is_server_lost, is_worker_lost, kind):  # row 78
+def test_every_error_is_classified_as_one_kind_of_failure(error, is_server_lost, is_worker_lost, kind):  # row 78
     lost = ParameterServerLost("/job:ps/task:0", "gone") if is_server_lost else None
     failure = failure_of(error, lost, is_worker_lost)
     assert failure.kind is kind
@@ -61,7 +61,7 @@ def test_every_error_has_one_kind(error, is_server_lost, is_worker_lost, kind): 
         assert failure.error is error
 
 
-def test_a_worker_killed_in_a_call_is_the_workers_fault_and_the_call_is_made_again(
+def test_a_call_whose_worker_was_killed_is_a_worker_failure_and_is_repeated(
     strategy, shared_cluster, monkeypatch
 ):  # row 78
     classify, classified = TensorFlowRuntime.classify, []

@@ -56,7 +56,7 @@ def traced(function):
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_a_call_of_the_same_kind_is_known(function, traced, case, monkeypatch):
+def test_a_call_of_the_same_kind_reuses_the_trace(function, traced, case, monkeypatch):
     # Without a strategy tensors are on no client.
     monkeypatch.setattr(function_tracer, "is_stackable", lambda _: True)
     first, again = SAME[case]
@@ -70,7 +70,7 @@ def test_a_call_of_the_same_kind_is_known(function, traced, case, monkeypatch):
     assert call.fusion_key == cache.find(function, first).fusion_key
 
 
-def test_an_iterator_that_is_a_default_value_is_used_like_one_that_is_given(function, traced):
+def test_an_iterator_may_be_a_default_value(function, traced):
     iterator = PerWorkerIterator("numbers", tf.TensorSpec([], tf.int64), lambda _: tf.data.Dataset.range(3))
     cache = TraceCache()
     cache.add(function, [], traced, ({"numbers": iterator},))
@@ -90,7 +90,7 @@ def test_tensors_on_other_devices_are_fused_only_if_they_are_the_same(function, 
 
 
 @pytest.mark.parametrize("case", OTHER)
-def test_a_call_of_another_kind_is_not_known(function, traced, case):
+def test_a_call_of_another_kind_does_not_reuse_the_trace(function, traced, case):
     first, other = OTHER[case]
     cache = TraceCache()
     cache.add(function, [first], traced, ())
@@ -100,7 +100,7 @@ def test_a_call_of_another_kind_is_not_known(function, traced, case):
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
-def test_what_a_trace_may_depend_on_in_other_ways_is_never_known(function, traced, case):
+def test_arguments_that_a_trace_may_depend_on_otherwise_are_never_cached(function, traced, case):
     argument = UNKNOWN[case]()
     cache = TraceCache()
     cache.add(function, [argument], traced, ())
@@ -109,7 +109,7 @@ def test_what_a_trace_may_depend_on_in_other_ways_is_never_known(function, trace
     assert cache.find(function, [[argument]]) is None
 
 
-def test_what_is_no_function_or_no_list_of_arguments_is_not_known(function, traced):
+def test_only_functions_and_lists_of_arguments_are_looked_up(function, traced):
     cache = TraceCache()
     cache.add(function, [], traced, ())
     assert cache.find({}, []) is None
@@ -118,7 +118,7 @@ def test_what_is_no_function_or_no_list_of_arguments_is_not_known(function, trac
     assert cache.find(function, 5) is None
 
 
-def test_nothing_is_known_inside_of_a_graph_or_after_all_was_forgotten(function, traced):
+def test_nothing_is_found_inside_of_a_graph_or_after_the_cache_was_cleared(function, traced):
     cache = TraceCache()
     cache.add(function, [], traced, ())
     with tf.Graph().as_default():
@@ -144,7 +144,7 @@ def test_neither_a_function_nor_its_trace_is_kept_alive():
     assert [each() for each in alive] == [None, None]
 
 
-def test_what_was_traced_for_a_function_is_freed_with_it_without_garbage_collection():
+def test_a_trace_is_freed_with_its_function_without_garbage_collection():
     variable = tf.Variable(1.0)
     function = tf.function(lambda: variable.assign_add(1.0))
     concrete = function.get_concrete_function()
@@ -164,14 +164,14 @@ def test_what_was_traced_for_a_function_is_freed_with_it_without_garbage_collect
         gc.enable()
 
 
-def test_what_is_known_of_a_function_is_bounded(function, traced):
+def test_the_number_of_cached_traces_of_a_function_is_bounded(function, traced):
     cache = TraceCache()
     for number in range(1000):
         cache.add(function, [number], traced, ())
     assert sum(cache.find(function, [number]) is not None for number in range(1000)) <= 64
 
 
-def test_what_is_scheduled_again_is_the_call_that_tensorflow_would_have_found(strategy):
+def test_a_repeated_call_uses_the_trace_that_tensorflow_would_choose(strategy):
     traces = []
 
     @tf.function
@@ -215,7 +215,7 @@ def test_an_iterator_is_freed_although_it_was_scheduled_before(strategy):
     assert sum(each() is not None for each in alive) <= 1
 
 
-def test_a_function_is_itself_until_all_reset_and_one_other_from_then_on() -> None:
+def test_reset_replaces_a_traced_function_by_one_untraced_copy() -> None:
     traces: list[int] = []
 
     @tf.function
@@ -237,7 +237,7 @@ def test_a_function_is_itself_until_all_reset_and_one_other_from_then_on() -> No
     assert functions.of(function) not in (function, copy)
 
 
-def test_a_function_that_was_not_traced_before_reset_is_traced_as_itself() -> None:
+def test_reset_keeps_a_function_that_was_not_traced_yet() -> None:
     function = tf.function(lambda: tf.constant(1))
     functions = Retraced()
     functions.reset()

@@ -96,7 +96,7 @@ def test_a_loop_that_joins_at_each_epochs_end_learns(strategy, training, dataset
     assert_as_good(training.model, before, loss_of_one_process)
 
 
-def test_a_loop_that_never_waits_learns(strategy, training, dataset, loss_of_one_process):
+def test_a_fully_asynchronous_loop_learns(strategy, training, dataset, loss_of_one_process):
     step = step_in_place(strategy, training)
     before, seen, pause = loss_of(training.model), [], threading.Event()
     iterator = iter(dataset)
@@ -118,7 +118,7 @@ def assert_as_good(model, before, loss_of_one_process):
 
 
 @pytest.mark.parametrize(("epoch_count", "factor"), [(4, 2), pytest.param(10, 4, marks=pytest.mark.long)])
-def test_steps_may_be_packed_into_one_function(strategy, epoch_count, factor):  # row 14
+def test_several_steps_may_be_in_one_function(strategy, epoch_count, factor):  # row 14
     with strategy.scope():
         training = Training(keras.optimizers.RMSprop(0.01))
         steps = tf.Variable(0)
@@ -142,7 +142,7 @@ def test_steps_may_be_packed_into_one_function(strategy, epoch_count, factor):  
     assert epochs[-1] < epochs[0] / factor
 
 
-def test_an_optimizers_slots_are_beside_their_variables_and_updated(strategy):  # row 128
+def test_an_optimizers_slots_are_on_the_servers_of_their_variables(strategy):  # row 128
     with strategy.scope():
         training = Training(keras.optimizers.Adam(0.01))
     iterator = iter(strategy.experimental_distribute_datasets_from_function(dataset_fn))
@@ -160,7 +160,7 @@ def test_an_optimizers_slots_are_beside_their_variables_and_updated(strategy):  
         assert np.any(slot.numpy())
 
 
-def test_an_optimizer_may_make_its_slots_in_the_first_step(strategy):  # row 128
+def test_an_optimizer_may_create_its_slots_in_the_first_step(strategy):  # row 128
     with strategy.scope():
         model, optimizer = new_model(), keras.optimizers.SGD(0.05, momentum=0.9)
 

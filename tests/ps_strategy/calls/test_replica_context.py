@@ -142,7 +142,7 @@ def test_reductions_in_the_replica_context_are_over_one_replica(strategy):
     np.testing.assert_array_equal(value["merge_call"], [2.0, 3.0])
 
 
-def test_an_update_is_made_where_the_variable_is(strategy, variable):
+def test_an_update_runs_on_the_device_of_the_variable(strategy, variable):
     @tf.function
     def step(amount):
         def update(strategy, amount):

@@ -41,7 +41,7 @@ def double(x):
     ],
     ids=str,
 )
-def test_a_result_comes_in_the_structure_that_was_returned(strategy, structure):  # rows 20, 22
+def test_a_result_has_the_structure_that_the_function_returned(strategy, structure):  # rows 20, 22
     @tf.function
     def make():
         return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.constant(leaf), structure)
@@ -73,7 +73,7 @@ def double_text(text):
     return tf.strings.join([text, text])
 
 
-def test_ragged_and_sparse_results_come_as_themselves_on_the_client(strategy):
+def test_ragged_and_sparse_results_keep_their_type_on_the_client(strategy):
     @tf.function
     def make():
         return tf.RaggedTensor.from_row_lengths(tf.range(3), [1, 0, 2]), tf.sparse.from_dense([[0, 7]])
@@ -84,7 +84,7 @@ def test_ragged_and_sparse_results_come_as_themselves_on_the_client(strategy):
     assert all("/job:chief" in tensor.device for tensor in (ragged.values, sparse.values))
 
 
-def test_a_result_reflects_the_updates_made_on_the_way(strategy):  # row 23
+def test_a_result_reflects_the_updates_made_by_the_function(strategy):  # row 23
     with strategy.scope():
         variables = [tf.Variable(float(number)) for number in range(3)]
 
@@ -101,7 +101,7 @@ def test_a_result_reflects_the_updates_made_on_the_way(strategy):  # row 23
     assert all(device.startswith("/job:ps/") for device in devices)
 
 
-def test_local_results_waits_for_what_is_under_way(strategy):
+def test_local_results_waits_for_running_functions(strategy):
     futures = {"a": [strategy.schedule(double, args=(tf.constant(x),)) for x in range(3)], "b": "text"}
     assert strategy.local_results(futures) == {"a": [0, 2, 4], "b": "text"}
 
@@ -126,7 +126,7 @@ def test_a_callback_runs_when_the_result_is_there(strategy):
 
 
 @pytest.mark.parametrize("verb", ["schedule", "join", "done"])
-def test_a_callback_that_would_wait_for_itself_is_told_so(strategy, verb):
+def test_a_callback_that_would_wait_for_itself_gets_an_error(strategy, verb):
     calls = {"schedule": lambda: strategy.schedule(double, args=(tf.constant(1),))}
     errors, called = [], threading.Event()
 
@@ -147,7 +147,7 @@ def test_a_callback_that_would_wait_for_itself_is_told_so(strategy, verb):
 
 
 @pytest.mark.long
-def test_results_and_arguments_outlive_every_worker(strategy, shared_cluster):  # rows 24, 25
+def test_results_and_arguments_survive_the_death_of_every_worker(strategy, shared_cluster):  # rows 24, 25
     total = tf.function(tf.reduce_sum)
     argument = tf.constant([1, 2, 3])
     assert on_every_worker(strategy, total, argument) == [6, 6, 6]

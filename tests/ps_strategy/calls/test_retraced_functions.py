@@ -42,7 +42,7 @@ def scaled(x, rate, name="name"):
     return x * rate
 
 
-def test_a_python_number_that_changes_is_named_with_its_values(scheduled, warnings):
+def test_the_warning_names_a_changing_python_number_with_its_values(scheduled, warnings):
     scheduled(scaled, [(tf.constant(1.0), float(number)) for number in range(MANY - 1)])
     assert warnings() == []
     scheduled(scaled, [(tf.constant(1.0), float(number)) for number in range(3 * MANY)])
@@ -64,7 +64,7 @@ def test_tensors_and_numpy_values_need_one_trace(strategy, scheduled, warnings):
     assert step.experimental_get_tracing_count() == 1
 
 
-def test_a_string_that_changes_is_named_where_it_is(strategy, warnings):
+def test_the_warning_names_a_changing_string_and_its_place(strategy, warnings):
     @tf.function
     def step(x, *, config):
         return x
@@ -79,7 +79,7 @@ def test_a_string_that_changes_is_named_where_it_is(strategy, warnings):
     assert "flag" not in warning
 
 
-def test_shapes_that_change_are_named(scheduled, warnings):
+def test_the_warning_names_changing_shapes(scheduled, warnings):
     @tf.function
     def step(x, y):
         return tf.reduce_sum(x) + y
@@ -91,7 +91,7 @@ def test_shapes_that_change_are_named(scheduled, warnings):
     assert "'y'" not in warning
 
 
-def test_a_method_is_named_without_its_object(scheduled, warnings):
+def test_the_warning_names_a_method_without_its_object(scheduled, warnings):
     class Model:
         @tf.function
         def step(self, rate):
@@ -129,7 +129,7 @@ def test_a_request_to_trace_all_functions_again_is_no_reason_to_warn(strategy, s
     assert len(warnings()) == 1
 
 
-def test_if_nothing_is_seen_to_differ_the_number_of_traces_is_all_that_is_said(function, warnings):
+def test_without_a_visible_difference_the_warning_has_only_the_trace_count(function, warnings):
     retraced = RetracedFunctions()
     for _ in range(MANY):
         retraced.note(function, "step", {"x": 1})
@@ -137,7 +137,7 @@ def test_if_nothing_is_seen_to_differ_the_number_of_traces_is_all_that_is_said(f
     assert warning.endswith("'step' was traced 20 times, and a trace takes longer than many calls.")
 
 
-def test_other_causes_are_named_as_what_they_are(warnings):
+def test_the_warning_names_other_causes(warnings):
     objects = [object() for _ in range(MANY)]
     causes = {
         "dtype": [np.zeros(1, np.int32), *[np.zeros(1, np.int64)] * (MANY - 1)],
@@ -152,7 +152,7 @@ def test_other_causes_are_named_as_what_they_are(warnings):
         assert f"The {cause} of its argument 'x' differs" in warnings()[-1]
 
 
-def test_long_values_are_cut_short_and_still_distinguished(function, warnings):
+def test_long_values_are_abbreviated_and_still_distinguishable(function, warnings):
     retraced = RetracedFunctions()
     for number in range(MANY):
         retraced.note(function, "step", {"text": "a" * 10_000 + str(number)})

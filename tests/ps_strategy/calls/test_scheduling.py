@@ -42,12 +42,12 @@ def test_a_process_has_one_strategy_at_a_time(strategy, shared_cluster):  # row 
 
 
 @pytest.mark.parametrize("fn", [len, lambda: 1, "add", None])
-def test_only_functions_of_tensorflow_are_taken(strategy, fn):  # row 6
+def test_only_tensorflow_functions_can_be_scheduled(strategy, fn):  # row 6
     with pytest.raises(TypeError, match=r"takes a tf\.function or a concrete function"):
         strategy.schedule(fn)
 
 
-def test_arguments_that_are_no_sequence_are_refused(strategy):
+def test_arguments_must_be_a_sequence(strategy):
     with pytest.raises(TypeError, match="args must be a list or tuple"):
         strategy.schedule(add, args=1)
     with pytest.raises(TypeError, match="kwargs must be a dict"):
@@ -102,7 +102,7 @@ def test_a_variable_may_be_an_argument(strategy, counter):
     assert counter.numpy() == 5
 
 
-def test_concrete_functions_are_taken(strategy):
+def test_concrete_functions_can_be_scheduled(strategy):
     concrete = add.get_concrete_function(tf.TensorSpec([], tf.int32), z=tf.TensorSpec([], tf.int32))
     assert result(strategy, concrete, tf.constant(1), z=tf.constant(2)) == 13
     assert result(strategy, concrete, tf.constant(1), 10, z=tf.constant(2)) == 13
@@ -118,7 +118,7 @@ def test_arguments_that_a_concrete_function_does_not_take_are_refused(strategy):
         strategy.join(TIMEOUT)
 
 
-def test_methods_and_partial_functions_are_taken(strategy):
+def test_methods_and_partial_functions_can_be_scheduled(strategy):
     class Scale:
         def __init__(self):
             self.factor = 3
@@ -132,7 +132,7 @@ def test_methods_and_partial_functions_are_taken(strategy):
     assert result(strategy, tf.function(functools.partial(scale.apply, offset=5)), tf.constant(2)) == 11
 
 
-def test_an_input_signature_is_heeded(strategy):
+def test_an_input_signature_is_respected(strategy):
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
     def total(x):
         return tf.reduce_sum(x)
@@ -197,7 +197,7 @@ def test_scheduling_works_inside_and_outside_of_the_scope(strategy, count, count
     assert counter.numpy() == 2
 
 
-def test_joining_nothing_returns_at_once_and_again(strategy, count, counter):  # rows 17, 19
+def test_join_with_nothing_scheduled_returns_at_once_each_time(strategy, count, counter):  # rows 17, 19
     for _ in range(3):
         strategy.join(timeout=0)
         assert strategy.done()
@@ -250,7 +250,7 @@ def test_done_is_false_while_something_runs_and_join_says_what(strategy):
     assert strategy.done()
 
 
-def test_a_full_queue_blocks_whoever_schedules_until_there_is_room(strategy, count, counter, monkeypatch):  # row 8
+def test_a_full_queue_blocks_schedule_until_there_is_room(strategy, count, counter, monkeypatch):  # row 8
     monkeypatch.setattr(scheduler_of(strategy).queue, "capacity", 2)
     gate = Gate(strategy)
     gate.occupy(len(strategy.cluster.workers))

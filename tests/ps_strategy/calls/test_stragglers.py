@@ -60,7 +60,7 @@ def test_a_function_that_takes_too_long_is_run_on_another_worker_as_well(strateg
     slow_worker.assign(-1)
 
 
-def test_a_running_function_is_cancelled_at_its_users_word_and_its_worker_is_free(strategy):
+def test_cancelling_a_running_function_frees_its_worker(strategy):
     gate = Gate(strategy)
     held = gate.occupy(3)
     assert all(future.running() for future in held)
@@ -74,7 +74,7 @@ def test_a_running_function_is_cancelled_at_its_users_word_and_its_worker_is_fre
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.long)])
-def test_cancelling_one_of_many_functions_reaches_no_other(strategy, times):
+def test_cancelling_one_of_many_functions_does_not_affect_the_others(strategy, times):
     for _ in range(times):
         gate = Gate(strategy)
         held = gate.occupy(3)
@@ -101,7 +101,7 @@ def functions(strategy):
     return make, total
 
 
-def test_a_future_may_be_an_argument_and_so_may_what_is_made_of_it(strategy, functions):  # row 7
+def test_a_future_may_be_an_argument_also_inside_of_structures(strategy, functions):  # row 7
     make, total = functions
     gate = Gate(strategy)
     [held] = gate.occupy()
@@ -120,7 +120,7 @@ def test_a_future_may_be_an_argument_and_so_may_what_is_made_of_it(strategy, fun
     assert total.experimental_get_tracing_count() == traces
 
 
-def test_a_future_of_something_else_is_refused(strategy, functions):  # row 7
+def test_a_foreign_future_is_refused(strategy, functions):  # row 7
     make, _ = functions
     for foreign in (coordinator.Future("step", 1, lambda: False), concurrent.futures.Future()):
         with pytest.raises(ValueError, match="did not come from schedule of this strategy"):

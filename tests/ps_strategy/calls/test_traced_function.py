@@ -52,7 +52,7 @@ def call():
         yield lambda: pool.submit(traced.call_fused, context, [[], []])
 
 
-def test_workers_that_need_it_at_once_wait_for_the_one_that_makes_it(making, call):
+def test_workers_wait_while_one_of_them_builds_a_fused_function(making, call):
     calls = [call() for _ in range(WORKERS)]
     assert making.begun.acquire(timeout=TIMEOUT)
     assert not concurrent.futures.wait(calls, timeout=0.2).done
@@ -63,7 +63,7 @@ def test_workers_that_need_it_at_once_wait_for_the_one_that_makes_it(making, cal
     assert making.count == 1
 
 
-def test_a_failure_to_make_it_is_that_of_all_who_wait_and_the_next_tries_again(making, call):
+def test_a_failed_build_fails_all_waiting_calls_and_the_next_call_retries(making, call):
     making.error = ValueError("no such operation")
     calls = [call() for _ in range(WORKERS)]
     assert making.begun.acquire(timeout=TIMEOUT)
@@ -73,7 +73,7 @@ def test_a_failure_to_make_it_is_that_of_all_who_wait_and_the_next_tries_again(m
     assert call().result(TIMEOUT) == [3.0, 3.0]
 
 
-def test_nobody_waits_for_ever_for_another_to_make_it(making, call, monkeypatch):
+def test_waiting_for_another_workers_build_is_bounded(making, call, monkeypatch):
     monkeypatch.setattr(traced_function, "_BUILD_TIMEOUT", 0.05)
     calls = [call() for _ in range(2)]
     for _ in calls:

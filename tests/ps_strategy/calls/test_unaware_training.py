@@ -37,7 +37,7 @@ def seen(tmp_path_factory) -> dict:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_loop_goes_on_and_is_told_what_was_lost(seen, case):
+def test_training_continues_and_the_callback_gets_what_was_lost(seen, case):
     assert LOST[case] <= set(seen[case]["servers"]), seen[case]
     assert all(seen[case]["checkpoints"])
     assert all(0 <= steps <= 3 * unaware_training.STEPS for steps in seen[case]["steps lost"]), seen[case]
@@ -48,11 +48,11 @@ def test_the_loop_saw_no_error_and_traced_once(seen):
     assert seen["traces"] == 1
 
 
-def test_a_frozen_server_keeps_its_variables_whatever_happens_meanwhile(seen):
+def test_a_frozen_server_keeps_its_variables_although_a_worker_dies(seen):
     assert seen["frozen"] == {"told": 0}
 
 
-def test_the_model_is_one_version(seen):
+def test_the_restored_model_is_of_one_version(seen):
     assert seen["iterations"] > 0
     # They are on two servers, and a step whose worker died may have counted on one of them only before it ran again.
     assert abs(seen["iterations"] - seen["steps"]) <= seen["retried since the last restoration"], seen

@@ -16,7 +16,7 @@ def loss_and_gradients(kernel, bias, features):
     return loss, *tape.gradient(loss, [kernel, bias])
 
 
-def test_functions_of_tensors_are_compiled_inside_of_a_step(strategy):
+def test_compiled_functions_of_tensors_work_inside_of_a_step(strategy):
     with strategy.scope():
         layer = keras.layers.Dense(1, kernel_initializer="ones")
         layer.build((None, 2))

@@ -10,7 +10,7 @@ def unfusable():
     return tf.constant(1.0)
 
 
-def test_disabled_fusing_is_found_in_a_function_and_in_all_that_it_calls():
+def test_disabled_fusing_is_found_in_a_function_and_in_nested_functions():
     inner = tf.function(unfusable)
     inner()
 

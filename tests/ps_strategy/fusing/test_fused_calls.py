@@ -64,7 +64,7 @@ def test_results_are_of_the_same_types_as_those_of_single_calls(strategy, fused)
     assert fused.sizes
 
 
-def test_a_result_may_be_changed_without_changing_its_neighbours(fused):
+def test_changing_a_result_does_not_change_the_results_of_other_steps(fused):
     @tf.function
     def fn():
         return tf.zeros([3])
@@ -75,7 +75,7 @@ def test_a_result_may_be_changed_without_changing_its_neighbours(fused):
     assert fused.sizes
 
 
-def test_calls_with_arguments_of_several_shapes_go_with_their_like(fused):
+def test_only_calls_with_arguments_of_the_same_shapes_are_fused(fused):
     @tf.function(input_signature=[tf.TensorSpec([None])])
     def total(x):
         return tf.reduce_sum(x)
@@ -113,7 +113,7 @@ def test_each_step_begins_after_the_one_before_has_ended(strategy, fused):
     assert fused.sizes
 
 
-def test_endless_iterators_go_on_from_step_to_step(strategy, fused):
+def test_an_endless_iterator_advances_with_each_fused_step(strategy, fused):
     iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(1000).repeat()))
 
     @tf.function
@@ -133,7 +133,7 @@ def test_endless_iterators_go_on_from_step_to_step(strategy, fused):
     assert fused.sizes
 
 
-def test_finite_iterators_are_not_fused_and_end_where_they_end(strategy, fused):
+def test_steps_with_finite_iterators_are_not_fused_and_end_at_the_end_of_data(strategy, fused):
     iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(COUNT)))
 
     @tf.function
@@ -177,7 +177,7 @@ def test_counters_of_an_optimizer_and_a_metric_are_exact(strategy, fused):
     assert fused.sizes
 
 
-def test_tables_and_variables_of_the_workers_are_their_own(strategy, fused):
+def test_each_worker_uses_its_own_tables_and_per_worker_variables(strategy, fused):
     with strategy.scope():
         table = tf.lookup.StaticHashTable(
             tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([1, 2], tf.int64)), -1
@@ -197,7 +197,7 @@ def test_tables_and_variables_of_the_workers_are_their_own(strategy, fused):
     assert fused.sizes
 
 
-def test_an_error_is_that_of_its_own_call(strategy, fused, monkeypatch):
+def test_an_error_is_raised_only_by_the_call_that_failed(strategy, fused, monkeypatch):
     monkeypatch.setattr(worker_module, "error_scope", lambda kind, options: ErrorScope.FUTURE)
 
     @tf.function
@@ -224,7 +224,7 @@ def test_a_function_that_takes_the_result_of_another_runs_alone(strategy, fused)
     assert not fused.sizes
 
 
-def test_a_variable_as_an_argument_is_the_same_one_for_all(strategy, fused):
+def test_a_variable_argument_is_shared_by_all_fused_steps(strategy, fused):
     with strategy.scope():
         counters = [tf.Variable(0.0), tf.Variable(0.0)]
 

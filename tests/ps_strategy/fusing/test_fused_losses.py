@@ -33,7 +33,7 @@ def seen(tmp_path_factory) -> dict:
     return observed(run_program, "parameter server", "frozen worker", "changing workers")
 
 
-def test_no_function_is_lost_with_the_worker_that_ran_it_among_others(run_program):
+def test_no_fused_function_is_lost_with_its_worker(run_program):
     found = observed(run_program, "worker")["worker"]
     assert found["results"] == list(range(STEPS))
     assert found["fewest runs"] >= 1
@@ -52,7 +52,7 @@ def test_fused_calls_continue_with_the_variables_of_a_restored_parameter_server(
 
 
 @pytest.mark.long
-def test_functions_of_a_frozen_worker_run_elsewhere_and_it_returns_when_it_thaws(seen):
+def test_functions_of_a_frozen_worker_run_elsewhere_and_it_is_used_again_later(seen):
     assert seen["frozen worker"] == {"results": list(range(STEPS)), "losses": 1}
 
 

@@ -18,7 +18,7 @@ def run(fn, *steps):
     return repeated.call_on(inputs, concrete.captured_inputs, call_flat)
 
 
-def test_steps_use_a_variable_in_turn():
+def test_steps_use_a_variable_one_after_the_other():
     variable = tf.Variable(1.0)
 
     @tf.function
@@ -54,7 +54,7 @@ def test_functions_branches_and_loops_are_copied_as_well():
     assert variable.numpy() == 8
 
 
-def test_an_argument_may_be_returned_and_be_waited_for():
+def test_an_argument_may_be_returned_and_be_a_control_dependency():
     @tf.function
     def fn(x, y):
         with tf.control_dependencies([x]):
@@ -71,7 +71,7 @@ def seed_of_all():
 
 
 @pytest.mark.parametrize("seeds", [(0, 0), (None, 5), (7, None), (7, 5)])
-def test_steps_draw_random_numbers_of_their_own(seeds, seed_of_all):
+def test_each_step_draws_different_random_numbers(seeds, seed_of_all):
     seed_of_all(seeds[0])
 
     @tf.function
@@ -82,7 +82,7 @@ def test_steps_draw_random_numbers_of_their_own(seeds, seed_of_all):
     assert len({tuple(np.asarray(each)) for each in drawn}) == STEPS
 
 
-def test_other_numbers_are_drawn_where_there_are_more_or_fewer_steps():
+def test_calls_with_other_numbers_of_steps_draw_different_random_numbers():
     @tf.function
     def fn():
         return tf.random.uniform([4], seed=7)

@@ -47,7 +47,7 @@ def on(server, *tensors):
         return [tensor + 1 for tensor in tensors]
 
 
-def test_tensors_of_one_stage_and_direction_are_one_message():
+def test_tensors_of_one_stage_and_direction_form_one_message():
     def fn(x):
         a, b = on(0, x, 2 * x)
         c, d = on(1, 3 * x, x * x)
@@ -72,7 +72,7 @@ def test_tensors_of_one_stage_and_direction_are_one_message():
     np.testing.assert_array_equal(results(concrete, x), [expected])
 
 
-def test_tensors_of_all_types_and_shapes_arrive_as_they_were():
+def test_tensors_of_all_types_and_shapes_arrive_unchanged():
     def values(rows):
         generator = np.random.default_rng(3)
         return [
@@ -107,7 +107,7 @@ def test_tensors_of_all_types_and_shapes_arrive_as_they_were():
 
 
 @pytest.mark.parametrize("has_numbers", [True, False])
-def test_words_arrive_as_they_were_whatever_they_would_be_as_numbers(has_numbers):
+def test_four_byte_words_arrive_unchanged_even_if_they_are_nan_as_floats(has_numbers):
     """Words of four bytes: as floating-point numbers they are tiny, infinite or none."""
     words = np.array([[1, 2], [0x7F800001, 0x7FC12345], [-1, 0x7F800000]], np.int64)
     given = [words, words[:, 0], words.astype(np.int32), words.astype(np.int32).view(np.float64)]
@@ -133,7 +133,7 @@ def test_words_arrive_as_they_were_whatever_they_would_be_as_numbers(has_numbers
 
 
 @pytest.mark.parametrize("rows", [0, 5])
-def test_one_of_unknown_length_needs_no_header(rows):
+def test_one_tensor_of_unknown_length_needs_no_header(rows):
     def fn(x, y):
         return on(1, x + 1, y + 1)
 
@@ -145,7 +145,7 @@ def test_one_of_unknown_length_needs_no_header(rows):
         np.testing.assert_array_equal(found, value + 2)
 
 
-def test_what_needs_what_arrived_goes_later():
+def test_a_tensor_that_depends_on_a_transfer_is_in_a_later_message():
     def fn(x):
         a, b = on(0, 2 * x, 3 * x)
         (c,) = on(0, a * b)
@@ -156,7 +156,7 @@ def test_what_needs_what_arrived_goes_later():
     assert results(concrete, 5) == [177 * 183, 11, 16]
 
 
-def test_what_waits_for_a_thing_on_another_server_goes_later():
+def test_a_tensor_that_waits_for_another_server_is_in_a_later_message():
     def fn(x):
         (a,) = on(0, 2 * x)
         with tf.control_dependencies([on(1, a * 3)[0]]):
@@ -167,7 +167,7 @@ def test_what_waits_for_a_thing_on_another_server_goes_later():
     assert results(concrete, 5) == [26, 36, 11]
 
 
-def test_a_tensor_that_is_needed_later_goes_with_later_tensors():
+def test_a_tensor_that_is_needed_later_is_sent_with_later_tensors():
     def fn(x):
         with tf.name_scope("step_0"):
             (row,) = on(0, 2 * x)
@@ -187,7 +187,7 @@ def test_a_tensor_that_is_needed_later_goes_with_later_tensors():
 
 
 @pytest.mark.parametrize("is_awaited_by_control", [False, True])
-def test_what_is_only_moved_at_first_goes_with_what_it_is_used_with(is_awaited_by_control):
+def test_a_tensor_that_is_only_moved_is_sent_with_those_it_is_used_with(is_awaited_by_control):
     def fn(x):
         with tf.device(SERVERS[0]):
             moved = tf.identity(5 * x)
@@ -231,7 +231,7 @@ def looked_for(x):
 
 @pytest.mark.parametrize("wait", [taken, looked_for], ids=lambda wait: wait.__name__)
 @pytest.mark.parametrize("is_inside", [False, True])
-def test_what_may_wait_for_others_holds_nothing_up_that_need_not_wait(wait, is_inside):
+def test_operations_that_may_block_do_not_delay_other_messages(wait, is_inside):
     def fn(x):
         a, b, c = on(0, 2 * x, 3 * x, 5 * x)
         with tf.device(SERVERS[0]):
@@ -248,7 +248,7 @@ def test_what_may_wait_for_others_holds_nothing_up_that_need_not_wait(wait, is_i
     assert back(concrete) == [2, 3], "those that wait, and those that do not"
 
 
-def test_parts_that_nothing_orders_are_joined_two_by_two():
+def test_unordered_sections_are_packed_in_pairs():
     scopes = [f"step_{number}" for number in range(4)]
 
     def fn(x):
@@ -265,7 +265,7 @@ def test_parts_that_nothing_orders_are_joined_two_by_two():
     assert len(messages(built(fn, tf.TensorSpec([], tf.int32)))) == 2, "in one part, all together"
 
 
-def test_large_tensors_and_strings_have_their_own_messages():
+def test_large_tensors_and_strings_are_sent_separately():
     def fn(x):
         large = tf.fill([MAX_PACKED_BYTES // 4 + 1], x)
         text = tf.strings.as_string(x)
@@ -276,7 +276,7 @@ def test_large_tensors_and_strings_have_their_own_messages():
     assert messages(built(fn, signature)) == messages(built(fn, signature, is_packed=False))
 
 
-def test_operations_are_where_the_resources_are_that_they_use():
+def test_operations_are_on_the_devices_of_their_resources():
     variables = [tf.Variable(1.0), tf.Variable(3.0)]
 
     def fn(*handles):

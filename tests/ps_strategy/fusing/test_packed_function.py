@@ -50,7 +50,7 @@ def one_by_one(strategy, fn, *arguments):
     return [strategy.schedule(fn, args).result(TIMEOUT) for args in arguments]
 
 
-def test_it_does_the_same_and_returns_the_same(strategy, pair, called):
+def test_a_packed_function_has_the_effects_and_results_of_the_original(strategy, pair, called):
     first, second = pair
 
     @tf.function
@@ -74,7 +74,7 @@ def test_it_does_the_same_and_returns_the_same(strategy, pair, called):
     assert second.numpy().item() == pytest.approx(b)
 
 
-def test_finite_data_ends_where_it_ends(strategy, pair, called):
+def test_a_packed_function_reads_finite_data_to_its_end(strategy, pair, called):
     data = strategy.experimental_distribute_datasets_from_function(lambda _: tf.data.Dataset.range(4).repeat(2))
     iterator = iter(data)
     first, second = pair
@@ -97,7 +97,7 @@ def test_finite_data_ends_where_it_ends(strategy, pair, called):
     assert max(map(seen.count, seen)) <= 2 * workers
 
 
-def test_an_error_keeps_the_place_in_the_users_code(strategy, pair, called):
+def test_an_error_names_the_line_in_the_users_code(strategy, pair, called):
     first, second = pair
 
     @tf.function
@@ -117,7 +117,7 @@ def test_an_error_keeps_the_place_in_the_users_code(strategy, pair, called):
         strategy.join(TIMEOUT)
 
 
-def test_a_function_with_nothing_to_join_stays_as_it_is(strategy, pair, called):
+def test_a_function_without_messages_to_pack_runs_unchanged(strategy, pair, called):
     first, second = pair
 
     @tf.function
@@ -134,7 +134,7 @@ def test_a_function_with_nothing_to_join_stays_as_it_is(strategy, pair, called):
     assert not any(called)
 
 
-def test_workers_that_wait_for_each_other_can_still_do_so(strategy, pair, called):
+def test_workers_that_wait_for_each_other_do_not_deadlock(strategy, pair, called):
     first, second = pair
 
     def exchange(own, other):
@@ -159,7 +159,7 @@ def test_workers_that_wait_for_each_other_can_still_do_so(strategy, pair, called
     assert called[-1]
 
 
-def test_what_cannot_be_copied_runs_as_it_is(strategy, pair, called, monkeypatch, caplog):
+def test_a_function_that_cannot_be_copied_runs_unchanged(strategy, pair, called, monkeypatch, caplog):
     first, second = pair
 
     def broken(*_):
@@ -179,7 +179,7 @@ def test_what_cannot_be_copied_runs_as_it_is(strategy, pair, called, monkeypatch
     assert "no copies today" in caplog.text
 
 
-def test_one_caller_makes_it_while_the_others_go_on(monkeypatch):
+def test_one_caller_packs_the_function_while_others_run_the_original(monkeypatch):
     made = []
     monkeypatch.setattr(graph_copies, "servers_of_resources", lambda _: {"a": "there", "b": "there"})
 

@@ -58,7 +58,7 @@ def cases(*default):
 
 
 @pytest.mark.parametrize(("dtypes", "is_optimized"), [*cases("all-grappler")])
-def test_packed_tensors_of_every_dtype_are_the_same_bits(dtypes, is_optimized):
+def test_packed_tensors_of_every_dtype_keep_their_bits(dtypes, is_optimized):
     transfers = RandomTransfers(0, dtypes)
     with grappler(is_used=is_optimized):
         found, expected = (run_here(built(transfers, is_packed), transfers.fed) for is_packed in (True, False))
@@ -66,7 +66,7 @@ def test_packed_tensors_of_every_dtype_are_the_same_bits(dtypes, is_optimized):
 
 
 @pytest.mark.parametrize(("dtypes", "is_optimized"), [*cases()])
-def test_packed_tensors_are_the_same_bits_on_real_servers(strategy, dtypes, is_optimized):
+def test_packed_tensors_keep_their_bits_on_real_servers(strategy, dtypes, is_optimized):
     transfers = RandomTransfers(1, dtypes)
     with grappler(is_used=is_optimized):
         found, expected = (run_on_worker(built(transfers, is_packed), transfers.fed) for is_packed in (True, False))
@@ -81,7 +81,7 @@ def test_packed_tensors_are_the_same_bits_on_real_servers(strategy, dtypes, is_o
         *(pytest.param([dtype], id=dtype.name, marks=pytest.mark.long) for dtype in [*DTYPES, *FED_ONLY]),
     ],
 )
-def test_arguments_and_results_of_fused_calls_are_the_same_bits(strategy, monkeypatch, dtypes):
+def test_arguments_and_results_of_fused_calls_keep_their_bits(strategy, monkeypatch, dtypes):
     calls = FusedCalls(strategy, monkeypatch)
     rng, shapes = np.random.default_rng(5), [(), (3,), (0, 2), (5, 2)]
     kinds = [(dtype, shape) for dtype in dtypes for shape in shapes]
@@ -97,7 +97,7 @@ def test_arguments_and_results_of_fused_calls_are_the_same_bits(strategy, monkey
             assert bits(found) == bits(value), kind
 
 
-def test_ids_that_tensorflow_works_out_itself_are_the_rows_that_are_changed(strategy, monkeypatch):
+def test_constant_folded_ids_change_the_right_rows(strategy, monkeypatch):
     with strategy.scope():
         table = tf.Variable(tf.zeros([50, 2]))
         seen = tf.Variable(tf.zeros([4], tf.int32))

@@ -39,7 +39,7 @@ def in_training(layer):
     return step
 
 
-def test_moving_statistics_are_those_of_one_process_one_step_at_a_time(strategy, normalization):
+def test_moving_statistics_with_one_step_at_a_time_equal_those_of_one_process(strategy, normalization):
     step = in_training(normalization)
     mean, variance = 0.0, 1.0
     for number in range(5):
@@ -51,7 +51,7 @@ def test_moving_statistics_are_those_of_one_process_one_step_at_a_time(strategy,
     assert float(normalization.moving_variance[0]) == pytest.approx(variance, rel=1e-5)
 
 
-def test_moving_statistics_of_racing_workers_are_a_mean_of_those_of_batches(strategy, normalization):
+def test_moving_statistics_of_racing_workers_are_a_mean_over_batches(strategy, normalization):
     step = in_training(normalization)
     for number in range(STEPS):
         strategy.schedule(step, args=(batch(number),))
@@ -83,14 +83,14 @@ def drop(dropout):
     return step
 
 
-def test_dropout_is_that_of_one_process_one_step_at_a_time(strategy, drop):
+def test_dropout_with_one_step_at_a_time_equals_that_of_one_process(strategy, drop):
     here = keras.layers.Dropout(0.5, seed=7)
     for _ in range(5):
         [mask] = masks_of([strategy.schedule(drop)])
         assert mask == tuple(here(tf.ones([64]), training=True).numpy().tolist())
 
 
-def test_seeds_of_racing_workers_go_on_by_one_for_each_call(strategy, dropout, drop):
+def test_seeds_of_racing_workers_advance_by_one_for_each_call(strategy, dropout, drop):
     futures = [strategy.schedule(drop) for _ in range(STEPS)]
     masks = masks_of(futures)
     np.testing.assert_array_equal(dropout.seed_generator.state, [7, STEPS])

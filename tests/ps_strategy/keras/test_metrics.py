@@ -136,19 +136,19 @@ def values(metric):
     return list(result.values()) if isinstance(result, dict) else [result]
 
 
-def test_racing_workers_leave_every_metric_as_one_process_does(there, here):
+def test_racing_workers_give_the_metric_results_of_one_process(there, here):
     for name, metric in there.items():
         for value, expected in zip(values(metric), values(here[name]), strict=True):
             np.testing.assert_allclose(value, expected, rtol=1e-4, err_msg=name)
             assert np.all(np.isfinite(value)), name
 
 
-def test_other_changes_than_additions_may_be_lost_and_leave_one_of_the_values(there, here):
+def test_other_changes_than_additions_keep_one_of_the_racing_values(there, here):
     largest = float(there["own"].largest)
     assert 0.0 < largest <= float(here["own"].largest)
 
 
-def test_a_metric_that_is_reset_begins_again(there):
+def test_a_metric_restarts_after_reset_state(there):
     mean = there["Mean"]
     assert float(mean.count) > 0
     mean.reset_state()

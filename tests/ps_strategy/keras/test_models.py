@@ -125,7 +125,7 @@ def mixed_precision():
     keras.config.set_dtype_policy(before)
 
 
-def test_a_model_of_mixed_precision_computes_in_16_bits_and_keeps_32(strategy, mixed_precision):
+def test_mixed_precision_computes_in_16_bits_and_stores_32(strategy, mixed_precision):
     training = train_alike(strategy, unbuilt_sequential_model, tolerance=0.02)
     output = strategy.schedule(tf.function(training.model), args=(FEATURES,)).result()
     assert output.dtype == "bfloat16"

@@ -95,14 +95,14 @@ def changes_in(graph, variable):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_a_dense_gradient_changes_is_added_to_but_for_what_is_known(name):
+def test_dense_gradients_are_applied_by_additions_with_known_exceptions(name):
     found = changes_by_variable(name, is_sparse=False)
     assert {each for each, types in found.items() if ASSIGNED in types} == OVERWRITTEN.get(name, set())
     assert set.union(*found.values()) <= {*ADDED, ASSIGNED}
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in DENSE_ONLY])
-def test_what_a_sparse_gradient_changes_is_added_to_but_for_what_is_known(name):
+def test_sparse_gradients_are_applied_by_additions_with_known_exceptions(name):
     found = changes_by_variable(name, is_sparse=True)
     assert {each for each, types in found.items() if ASSIGNED in types} == OVERWRITTEN.get(name, set())
     assert set.union(*found.values()) <= {*ADDED, *ROWS_ADDED, ASSIGNED}
@@ -113,12 +113,12 @@ def test_what_a_sparse_gradient_changes_is_added_to_but_for_what_is_known(name):
 
 
 @pytest.mark.parametrize("name", DENSE_ONLY)
-def test_keras_itself_takes_no_sparse_gradients_with_these(name):
+def test_keras_refuses_sparse_gradients_with_these_optimizers(name):
     with pytest.raises(TypeError, match="IndexedSlices"):
         changes_by_variable(name, is_sparse=True)
 
 
-def test_every_step_reads_what_all_variables_share_once():
+def test_every_step_reads_shared_scalars_once():
     with tf.variable_creator_scope(new_shared):
         weights = [keras.Variable(np.ones(SHAPE, np.float32)) for _ in range(3)]
         optimizer = OPTIMIZERS["LearningRateSchedule"]()

@@ -142,7 +142,7 @@ def racing(strategy, trainings, step, one_after_another):
     return trainings
 
 
-def test_one_step_at_a_time_is_what_one_process_does(one_after_another):
+def test_one_step_at_a_time_gives_the_same_as_one_process(one_after_another):
     expected = trained_here(one_after_another)
     for name, values in one_after_another.items():
         for value, here, initial in zip(values, expected[name], INITIAL, strict=True):
@@ -179,7 +179,7 @@ def run_with_gradients_of_one(strategy, make_optimizer, is_finite, read=lambda o
     return weights, optimizer, [future.result(TIMEOUT) for future in futures]
 
 
-def test_a_loss_scale_that_changes_while_workers_race_is_taken_out_of_every_gradient(strategy):
+def test_gradients_are_unscaled_correctly_while_the_loss_scale_changes(strategy):
     is_finite = [number % 6 != 5 for number in range(90)]
     weights, optimizer, scales = run_with_gradients_of_one(
         strategy,
@@ -196,7 +196,7 @@ def test_a_loss_scale_that_changes_while_workers_race_is_taken_out_of_every_grad
     np.testing.assert_array_equal(np.log2(scales), np.round(np.log2(scales)))
 
 
-def test_racing_workers_that_accumulate_gradients_apply_about_all_of_them(strategy):
+def test_racing_workers_that_accumulate_gradients_apply_almost_all(strategy):
     steps = 3
     weights, optimizer, _ = run_with_gradients_of_one(
         strategy, lambda: optimizers.SGD(1.0, gradient_accumulation_steps=steps), [True] * 60

@@ -61,7 +61,7 @@ def found_by_workers(strategy, layers, features):
         pytest.param("outside", "in the scope", marks=pytest.mark.long),
     ],
 )
-def test_adapted_layers_give_the_same_on_every_worker(strategy, made, adapted):  # rows 171 and 173
+def test_adapted_layers_give_the_same_results_on_every_worker(strategy, made, adapted):  # rows 171 and 173
     with strategy.scope() if made == "in the scope" else contextlib.nullcontext():
         layers = {name: make() for name, (make, *_) in ADAPTED.items()}
     with strategy.scope() if adapted == "in the scope" else contextlib.nullcontext():
@@ -76,7 +76,7 @@ def test_adapted_layers_give_the_same_on_every_worker(strategy, made, adapted): 
             np.testing.assert_allclose(values[name], expected, rtol=1e-6, err_msg=name)
 
 
-def test_layers_that_need_no_adapting_give_the_same_on_every_worker(strategy):  # rows 171 and 173
+def test_layers_without_adapting_give_the_same_results_on_every_worker(strategy):  # rows 171 and 173
     features = {name: tf.constant(given) for name, (_, given) in AS_MADE.items()}
     with strategy.scope():
         layers = {name: make() for name, (make, _) in AS_MADE.items()}
@@ -90,7 +90,7 @@ def test_layers_that_need_no_adapting_give_the_same_on_every_worker(strategy):  
 @pytest.mark.parametrize(
     "adapts", [True, pytest.param(False, marks=pytest.mark.long)], ids=["adapted", "made with a vocabulary"]
 )
-def test_the_table_of_a_layer_that_is_made_in_the_scope_is_on_every_worker(strategy, adapts):  # row 168
+def test_the_table_of_a_layer_created_in_the_scope_is_on_every_worker(strategy, adapts):  # row 168
     with strategy.scope():
         layer = keras.layers.StringLookup(vocabulary=None if adapts else ["a", "b"])
         if adapts:

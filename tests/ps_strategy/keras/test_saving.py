@@ -41,7 +41,7 @@ def test_a_saved_model_loads_outside_of_the_scope(folder):
         assert int(model.optimizer.iterations) == before + 1 == STEPS + 1
 
 
-def test_a_saved_model_loads_onto_parameter_servers_and_goes_on_learning(strategy, folder):
+def test_a_saved_model_loads_onto_parameter_servers_and_continues_training(strategy, folder):
     with strategy.scope():
         models, served = load_and_check(folder, "/job:ps")
     for how, model in models.items():

@@ -8,7 +8,7 @@ from coordinator.ps_strategy.membership.bounded_calls import call_within, on_own
 from tests.deadline import LIMIT
 
 
-def test_what_a_call_returns_or_raises_comes_back():
+def test_a_bounded_call_returns_the_result_or_raises_the_error():
     assert call_within(LIMIT, "some-thread", lambda: threading.current_thread().name) == "some-thread"
 
     def fail():
@@ -18,7 +18,7 @@ def test_what_a_call_returns_or_raises_comes_back():
         call_within(LIMIT, "some-thread", fail)
 
 
-def test_a_call_that_does_not_return_is_left_behind():
+def test_a_call_that_does_not_return_is_abandoned():
     may_return = threading.Event()
     with pytest.raises(TimeoutError, match=r"has not returned in 0\.01 s"):
         call_within(0.01, "some-thread", may_return.wait)

@@ -45,7 +45,7 @@ CLIENT = """
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_ten_restarts_leave_no_more_on_a_server_than_one(run_program, tmp_path):
+def test_ten_client_restarts_use_no_more_server_memory_than_one(run_program, tmp_path):
     used = []
     with LocalCluster(workers=1, ps=1) as cluster:
         for restart in range(RESTARTS + 1):
@@ -111,12 +111,14 @@ SILENT = """
 
 
 @pytest.mark.long
-def test_a_client_that_is_silent_but_lives_keeps_its_variables(run_program):
+def test_a_paused_client_keeps_its_variables(run_program):
     assert "heard" in run_program(SILENT, timeout=240).stdout
 
 
 @pytest.mark.long
-def test_a_client_that_lives_loses_nothing_to_another_one(run_program, shared_cluster, strategy, tmp_path):
+def test_a_running_client_keeps_its_variables_when_another_one_connects(
+    run_program, shared_cluster, strategy, tmp_path
+):
     import tensorflow as tf
 
     with strategy.scope():

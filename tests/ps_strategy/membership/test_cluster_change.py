@@ -70,7 +70,7 @@ def kept(*tasks: Task) -> dict[Task, Connection]:
         pytest.param(kept(PS, FIRST), (), ANSWERING, None, id="one parameter server left out"),
     ],
 )
-def test_servers_that_answer_are_connected_and_all_parameter_servers_or_none(connected, adding, answering, plan):
+def test_reachable_workers_are_connected_and_all_parameter_servers_or_none(connected, adding, answering, plan):
     assert plan_change(connected, adding, answering, SERVERS) == plan
 
 
@@ -88,7 +88,7 @@ def endless_change(monkeypatch):
     may_end.set()
 
 
-def test_a_change_that_does_not_end_raises_and_the_next_one_waits_for_it(endless_change, caplog):
+def test_a_change_that_does_not_end_times_out_and_the_next_one_waits_for_it(endless_change, caplog):
     may_end, begun = endless_change
     changes = ClusterChanges("grpc", "127.0.0.1:1", 600.0, patience=0.05)
     server, leaving, staying = Task("ps", 0), Task("worker", 0), Task("worker", 1)
@@ -131,7 +131,7 @@ def test_a_change_waits_for_one_of_another_strategy(endless_change):
     first.close()
 
 
-def test_less_patience_holds_for_a_change_that_is_waited_for(endless_change, monkeypatch):
+def test_a_shortened_timeout_applies_to_a_change_in_progress(endless_change, monkeypatch):
     monkeypatch.setattr(cluster_change, "PATIENCE_AT_CLOSE", 0.05)
     may_end, begun = endless_change
     changes = ClusterChanges("grpc", "127.0.0.1:1", 600.0, patience=1000.0)

@@ -34,11 +34,11 @@ def test_the_other_workers_never_pause(seen):
     assert statistics.median(ratios) > 0.5, ratios
 
 
-def test_no_function_is_lost_and_each_frozen_one_runs_once_more(seen):
+def test_no_function_is_lost_and_those_on_frozen_workers_run_once_more(seen):
     assert seen["finished"] >= seen["scheduled"]
     assert 1 <= seen["retried"] <= 2 * FREEZES
     assert seen["scheduled"] <= seen["count"] <= seen["scheduled"] + seen["retried"]
 
 
-def test_nobody_waits_for_one_that_stays_frozen(seen):
+def test_join_and_close_do_not_wait_for_a_worker_that_stays_frozen(seen):
     assert seen["results while frozen"] == 30

@@ -13,7 +13,7 @@ from coordinator.ps_strategy.tensorflow_internals.process import context_id
 from tests.deadline import wait_until
 
 
-def test_no_process_and_a_silent_one_are_distinguished() -> None:
+def test_no_process_and_a_silent_process_are_distinguished() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with RemoteContext(address, 1) as context:
@@ -74,12 +74,12 @@ def lease(servers):
     lease.close()
 
 
-def test_a_lease_is_renewed_on_every_held_server(servers, lease) -> None:
+def test_a_lease_is_renewed_on_each_of_its_servers(servers, lease) -> None:
     lease.hold(["a:1", "b:1"])
     wait_until(lambda: servers.renewals.get("a:1", 0) >= 3 and servers.renewals.get("b:1", 0) >= 3)
 
 
-def test_a_server_that_is_no_longer_held_is_not_asked_again(servers, lease) -> None:
+def test_a_server_removed_from_the_lease_is_not_called_again(servers, lease) -> None:
     lease.hold(["a:1", "b:1"])
     wait_until(lambda: servers.renewals.get("a:1"))
     lease.hold(["b:1"])
@@ -91,7 +91,7 @@ def test_a_server_that_is_no_longer_held_is_not_asked_again(servers, lease) -> N
 
 
 @pytest.mark.parametrize("answer", list(Answer))
-def test_only_a_server_that_answers_so_has_freed_the_context(servers, answer: Answer) -> None:
+def test_a_context_counts_as_freed_only_if_its_server_says_so(servers, answer: Answer) -> None:
     lease = ClientLease(5, Options(client_timeout=600))
     lease.hold(["a:1"])
     servers.answers["a:1"] = answer

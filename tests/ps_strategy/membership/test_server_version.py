@@ -20,7 +20,7 @@ PS, WORKER = "/job:ps/replica:0/task:1", "/job:worker/replica:0/task:0"
         (None, "another TensorFlow, whose graphs cannot be read here,"),
     ],
 )
-def test_what_is_different_between_two_versions(monkeypatch, theirs, difference):
+def test_two_versions_are_compared(monkeypatch, theirs, difference):
     monkeypatch.setattr(tf.version, "GRAPH_DEF_VERSION", 2474)
     monkeypatch.setattr(handshake, "graph_version", lambda device: theirs)
     with pytest.raises(VersionMismatchError, match=re.escape(f"runs {difference} than this program")):
@@ -28,11 +28,11 @@ def test_what_is_different_between_two_versions(monkeypatch, theirs, difference)
 
 
 @pytest.mark.parametrize("device", [PS, WORKER])
-def test_the_version_is_the_servers_own(strategy, device):
+def test_the_version_is_that_of_the_servers_tensorflow(strategy, device):
     assert graph_version(device) == tf.version.GRAPH_DEF_VERSION
 
 
-def test_a_server_of_our_version_is_taken_without_a_word(strategy, caplog):
+def test_a_server_of_the_same_version_is_accepted_without_a_message(strategy, caplog):
     check_version(PS, "10.0.0.1:2222", is_error=True)
     assert not caplog.records
 
@@ -46,7 +46,7 @@ def another_version(monkeypatch):
 
 
 @pytest.mark.parametrize("device", [PS, WORKER])
-def test_a_server_of_another_version_is_an_error_that_says_which_and_what_to_do(strategy, another_version, device):
+def test_a_server_of_another_version_is_an_error_with_versions_and_advice(strategy, another_version, device):
     with pytest.raises(VersionMismatchError) as caught:
         check_version(device, "10.0.0.1:2222", is_error=True)
     assert str(caught.value) == (
@@ -56,14 +56,14 @@ def test_a_server_of_another_version_is_an_error_that_says_which_and_what_to_do(
     )
 
 
-def test_a_server_of_another_version_is_a_warning_if_that_is_wanted(strategy, another_version, caplog):
+def test_a_server_of_another_version_is_a_warning_if_so_configured(strategy, another_version, caplog):
     check_version(PS, "10.0.0.1:2222", is_error=False)
     [record] = caplog.records
     assert record.levelname == "WARNING"
     assert "runs a newer TensorFlow" in record.getMessage()
 
 
-def test_a_server_that_writes_no_such_graph_is_of_another_version(strategy, monkeypatch):
+def test_a_server_that_cannot_write_the_test_graph_has_another_version(strategy, monkeypatch):
     def refuse(**_):
         raise tf.errors.NotFoundError(None, None, "Op type not registered 'DatasetToGraphV2'")
 

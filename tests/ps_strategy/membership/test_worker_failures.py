@@ -85,7 +85,9 @@ def names(strategy, indices):
     return tuple(strategy.cluster.workers[index].device for index in sorted(indices))
 
 
-def test_a_worker_killed_between_two_calls_costs_nothing(shared_cluster, strategy, counter, count):  # rows 73, 86, 89
+def test_a_worker_killed_between_two_calls_repeats_no_function(
+    shared_cluster, strategy, counter, count
+):  # rows 73, 86, 89
     wait_used(strategy, {0, 1, 2})
     before = worker_statistics(strategy, 1)
     shared_cluster.kill("worker", 1)
@@ -129,7 +131,7 @@ def test_a_function_whose_worker_is_killed_runs_again_elsewhere(shared_cluster, 
         assert (new.losses - old.losses, new.retried - old.retried) == (suffered, suffered), new.device
 
 
-def test_of_two_workers_killed_together_each_returns_by_itself(shared_cluster, strategy, counter, count):  # row 76
+def test_two_workers_killed_together_return_independently(shared_cluster, strategy, counter, count):  # row 76
     gate = Gate(strategy)
     held = gate.occupy(3)
     shared_cluster.kill("worker", 0)
@@ -149,7 +151,7 @@ def test_of_two_workers_killed_together_each_returns_by_itself(shared_cluster, s
     assert counter.numpy() == 20
 
 
-def test_a_worker_that_returns_has_everything_again(shared_cluster, strategy):  # row 70
+def test_a_returning_worker_has_its_tables_variables_and_iterators_again(shared_cluster, strategy):  # row 70
     with strategy.scope():
         runs = tf.Variable(0, per_worker_variable=True)
         table = tf.lookup.StaticHashTable(
@@ -249,7 +251,7 @@ def test_the_same_worker_may_die_twice_in_a_row(shared_cluster, strategy, counte
     assert (after.losses - before.losses, after.reconnections - before.reconnections) == (2, 2)
 
 
-def test_a_kill_and_a_users_error_at_once(shared_cluster, strategy, counter, count):  # rows 75, 80
+def test_a_worker_is_killed_while_a_function_raises(shared_cluster, strategy, counter, count):  # rows 75, 80
     endless = Gate(strategy)
     [running] = endless.occupy()
     failing = Gate(strategy, failure="a mistake of the user")
@@ -267,7 +269,7 @@ def test_a_kill_and_a_users_error_at_once(shared_cluster, strategy, counter, cou
 
 
 @pytest.mark.long
-def test_thousands_of_functions_outlive_a_worker(shared_cluster, strategy, counter, count):
+def test_thousands_of_functions_complete_although_a_worker_dies(shared_cluster, strategy, counter, count):
     total, before = 5_000, worker_statistics(strategy, 1)
     futures = [strategy.schedule(count) for _ in range(total)]
     futures[500].result(TIMEOUT)

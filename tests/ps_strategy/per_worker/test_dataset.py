@@ -115,7 +115,7 @@ def test_an_iterator_of_the_same_type_needs_no_new_trace_and_another_one_does(st
     assert len(traces) == 2
 
 
-def test_an_iterator_outlives_its_dataset(strategy):
+def test_an_iterator_works_after_its_dataset_was_deleted(strategy):
     dataset = strategy.experimental_distribute_datasets_from_function(lambda _: tf.data.Dataset.range(5))
     iterator = iter(dataset)
     del dataset
@@ -177,17 +177,17 @@ def test_iterators_that_are_dropped_are_freed_on_the_workers(strategy, shared_cl
     [next, lambda iterator: iterator.get_next(), list, lambda iterator: tf.function(lambda: next(iterator))()],
     ids=["next", "get_next", "list", "in a function that captures it"],
 )
-def test_an_iterator_gives_nothing_on_the_client(numbers, take):  # rows 63, 67
+def test_an_iterator_cannot_be_read_on_the_client(numbers, take):  # rows 63, 67
     with pytest.raises(RuntimeError, match=r"strategy\.schedule\(step, args=\(iterator,\)\)"):
         take(iter(numbers))
 
 
-def test_a_dataset_gives_nothing_on_the_client(numbers):  # row 63
+def test_a_dataset_cannot_be_read_on_the_client(numbers):  # row 63
     with pytest.raises(RuntimeError, match=r"strategy\.schedule\(step, args=\(iterator,\)\)"):
         list(numbers)
 
 
-def test_a_function_that_is_called_instead_of_scheduled_is_refused_in_clear_words(numbers):  # row 67
+def test_a_function_that_is_called_instead_of_scheduled_gets_a_clear_error(numbers):  # row 67
     with pytest.raises(AttributeError, match=r"represents one on each worker.* must be scheduled"):
         first(iter(numbers))
     with pytest.raises(AttributeError, match=r"represents one on each worker.* must be scheduled"):

@@ -28,7 +28,9 @@ def distribute(strategy, request):
     return distributed
 
 
-def test_every_worker_has_a_dataset_and_every_iter_begins_anew(strategy, distribute):  # rows 47, 51, 55
+def test_every_worker_has_a_dataset_and_every_iterator_starts_from_the_beginning(
+    strategy, distribute
+):  # rows 47, 51, 55
     dataset = distribute(lambda: tf.data.Dataset.range(5))
     for _ in range(3):
         iterator = iter(dataset)
@@ -50,7 +52,7 @@ def test_a_map_function_is_traced_once_for_all_workers(strategy, distribute):  #
     assert len(traces) == 1
 
 
-def test_the_input_context_tells_each_worker_its_number_as_a_python_int(strategy):  # row 56
+def test_the_input_context_has_the_workers_number_as_a_python_int(strategy):  # row 56
     """A worker is one replica here, so the context splits the data by workers, and a replica's batch is the batch."""
     contexts = []
 
@@ -67,7 +69,7 @@ def test_the_input_context_tells_each_worker_its_number_as_a_python_int(strategy
     assert all(isinstance(number, int) for context in contexts for number in context)
 
 
-def test_without_a_look_at_its_number_the_dataset_function_is_traced_once(strategy):  # row 57
+def test_a_dataset_function_that_ignores_its_context_is_traced_once(strategy):  # row 57
     traces = []
 
     def same(context):
@@ -97,7 +99,7 @@ def test_without_a_seed_workers_and_iterators_shuffle_differently(strategy, dist
     assert len({tuple(order) for order in orders}) == 2 * WORKERS
 
 
-def test_with_a_seed_all_workers_shuffle_alike(strategy, distribute):
+def test_with_a_seed_all_workers_shuffle_in_the_same_order(strategy, distribute):
     dataset = distribute(lambda: tf.data.Dataset.range(10).shuffle(10, seed=7))
     orders = on_every_worker(strategy, ten, iter(dataset))
     assert sorted(orders[0]) == list(range(10))
@@ -188,7 +190,7 @@ def test_variables_may_be_read_and_changed_in_a_dataset_function(strategy):
     assert made.numpy() == 4 * WORKERS
 
 
-def test_a_ready_dataset_that_uses_variables_is_refused_in_clear_words(strategy):
+def test_a_dataset_that_uses_variables_is_refused_with_a_clear_message(strategy):
     with strategy.scope():
         variable = tf.Variable(0, dtype=tf.int64)
     dataset = tf.data.Dataset.range(4).map(lambda x: x + variable)
@@ -196,7 +198,7 @@ def test_a_ready_dataset_that_uses_variables_is_refused_in_clear_words(strategy)
         strategy.experimental_distribute_dataset(dataset)
 
 
-def test_a_dataset_function_that_makes_a_variable_is_refused(strategy):  # row 49
+def test_a_dataset_function_that_creates_a_variable_is_refused(strategy):  # row 49
     def make(_):
         offset = tf.Variable(1, dtype=tf.int64, name="offset")
         return tf.data.Dataset.range(2).map(lambda x: x + offset)
@@ -206,7 +208,7 @@ def test_a_dataset_function_that_makes_a_variable_is_refused(strategy):  # row 4
 
 
 @pytest.mark.parametrize("not_callable", [3, None, tf.constant(1)])
-def test_what_is_no_function_is_refused(strategy, not_callable):  # row 64
+def test_a_dataset_function_must_be_callable(strategy, not_callable):  # row 64
     with pytest.raises(TypeError, match=r"A dataset function takes a tf\.distribute\.InputContext and returns"):
         strategy.experimental_distribute_datasets_from_function(not_callable)
 
@@ -221,13 +223,13 @@ def test_a_function_that_returns_no_dataset_is_refused(strategy, returned):  # r
 
 
 @pytest.mark.parametrize("no_dataset", [3, total, iter([1])])
-def test_what_is_no_dataset_is_refused(strategy, no_dataset):  # row 64
+def test_only_datasets_can_be_distributed(strategy, no_dataset):  # row 64
     with pytest.raises(TypeError, match=r"experimental_distribute_dataset takes a tf\.data\.Dataset, got"):
         strategy.experimental_distribute_dataset(no_dataset)
 
 
 @pytest.mark.parametrize("buffer_size", [0, 4])
-def test_input_options_have_elements_made_ahead_on_each_worker(strategy, buffer_size):  # row 66
+def test_input_options_enable_prefetching_on_each_worker(strategy, buffer_size):  # row 66
     with strategy.scope():
         made = tf.Variable(0, dtype=tf.int64)
     without_buffers_of_its_own = tf.data.Options()
@@ -243,7 +245,7 @@ def test_input_options_have_elements_made_ahead_on_each_worker(strategy, buffer_
     wait_until(lambda: made.numpy() == (1 + buffer_size) * WORKERS)
 
 
-def test_a_buffer_may_be_asked_for_either_way_of_distributing(strategy, distribute):  # row 66
+def test_prefetching_works_for_both_ways_of_distributing(strategy, distribute):  # row 66
     options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=2)
     dataset = distribute(lambda: tf.data.Dataset.range(5), options)
     assert on_every_worker(strategy, total, iter(dataset)) == [10, 10, 10]

@@ -101,9 +101,7 @@ def interrupted(strategy, source, **options):
         pytest.param(False, False, id="finite"),
     ],
 )
-def test_an_iterator_that_is_known_to_be_interrupted_begins_anew(
-    strategy, source, caplog, endless, prefetched
-):  # row 36
+def test_an_iterator_known_to_be_interrupted_is_created_again(strategy, source, caplog, endless, prefetched):  # row 36
     iterator = interrupted(strategy, source, endless=endless, prefetched=prefetched)
     with caplog.at_level(logging.WARNING):
         assert [took(strategy, iterator) for _ in range(4)] == [0, 1, 2, 3]
@@ -113,7 +111,7 @@ def test_an_iterator_that_is_known_to_be_interrupted_begins_anew(
     ]
 
 
-def test_an_iterator_that_may_have_ended_too_early_is_not_begun_anew_but_told(strategy, source, caplog):
+def test_an_iterator_that_may_have_ended_early_is_kept_and_logged(strategy, source, caplog):
     iterator = interrupted(strategy, source, endless=False, prefetched=True)
     for _ in range(2):
         with pytest.raises(tf.errors.OutOfRangeError):
@@ -125,7 +123,7 @@ def test_an_iterator_that_may_have_ended_too_early_is_not_begun_anew_but_told(st
     assert told[0].startswith(f"{iterator.name} on /job:worker")
 
 
-def test_the_end_of_data_is_no_reason_to_begin_anew_or_to_warn(strategy, source, caplog):
+def test_the_end_of_data_neither_recreates_an_iterator_nor_warns(strategy, source, caplog):
     source.open()
     iterator = source.iterator(endless=False)
     assert [took(strategy, iterator) for _ in range(6)] == [*range(6)]
@@ -138,7 +136,7 @@ def test_the_end_of_data_is_no_reason_to_begin_anew_or_to_warn(strategy, source,
     assert "from the beginning" not in caplog.text
 
 
-def test_a_function_that_always_says_that_it_was_cancelled_fails_with_that(strategy, source):
+def test_a_function_that_always_raises_cancelled_fails_with_that_error(strategy, source):
     source.open()
     iterator = source.iterator()
 
@@ -155,7 +153,7 @@ def test_a_function_that_always_says_that_it_was_cancelled_fails_with_that(strat
             strategy.join(TIMEOUT)
 
 
-def test_an_error_elsewhere_interrupts_what_waits_for_data_and_it_goes_on_afterwards(strategy, source):  # rows 35, 36
+def test_an_iterator_works_again_after_the_error_of_another_function(strategy, source):  # rows 35, 36
     iterator = source.iterator()
     assert [took(strategy, iterator) for _ in range(2)] == [0, 1]
     waiting = strategy.schedule(take, (iterator,), worker=WORKER)

@@ -37,29 +37,29 @@ def resource(workshop):
     return PerWorkerResource("vocabulary", workshop.build)
 
 
-def test_nothing_is_made_before_it_is_needed(workshop, resource):
+def test_no_copy_is_created_before_it_is_used(workshop, resource):
     assert workshop.built_for == []
     assert repr(resource) == "<PerWorkerResource vocabulary>"
 
 
-def test_a_worker_makes_its_copy_once(workshop, resource):
+def test_a_copy_is_created_once_per_worker(workshop, resource):
     assert [resource.value_on(context(worker)) for worker in (0, 1, 0, 1)] == ["copy 1", "copy 2", "copy 1", "copy 2"]
     assert workshop.built_for == [(0, 1), (1, 1)]
 
 
-def test_a_worker_that_was_restarted_makes_its_copy_again_and_the_others_do_not(workshop, resource):
+def test_only_a_restarted_worker_creates_its_copy_again(workshop, resource):
     for connection_number in (1, 2, 2):
         resource.value_on(context(0, connection_number))
         resource.value_on(context(1))
     assert workshop.built_for == [(0, 1), (1, 1), (0, 2)]
 
 
-def test_a_copy_is_made_inside_the_device_scope_of_its_worker():
+def test_a_copy_is_created_in_the_device_scope_of_its_worker():
     resource = PerWorkerResource("constant", lambda _: tf.constant(1))
     assert resource.value_on(context()).device.endswith("/device:CPU:0")
 
 
-def test_a_copy_that_cannot_be_made_is_an_input_error_with_its_cause(workshop, resource):
+def test_a_copy_that_cannot_be_created_is_an_input_error_with_its_cause(workshop, resource):
     workshop.error = tf.errors.NotFoundError(None, None, "no such file")
     with pytest.raises(
         ClosureInputError, match=r"vocabulary could not be created on /device:CPU:0: NotFoundError: no such file"
@@ -68,7 +68,7 @@ def test_a_copy_that_cannot_be_made_is_an_input_error_with_its_cause(workshop, r
     assert caught.value.__cause__ is workshop.error
 
 
-def test_what_could_not_be_made_is_tried_again(workshop, resource):
+def test_creating_a_copy_is_retried_after_a_failure(workshop, resource):
     workshop.error = ValueError("not yet")
     with pytest.raises(ClosureInputError):
         resource.value_on(context())
@@ -98,7 +98,7 @@ def test_the_handle_of_a_variable_maps_to_the_copies_while_the_variable_exists(r
     assert len(handles.handles_of_copies) == 0
 
 
-def test_a_function_captures_what_stands_for_the_copies_however_deep_it_is_used(resource):
+def test_nested_functions_capture_a_handle_that_maps_to_the_copies(resource):
     handles = PerWorkerHandles()
     variable = tf.Variable(1)
     handles.add(variable, resource)

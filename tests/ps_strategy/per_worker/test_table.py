@@ -43,7 +43,7 @@ def growing_table(strategy, tmp_path):
     return table
 
 
-def test_a_table_made_in_the_scope_is_one_on_each_worker(strategy, growing_table, tmp_path):  # row 162
+def test_a_table_created_in_the_scope_has_a_copy_on_each_worker(strategy, growing_table, tmp_path):  # row 162
     size = tf.function(growing_table.size)
     assert growing_table.size().numpy() == 2
     assert on_every_worker(strategy, size) == [3, 3, 3]
@@ -53,7 +53,7 @@ def test_a_table_made_in_the_scope_is_one_on_each_worker(strategy, growing_table
     assert growing_table.size().numpy() == 2
 
 
-def test_a_table_made_in_the_scope_works_on_the_client(table):  # row 162
+def test_a_table_created_in_the_scope_works_on_the_client(table):  # row 162
     assert table.size().numpy() == 2
     assert table.lookup(tf.constant(WORDS)).numpy().tolist() == FOUND
     assert tf.function(table.lookup)(tf.constant(WORDS)).numpy().tolist() == FOUND
@@ -65,7 +65,7 @@ def test_the_tables_are_on_the_workers(strategy, table):  # row 162
     assert has_copies_on_workers(strategy, table.resource_handle)
 
 
-def test_a_copy_of_a_table_stands_for_the_same_tables(strategy, growing_table):  # row 163
+def test_a_python_copy_of_a_table_refers_to_the_same_tables(strategy, growing_table):  # row 163
     made_before = len(per_worker_handles(strategy).handles_of_copies)
     copied = copy.copy(growing_table)
     assert on_every_worker(strategy, tf.function(copied.size)) == [3, 3, 3]
@@ -77,7 +77,7 @@ def test_a_copy_of_a_table_stands_for_the_same_tables(strategy, growing_table): 
 @pytest.mark.parametrize("dataset_scope", [True, False], ids=["dataset in scope", "dataset outside"])
 @pytest.mark.parametrize("table_place", ["in scope", "outside", "in the dataset function"])
 @pytest.mark.parametrize("use", ["map", "directly"])
-def test_lookups_in_a_pipeline_are_right_wherever_things_are_made(  # rows 164, 165, 166
+def test_lookups_in_a_pipeline_work_wherever_table_and_pipeline_are_created(  # rows 164, 165, 166
     strategy, dataset_form, dataset_scope, table_place, use
 ):
     with strategy.scope() if table_place == "in scope" else tf.device(None):
@@ -98,7 +98,7 @@ def test_lookups_in_a_pipeline_are_right_wherever_things_are_made(  # rows 164, 
     assert found == [FOUND] * WORKERS
 
 
-def test_a_pipeline_that_a_function_makes_looks_up_in_the_workers_own_table(strategy, growing_table):  # row 165
+def test_a_pipeline_created_in_a_function_uses_the_workers_table(strategy, growing_table):  # row 165
     def make_dataset(_):
         return tf.data.Dataset.from_tensors(["b", "c"]).map(growing_table.lookup)
 
@@ -106,7 +106,7 @@ def test_a_pipeline_that_a_function_makes_looks_up_in_the_workers_own_table(stra
     assert [found.tolist() for found in on_every_worker(strategy, first, iterator)] == [[1, 2]] * WORKERS
 
 
-def test_a_table_made_in_a_step_works(strategy):
+def test_a_table_created_in_a_step_works(strategy):
     @tf.function
     def step(words):
         return make_table().lookup(words)
@@ -135,7 +135,7 @@ def test_lookups_in_a_step_may_be_inside_of_loops_branches_and_functions(strateg
         assert mapped.tolist() == [2, 2]
 
 
-def test_a_models_function_binds_each_workers_own_table_when_called(strategy, growing_table):  # row 168
+def test_a_function_traced_on_the_client_uses_each_workers_table(strategy, growing_table):  # row 168
     class Model(tf.Module):
         def __init__(self):
             self.table = growing_table
@@ -154,7 +154,7 @@ def test_a_models_function_binds_each_workers_own_table_when_called(strategy, gr
     assert [words.tolist() for words in found] == [[1, 2]] * WORKERS
 
 
-def test_a_table_with_buckets_for_other_words_works(strategy):
+def test_a_table_with_out_of_vocabulary_buckets_works(strategy):
     initializer = tf.lookup.KeyValueTensorInitializer(tf.constant(["a", "b"]), tf.constant([0, 1], tf.int64))
     with strategy.scope():
         table = tf.lookup.StaticVocabularyTable(initializer, num_oov_buckets=1)
@@ -162,7 +162,7 @@ def test_a_table_with_buckets_for_other_words_works(strategy):
     assert [words.tolist() for words in found] == [[0, 1, 2]] * WORKERS
 
 
-def test_a_table_that_cannot_be_made_on_a_worker_is_an_input_error(strategy, growing_table, tmp_path):
+def test_a_table_that_cannot_be_created_on_a_worker_is_an_input_error(strategy, growing_table, tmp_path):
     (tmp_path / "words.txt").unlink()
     with pytest.raises(coordinator.ClosureInputError, match="lookup table could not be created on /job:worker"):
         on_every_worker(strategy, tf.function(growing_table.size))

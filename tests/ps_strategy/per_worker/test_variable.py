@@ -42,7 +42,7 @@ def test_the_copies_together_have_counted_every_call(strategy, counter):  # rows
     assert sum(counter.read_all()) == 20
 
 
-def test_it_may_be_an_argument_and_stands_for_the_workers_own_copy(strategy, counter):  # row 61
+def test_a_per_worker_variable_as_an_argument_is_the_workers_copy(strategy, counter):  # row 61
     traces = []
 
     @tf.function
@@ -58,7 +58,7 @@ def test_it_may_be_an_argument_and_stands_for_the_workers_own_copy(strategy, cou
     assert len(traces) == 1
 
 
-def test_an_ordinary_variable_may_be_an_argument_and_stays_one(strategy):
+def test_an_ordinary_variable_as_an_argument_is_not_copied(strategy):
     with strategy.scope():
         variable = tf.Variable([1.0, 2.0])
 
@@ -83,7 +83,7 @@ def test_outside_of_scheduled_functions_it_is_an_ordinary_variable_on_the_client
     assert counter.read_all() == [0, 0, 0]
 
 
-def test_it_is_bound_however_deep_in_a_function_it_is_used(strategy, counter):
+def test_the_workers_copy_is_used_in_nested_functions_too(strategy, counter):
     @tf.function
     def inner(by):
         return counter.assign_add(by)
@@ -108,7 +108,7 @@ def test_a_dataset_function_may_use_it(strategy, counter):
     assert on_every_worker(strategy, tf.function(lambda it: (next(it), next(it))), iterator) == [(10, 21)] * WORKERS
 
 
-def test_each_copy_has_an_initial_value_of_its_own_if_it_is_a_function(strategy):
+def test_an_initial_value_function_is_called_for_each_copy(strategy):
     with strategy.scope():
         noise = tf.Variable(
             lambda: tf.random.uniform([4]), dtype=tf.float32, name="noise", trainable=False, per_worker_variable=True
@@ -119,7 +119,7 @@ def test_each_copy_has_an_initial_value_of_its_own_if_it_is_a_function(strategy)
     assert not noise.trainable
 
 
-def test_gradients_flow_to_it(strategy):
+def test_gradients_flow_to_a_per_worker_variable(strategy):
     with strategy.scope():
         weight = tf.Variable(3.0, per_worker_variable=True)
 
@@ -174,7 +174,7 @@ def test_evaluation_over_shards_is_exact_although_two_of_three_workers_are_kille
     assert count.read_all() == [8.0] * WORKERS
 
 
-def test_a_keras_optimizer_that_is_made_per_worker_has_slots_of_its_own_on_each(strategy):
+def test_a_per_worker_keras_optimizer_has_separate_slots_on_each_worker(strategy):
     def per_worker(next_creator, **kwargs):
         return next_creator(**kwargs, per_worker_variable=True)
 

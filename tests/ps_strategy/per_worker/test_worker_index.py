@@ -29,7 +29,7 @@ def test_shards_by_the_workers_index_are_disjoint_and_complete(strategy):  # row
     assert len(traces) == 1
 
 
-def test_a_map_function_in_a_dataset_knows_its_worker(strategy):
+def test_a_dataset_map_function_gets_the_index_of_its_worker(strategy):
     def indices(_):
         return tf.data.Dataset.range(2).map(lambda _: coordinator.get_current_worker_index())
 
@@ -37,7 +37,7 @@ def test_a_map_function_in_a_dataset_knows_its_worker(strategy):
     assert on_every_worker(strategy, total, iter(dataset)) == [0, 2, 4]
 
 
-def test_a_scheduled_function_knows_its_worker_however_deep_it_asks(strategy):
+def test_nested_functions_get_the_index_of_their_worker(strategy):
     @tf.function
     def inner():
         return coordinator.get_current_worker_index()
@@ -87,7 +87,7 @@ def test_the_index_and_the_pipelines_number_have_one_type(strategy):
     assert on_every_worker(strategy, step, iterator) == [(0, True), (2, True), (4, True)]
 
 
-def test_it_is_not_known_outside_of_scheduled_functions(strategy):
+def test_the_index_raises_outside_of_scheduled_functions(strategy):
     with pytest.raises(RuntimeError, match="known only inside a function that is scheduled"):
         coordinator.get_current_worker_index()
     with strategy.scope(), pytest.raises(RuntimeError, match="known only inside a function that is scheduled"):

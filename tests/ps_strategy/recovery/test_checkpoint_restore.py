@@ -60,7 +60,7 @@ def test_without_a_checkpoint_nothing_is_restored(manager, variable, prepare):
     assert prepare.count == 1
 
 
-def test_a_checkpoint_of_another_manager_of_the_directory_is_seen(manager, variable, prepare):
+def test_a_checkpoint_of_another_manager_in_the_directory_is_found(manager, variable, prepare):
     save(manager, variable, 1)
     source = CheckpointRestore(manager)
     other = tf.train.CheckpointManager(tf.train.Checkpoint(variable=variable), manager.directory, max_to_keep=3)
@@ -76,7 +76,7 @@ def cut(path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("ending", [".index", ".data-00000-of-00001"])
 @pytest.mark.parametrize("damage", [pathlib.Path.unlink, cut, lambda path: path.write_bytes(b"")])
-def test_a_damaged_checkpoint_is_passed_over(manager, variable, prepare, caplog, ending, damage):
+def test_a_damaged_checkpoint_is_skipped(manager, variable, prepare, caplog, ending, damage):
     paths = save(manager, variable, 1, 2, 3)
     damage(pathlib.Path(paths[-1] + ending))
     variable.assign([9, 9])
@@ -86,7 +86,7 @@ def test_a_damaged_checkpoint_is_passed_over(manager, variable, prepare, caplog,
     assert f"{paths[-1]} cannot be restored" in caplog.text
 
 
-def test_if_none_can_be_read_what_the_newest_raised_is_raised(manager, variable, prepare):
+def test_if_no_checkpoint_is_readable_the_newest_ones_error_is_raised(manager, variable, prepare):
     paths = save(manager, variable, 1, 2)
     for path in paths:
         cut(pathlib.Path(path + ".index"))
@@ -95,7 +95,7 @@ def test_if_none_can_be_read_what_the_newest_raised_is_raised(manager, variable,
     assert paths[-1] in str(caught.value.__notes__)
 
 
-def test_a_lost_server_is_no_fault_of_the_checkpoint(manager, variable, prepare, monkeypatch):
+def test_an_error_of_a_lost_server_does_not_skip_the_checkpoint(manager, variable, prepare, monkeypatch):
     save(manager, variable, 1, 2)
 
     def fail(path):
@@ -121,7 +121,7 @@ def test_a_manager_that_saves_at_intervals_may_save_right_after(variable, tmp_pa
 
 
 @pytest.mark.parametrize("returned", [None, "some/where", pathlib.Path("some/where"), object()], ids=type)
-def test_a_function_restores_as_it_likes(variable, prepare, returned):
+def test_a_function_may_do_the_restore(variable, prepare, returned):
     prepared = []
 
     def restore():
@@ -136,7 +136,7 @@ def test_a_function_restores_as_it_likes(variable, prepare, returned):
 
 
 @pytest.mark.parametrize("wrong", [None, "path/to/checkpoint", 3, tf.train.CheckpointManager], ids=repr)
-def test_anything_else_is_refused(wrong):
+def test_other_sources_are_refused(wrong):
     with pytest.raises(TypeError, match=r"takes a tf\.train\.CheckpointManager, or a function"):
         CheckpointRestore(wrong)
 
@@ -154,7 +154,7 @@ def test_a_checkpoint_that_was_saved_asynchronously_is_refused(manager):
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras])
-def test_a_model_and_its_optimizer_come_back_without_a_word(library, tmp_path, prepare, capfd, caplog):
+def test_a_model_and_its_optimizer_are_restored_without_warnings(library, tmp_path, prepare, capfd, caplog):
     model = library.Sequential([library.layers.Dense(3), library.layers.Dense(1)])
     model.build((None, 2))
     optimizer = library.optimizers.Adam(0.1)

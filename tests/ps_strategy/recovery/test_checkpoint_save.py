@@ -105,7 +105,7 @@ def test_other_errors_are_raised_unchanged(manager, progress, recovery):
     assert recovery.waits == 0
 
 
-def test_a_save_that_was_not_due_is_no_checkpoint(progress, recovery, tmp_path):
+def test_a_save_that_was_not_due_records_nothing(progress, recovery, tmp_path):
     step = tf.Variable(1)
     manager = tf.train.CheckpointManager(
         tf.train.Checkpoint(step=step), str(tmp_path), max_to_keep=1, step_counter=step, checkpoint_interval=10
@@ -115,7 +115,7 @@ def test_a_save_that_was_not_due_is_no_checkpoint(progress, recovery, tmp_path):
     assert manager.save() is None
 
 
-def test_releasing_restores_the_managers_own_save(manager, progress, recovery):
+def test_releasing_restores_the_managers_original_save(manager, progress, recovery):
     own = manager.save
     guarded = guard(manager, progress, recovery)
     assert manager.save is guarded
@@ -186,7 +186,7 @@ class Finished:
         return self.count
 
 
-def test_what_a_recovery_undid_does_not_count():
+def test_progress_undone_by_a_recovery_does_not_count():
     finished = Finished()
     progress = SavedProgress(finished)
     finished.count = 10
@@ -202,7 +202,7 @@ def test_what_a_recovery_undid_does_not_count():
     assert progress.roll_back("ckpt-1") == (15, 10)
 
 
-def test_a_checkpoint_from_before_this_program_holds_nothing_of_it():
+def test_a_checkpoint_from_before_this_program_has_no_progress_of_it():
     finished = Finished()
     progress = SavedProgress(finished)
     finished.count = 5

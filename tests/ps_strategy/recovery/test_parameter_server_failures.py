@@ -32,7 +32,7 @@ def seen(tmp_path_factory) -> dict:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_join_says_which_parameter_server_was_lost(seen, case):  # rows 90, 91, 93, 94, 95
+def test_join_raises_an_error_that_names_the_lost_parameter_server(seen, case):  # rows 90, 91, 93, 94, 95
     index = CASES[case].lost[0][1]
     for join in (seen[case]["join"], seen[case]["join again"]):
         assert join["raised"] == "ParameterServerLost", join
@@ -44,7 +44,7 @@ def test_join_says_which_parameter_server_was_lost(seen, case):  # rows 90, 91, 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_so_does_schedule(seen, case):  # row 92
+def test_schedule_raises_an_error_that_names_the_lost_parameter_server(seen, case):  # row 92
     assert seen[case]["schedule"]["raised"] == "ParameterServerLost"
     assert seen[case]["schedule"]["seconds"] < SOON
 
@@ -60,7 +60,7 @@ def test_closing_with_a_lost_parameter_server_is_quick(seen, case):
     assert seen[case]["close"]["seconds"] < SOON
 
 
-def test_a_new_strategy_in_the_same_process_goes_on_from_the_checkpoint(seen):
+def test_a_new_strategy_in_the_same_process_continues_from_the_checkpoint(seen):
     resumed = [seen[case]["resumed"] for case in (*CASES, "afterwards")]
     assert resumed == [[STEPS * made] * 2 for made in (*range(len(CASES)), len(CASES) + 1)]
     assert seen["afterwards"]["healthy"] == [True, True]

@@ -88,7 +88,7 @@ def test_a_save_that_a_lost_server_made_fail_is_repeated(seen):
     assert saving["is complete"]
 
 
-def test_a_function_of_the_users_finds_initial_values(seen):
+def test_a_custom_restore_function_gets_initial_values(seen):
     assert seen["by a function"]["seen by the function"] == [5, 6]
 
 
@@ -100,11 +100,11 @@ def test_without_a_checkpoint_training_restarts_from_initial_values(seen):
     assert case["rolled back"]["step_before"] > 0
 
 
-def test_many_variables_are_recovered_soon(seen):
+def test_many_variables_are_recovered_quickly(seen):
     assert seen["many variables"]["right"]
     assert seen["many variables"]["seconds"] < SOON
 
 
-def test_objects_that_are_dropped_meanwhile_raise_nothing(seen):
+def test_objects_deleted_during_a_recovery_raise_nothing(seen):
     assert "Traceback" not in seen["errors"], seen["errors"]
     assert "Exception ignored" not in seen["errors"], seen["errors"]

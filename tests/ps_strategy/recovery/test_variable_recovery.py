@@ -16,7 +16,7 @@ def test_without_a_source_nothing_can_be_recovered():
         new_recovery().recover()
 
 
-def test_a_manager_that_is_replaced_has_its_own_save_again(tmp_path):
+def test_a_replaced_manager_gets_its_original_save_method_back(tmp_path):
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(step=tf.Variable(1)), str(tmp_path), max_to_keep=1)
     recovery = new_recovery(runtime=Runtime())
     recovery.restore_from(manager)

@@ -41,7 +41,7 @@ def test_variables_on_parameter_servers_are_known_and_no_others(strategy, store)
     assert len(store.variables()) == 3
 
 
-def test_dropped_variables_leave(strategy, store):
+def test_deleted_variables_are_removed_from_the_store(strategy, store):
     with strategy.scope():
         kept, dropped = tf.Variable(1), tf.Variable(2)
         layer = keras.layers.Dense(3)
@@ -54,7 +54,7 @@ def test_dropped_variables_leave(strategy, store):
     assert [id(variable) for variable in store.variables()] == [id(kept)]
 
 
-def test_a_renewed_variable_has_no_value_until_it_gets_one(strategy, store):
+def test_a_recreated_variable_is_uninitialized_until_it_is_assigned(strategy, store):
     with strategy.scope():
         variables = [tf.Variable(value) for value in (1, 2, 3)]
     devices = [variable.device for variable in variables]
@@ -79,7 +79,7 @@ def test_a_renewed_variable_has_no_value_until_it_gets_one(strategy, store):
     ],
     ids=repr,
 )
-def test_the_initial_value_comes_back(strategy, store, value):
+def test_the_initial_value_is_restored(strategy, store, value):
     with strategy.scope():
         variable = tf.Variable(value)
     initial = variable.numpy()
@@ -107,7 +107,7 @@ def test_a_large_initial_value_is_not_copied_which_is_logged(strategy, store, ca
 
 
 @pytest.mark.parametrize("shape", [tf.TensorShape(None), tf.TensorShape([None, 2])], ids=repr)
-def test_a_variable_of_unknown_shape_stays_one(strategy, store, shape):
+def test_a_variable_of_unknown_shape_keeps_its_unknown_shape(strategy, store, shape):
     with strategy.scope():
         small, large = tf.Variable(tf.ones([3, 2]), shape=shape), tf.Variable(tf.ones([400_000, 2]), shape=shape)
     make_again(store)
@@ -165,7 +165,7 @@ def test_functions_are_not_retraced(strategy, store):
     assert int(later()) == before[1]
 
 
-def test_loops_branches_and_gradients_over_renewed_variables_are_right(strategy, store):
+def test_loops_branches_and_gradients_of_recreated_variables_work(strategy, store):
     with strategy.scope():
         weight = tf.Variable(3.0)
 
@@ -208,7 +208,7 @@ def test_a_loaded_function_still_works(strategy, store, tmp_path):
     assert float(strategy.schedule(loaded.apply, args=(tf.constant(3.0),)).result(TIMEOUT)) == 15.0
 
 
-def test_a_variable_that_is_an_argument_is_passed_as_it_is_now(strategy, store):
+def test_a_variable_argument_is_passed_with_its_current_handle(strategy, store):
     with strategy.scope():
         variable = tf.Variable(1)
 

@@ -31,7 +31,7 @@ def run(strategy: coordinator.ParameterServerStrategy, step: Any, times: int = S
         pytest.param(lambda total: total.assign(total + tf.ones([1])), STEPS, marks=pytest.mark.long),
     ],
 )
-def test_a_program_that_reads_adds_and_assigns_loses_nothing(
+def test_assigning_a_read_value_plus_a_change_loses_no_update(
     strategy: coordinator.ParameterServerStrategy, change: Callable[[tf.Variable], Any], expected: float
 ) -> None:
     with strategy.scope():
@@ -58,7 +58,7 @@ def test_a_program_that_reads_adds_and_assigns_loses_nothing(
         (lambda v: v.assign(tf.identity(v) + 1.0), 11.0),
     ],
 )
-def test_a_function_alone_does_what_it_says(
+def test_a_single_function_computes_what_is_written(
     strategy: coordinator.ParameterServerStrategy, change: Callable[[tf.Variable], Any], expected: float
 ) -> None:
     with strategy.scope():
@@ -73,7 +73,7 @@ def test_a_function_alone_does_what_it_says(
     assert float(variable) == expected
 
 
-def test_the_client_itself_may_assign_as_ever(strategy: coordinator.ParameterServerStrategy) -> None:
+def test_assignments_on_the_client_work_as_usual(strategy: coordinator.ParameterServerStrategy) -> None:
     with strategy.scope():
         variable = tf.Variable(1.0)
     assert float(variable.assign(variable + 1.0)) == 2.0
@@ -81,7 +81,7 @@ def test_the_client_itself_may_assign_as_ever(strategy: coordinator.ParameterSer
         variable.assign(variable + tf.ones([2]))
 
 
-def test_a_wrong_shape_is_refused_in_a_function_too(strategy: coordinator.ParameterServerStrategy) -> None:
+def test_a_wrong_shape_is_refused_when_a_function_is_traced(strategy: coordinator.ParameterServerStrategy) -> None:
     with strategy.scope():
         variable = tf.Variable(1.0)
 
@@ -127,7 +127,7 @@ def test_keras_optimizers_and_metrics_count_every_step(strategy: coordinator.Par
     assert determination.sum.numpy().sum() == 6 * STEPS
 
 
-def test_a_layer_of_the_users_own_counts_every_call(strategy: coordinator.ParameterServerStrategy) -> None:
+def test_a_custom_layer_counts_every_call(strategy: coordinator.ParameterServerStrategy) -> None:
     class Counting(keras.layers.Layer):
         def build(self, shape: Any) -> None:
             self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, dtype="int64")

@@ -7,7 +7,7 @@ from coordinator.ps_strategy.tensorflow_internals.calls import named_arguments, 
 from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data
 
 
-def test_a_placeholder_knows_of_the_variable_that_another_stands_for():
+def test_a_placeholder_gets_the_handle_data_of_another():
     variable, other = tf.Variable([1.0]), tf.Variable([10.0])
     concrete = tf.function(lambda: variable.assign_add([2.0])).get_concrete_function()
 
@@ -21,7 +21,7 @@ def test_a_placeholder_knows_of_the_variable_that_another_stands_for():
     assert read(other.handle).numpy() == [10.0]
 
 
-def test_outputs_are_packed_as_the_function_returned_them():
+def test_outputs_have_the_structure_that_the_function_returned():
     @tf.function
     def plain(x):
         return {"twice": 2 * x, "none": None, "pair": (x, [tf.constant("a")])}

@@ -46,7 +46,7 @@ def change(variable, method, values, indices, is_function):
         for rank in INDICES
     ],
 )
-def test_rows_are_changed_as_those_of_a_plain_variable(method, rank, row, is_function):
+def test_rows_are_updated_as_those_of_a_plain_variable(method, rank, row, is_function):
     for values in (updates(INDICES[rank], row), 2.5, tf.constant(2.5)):
         plain, shared = plain_and_shared(row)
         found = [change(each, method, values, INDICES[rank], is_function) for each in (plain, shared)]
@@ -65,7 +65,7 @@ def test_rows_are_changed_as_those_of_a_plain_variable(method, rank, row, is_fun
         pytest.param("complex64", ["scatter_add", "scatter_sub", "scatter_update"], marks=pytest.mark.long),
     ],
 )
-def test_rows_of_other_types_are_changed_as_those_of_a_plain_variable(dtype, methods):
+def test_rows_of_other_dtypes_are_updated_as_those_of_a_plain_variable(dtype, methods):
     plain, shared = plain_and_shared((3,), tf.as_dtype(dtype))
     for method in methods:
         for values in (updates([1, 4], (3,), plain.dtype), 3):
@@ -74,7 +74,7 @@ def test_rows_of_other_types_are_changed_as_those_of_a_plain_variable(dtype, met
 
 
 @pytest.mark.parametrize(("one", "other"), [(True, False), (b"one", b"other")])
-def test_rows_of_truth_values_and_strings_are_assigned(one, other):
+def test_rows_of_bools_and_strings_are_assigned(one, other):
     shared = tf.Variable([one, one, one])
     make_shared(shared)
     assert change(shared, "scatter_update", [other], [1], False).numpy().tolist() == [one, other, one]
@@ -82,7 +82,7 @@ def test_rows_of_truth_values_and_strings_are_assigned(one, other):
 
 @pytest.mark.parametrize("is_function", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("method", ["scatter_add", "scatter_sub"])
-def test_changes_of_the_same_row_are_summed_and_the_last_extreme_is_kept(method, is_function):
+def test_repeated_indices_are_summed_or_reduced_to_their_extreme(method, is_function):
     plain, shared = plain_and_shared((3,))
     for each in (plain, shared):
         change(each, method, updates([1, 1, 4, 1], (3,)), [1, 1, 4, 1], is_function)
@@ -90,7 +90,7 @@ def test_changes_of_the_same_row_are_summed_and_the_last_extreme_is_kept(method,
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_not_known_before_it_runs_is_changed_alike(method):
+def test_updates_of_unknown_shape_give_the_same_as_on_a_plain_variable(method):
     def changed(variable):
         @tf.function(input_signature=[tf.TensorSpec(None), tf.TensorSpec(None, tf.int32)])
         def step(values, indices):
@@ -111,7 +111,7 @@ def test_what_is_not_known_before_it_runs_is_changed_alike(method):
 @pytest.mark.parametrize("is_function", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("index", [ROWS, -1])
-def test_an_index_of_no_row_is_refused(method, index, is_function):
+def test_an_index_out_of_range_is_refused(method, index, is_function):
     for variable in plain_and_shared((3,)):
         with pytest.raises(tf.errors.InvalidArgumentError):
             change(variable, method, tf.ones([2, 3]), [0, index], is_function)
@@ -133,7 +133,7 @@ def test_values_of_another_shape_are_refused(method, shape):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_no_change_of_rows_or_of_another_type_is_refused(method):
+def test_other_arguments_than_indexed_slices_and_other_dtypes_are_refused(method):
     messages = []
     for variable in plain_and_shared((3,)):
         with pytest.raises(TypeError, match=r"must be a `tf\.IndexedSlices`") as caught:
@@ -165,7 +165,7 @@ def test_arguments_and_results_are_those_of_tensorflow(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_gradient_goes_through_a_change_as_in_tensorflow(method):
+def test_gradients_flow_through_a_scatter_as_in_tensorflow(method):
     def gradient(variable, is_function):
         def step():
             with tf.GradientTape() as tape:
@@ -186,7 +186,7 @@ def types_in(function):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_kernel_is_one_that_locks_also_for_what_a_change_returns(method):
+def test_exclusive_kernels_are_used_also_for_returned_values(method):
     _, shared = plain_and_shared((3,))
     exclusive = "ResourceScatterNd" + method.removeprefix("scatter_").capitalize()
     one = slices(tf.ones([1, 3]), [1])
@@ -196,7 +196,7 @@ def test_the_kernel_is_one_that_locks_also_for_what_a_change_returns(method):
     assert types_in(lambda: getattr(getattr(shared, method)(one), method)(one)) == {exclusive}
 
 
-def test_changes_that_follow_each_other_happen_in_that_order():
+def test_consecutive_scatters_run_in_program_order():
     _, shared = plain_and_shared((3,))
 
     @tf.function
@@ -207,14 +207,14 @@ def test_changes_that_follow_each_other_happen_in_that_order():
     np.testing.assert_array_equal(step()[:, 0], [2.0, 3.0, 1.0, 1.0, 1.0])
 
 
-def test_batches_of_rows_are_assigned_by_a_kernel_that_locks_already():
+def test_batch_scatter_update_uses_an_exclusive_kernel():
     _, shared = plain_and_shared((3,))
     assert types_in(lambda: shared.batch_scatter_update(slices(tf.ones([ROWS, 1]), [[0]] * ROWS))) == {
         "ResourceScatterNdUpdate"
     }
 
 
-def test_products_and_quotients_of_rows_have_no_kernel_that_locks():
+def test_scatter_mul_and_scatter_div_have_no_exclusive_kernel():
     _, shared = plain_and_shared((3,))
     one = slices(tf.ones([1, 3]), [1])
     assert types_in(lambda: shared.scatter_mul(one)) == {"ResourceScatterMul"}
@@ -222,7 +222,7 @@ def test_products_and_quotients_of_rows_have_no_kernel_that_locks():
     assert not any(hasattr(tf.raw_ops, f"ResourceScatterNd{name}") for name in ("Mul", "Div"))
 
 
-def test_a_value_read_before_a_change_of_rows_is_not_the_present_one():
+def test_a_value_read_before_a_scatter_is_not_the_current_value():
     _, shared = plain_and_shared(())
 
     @tf.function

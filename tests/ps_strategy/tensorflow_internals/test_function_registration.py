@@ -65,7 +65,7 @@ def traced_and_dropped():
     return name
 
 
-def test_a_function_that_is_dropped_while_the_cluster_changes_is_removed_afterwards(registration, monkeypatch):
+def test_a_function_deleted_while_the_cluster_changes_is_removed_afterwards(registration, monkeypatch):
     removed = []
     remove = registration.remove
     monkeypatch.setattr(registration, "remove", lambda name: removed.append(name) or remove(name))
@@ -79,7 +79,7 @@ def test_a_function_that_is_dropped_while_the_cluster_changes_is_removed_afterwa
     assert not context.context().has_function(later)
 
 
-def test_a_function_is_dropped_although_a_server_is_not_connected(registration, monkeypatch):
+def test_a_function_is_removed_although_a_server_is_not_connected(registration, monkeypatch):
     def refuse(name):
         raise tf.errors.InvalidArgumentError(None, None, f"Client not found, of {name}")
 
@@ -122,12 +122,12 @@ def test_a_change_of_the_cluster_waits_while_a_function_is_registered_or_removed
         thread.join(TIMEOUT)
 
 
-def test_who_changes_the_cluster_may_trace_a_function_itself(registration):
+def test_the_thread_that_changes_the_cluster_may_trace_functions(registration):
     with registration.held_back():
         assert tf.function(lambda: tf.constant(3))().numpy() == 3
 
 
-def test_neither_waits_for_the_other_for_ever(tracing):
+def test_waiting_for_a_change_of_the_cluster_is_bounded(tracing):
     registration = FunctionRegistration(longest_wait=0.05)
     try:
         with registration.held_back():
@@ -136,7 +136,7 @@ def test_neither_waits_for_the_other_for_ever(tracing):
         registration.close()
 
 
-def test_tensorflow_is_left_as_it_was():
+def test_closing_restores_tensorflows_methods():
     first = FunctionRegistration(longest_wait=TIMEOUT)
     first.close()
     with first.held_back():
@@ -154,7 +154,7 @@ def test_tensorflow_is_left_as_it_was():
     assert context.context().remove_function == second.remove
 
 
-def test_another_one_that_is_closed_leaves_this_one_in_force(registration, tracing):
+def test_closing_one_registration_does_not_disable_another(registration, tracing):
     FunctionRegistration(longest_wait=TIMEOUT).close()
     with registration.held_back():
         traced = tracing()
@@ -164,7 +164,7 @@ def test_another_one_that_is_closed_leaves_this_one_in_force(registration, traci
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_functions_are_traced_while_a_worker_comes_and_goes(shared_cluster, strategy, times):
+def test_functions_are_traced_while_a_worker_is_removed_and_added(shared_cluster, strategy, times):
     index = len(strategy.cluster.workers) - 1
     address = shared_cluster.spec["worker"][index]
 

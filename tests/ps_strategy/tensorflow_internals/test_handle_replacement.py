@@ -37,7 +37,7 @@ def test_a_new_handle_is_of_the_same_kind_and_has_no_value(value):
     assert not tf.raw_ops.VarIsInitializedOp(resource=new)
 
 
-def test_a_variable_stays_itself_when_its_handle_is_replaced():
+def test_a_variable_keeps_its_identity_when_its_handle_is_replaced():
     variable = tf.Variable(1.0, name="named")
     former, reference = variable_handle(variable), variable.ref()
     replace(variable)
@@ -53,7 +53,7 @@ def test_a_variable_stays_itself_when_its_handle_is_replaced():
     assert present_handle(constant) is constant
 
 
-def test_every_holder_of_the_former_handle_lets_it_go():
+def test_no_reference_to_the_former_handle_remains():
     variable, other = tf.Variable(1.0), tf.Variable(10.0)
 
     @tf.function
@@ -89,7 +89,7 @@ def test_captures_keep_their_order():
     assert all(one is another for one, another in pairs)
 
 
-def test_the_list_of_captures_is_another_when_they_are_replaced():
+def test_replacing_captures_creates_a_new_list():
     captured, other = tf.Variable(1.0), tf.Variable(1.0)
     concrete = tf.function(lambda: captured + 1.0).get_concrete_function()
     before = captures_of(concrete)

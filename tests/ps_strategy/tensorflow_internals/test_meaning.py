@@ -47,7 +47,7 @@ def test_the_environment_is_set_in_a_scope_and_restored_after_it(monkeypatch):
         ("TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY", "python/eager/context.py"),
     ],
 )
-def test_tensorflow_reads_that_variable_of_the_environment(name, readers):
+def test_tensorflow_reads_the_environment_variable(name, readers):
     paths = pathlib.Path(tf.sysconfig.get_lib()).glob(readers)
     assert any(is_written_in(path, name.encode()) for path in paths)
 
@@ -136,7 +136,7 @@ def test_arguments_left_out_are_filled_in():
         calls.with_defaults(add, (1, 2, 3), {})
 
 
-def test_a_functions_own_object_is_no_argument_of_it():
+def test_self_is_not_an_argument_of_a_bound_method():
     class Scale:
         @tf.function
         def apply(self, x, factor=2):
@@ -145,7 +145,7 @@ def test_a_functions_own_object_is_no_argument_of_it():
     assert calls.with_defaults(Scale().apply, (1,), {}) == ((1, 2), {})
 
 
-def test_arguments_become_the_tensors_that_a_function_takes():
+def test_arguments_are_flattened_to_the_tensors_that_a_function_takes():
     concrete = add.get_concrete_function(tf.TensorSpec([], tf.int32), z=tf.TensorSpec([], tf.int32))
     inputs = calls.flat_inputs(concrete, (np.int32(1), 10), {"z": tf.constant(3)})
     assert [int(tensor) for tensor in inputs] == [1, 3]
@@ -161,7 +161,7 @@ def test_a_call_packs_what_the_function_returns():
     assert call(tf.function(lambda: None).get_concrete_function()) is None
 
 
-def test_captures_follow_the_arguments_and_may_be_others():
+def test_captures_follow_the_arguments_and_may_be_replaced():
     variables = [tf.Variable(1.0), tf.Variable(100.0)]
     concrete = tf.function(variables[0].assign_add).get_concrete_function(tf.TensorSpec([]))
     assert concrete.captured_inputs[0] is handles.variable_handle(variables[0])
@@ -171,7 +171,7 @@ def test_captures_follow_the_arguments_and_may_be_others():
     assert [variable.numpy() for variable in variables] == [1, 105]
 
 
-def test_an_error_of_a_call_names_the_place_in_the_users_code():
+def test_an_error_of_a_call_names_the_line_in_the_users_code():
     @tf.function
     def check(x):
         tf.debugging.assert_equal(x, 0, "must be zero")
@@ -187,7 +187,7 @@ def new_table():
     return tf.lookup.StaticHashTable(initializer, default_value=-1)
 
 
-def test_tables_are_made_by_the_creator_in_scope():
+def test_tables_are_created_by_the_creator_in_scope():
     made = []
 
     def create(next_creator, *args, **kwargs):
@@ -217,7 +217,7 @@ def test_a_handle_leads_to_its_table_or_variable():
     assert handles.variable_handle(variable).dtype == tf.resource
 
 
-def test_a_table_of_a_saved_model_is_made_by_saved_functions(tmp_path):
+def test_a_table_of_a_saved_model_is_created_by_saved_functions(tmp_path):
     module = tf.Module()
     module.table = new_table()
     module.look = tf.function(module.table.lookup, input_signature=[tf.TensorSpec([], tf.string)])
@@ -321,11 +321,11 @@ MEMBERSHIP = """
 """
 
 
-def test_tasks_come_and_go_while_variables_and_traces_stay(run_program):
+def test_variables_and_traces_survive_when_tasks_are_added_and_removed(run_program):
     assert "members came and went" in run_program(MEMBERSHIP).stdout
 
 
-def test_a_fresh_function_is_the_same_function_not_traced_yet():
+def test_an_untraced_copy_is_the_same_function_without_traces():
     traces = []
 
     @tf.function(reduce_retracing=True, jit_compile=False)
@@ -341,7 +341,7 @@ def test_a_fresh_function_is_the_same_function_not_traced_yet():
     assert again.python_function is double.python_function
 
 
-def test_a_function_of_a_saved_model_cannot_be_traced_anew(tmp_path):
+def test_a_function_of_a_saved_model_cannot_be_traced_again(tmp_path):
     module = tf.Module()
     module.double = tf.function(lambda x: 2 * x, input_signature=[tf.TensorSpec([], tf.int32)])
     tf.saved_model.save(module, str(tmp_path))

@@ -51,7 +51,7 @@ def test_reads_are_replaced_in_the_scope_and_gradients_go_to_the_variable():
     assert gradient.numpy().tolist() == [4.0, 7.0]
 
 
-def test_a_reader_without_a_copy_leaves_reads_to_the_variable():
+def test_reads_use_the_variable_if_the_reader_has_no_copy():
     variable = tf.Variable([1.0, 2.0])
     reader = ConstantReader(None)
     with reads_replaced([variable], [reader]):
@@ -89,7 +89,7 @@ def test_a_replaced_read_in_a_loop_has_its_gradient():
     assert [each.numpy() for each in step()] == [125.0, 75.0]
 
 
-def test_a_variables_own_value_is_unknown_to_tapes():
+def test_read_variable_is_not_recorded_by_tapes():
     variable = tf.Variable(3.0)
     with reads_replaced([variable], [ConstantReader(lambda: tf.constant(5.0))]):
         with tf.GradientTape() as tape:
@@ -98,7 +98,7 @@ def test_a_variables_own_value_is_unknown_to_tapes():
         assert tape.gradient(value, variable) is None
 
 
-def test_a_branch_or_loop_leads_to_the_graph_around_it_and_a_function_does_not():
+def test_is_within_looks_through_branches_and_loops_but_not_functions():
     inside = {}
 
     def note(place, graph):

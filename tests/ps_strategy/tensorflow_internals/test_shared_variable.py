@@ -91,7 +91,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_scalar_is_read_as_often_as_needed_and_what_it_gives_is_right(name):
+def test_a_scalar_is_read_as_often_as_needed_and_its_value_is_right(name):
     use, reads, expected = CASES[name]
     variable = shared(10.0)
     function = tf.function(lambda: use(variable))
@@ -101,13 +101,13 @@ def test_a_scalar_is_read_as_often_as_needed_and_what_it_gives_is_right(name):
 
 
 @pytest.mark.parametrize("variable", [tf.Variable(2.0), tf.Variable([2.0, 3.0], trainable=False)])
-def test_what_is_trained_and_what_is_no_scalar_is_read_at_each_use(variable):
+def test_trainable_variables_and_non_scalars_are_read_at_each_use(variable):
     make_shared(variable)
     concrete = tf.function(lambda: [variable + 1.0, variable + 2.0]).get_concrete_function()
     assert reads_of(concrete, variable) == 2
 
 
-def test_an_addition_in_a_branch_to_what_was_read_before_it_is_made_at_once():
+def test_an_addition_in_a_branch_to_an_earlier_read_is_applied_at_once():
     variable = shared(10.0)
 
     @tf.function
@@ -123,7 +123,7 @@ def test_an_addition_in_a_branch_to_what_was_read_before_it_is_made_at_once():
     assert float(variable) == 11.0
 
 
-def test_adam_reads_its_count_and_its_rate_once_for_all_variables_of_a_model(strategy):
+def test_adam_reads_iterations_and_learning_rate_once_per_step(strategy):
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(7))])
         optimizer = keras.optimizers.Adam(0.5)

@@ -38,7 +38,7 @@ def test_both_staleness_and_speed_must_be_within_a_tenth(simulated: Figures, agr
     assert comparison(figures(), simulated).agrees is agrees
 
 
-def test_no_staleness_agrees_with_none_and_with_nothing_else() -> None:
+def test_zero_staleness_agrees_only_with_zero_staleness() -> None:
     assert comparison(figures(staleness=0.0), figures(staleness=0.0)).agrees
     assert not comparison(figures(staleness=0.0), figures(staleness=0.1)).agrees
 
@@ -54,7 +54,7 @@ def test_the_tables_have_a_row_for_each() -> None:
     ]
 
 
-def test_noise_is_told_from_what_is_more_than_noise() -> None:
+def test_differences_within_noise_are_distinguished_from_larger_ones() -> None:
     apart = [figures(staleness=1.5, rate=20.0), figures(staleness=2.5, rate=20.1)]
     (agreed, line) = verdict([comparison(figures(), figures(staleness=2.4, rate=30.0), apart)]).splitlines()
     assert agreed == "0 of 1 settings agree within 10% in mean staleness and in updates/s."
@@ -64,14 +64,14 @@ def test_noise_is_told_from_what_is_more_than_noise() -> None:
     )
 
 
-def test_where_workers_wait_it_is_said_that_real_ones_ask_now_and_then() -> None:
+def test_the_report_explains_that_real_workers_poll_while_they_wait() -> None:
     found = [comparison(figures(idle=0.3), figures(rate=30.0, idle=0.2)), comparison(figures(), figures())]
     (agreed, line) = verdict(found).splitlines()
     assert agreed.startswith("1 of 2 settings agree")
     assert line.endswith("; a real worker that waits asks again only every 5.0 ms, or more if others wait, too.")
 
 
-def test_runs_count_as_if_they_were_one() -> None:
+def test_several_runs_are_combined_into_one() -> None:
     short = Run(seconds=10.0, updates=30, histogram=np.array([10, 20, 0]), waited=3.0, recorded=[])
     long = Run(seconds=30.0, updates=170, histogram=np.array([0, 100, 70]), waited=5.0, recorded=[])
     figures = Figures.of_runs([short, long], workers=2)
@@ -81,6 +81,6 @@ def test_runs_count_as_if_they_were_one() -> None:
     assert figures.idle_share == pytest.approx(8.0 / 80.0)
 
 
-def test_the_result_of_a_simulation_has_all_figures() -> None:
+def test_a_simulation_result_has_all_compared_figures() -> None:
     result = simulate(Setting(workers=2, rule=BoundedDelay(1), compute=[0.1, 0.3], pushes=100))
     assert all(getattr(result, field.name) >= 0 for field in dataclasses.fields(Figures))

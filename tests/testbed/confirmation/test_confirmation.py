@@ -20,7 +20,7 @@ from tests.program_runner import COORDINATOR, ProgramRunner
         (["--delays", "1"], "--delays is for experiments; --confirm does not take it."),
     ],
 )
-def test_a_wrong_option_is_one_line_with_its_name(
+def test_a_wrong_option_is_refused_in_one_line_with_its_name(
     options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["testbed", "--confirm", *options]) == 2

@@ -19,7 +19,7 @@ def run_of(*recorded, waited: float = 0.0) -> Run:
     return Run(seconds=1.0, updates=1, histogram=np.array([1]), waited=waited, recorded=recorded)
 
 
-def test_the_parts_of_a_step_lie_between_what_it_notes() -> None:
+def test_the_parts_of_a_step_lie_between_its_recorded_times() -> None:
     quick = noted(steps=10, pull=0.01, compute=0.1, push=0.02, dispatch=0.03)
     slow = noted(steps=5, pull=0.01, compute=0.3, push=0.02, dispatch=0.03)
     times = StepTimes.of([run_of(quick, slow), run_of(quick, slow)])
@@ -30,12 +30,12 @@ def test_the_parts_of_a_step_lie_between_what_it_notes() -> None:
     assert (times.pull, times.push) == pytest.approx((0.01, 0.02))
 
 
-def test_what_a_rule_has_made_workers_wait_is_no_part_of_a_pull() -> None:
+def test_the_waiting_time_of_a_rule_is_not_part_of_a_pull() -> None:
     waiting = noted(steps=10, pull=0.21, compute=0.1, push=0.02, dispatch=0.03)
     assert StepTimes.of([run_of(waiting, waited=2.0)]).pull == pytest.approx(0.01)
 
 
-def test_long_waits_and_a_clock_that_was_set_leave_no_negative_times() -> None:
+def test_long_waits_and_an_adjusted_clock_give_no_negative_times() -> None:
     steps = noted(steps=3, pull=0.01, compute=0.1, push=0.0, dispatch=-0.03)
     times = StepTimes.of([run_of(steps, waited=1.0)])
     assert min(times.pull, times.push, *times.dispatch) >= 0
@@ -63,7 +63,7 @@ def test_the_table_is_lognormal() -> None:
     assert logarithms.std() == pytest.approx(0.5, rel=0.05)
 
 
-def test_steps_draw_from_the_table_and_those_of_the_slow_worker_a_multiple() -> None:
+def test_steps_draw_from_the_table_and_the_slow_worker_a_multiple() -> None:
     sleeps = Sleeps(median=0.05, slow_factor=3.0)
     drawn = tf.function(lambda worker: sleeps.draw(worker, 2), autograph=False)
     of_usual, of_slow = ([float(drawn(tf.constant(worker, tf.int64))) for _ in range(100)] for worker in (0, 2))

@@ -88,7 +88,7 @@ def test_an_unfinished_update_is_finished_once(rule, variables, push, made_on, f
     assert rule.statistics().updates == 1
 
 
-def test_a_caller_that_is_some_updates_late_changes_nothing(rule, variables, push):
+def test_using_an_earlier_update_again_changes_nothing(rule, variables, push):
     assert push(0)
     for store in accumulator_of(rule).stores:
         add(rule, store, ids(1)[0], 3.0)
@@ -104,7 +104,7 @@ def test_a_caller_that_is_some_updates_late_changes_nothing(rule, variables, pus
     assert value_of(variables) == -3.0
 
 
-def test_incomplete_ids_drop_no_gradient_that_was_accepted_meanwhile(strategy, variables):
+def test_removing_incomplete_pushes_drops_no_accepted_gradient(strategy, variables):
     with strategy.scope():
         rule = BoundedDelay(descend, variables, max_delay=None, learning_rate=1.0)
     stores = accumulator_of(rule).stores
@@ -123,7 +123,7 @@ def test_incomplete_ids_drop_no_gradient_that_was_accepted_meanwhile(strategy, v
     assert value_of(variables) == -3.0
 
 
-def test_gradients_that_are_in_no_update_do_not_pile_up(rule, variables, push):
+def test_gradients_that_are_in_no_update_are_removed(rule, variables, push):
     store = accumulator_of(rule).stores[0]
     for _ in range(2):
         for _ in range(3):
@@ -178,7 +178,7 @@ def test_a_variable_without_gradients_stays_as_it_is(strategy, variables):
 
 @pytest.mark.parametrize("dtype", [tf.float16, pytest.param(tf.bfloat16, marks=pytest.mark.long)])
 @pytest.mark.long
-def test_half_precision_is_accumulated_in_full(strategy, dtype):
+def test_half_precision_gradients_are_accumulated_in_float32(strategy, dtype):
     with strategy.scope():
         variables = [tf.Variable(lambda: tf.zeros([2], dtype)) for _ in range(2)]
         rule = Synchronous(descend_half, variables, grads_to_wait=3, learning_rate=1.0)
@@ -208,7 +208,7 @@ def descend_half(variable, gradient, rate):
         variable.assign_sub(rate * gradient, read_value=False)
 
 
-def test_flush_applies_the_mean_of_what_waits_and_says_how_many_there_were(strategy, variables):
+def test_flush_applies_the_mean_of_waiting_gradients_and_returns_their_number(strategy, variables):
     with strategy.scope():
         rule = Synchronous(descend, variables, grads_to_wait=3, learning_rate=1.0)
     assert rule.flush() == 0
@@ -228,7 +228,7 @@ def test_flush_applies_the_mean_of_what_waits_and_says_how_many_there_were(strat
     assert rule.flush() == 0
 
 
-def test_a_checkpoint_has_nothing_of_what_waits(rule, push, tmp_path):
+def test_a_checkpoint_contains_no_waiting_gradients(rule, push, tmp_path):
     assert push(0)
     path = tf.train.Checkpoint(rule=rule).write(str(tmp_path / "checkpoint"))
     names = [name for name, _ in tf.train.list_variables(path) if "OBJECT_GRAPH" not in name]

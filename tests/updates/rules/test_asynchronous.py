@@ -156,7 +156,7 @@ MORE_SCALES = [
         *(pytest.param(name, MORE_SCALES, marks=pytest.mark.long) for name in OPTIMIZERS),
     ],
 )
-def test_a_stale_gradient_has_a_scaled_learning_rate_and_the_next_the_usual(strategy, name, scales):
+def test_only_a_stale_gradient_has_a_scaled_learning_rate(strategy, name, scales):
     for modulation, staleness, scale in scales:
         with strategy.scope():
             variables = [keras.Variable(tf.zeros([2])) for _ in range(3)]
@@ -191,7 +191,7 @@ def test_concurrent_gradients_are_scaled_each_by_its_own_staleness(strategy):
         np.testing.assert_allclose(variable.numpy(), -expected, rtol=1e-5)
 
 
-def test_a_server_without_gradients_is_left_alone(strategy):
+def test_a_server_without_gradients_is_not_updated(strategy):
     with strategy.scope():
         variables = [tf.Variable(1.0) for _ in range(2)]
         rule = Asynchronous(descend, variables, lr_staleness_modulation=True, learning_rate=0.5)

@@ -61,7 +61,7 @@ def test_workers_are_idle_while_they_wait_for_the_slow_one(strategy, variables):
 
 
 @pytest.mark.parametrize("unbounded", mostly_long([float("inf"), None], float("inf")))
-def test_no_worker_waits_without_a_limit_of_the_delay(strategy, variables, unbounded):
+def test_no_worker_waits_if_the_delay_is_unlimited(strategy, variables, unbounded):
     with strategy.scope():
         rule = BoundedDelay(descend, variables, max_delay=unbounded, learning_rate=1.0)
     step = new_step(rule, variables, slow_worker=0)
@@ -74,7 +74,7 @@ def test_no_worker_waits_without_a_limit_of_the_delay(strategy, variables, unbou
     assert value_of(variables) == -15.0
 
 
-def test_without_delay_and_with_all_workers_in_an_update_it_is_one_process(strategy, variables):
+def test_zero_delay_with_all_workers_in_an_update_equals_one_process(strategy, variables):
     with strategy.scope():
         rule = BoundedDelay(descend, variables, max_delay=0, grads_to_wait=3, learning_rate=0.25)
 

@@ -53,7 +53,7 @@ def test_without_delay_the_next_pull_has_every_gradient_as_if_asynchronous(strat
     assert rule.statistics().staleness.histogram == (5,)
 
 
-def test_a_pull_applies_what_is_due_and_queues_the_rest_as_in_one_process(strategy, variables):
+def test_a_pull_applies_due_gradients_and_requeues_the_rest(strategy, variables):
     with strategy.scope():
         delay = tf.Variable(0.0, dtype=tf.float64, trainable=False)
     rule = make_rule(strategy, variables, lambda worker, time: delay.read_value(), halve_and_descend)
@@ -128,7 +128,7 @@ def test_the_delay_may_depend_on_the_time_and_be_random(strategy, variables):
 
 
 @pytest.mark.long
-def test_adam_makes_of_delayed_gradients_what_it_makes_of_them_in_one_process(strategy):
+def test_adam_with_delayed_gradients_equals_adam_in_one_process(strategy):
     batches = list(tf.random.stateless_normal([6, 8, 4], [5, 7]))
     with strategy.scope():
         model, optimizer = new_model(), keras.optimizers.Adam(0.1)
@@ -203,6 +203,6 @@ def test_gradients_are_delayed_after_another_rule_and_its_checkpoint_has_them(st
         (None, TypeError, "delay must be a number of seconds .*, or a function"),
     ],
 )
-def test_a_delay_is_seconds_or_a_function(strategy, variables, delay, error, said):
+def test_a_delay_must_be_seconds_or_a_function(strategy, variables, delay, error, said):
     with strategy.scope(), pytest.raises(error, match=said):
         Delayed(descend, variables, delay=delay, learning_rate=1.0)

@@ -24,7 +24,7 @@ from tests.updates.rules.averaging_steps import (
 # The algorithm.
 
 
-def test_models_become_the_mean_of_the_latest_ones_and_then_change_on_their_own(strategy, weights, turn):
+def test_models_become_the_mean_of_the_latest_ones_then_train_independently(strategy, weights, turn):
     """Workers take turns inside one function each, so that none is idle; the same with plain numbers besides."""
     order = [0, 1, 0, 0, 2, 1, 2, 0, 1, 1]
     rule = make_rule(strategy, weights)
@@ -133,7 +133,7 @@ def test_variables_of_all_dtypes_and_servers_are_averaged(strategy):
 
 
 @pytest.mark.long
-def test_several_steps_in_one_function_do_the_same_as_in_several(strategy, weights):
+def test_several_steps_in_one_function_equal_those_in_several_functions(strategy, weights):
     rule = make_rule(strategy, weights)
 
     @tf.function
@@ -154,7 +154,7 @@ def test_several_steps_in_one_function_do_the_same_as_in_several(strategy, weigh
 # Beside the computation.
 
 
-def test_the_averaging_is_done_while_the_gradients_are_computed(strategy, weights):
+def test_averaging_completes_while_gradients_are_computed(strategy, weights):
     rule = make_rule(strategy, weights)
 
     @tf.function
@@ -172,7 +172,7 @@ def test_the_averaging_is_done_while_the_gradients_are_computed(strategy, weight
     assert rule.version.numpy() == 3
 
 
-def test_the_gradients_are_computed_while_the_averaging_is_held_up(strategy, weights, turn):
+def test_gradients_are_computed_while_averaging_is_delayed(strategy, weights, turn):
     rule = make_rule(strategy, weights)
 
     model_sum = averaging_of(rule).sums[0]

@@ -46,7 +46,7 @@ def test_a_worker_that_has_trained_nothing_does_not_count(strategy, weights):
     assert weights[1].numpy() == 3
 
 
-def test_while_aborted_steps_stay_with_their_workers_and_resume_averages_again(strategy, weights):
+def test_models_stay_separate_between_abort_and_resume(strategy, weights):
     rule = make_rule(strategy, weights)
     step = ascent(rule, weights)
     run(strategy, step, 0, 4.0)
@@ -95,7 +95,7 @@ def test_a_checkpoint_restored_between_abort_and_resume_reaches_all_workers(stra
 # With what else there is.
 
 
-def test_gradients_of_embeddings_go_to_the_servers_at_once(strategy, weights):
+def test_gradients_of_embeddings_are_sent_to_the_servers_at_once(strategy, weights):
     with strategy.scope():
         table = tf.Variable(tf.zeros([4, 2]))
     rule = make_rule(strategy, [*weights, table], embeddings=[table], period=NEVER)
@@ -122,7 +122,7 @@ def test_gradients_of_embeddings_go_to_the_servers_at_once(strategy, weights):
 
 
 @pytest.mark.release
-def test_it_may_follow_another_rule_and_be_followed_by_one(strategy, weights):
+def test_model_averaging_may_follow_and_precede_another_rule(strategy, weights):
     first = make_rule(strategy, weights, period=NEVER)
     with strategy.scope():
         second = Asynchronous(descend, weights, learning_rate=1.0)
@@ -141,7 +141,7 @@ def test_it_may_follow_another_rule_and_be_followed_by_one(strategy, weights):
     assert third.version.numpy() == 4
 
 
-def test_a_push_may_be_in_a_function_inside_and_not_in_one_beside_its_pull(strategy, weights):
+def test_a_push_may_be_in_a_nested_function_of_its_pull_and_in_no_other(strategy, weights):
     rule = make_rule(strategy, weights)
 
     @tf.function
@@ -219,7 +219,7 @@ def test_abort_does_not_wait_for_a_worker_that_is_dead(strategy, shared_cluster,
         ({"warmup_steps": True}, TypeError, "warmup_steps"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(strategy, weights, options, error, message):
+def test_invalid_arguments_are_refused(strategy, weights, options, error, message):
     with pytest.raises(error, match=message):
         make_rule(strategy, weights, **options)
 
@@ -229,5 +229,5 @@ def test_a_model_of_embeddings_alone_is_refused(strategy, weights):
         make_rule(strategy, weights, embeddings=weights)
 
 
-def test_it_is_public():
+def test_model_averaging_is_public():
     assert coordinator.updates.ModelAverage is ModelAverage

@@ -52,7 +52,7 @@ def test_every_worker_counts_its_own_steps(strategy, weights):
     assert rule.statistics().pulls == 2 + 1 + 1
 
 
-def test_the_pushes_of_others_are_seen_with_the_next_pull_and_not_before(strategy, weights):
+def test_the_pushes_of_others_are_seen_only_with_the_next_pull(strategy, weights):
     rule = make_rule(strategy, weights, get_model_frequency=3)
     step = descending_step(rule, weights)
     found = [run(strategy, step, worker) for worker in (0, 1, 0, 1, 0, 1, 0, 1)]
@@ -96,7 +96,7 @@ def test_variables_that_are_too_large_to_be_packed_have_copies(strategy):
     assert rule.statistics().bytes_pulled == 2 * 4 * (2**18 + 1)
 
 
-def test_embeddings_are_looked_up_where_they_are_in_every_step(strategy, weights):
+def test_embeddings_are_looked_up_on_their_server_in_every_step(strategy, weights):
     with strategy.scope():
         table = tf.Variable(tf.zeros([6, 2]))
     rule = make_rule(strategy, [table, weights[1]], get_model_frequency=100, embeddings=[table])
@@ -197,7 +197,7 @@ def test_a_worker_that_was_restarted_pulls_first(strategy, shared_cluster, weigh
     assert rule.statistics().pulls == 3
 
 
-def test_what_workers_keep_is_in_no_checkpoint_and_clocks_and_version_are(strategy, weights, tmp_path):
+def test_a_checkpoint_contains_clocks_and_version_but_no_local_models(strategy, weights, tmp_path):
     rule = make_rule(strategy, weights, get_model_frequency=2, max_lead=3)
     step = descending_step(rule, weights)
     for _ in range(3):
@@ -210,7 +210,7 @@ def test_what_workers_keep_is_in_no_checkpoint_and_clocks_and_version_are(strate
 
 
 @pytest.mark.parametrize("max_lead", [None, 1])
-def test_it_continues_after_another_rule(strategy, weights, max_lead):
+def test_stale_synchronous_continues_after_another_rule(strategy, weights, max_lead):
     with strategy.scope():
         rule = Asynchronous(descend, weights, learning_rate=1.0)
     following = make_rule(strategy, weights, get_model_frequency=3, max_lead=max_lead)

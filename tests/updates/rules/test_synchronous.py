@@ -46,7 +46,7 @@ def test_a_dense_and_a_sparse_variable_are_updated_by_the_averaged_gradients(str
     assert rule.version.numpy() == ROUNDS
 
 
-def test_a_model_with_adam_becomes_what_one_process_makes_of_the_averaged_gradients(strategy):
+def test_adam_gives_the_same_as_one_process_with_averaged_gradients(strategy):
     batches = [tf.random.stateless_normal([3, 8, 4], [number, 7]) for number in range(ROUNDS)]
 
     with strategy.scope():
@@ -109,7 +109,7 @@ def assert_consistent(rule, variables, grads_to_wait):
     assert statistics.updates == rule.version.numpy()
 
 
-def test_every_minibatch_is_in_an_update_once_though_gradients_are_rejected(strategy, variables):
+def test_every_minibatch_is_applied_once_although_gradients_are_rejected(strategy, variables):
     with strategy.scope():
         rule = Synchronous(descend, variables, grads_to_wait=2, learning_rate=1.0)
     step = new_step(rule, variables)
@@ -135,7 +135,7 @@ def brought_back(strategy, cluster, worker):
 
 
 @pytest.mark.release
-def test_a_worker_that_dies_in_mid_step_is_not_missed(strategy, shared_cluster, variables):
+def test_a_worker_that_dies_during_a_step_is_not_waited_for(strategy, shared_cluster, variables):
     with strategy.scope():
         rule = Synchronous(descend, variables, grads_to_wait=2, learning_rate=1.0)
     step = new_step(rule, variables)

@@ -52,7 +52,7 @@ def test_a_push_that_did_not_reach_all_servers_or_was_not_queued_is_in_no_update
         pytest.param("the client", [0, 1], marks=pytest.mark.long),
     ],
 )
-def test_an_update_that_a_dead_worker_left_behind_is_finished_once(strategy, variables, made_on, finisher):
+def test_an_update_that_a_dead_worker_left_unfinished_is_finished_once(strategy, variables, made_on, finisher):
     rule = make_rule(strategy, variables, 0)
     accumulator = accumulator_of(rule)
     for push, value in zip(ids(1, 2), (3.0, 4.0), strict=True):
@@ -89,7 +89,7 @@ def test_a_push_of_an_abandoned_call_is_not_queued(strategy, variables):
 
 
 @pytest.mark.long
-def test_rows_that_were_applied_do_not_pile_up_behind_those_that_wait(strategy, variables):
+def test_applied_rows_are_removed_although_earlier_ones_wait(strategy, variables):
     rule = make_rule(strategy, variables, lambda worker, time: NEVER if worker == 0 else 0.0)
     step = new_step(strategy, rule, variables)
     for _ in range(3):
@@ -103,7 +103,7 @@ def test_rows_that_were_applied_do_not_pile_up_behind_those_that_wait(strategy, 
     assert value_of(variables) == -312.0
 
 
-def test_nothing_of_a_step_waits_for_another_machine_under_a_lock(strategy, variables):
+def test_no_operation_under_a_lock_waits_for_another_machine(strategy, variables):
     rule = make_rule(strategy, variables, lambda worker, time: tf.random.uniform([]))
 
     @tf.function
@@ -118,7 +118,7 @@ def test_nothing_of_a_step_waits_for_another_machine_under_a_lock(strategy, vari
 
 
 @pytest.mark.long
-def test_workers_that_are_killed_lose_nothing_of_the_queue(strategy, shared_cluster, variables):
+def test_killing_workers_loses_no_queued_gradient(strategy, shared_cluster, variables):
     rule = make_rule(strategy, variables, lambda worker, time: NEVER if worker == 2 else 0.05)
     step = new_step(strategy, rule, variables)
     step(1000, worker=2)

@@ -109,7 +109,7 @@ def test_the_decision_gets_the_worker_and_its_clock(strategy, state, begin, may_
     assert state.clocks.numpy()[:3].tolist() == [4, 5, 6]
 
 
-def test_one_by_one_each_sees_what_the_one_before_it_has_noted(strategy, state, begin, may_end):
+def test_waiting_workers_begin_one_by_one_and_see_earlier_ones(strategy, state, begin, may_end):
     def none_in_flight(worker, clock):
         return tf.reduce_all(state.workers.pulled_version.read_value() == NO_STEP)
 
@@ -155,7 +155,7 @@ def test_a_returning_worker_starts_at_the_slowest_clock_of_the_present_ones(stat
         future.result(TIMEOUT)
 
 
-def test_an_abandoned_call_does_not_count(strategy, state, gate, begin, may_end):
+def test_an_abandoned_call_is_not_recorded(strategy, state, gate, begin, may_end):
     may_end.assign([True] * 3)
     fences = tf.fill(state.workers.fence.shape, tf.constant(2**40, tf.int64))
     state.workers.fence.assign(fences)

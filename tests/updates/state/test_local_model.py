@@ -66,7 +66,7 @@ def on_workers(strategy, local, **options):
 
 
 @pytest.mark.parametrize("kind", mostly_long(OPTIMIZERS, "weight decay, not of all"))
-def test_every_worker_trains_its_own_copies_as_one_process_would_its_variables(strategy, kind):
+def test_every_worker_trains_its_copies_as_one_process_trains_variables(strategy, kind):
     local, optimizer, variables = local_model(strategy, OPTIMIZERS[kind])
     step = on_workers(strategy, local)
     for _ in range(STEPS):
@@ -84,7 +84,7 @@ def test_every_worker_trains_its_own_copies_as_one_process_would_its_variables(s
         np.testing.assert_array_equal(local.variables[number].numpy(), np.zeros_like(START[number]))
 
 
-def test_the_copies_are_zero_and_have_made_no_step_before_they_are_filled(strategy):
+def test_the_copies_are_zero_with_zero_iterations_until_they_are_initialized(strategy):
     local, *_ = local_model(strategy, OPTIMIZERS["adam"])
     for found in on_every_worker(strategy, tf.function(lambda: (local.steps.read_value(), local.values()))):
         assert found[0] == 0
@@ -92,7 +92,7 @@ def test_the_copies_are_zero_and_have_made_no_step_before_they_are_filled(strate
         assert not found[1][1].any()
 
 
-def test_a_function_changes_the_copies_with_the_rate_that_its_variable_has(strategy):
+def test_an_update_function_gets_the_value_of_a_learning_rate_variable(strategy):
     with strategy.scope():
         rate = tf.Variable(0.5)
     local, *_ = local_model(strategy, lambda _: descend, rate)
@@ -103,7 +103,7 @@ def test_a_function_changes_the_copies_with_the_rate_that_its_variable_has(strat
     assert [list(values[1][2]) for values in step()] == [[-1.5, -4.0], [-4.0, -9.0], [-6.5, -14.0]]
 
 
-def test_the_rate_of_a_keras_optimizer_that_was_changed_counts(strategy):
+def test_a_changed_learning_rate_of_a_keras_optimizer_is_used(strategy):
     local, optimizer, _ = local_model(strategy, lambda _: keras.optimizers.SGD(0.5))
     step = on_workers(strategy, local)
     assert list(step()[0][0]) == [2.5, -3.0]
@@ -112,13 +112,13 @@ def test_the_rate_of_a_keras_optimizer_that_was_changed_counts(strategy):
 
 
 @pytest.mark.parametrize("make", [lambda _: keras.optimizers.SGD(0.5), lambda _: descend], ids=["keras", "function"])
-def test_a_given_rate_comes_before_the_optimizers_own(strategy, make):
+def test_a_given_learning_rate_overrides_that_of_the_optimizer(strategy, make):
     learning_rate = 0.5 if make(None) is descend else None
     local, *_ = local_model(strategy, make, learning_rate)
     assert list(on_workers(strategy, local, rate=tf.constant(1.0))()[0][0]) == [2.0, -2.0]
 
 
-def test_some_of_a_models_variables_may_be_copied_and_some_of_the_copies_changed(strategy):
+def test_some_variables_may_be_copied_and_some_copies_updated(strategy):
     with strategy.scope():
         model = Model([tf.Variable([float(number)]) for number in range(4)])
         local = LocalModel(model, [3, 1], keras.optimizers.Adam(1.0))

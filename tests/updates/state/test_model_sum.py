@@ -43,7 +43,7 @@ def bring(strategy, model_sum):
     return call
 
 
-def test_the_mean_is_of_the_latest_model_of_each(bring, variables):
+def test_the_mean_is_of_the_latest_model_of_each_worker(bring, variables):
     assert bring(5, [1, 2, 3, 4]) == ([1, 2, 3, 4], True)
     assert bring(0, [3, 4, 5, 6]) == ([2, 3, 4, 5], True)
     assert bring(5, [7, 8, 9, 10]) == ([5, 6, 7, 8], True)
@@ -51,7 +51,7 @@ def test_the_mean_is_of_the_latest_model_of_each(bring, variables):
     assert variables[1].numpy().tolist() == [[7, 8]]
 
 
-def test_a_model_that_was_removed_counts_no_more_and_its_worker_may_bring_another(bring, model_sum):
+def test_a_removed_model_no_longer_counts_and_its_worker_may_add_another(bring, model_sum):
     for worker, number in enumerate((1.0, 3.0, 8.0)):
         bring(worker, [number] * 4)
     model_sum.remove(2, is_lost=False)
@@ -59,7 +59,7 @@ def test_a_model_that_was_removed_counts_no_more_and_its_worker_may_bring_anothe
     assert bring(2, [5.0] * 4) == ([3.0] * 4, True)
 
 
-def test_removing_a_worker_that_never_was_there_changes_nothing(bring, model_sum):
+def test_removing_an_unknown_worker_changes_nothing(bring, model_sum):
     bring(0, [1.0] * 4)
     model_sum.remove(7, is_lost=True)
     assert bring(1, [3.0] * 4)[0] == [2.0] * 4
@@ -84,7 +84,7 @@ def test_a_newer_generation_removes_all_models_and_an_older_one_is_rejected(brin
     assert bring(0, [7.0] * 4, generation=2) == ([6.0] * 4, True)
 
 
-def test_a_half_done_change_of_a_cancelled_call_is_undone_when_its_worker_is_removed(bring, model_sum):
+def test_removing_a_worker_undoes_the_unfinished_change_of_its_cancelled_call(bring, model_sum):
     bring(0, [1.0] * 4)
     bring(1, [3.0] * 4)
     # It has replaced the model, but not changed the sum.
@@ -93,7 +93,7 @@ def test_a_half_done_change_of_a_cancelled_call_is_undone_when_its_worker_is_rem
     assert bring(0, [2.0] * 4)[0] == [2.0] * 4
 
 
-def test_a_model_that_is_no_number_goes_with_its_worker(bring, model_sum):
+def test_a_model_with_nan_is_removed_with_its_worker(bring, model_sum):
     bring(0, [1.0] * 4)
     assert np.isnan(bring(1, [np.nan] * 4)[0]).all()
     model_sum.remove(1, is_lost=False)
@@ -109,7 +109,7 @@ def test_the_mean_does_not_drift_however_often_models_are_replaced(strategy, bri
     np.testing.assert_allclose(model_sum.total.numpy()[:2], exact[:2] * 3, rtol=1e-12)
 
 
-def test_models_of_float64_are_averaged_as_such(strategy):
+def test_models_of_float64_are_averaged_in_float64(strategy):
     with strategy.scope():
         variable = tf.Variable(tf.zeros([1], tf.float64))
         model_sum = ModelSum([0], [variable], ServerMutex("tests/average_board_float64", variable.device))

@@ -68,7 +68,7 @@ def assert_mixed(variables):
 
 @pytest.mark.parametrize("delay", [NEVER, 0])
 @pytest.mark.long
-def test_each_push_may_have_sparse_dense_and_missing_gradients_in_its_own_way(strategy, mixed, delay):
+def test_pushes_may_differ_in_sparse_dense_and_missing_gradients(strategy, mixed, delay):
     with strategy.scope():
         rule = Delayed(descend, mixed, delay=delay, embeddings=[mixed[1]], learning_rate=1.0)
     push = push_of_kinds(strategy, rule)
@@ -79,7 +79,7 @@ def test_each_push_may_have_sparse_dense_and_missing_gradients_in_its_own_way(st
 
 
 @pytest.mark.long
-def test_a_checkpoint_has_what_is_queued_with_its_delays_and_order(strategy, mixed, tmp_path):
+def test_a_checkpoint_contains_queued_gradients_with_delays_and_order(strategy, mixed, tmp_path):
     def new_rule():
         return Delayed(
             descend, mixed, delay=lambda worker, time: delay.read_value(), embeddings=[mixed[1]], learning_rate=1.0

@@ -20,7 +20,7 @@ def result(strategy, step):
     return strategy.schedule(step).result(TIMEOUT)
 
 
-def test_all_of_it_is_on_one_server(state):
+def test_the_whole_rule_state_is_on_one_server(state):
     variables = [*state.variables, *vars(state.workers).values()]
     assert {variable.device for variable in variables} == {state.home}
     assert len(variables) == 8
@@ -66,7 +66,7 @@ def test_racing_workers_lose_no_count(strategy, state):
     assert state.snapshot()[0]["pushes"] == 60
 
 
-def test_each_staleness_has_a_slot_and_the_last_one_counts_all_larger(strategy, state):
+def test_the_last_staleness_slot_counts_all_larger_ones(strategy, state):
     @tf.function(autograph=False)
     def step():
         for staleness in (0, 3, 3, MAX_STALENESS, MAX_STALENESS + 1, 2**40, -1):

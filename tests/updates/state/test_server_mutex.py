@@ -69,7 +69,7 @@ def test_a_mutex_is_acquired_after_its_inputs_and_released_after_all_operations(
     assert strategy.schedule(step, args=(tf.constant(3.0),)).result(TIMEOUT) == 6
 
 
-def test_an_error_under_the_lock_lets_go_of_it(strategy, variable):
+def test_an_error_under_the_lock_releases_it(strategy, variable):
     lock = ServerMutex(NAME, variable.device)
 
     @tf.function(autograph=False)
@@ -99,7 +99,7 @@ def test_operations_added_in_a_scope_are_listed():
     assert after.op not in operations
 
 
-def test_the_check_of_these_tests_finds_what_waits(strategy):
+def test_the_check_of_locked_operations_finds_operations_that_wait(strategy):
     with strategy.scope():
         variables = [tf.Variable(0.0) for _ in range(2)]
     lock = ServerMutex(NAME, variables[0].device)

@@ -21,7 +21,7 @@ def variables(strategy):
         return [tf.Variable(tf.zeros([2]), name=f"number_{number}") for number in range(4)]
 
 
-def test_a_model_knows_what_is_on_which_server(variables):
+def test_a_model_groups_its_variables_by_server(variables):
     model = Model(variables, embeddings=[variables[2]])
     assert model.by_device.keys() == {variable.device for variable in variables}
     for device, numbers in model.by_device.items():
@@ -54,7 +54,7 @@ def test_no_variables_are_refused():
         Model([])
 
 
-def test_a_variable_that_is_twice_there_is_refused(strategy, variables):
+def test_a_repeated_variable_is_refused(strategy, variables):
     with pytest.raises(ValueError, match="is in the list of variables twice"):
         Model([variables[0], variables[1], variables[0]])
     with strategy.scope():
@@ -77,7 +77,7 @@ def rows(indices, values, count):
     return tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([count, len(values[0])]))
 
 
-def test_repeated_rows_become_one():
+def test_repeated_rows_are_summed():
     gradient = without_repeats(rows([3, 1, 3, 3], [[1.0, 2.0], [10.0, 20.0], [3.0, 4.0], [5.0, 6.0]], 5))
     np.testing.assert_array_equal(gradient.indices, [3, 1])
     np.testing.assert_array_equal(gradient.values, [[9.0, 12.0], [10.0, 20.0]])
@@ -109,7 +109,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", mostly_long([*OPTIMIZERS, "function"], "Adagrad", "function"))
-def test_gradients_of_repeated_rows_do_what_their_dense_sums_do(strategy, name):
+def test_gradients_of_repeated_rows_equal_their_dense_sum(strategy, name):
     initial = np.arange(12, dtype=np.float32).reshape(6, 2)
     indices, values = [4, 1, 4, 4], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [-7.0, 8.0]]
     dense = np.zeros([6, 2], np.float32)
@@ -142,7 +142,7 @@ def test_gradients_of_repeated_rows_do_what_their_dense_sums_do(strategy, name):
     assert rule.statistics().bytes_pushed == 3 * (2 * 2 * 4 + 2 * 4 + 8 + 8 + servers * known)
 
 
-def test_reads_wait_for_the_version_on_all_servers_or_on_its_own(strategy):
+def test_reads_wait_for_the_version_of_all_servers_or_of_their_server(strategy):
     with strategy.scope():
         variables = [tf.Variable(1.0), tf.Variable(2.0)]
     assert variables[0].device != variables[1].device

@@ -37,7 +37,7 @@ def assert_same(arrived, tensors):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_tensors_of_one_dtype_go_in_one_message():
+def test_tensors_of_one_dtype_are_sent_in_one_message():
     tensors = [
         tf.constant([[1.0, 2.0], [3.0, 4.0]]),
         tf.constant([1, 2, 3], tf.int64),
@@ -64,7 +64,7 @@ def test_the_first_dimension_may_be_unknown(rows):
     assert messages(graph) == ["int32"]
 
 
-def test_a_tensor_of_unknown_shape_has_its_own_message():
+def test_a_tensor_of_unknown_shape_is_sent_separately():
     tensors = [tf.ones([2, 3]), tf.ones([2, 2]), tf.ones([4])]
     signature = [tf.TensorSpec(None), tf.TensorSpec([2, None]), tf.TensorSpec([4])]
 
@@ -87,7 +87,7 @@ def test_empty_tensors_and_scalars_arrive():
     assert size == 8
 
 
-def test_a_large_tensor_has_its_own_message():
+def test_a_large_tensor_is_sent_separately():
     largest = tf.range(MAX_PACKED_BYTES // 4, dtype=tf.float32)
     too_large = tf.range(MAX_PACKED_BYTES // 4 + 1, dtype=tf.float32)
     arrived, size, graph = sent([tf.ones([3]), largest, too_large])
@@ -97,7 +97,7 @@ def test_a_large_tensor_has_its_own_message():
     assert packed.outputs[0].shape == [3 + MAX_PACKED_BYTES // 4]
 
 
-def test_strings_have_their_own_messages_and_a_size_of_zero():
+def test_strings_are_sent_separately_and_count_as_zero_bytes():
     tensors = [tf.constant(["a", "bc"]), tf.constant("d"), tf.constant([1.0])]
     arrived, size, graph = sent(tensors)
     assert_same(arrived, tensors)

@@ -10,7 +10,7 @@ from tests.updates.transport.pull_steps import new_rule, reads_of, result, trace
 
 
 @pytest.mark.parametrize("unroll", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_recurrent_layer_has_the_gradients_it_has_without_a_pull(strategy, unroll):
+def test_a_recurrent_layer_has_the_same_gradients_as_without_a_pull(strategy, unroll):
     with strategy.scope():
         layer = keras.layers.GRU(4, unroll=unroll)
         layer.build((None, 5, 3))
@@ -141,7 +141,7 @@ def test_an_embedding_layer_of_keras_trains_under_a_pull(strategy):
     assert reads_of(traced(strategy, look_up, ids), table) == ["ResourceGather"]
 
 
-def test_a_large_variable_is_read_when_it_is_used_and_not_otherwise(strategy):
+def test_a_large_variable_is_read_only_when_it_is_used(strategy):
     with strategy.scope():
         large = tf.Variable(tf.ones([MAX_PACKED_BYTES // 4 + 1]))
         small = tf.Variable(1.0)

@@ -141,7 +141,7 @@ def test_a_fused_call_reads_each_variable_once_in_one_message_of_each_server(str
     assert sent == dict.fromkeys({variable.device for variable in variables}, 2)
 
 
-def test_of_a_rule_that_waits_each_server_sends_one_message_of_a_type(strategy, variables):
+def test_a_rule_that_waits_sends_one_message_per_server_and_dtype(strategy, variables):
     with strategy.scope():
         rule = updates.BoundedDelay(descend, variables, max_delay=4, learning_rate=1.0)
     concrete = traced(strategy, loss_step(rule, variables), tf.constant(2.0))

@@ -70,7 +70,7 @@ def test_models_are_functional_or_subclassed(strategy: coordinator.ParameterServ
     assert int(model.optimizer.iterations) == 40
 
 
-def test_what_is_told_of_an_epoch_is_of_all_its_steps(strategy: coordinator.ParameterServerStrategy) -> None:
+def test_the_logs_of_an_epoch_cover_all_its_steps(strategy: coordinator.ParameterServerStrategy) -> None:
     with strategy.scope():
         model = classifier()
         model.compile(
@@ -83,7 +83,7 @@ def test_what_is_told_of_an_epoch_is_of_all_its_steps(strategy: coordinator.Para
     assert history["mean_of_y"] == pytest.approx([Y.mean()] * 2)
 
 
-def test_a_step_of_ones_own_is_taken_and_its_logs_are_told(strategy: coordinator.ParameterServerStrategy) -> None:
+def test_a_custom_train_step_is_used_and_its_logs_are_reported(strategy: coordinator.ParameterServerStrategy) -> None:
     class Own(keras.Sequential):
         def train_step(self, data: Any) -> Any:
             x, y = data
@@ -138,7 +138,9 @@ def test_an_error_of_a_step_is_raised_by_fit_and_the_next_fit_works(
 
 @pytest.mark.parametrize("place", [pytest.param("pipeline", marks=pytest.mark.long), "model"])
 # row 172: preprocessing in the pipeline or in the model
-def test_fit_takes_preprocessing_wherever_it_is(strategy: coordinator.ParameterServerStrategy, place: str) -> None:
+def test_fit_accepts_preprocessing_in_the_pipeline_and_in_the_model(
+    strategy: coordinator.ParameterServerStrategy, place: str
+) -> None:
     words = np.array(["no", "maybe", "yes", "never"])[RNG.integers(4, size=240)]
     labels = np.isin(words, ["yes", "maybe"]).astype("int32")
     with strategy.scope():
@@ -162,7 +164,7 @@ def test_fit_takes_preprocessing_wherever_it_is(strategy: coordinator.ParameterS
     [({"run_eagerly": True}, "run_eagerly"), ({"jit_compile": True}, "jit_compile")],
 )
 # row 185: what cannot run is refused
-def test_what_workers_cannot_do_is_refused(
+def test_unsupported_compile_options_are_refused(
     strategy: coordinator.ParameterServerStrategy, arguments: dict[str, Any], message: str
 ) -> None:
     with strategy.scope():
@@ -180,7 +182,7 @@ def test_a_model_that_was_not_made_in_the_scope_is_refused(strategy: coordinator
         model.fit(X, Y, verbose=0)
 
 
-def test_a_model_without_a_strategy_is_trained_as_ever(strategy: coordinator.ParameterServerStrategy) -> None:
+def test_a_model_without_a_strategy_is_trained_as_usual(strategy: coordinator.ParameterServerStrategy) -> None:
     model = classifier()
     model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     losses = model.fit(X, Y, batch_size=24, epochs=2, verbose=0).history["loss"]
@@ -190,7 +192,7 @@ def test_a_model_without_a_strategy_is_trained_as_ever(strategy: coordinator.Par
     assert strategy.done()
 
 
-def test_data_that_is_the_workers_own_is_whole(strategy: coordinator.ParameterServerStrategy) -> None:
+def test_a_dataset_function_excludes_labels_weights_and_predict(strategy: coordinator.ParameterServerStrategy) -> None:
     with strategy.scope():
         model = compiled(strategy, classifier())
 
@@ -205,7 +207,7 @@ def test_data_that_is_the_workers_own_is_whole(strategy: coordinator.ParameterSe
 
 
 # row 74: a worker that dies in the middle of an epoch
-def test_a_worker_that_dies_in_mid_epoch_costs_nothing_but_time(
+def test_a_worker_that_dies_during_an_epoch_changes_no_result(
     strategy: coordinator.ParameterServerStrategy, shared_cluster: LocalCluster
 ) -> None:
     class Killer(keras.callbacks.Callback):

@@ -56,7 +56,7 @@ def _fit(model: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int =
 
 
 # row 186: callbacks of batches
-def test_each_batch_and_epoch_is_told_once_in_order(model: keras.Model) -> None:
+def test_callbacks_are_called_once_per_batch_and_epoch_in_order(model: keras.Model) -> None:
     told: list[Any] = []
 
     class Teller(keras.callbacks.Callback):
@@ -88,7 +88,7 @@ def test_the_progress_bar_shows_the_epochs(model: keras.Model, capsys: pytest.Ca
     assert "accuracy: " in printed
 
 
-def test_training_stops_when_it_gets_no_better_and_the_best_weights_are_restored(model: keras.Model) -> None:
+def test_early_stopping_stops_training_and_restores_the_best_weights(model: keras.Model) -> None:
     stopping = keras.callbacks.EarlyStopping(monitor="val_loss", patience=1, mode="max", restore_best_weights=True)
     history = _fit(model, stopping, epochs=10)
     # It counts as better when the loss grows, which it does not.
@@ -111,7 +111,7 @@ def test_the_learning_rate_follows_callbacks(model: keras.Model) -> None:
     assert float(model.optimizer.learning_rate.value) == pytest.approx(0.15)
 
 
-def test_models_and_weights_are_written_and_load_without_a_strategy(model: keras.Model, tmp_path: Path) -> None:
+def test_saved_models_and_weights_load_without_a_strategy(model: keras.Model, tmp_path: Path) -> None:
     history = _fit(
         model,
         keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras")),
@@ -145,7 +145,7 @@ def test_summaries_are_written(model: keras.Model, tmp_path: Path) -> None:
     assert scalars("validation")["epoch_accuracy"] == [0, 1, 2]
 
 
-def test_training_that_was_interrupted_goes_on_where_it_was(
+def test_interrupted_training_is_resumed(
     model: keras.Model, strategy: coordinator.ParameterServerStrategy, tmp_path: Path
 ) -> None:
     class Interruption(keras.callbacks.Callback):
@@ -163,7 +163,7 @@ def test_training_that_was_interrupted_goes_on_where_it_was(
     assert not (tmp_path / "backup").exists()
 
 
-def test_training_stops_soon_where_the_loss_is_no_number(model: keras.Model) -> None:
+def test_training_stops_soon_after_a_nan_loss(model: keras.Model) -> None:
     # Not in the data: a rectifier may make 0 of what is no number.
     weights = np.ones(len(X))
     weights[:12] = np.nan
@@ -175,7 +175,7 @@ def test_training_stops_soon_where_the_loss_is_no_number(model: keras.Model) -> 
     assert len(history["loss"]) <= 2
 
 
-def test_callbacks_of_ones_own_see_plain_numbers(model: keras.Model) -> None:
+def test_custom_callbacks_get_plain_numbers(model: keras.Model) -> None:
     seen: list[str] = []
     as_json = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(json.dumps(logs)),

@@ -103,7 +103,7 @@ def test_a_generator_is_trained_on_to_its_end(models: dict[int, CountedModel]) -
     np.testing.assert_array_equal(model.visits, np.ones(EXAMPLES))
 
 
-def test_the_steps_of_an_epoch_may_be_counted_with_data_of_the_workers_own(
+def test_steps_per_epoch_works_with_distributed_datasets(
     models: dict[int, CountedModel],
 ) -> None:
     model = counted(models)
@@ -112,14 +112,14 @@ def test_the_steps_of_an_epoch_may_be_counted_with_data_of_the_workers_own(
 
 
 # row 181: the data of the workers runs out
-def test_data_of_the_workers_own_that_ends_early_ends_the_epoch(models: dict[int, CountedModel]) -> None:
+def test_a_distributed_dataset_that_ends_early_ends_the_epoch(models: dict[int, CountedModel]) -> None:
     model = counted(models)
     with pytest.warns(UserWarning, match="ran out of data"):
         model.fit(own_slices, steps_per_epoch=1000, verbose=0)
     assert 0 < int(model.optimizer.iterations) <= 6
 
 
-def test_validation_data_may_be_anything_as_well(models: dict[int, CountedModel]) -> None:
+def test_validation_data_may_be_of_every_kind(models: dict[int, CountedModel]) -> None:
     model = counted(models)
     expected = None
     for validation_data in ((X, Y), slices().batch(5), own_slices):
@@ -129,13 +129,13 @@ def test_validation_data_may_be_anything_as_well(models: dict[int, CountedModel]
     assert expected is not None
 
 
-def test_part_of_the_arrays_may_be_the_validation_data(models: dict[int, CountedModel]) -> None:
+def test_validation_split_works(models: dict[int, CountedModel]) -> None:
     model = counted(models)
     model.fit(X, Y, batch_size=4, validation_split=0.5, verbose=0)
     np.testing.assert_array_equal(model.visits, np.repeat([1.0, 0.0], EXAMPLES // 2))
 
 
-def test_weights_of_examples_and_classes_are_heeded(models: dict[int, CountedModel]) -> None:
+def test_sample_weights_and_class_weights_are_applied(models: dict[int, CountedModel]) -> None:
     classes = np.arange(EXAMPLES) % 2
     model = counted(models)
     for weights in (

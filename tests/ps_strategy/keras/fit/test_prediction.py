@@ -59,7 +59,7 @@ def test_callbacks_get_the_outputs_of_each_batch(models: tuple[keras.Model, kera
     np.testing.assert_allclose(np.concatenate(seen), local.predict(X, verbose=0)["sum"], rtol=1e-5, atol=1e-6)
 
 
-def test_one_prediction_may_be_made_within_another(models: tuple[keras.Model, keras.Model]) -> None:
+def test_a_prediction_may_be_made_during_another_one(models: tuple[keras.Model, keras.Model]) -> None:
     distributed, local = models
     inner: list[Any] = []
     callback = keras.callbacks.LambdaCallback()

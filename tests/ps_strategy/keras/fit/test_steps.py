@@ -40,7 +40,7 @@ def added(steps: StepsInFlight, scheduler: Scheduler, count: int) -> list[Future
     return futures
 
 
-def test_there_is_room_until_each_worker_has_its_share_and_when_one_has_finished(scheduler: Scheduler) -> None:
+def test_there_is_room_for_a_fixed_number_of_steps_per_worker(scheduler: Scheduler) -> None:
     steps = StepsInFlight(scheduler, per_worker=2)
     first, *others = added(steps, scheduler, 3)
     first.set_result("logs of the first")
@@ -64,7 +64,7 @@ def test_the_first_result_is_awaited(scheduler: Scheduler) -> None:
     assert steps.newest_result == "logs"
 
 
-def test_the_first_failure_is_raised_whichever_step_is_seen_to_fail_first(scheduler: Scheduler) -> None:
+def test_the_failure_of_the_first_step_is_raised_whichever_fails_first(scheduler: Scheduler) -> None:
     steps = StepsInFlight(scheduler)
     first, second = added(steps, scheduler, 2)
     scheduler.error = ValueError("the first failure")
@@ -75,7 +75,7 @@ def test_the_first_failure_is_raised_whichever_step_is_seen_to_fail_first(schedu
     assert not len(steps)
 
 
-def test_a_failure_that_join_does_not_raise_is_raised_all_the_same(scheduler: Scheduler) -> None:
+def test_a_failure_that_join_does_not_raise_is_raised_anyway(scheduler: Scheduler) -> None:
     steps = StepsInFlight(scheduler)
     [future] = added(steps, scheduler, 1)
     future.set_exception(ValueError("of this step alone"))
@@ -83,7 +83,7 @@ def test_a_failure_that_join_does_not_raise_is_raised_all_the_same(scheduler: Sc
         steps.wait_room()
 
 
-def test_a_long_wait_says_what_it_waits_for(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_logs_what_it_waits_for(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps_module, "_STALL_REPORT_INTERVAL", 0.01)
     steps = StepsInFlight(scheduler)
     [future] = added(steps, scheduler, 1)

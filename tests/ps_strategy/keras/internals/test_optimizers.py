@@ -21,7 +21,7 @@ def built(optimizer, *values):
     return optimizer, variables
 
 
-def test_an_optimizer_is_told_from_everything_else():
+def test_only_optimizers_are_recognized_as_optimizers():
     assert keras_optimizers.is_optimizer(keras.optimizers.Adam())
     for value in (keras.optimizers.Adam, "adam", None, lambda *_: None, keras.losses.MeanSquaredError()):
         assert not keras_optimizers.is_optimizer(value)
@@ -48,7 +48,7 @@ def test_the_learning_rate_is_that_of_the_given_scalars():
     assert rate_of(keras.optimizers.SGD(0.5), [count, tf.constant(0.125, tf.float64)]).dtype == tf.float32
 
 
-def test_a_view_updates_with_what_it_is_given_and_counts_nothing():
+def test_a_view_updates_with_the_given_values_and_increments_no_count():
     optimizer, [first, second] = built(keras.optimizers.SGD(100.0, momentum=0.5))
     view = keras_optimizers.view_for_variables(optimizer, [second], [tf.constant(7), None], tf.constant(0.5))
     view.apply([tf.constant([2.0])], [second])
@@ -59,7 +59,7 @@ def test_a_view_updates_with_what_it_is_given_and_counts_nothing():
     assert isinstance(view, keras.optimizers.SGD)
 
 
-def test_the_counts_of_a_view_are_those_it_is_given():
+def test_a_view_uses_the_counts_it_is_given():
     results = []
     for count in (0, 4):
         optimizer, [first, _] = built(keras.optimizers.Adam(0.5))
@@ -73,7 +73,7 @@ def test_the_counts_of_a_view_are_those_it_is_given():
     assert not np.allclose(*results)
 
 
-def test_a_view_leaves_clipping_by_the_global_norm_to_whoever_has_all_gradients():
+def test_a_view_does_not_clip_by_the_global_norm():
     optimizer, [first, _] = built(keras.optimizers.SGD(1.0, global_clipnorm=1e-3))
     view = keras_optimizers.view_for_variables(optimizer, [first], [tf.constant(0), None], tf.constant(1.0))
     view.apply([tf.constant([1.0, 1.0])], [first])
@@ -81,7 +81,7 @@ def test_a_view_leaves_clipping_by_the_global_norm_to_whoever_has_all_gradients(
     assert optimizer.global_clipnorm == 1e-3
 
 
-def test_the_product_of_nadams_momenta_is_the_one_that_keras_multiplies():
+def test_the_product_of_nadams_momenta_is_found():
     optimizer, [first, _] = built(keras.optimizers.Nadam(0.1, beta_1=0.999))
     for count in range(UPDATES):
         if count in (0, 1, 2, 10, UPDATES - 1):
@@ -103,7 +103,7 @@ def test_keras_multiplies_nadams_momenta_at_each_update():
     assert float(product_of_momenta(optimizer)) == pytest.approx(0.5 * (1 - 0.5 * 0.96))
 
 
-def test_moving_averages_of_a_view_are_those_of_its_server():
+def test_a_view_has_the_moving_averages_of_its_server():
     optimizer, variables = built(keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5))
     view = keras_optimizers.view_for_variables(optimizer, variables[1:], [tf.constant(1), None], tf.constant(1.0))
     # Here both are on one device.
@@ -114,7 +114,7 @@ def test_moving_averages_of_a_view_are_those_of_its_server():
 
 
 @pytest.mark.parametrize("name", ["Adam", "Adafactor", "Muon", "Ftrl"])
-def test_what_an_optimizer_remembers_of_a_variable_is_made_on_its_server(strategy, name):
+def test_the_slots_of_a_variable_are_created_on_its_server(strategy, name):
     with strategy.scope():
         variables = [keras.Variable(tf.ones([4, 4])) for _ in range(5)]
         optimizer = getattr(keras.optimizers, name)(0.1)
@@ -126,7 +126,7 @@ def test_what_an_optimizer_remembers_of_a_variable_is_made_on_its_server(strateg
     assert variables_trained_by(optimizer) == variables
 
 
-def test_slots_that_went_astray_are_noticed(strategy):
+def test_slots_on_other_servers_than_their_variables_are_detected(strategy):
     with strategy.scope():
         variables = [keras.Variable(tf.ones([4, 4])) for _ in range(5)]
         optimizer = keras.optimizers.Adafactor(0.1)

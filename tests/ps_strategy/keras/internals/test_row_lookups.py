@@ -62,7 +62,7 @@ def test_only_the_rows_that_are_looked_up_are_read_and_their_gradient_is_sparse(
     np.testing.assert_array_equal(embedding(dense), TABLE[IDS])
 
 
-def test_what_is_no_lookup_of_rows_is_as_ever(strategy, embedding):
+def test_other_reads_than_row_lookups_work_as_usual(strategy, embedding):
     table = embedding.embeddings
 
     @tf.function
@@ -81,7 +81,7 @@ def test_what_is_no_lookup_of_rows_is_as_ever(strategy, embedding):
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-def test_a_layer_that_takes_rows_reads_them_alone_in_its_own_precision(strategy, policy):
+def test_a_layer_that_looks_up_rows_reads_only_them_in_its_own_precision(strategy, policy):
     with strategy.scope():
         model = Recommender(dtype=policy)
     step = tf.function(model)
@@ -138,7 +138,7 @@ def test_sgd_of_racing_workers_loses_no_gradient_of_an_embedding(strategy):
     assert int(optimizer.iterations) == steps * in_a_step
 
 
-def test_a_table_on_no_server_is_looked_up_as_keras_does_it_which_reads_it_twice():
+def test_a_table_outside_of_servers_is_looked_up_as_in_keras():
     table = keras.Variable(tf.ones([5, 2]))
     look_up = tf.function(lambda ids: keras.ops.take(table, ids, axis=0))
     with keras_patches.row_lookups():
@@ -147,7 +147,7 @@ def test_a_table_on_no_server_is_looked_up_as_keras_does_it_which_reads_it_twice
     assert (types.count("ReadVariableOp"), types.count("GatherV2")) == (2, 1)
 
 
-def test_lookups_are_restored_afterwards_and_an_unknown_keras_is_not_changed(monkeypatch, caplog):
+def test_the_patch_is_undone_and_unknown_keras_versions_are_not_patched(monkeypatch, caplog):
     known = backend.numpy.take
     with keras_patches.row_lookups():
         assert backend.numpy.take is not known

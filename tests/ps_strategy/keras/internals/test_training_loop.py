@@ -89,7 +89,7 @@ def test_the_loop_of_predict_gives_batches(model: keras.Model, extension: Record
     np.testing.assert_array_equal(outputs, np.concatenate([X[:3], X[6:9]]))
 
 
-def test_functions_are_made_once_for_each_compilation(model: keras.Model, extension: Recording) -> None:
+def test_functions_are_created_once_per_compile(model: keras.Model, extension: Recording) -> None:
     model.fit(X, X, verbose=0)
     first = model.train_function
     model.fit(X, X, verbose=0)
@@ -145,11 +145,11 @@ def test_a_model_is_built_without_taking_a_batch(extension: Recording) -> None:
         (tf.data.Dataset.from_tensor_slices(X).padded_batch(5, padded_shapes=[None]), None),
     ],
 )
-def test_what_a_batch_is_like_is_told_if_all_but_its_size_is_known(dataset: tf.data.Dataset, spec: Any) -> None:
+def test_the_batch_spec_is_known_if_all_but_the_batch_size_is_known(dataset: tf.data.Dataset, spec: Any) -> None:
     assert keras_patches.EpochIterator(lambda dataset: dataset, dataset, {}).batch_spec == spec
 
 
-def test_models_of_other_strategies_are_trained_as_ever(extension: Recording) -> None:
+def test_models_of_other_strategies_are_trained_as_usual(extension: Recording) -> None:
     extension.told.clear()
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
@@ -159,7 +159,7 @@ def test_models_of_other_strategies_are_trained_as_ever(extension: Recording) ->
     assert not extension.told
 
 
-def test_keras_loop_is_restored_outside_the_scope_unless_others_replaced_it() -> None:
+def test_the_patch_of_keras_is_undone_unless_others_patched_it_too() -> None:
     def replaced() -> dict[str, Any]:
         names = ["make_train_function", "make_test_function", "make_predict_function", "_maybe_symbolic_build"]
         return {name: vars(keras.Model).get(name) for name in names} | {"iterator": trainer.TFEpochIterator}
