@@ -22,7 +22,7 @@ from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.tensorflow_runtime import ParameterServer, TensorFlowRuntime
-from coordinator.ps_strategy.calls.traced_function import ResourceBuild, TracedFunction
+from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.keras.fit.fit_extension import FitExtension
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
@@ -31,8 +31,8 @@ from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClu
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended, StrategyServices
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, DatasetFunction
-from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource
-from coordinator.ps_strategy.per_worker.variable import VariableRead, worker_number
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
+from coordinator.ps_strategy.per_worker.variable import worker_number
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.tensorflow_internals.process import client_environment
@@ -253,11 +253,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             return dataset_fn(tf.distribute.InputContext())
         return self._datasets.from_function(dataset_fn, options)
 
-    def distribute_datasets_from_function(
-        self, dataset_fn: DatasetFunction, options: tf.distribute.InputOptions | None = None
-    ) -> PerWorkerDataset:
-        """Calls `experimental_distribute_datasets_from_function`."""
-        return self.experimental_distribute_datasets_from_function(dataset_fn, options)
+    # TensorFlow has both names.
+    distribute_datasets_from_function = experimental_distribute_datasets_from_function
 
     def experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
@@ -325,12 +322,19 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             return TracedFunction(tf.function(make_dataset).get_concrete_function(), self._handles)
 
     def _prepare(self, resource: PerWorkerResource) -> None:
+        reference = weakref.ref(resource)
+
+        def create(context: WorkerContext) -> None:
+            # Unless it was dropped meanwhile.
+            if (wanted := reference()) is not None:
+                wanted.value_on(context)
+
         for worker in self.cluster.workers:
-            self._scheduler.schedule_internal(worker.index, ResourceBuild(resource), f"create {resource.name}")
+            self._scheduler.schedule_internal(worker.index, create, f"create {resource.name}")
 
     def _read_on_all(self, copies: PerWorkerResource) -> list[Any]:
         reads = [
-            self._scheduler.schedule_internal(worker.index, VariableRead(copies), f"read {copies.name}")
+            self._scheduler.schedule_internal(worker.index, copies.read_on, f"read {copies.name}")
             for worker in self.cluster.workers
         ]
         return [read.result() for read in reads]

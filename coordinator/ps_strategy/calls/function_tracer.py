@@ -19,8 +19,7 @@ import tensorflow as tf
 
 from coordinator.future import Future
 from coordinator.ps_strategy.calls.retraced_functions import RetracedFunctions
-from coordinator.ps_strategy.calls.scheduled_call import ScheduledCall, fusion_key_of
-from coordinator.ps_strategy.calls.traced_function import TracedFunction
+from coordinator.ps_strategy.calls.traced_function import ScheduledCall, TracedFunction
 from coordinator.ps_strategy.fusing.repeated_function import is_stackable
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset, PerWorkerIterator
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
@@ -143,6 +142,25 @@ def _argument_key(value: Any, resources: list[Any], remote: list[int]) -> tuple[
     return None
 
 
+def _fusion_key_of(function: TracedFunction, leaves: Sequence[Any]) -> FusionKey | None:
+    """Returns the key of a call: its function, and for each argument what calls in one must have in common.
+
+    Args:
+      function: the function.
+      leaves: the flattened arguments, defaults included, without futures.
+    """
+    if not function.may_be_fused:
+        return None
+    return FusionKey(function.token, tuple(map(_in_common, leaves)))
+
+
+def _in_common(leaf: Any) -> Hashable:
+    if not is_stackable(leaf):
+        # Calls keep their arguments alive, so no other object has this identity meanwhile.
+        return id(leaf)
+    return type(leaf), tuple(getattr(leaf, "shape", ()))
+
+
 def _checked_arguments(
     args: Any, kwargs: Any, handles: PerWorkerHandles
 ) -> tuple[Sequence[Any], Mapping[str, Any], list[Future]]:
@@ -223,7 +241,7 @@ class FunctionTracer:
             if call := self._cache.find(fn, args):
                 return call, ()
         leaves = tf.nest.flatten((all_args, all_kwargs))
-        key = None if futures else fusion_key_of(function, leaves)
+        key = None if futures else _fusion_key_of(function, leaves)
         call = ScheduledCall(function, all_args, all_kwargs, _iterators(leaves), key, takes_futures=bool(futures))
         return call, futures
 

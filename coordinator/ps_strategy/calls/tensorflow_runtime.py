@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
-from coordinator.ps_strategy.calls.scheduled_call import ScheduledCall, Work
+from coordinator.ps_strategy.calls.traced_function import ScheduledCall
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
 from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
@@ -45,9 +45,19 @@ class TensorFlowRuntime:
         """Gives the calling thread its own executor, until it ends."""
         self._of_thread.executor = bind_executor()
 
-    def run(self, worker: int, work: Work, cancellation: Any) -> Any:
-        """Runs work on a worker; returns its result."""
-        return self._run(worker, work.run_on, cancellation)
+    def run(self, worker: int, work: Callable[[WorkerContext], Any], cancellation: Any) -> Any:
+        """Runs work on a worker, by calling it with where it runs; returns its result, which must be on the client."""
+        device = self._membership.worker_device(worker)
+        connection = self._membership.begin_attempt(worker)
+        if connection is None:
+            raise tf.errors.UnavailableError(None, None, f"{device} is not connected.")
+        context = WorkerContext(worker, f"{device}/device:CPU:0", connection.number, cancellation)
+        try:
+            return work(context)
+        except BaseException:
+            # The executor keeps the error too, and would raise it again at the next call.
+            self._of_thread.executor.clear_error()
+            raise
 
     def may_fuse(self, worker: int, work: ScheduledCall) -> bool:
         """Returns whether a scheduled call may be fused on this worker."""
@@ -55,7 +65,7 @@ class TensorFlowRuntime:
 
     def run_fused(self, worker: int, works: Sequence[ScheduledCall], cancellation: Any) -> Sequence[Any]:
         """Runs scheduled calls of one fusion key as one call; returns their results."""
-        return self._run(worker, functools.partial(works[0].run_fused, works), cancellation)
+        return self.run(worker, functools.partial(works[0].run_fused, works), cancellation)
 
     def classify(self, worker: int, error: BaseException) -> Failure:
         """Classifies an error by which tasks answer; see `failure_of`."""
@@ -65,19 +75,6 @@ class TensorFlowRuntime:
     def new_cancellation(self) -> CancellationManager:
         """Returns a cancellation that was not used yet."""
         return CancellationManager()
-
-    def _run(self, worker: int, run_on: Callable[[WorkerContext], Any], cancellation: Any) -> Any:
-        device = self._membership.worker_device(worker)
-        connection = self._membership.begin_attempt(worker)
-        if connection is None:
-            raise tf.errors.UnavailableError(None, None, f"{device} is not connected.")
-        context = WorkerContext(worker, f"{device}/device:CPU:0", connection.number, cancellation)
-        try:
-            return run_on(context)
-        except BaseException:
-            # The executor keeps the error too, and would raise it again at the next call.
-            self._of_thread.executor.clear_error()
-            raise
 
 
 def failure_of(error: BaseException, parameter_server: ParameterServerLost | None, is_worker_lost: bool) -> Failure:

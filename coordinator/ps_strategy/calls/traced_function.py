@@ -1,18 +1,20 @@
-"""A traced function that can run on any worker."""
+"""A traced function that can run on any worker, and one call of it."""
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError
+from coordinator.future import Future
 from coordinator.ps_strategy.fusing import repeated_function
 from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
 from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction
+from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator, iterators_in_use
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
 from coordinator.ps_strategy.tensorflow_internals.calls import (
     call_concrete,
@@ -21,6 +23,7 @@ from coordinator.ps_strategy.tensorflow_internals.calls import (
     structure_outputs,
 )
 from coordinator.ps_strategy.tensorflow_internals.handles import owner_of_handle, present_handle
+from coordinator.runtime import FusionKey
 
 # How long a worker waits for another one to build the fused call that both need, before it builds its own, in seconds.
 _BUILD_TIMEOUT = 120.0
@@ -175,18 +178,68 @@ class TracedFunction:
         return self.handles.resource_for(tensor) or tensor
 
 
-class ResourceBuild:
-    """Creates a worker's copy of a resource ahead of its first use, unless the resource was dropped; `Work`."""
+@dataclasses.dataclass(slots=True, eq=False)
+class ScheduledCall:
+    """One scheduled call of a traced function: what the runtime runs for a closure, alone or fused with others.
 
-    def __init__(self, resource: PerWorkerResource) -> None:
-        self._resource = weakref.ref(resource)
+    Attributes:
+      function: the function.
+      args: its positional arguments, per-worker resources among them.
+      kwargs: its keyword arguments.
+      iterators: the per-worker iterators among the arguments.
+      fusion_key: calls with equal keys may run in one call; None if this one runs alone.
+      takes_futures: whether futures are among the arguments; they are done when it runs.
+    """
 
-    def run_on(self, context: WorkerContext) -> None:
-        """Creates the copy."""
-        resource = self._resource()
-        if resource is not None:
-            resource.value_on(context)
+    function: TracedFunction
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    iterators: Sequence[PerWorkerIterator] = ()
+    fusion_key: FusionKey | None = None
+    takes_futures: bool = False
+
+    def __call__(self, context: WorkerContext) -> Any:
+        """Runs it and copies its result to the client, so that the result outlives the worker."""
+        args, kwargs = self.args, self.kwargs
+        if self.takes_futures:
+            args, kwargs = tf.nest.map_structure(
+                lambda leaf: leaf.result(timeout=0) if isinstance(leaf, Future) else leaf, (tuple(args), dict(kwargs))
+            )
+        with iterators_in_use(self.iterators, context):
+            outputs = self.function.call_on(context, args, kwargs)
+            return tf.nest.map_structure(_on_client, outputs)
+
+    def may_fuse_on(self, worker: int) -> bool:
+        """Returns whether it may run on `worker` in one call with others that have its fusion key.
+
+        Its iterators must be endless there, since the end of one in the middle of a call would be an error of all.
+        """
+        return all(iterator.is_endless_on(worker) for iterator in self.iterators)
+
+    def run_fused(self, calls: Sequence["ScheduledCall"], context: WorkerContext) -> list[Any]:
+        """Runs calls that have its fusion key, itself the first, one after the other in one call.
+
+        Returns:
+          Their results, on the client.
+        """
+        leaves = [tf.nest.flatten((call.args, call.kwargs)) for call in calls]
+        if all(one is other for each in leaves[1:] for one, other in zip(leaves[0], each, strict=True)):
+            steps = [self.function.inputs_on(context, self.args, self.kwargs)] * len(calls)
+        else:
+            steps = [call.function.inputs_on(context, call.args, call.kwargs) for call in calls]
+        with iterators_in_use(self.iterators, context):
+            results = self.function.call_fused(context, steps)
+        return [tf.nest.map_structure(_on_client, result) for result in results]
 
 
 def _own_copy(value: Any, context: WorkerContext) -> Any:
     return value.value_on(context) if isinstance(value, PerWorkerResource) else value
+
+
+def _on_client(value: Any) -> Any:
+    """Returns NumPy values for a tensor; a ragged, sparse or other composite tensor as itself, on the client."""
+    if isinstance(value, tf.Tensor):
+        return value.numpy()
+    return tf.nest.map_structure(
+        lambda part: tf.constant(part.numpy()) if isinstance(part, tf.Tensor) else part, value, expand_composites=True
+    )

@@ -70,6 +70,11 @@ class PerWorkerResource:
         self.copies[context.index] = (context.connection_number, value)
         return value
 
+    def read_on(self, context: WorkerContext) -> Any:
+        """Returns the value of this worker's copy, which is a variable, as NumPy."""
+        with tf.device(context.device):
+            return self.value_on(context).numpy()
+
     def recreate_on(self, context: WorkerContext) -> None:
         """Creates this worker's copy again at its next use; until then the old one stays alive."""
         if context.index in self.copies:

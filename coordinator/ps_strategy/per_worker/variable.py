@@ -16,7 +16,6 @@ from coordinator.ps_strategy.tensorflow_internals.handles import (
     is_restored_resource,
     resource_creator_scope,
     restored_functions,
-    variable_handle,
 )
 
 
@@ -84,19 +83,7 @@ def create_per_worker_variable(
 
 
 def _handles_of(copies: PerWorkerResource) -> PerWorkerResource:
-    return PerWorkerResource(copies.name, lambda context: variable_handle(copies.value_on(context)))
-
-
-class VariableRead:
-    """Reads a worker's copy of a per-worker variable."""
-
-    def __init__(self, copies: PerWorkerResource) -> None:
-        self._copies = copies
-
-    def run_on(self, context: WorkerContext) -> Any:
-        """Returns the current value as NumPy."""
-        with tf.device(context.device):
-            return self._copies.value_on(context).numpy()
+    return PerWorkerResource(copies.name, lambda context: copies.value_on(context).handle)
 
 
 def table_creator_scopes(handles: PerWorkerHandles) -> Sequence[Any]:

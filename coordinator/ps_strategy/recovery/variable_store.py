@@ -16,17 +16,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.handles import (
-    attach_initial_value,
-    attached_initial_value,
-    new_handle,
-    replace_handles,
-)
+from coordinator.ps_strategy.tensorflow_internals.handles import new_handle, replace_handles
 
 _logger = logging.getLogger("coordinator")
 
 # An initial value that is an array is copied to the client unless it is larger than this, in bytes.
 _LARGEST_COPY = 2**20
+# The attribute of a variable that has its initial value, or the function that returns it. Kept elsewhere, it would keep
+# the variable alive: the function that creates the initial value of a Keras variable refers to that variable.
+_INITIAL_VALUE = "_coordinator_initial_value"
 
 
 class VariableStore:
@@ -49,7 +47,7 @@ class VariableStore:
         """
         if tf.DeviceSpec.from_string(variable.device).job != "ps":
             return
-        attach_initial_value(variable, _repeatable(variable, initial_value))
+        setattr(variable, _INITIAL_VALUE, _repeatable(variable, initial_value))
         self._variables[next(self._numbers)] = variable
 
     def variables(self) -> list[Any]:
@@ -100,7 +98,7 @@ def _repeatable(variable: Any, initial_value: Any) -> Any:
 
 
 def _initialize(variable: Any) -> None:
-    initial_value = attached_initial_value(variable)
+    initial_value = getattr(variable, _INITIAL_VALUE)
     with tf.device(variable.device):
         if callable(initial_value):
             initial_value = initial_value()

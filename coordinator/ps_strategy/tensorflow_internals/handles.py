@@ -65,12 +65,6 @@ def accept_asynchronous(checkpoint: Any) -> None:
     vars(checkpoint).pop(_MAKES_ASYNCHRONOUS, None)
 
 
-def variable_handle(variable: Any) -> tf.Tensor:
-    """Returns the resource handle of a variable."""
-    # Private: `tf.Variable.handle` is public on its resource subclass alone, which has no public name.
-    return variable.handle
-
-
 def is_on_parameter_server(tensor: Any) -> bool:
     """Returns True if a captured tensor is the handle of a resource on a parameter server."""
     is_resource = tensor.dtype == tf.resource and not tf.is_symbolic_tensor(tensor)
@@ -87,7 +81,7 @@ def owner_of_handle(tensor: Any) -> Any | None:
 def present_handle(tensor: Any) -> Any:
     """Returns the current handle of the variable that a handle belongs to; any other tensor unchanged."""
     owner = owner_of_handle(tensor)
-    return variable_handle(owner) if isinstance(owner, tf.Variable) else tensor
+    return owner.handle if isinstance(owner, tf.Variable) else tensor
 
 
 def copy_handle_data(source: Any, target: Any) -> None:
@@ -163,19 +157,3 @@ def _replace_captures(captures: Any, replacements: Mapping[int, tuple[Any, tf.Te
         captures.add_or_replace(id(present) if key == id(former) else key, present, internal, kind)
     # Updates a cache that would keep the former resources alive.
     captures.capture_types  # noqa: B018
-
-
-def attach_initial_value(variable: Any, initial_value: Any) -> None:
-    """Stores an initial value, or the function that returns it, on its variable.
-
-    Stored elsewhere, it would keep the variable alive: the function that creates the initial value of a Keras variable
-    refers to that variable.
-    """
-    # Private: `tf.Variable.initial_value` refuses eager variables.
-    variable._coordinator_initial_value = initial_value
-
-
-def attached_initial_value(variable: Any) -> Any:
-    """Returns what `attach_initial_value` stored, or None."""
-    # Private: as above.
-    return getattr(variable, "_coordinator_initial_value", None)

@@ -52,7 +52,7 @@ class Work:
         self._error = error
         self._meanwhile = meanwhile
 
-    def run_on(self, context) -> None:
+    def __call__(self, context) -> None:
         self.connections.append(context.connection_number)
         self._meanwhile()
         if self._error is not None:

@@ -10,14 +10,11 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.tensorflow_internals.calls import captures_of
 from coordinator.ps_strategy.tensorflow_internals.handles import (
-    attach_initial_value,
-    attached_initial_value,
     forget_last_saved_step,
     new_handle,
     owner_of_handle,
     present_handle,
     replace_handles,
-    variable_handle,
 )
 from tests.ps_strategy.tensorflow_internals.private_names import handle_data
 
@@ -29,9 +26,9 @@ def replace(*variables: tf.Variable) -> None:
 @pytest.mark.parametrize("value", [1.0, [[1, 2]], ["text"], True], ids=repr)
 def test_a_new_handle_is_of_the_same_kind_and_has_no_value(value):
     variable = tf.Variable(value)
-    former = variable_handle(variable)
+    former = variable.handle
     new = new_handle(variable)
-    assert variable_handle(variable) is former
+    assert variable.handle is former
     assert new.device == former.device
     assert handle_data(new) == handle_data(former)
     assert not tf.raw_ops.VarIsInitializedOp(resource=new)
@@ -39,9 +36,9 @@ def test_a_new_handle_is_of_the_same_kind_and_has_no_value(value):
 
 def test_a_variable_keeps_its_identity_when_its_handle_is_replaced():
     variable = tf.Variable(1.0, name="named")
-    former, reference = variable_handle(variable), variable.ref()
+    former, reference = variable.handle, variable.ref()
     replace(variable)
-    handle = variable_handle(variable)
+    handle = variable.handle
     assert handle is not former
     assert not variable.is_initialized()
     assert variable.assign(2.0).numpy() == 2.0
@@ -65,7 +62,7 @@ def test_no_reference_to_the_former_handle_remains():
         return tf.while_loop(lambda i, _: i < 2, lambda i, total: (i + 1, total + inner(x)), [0, 0.0])[1]
 
     assert outer(tf.constant(1.0)) == 22.0
-    former = variable_handle(variable)
+    former = variable.handle
     replace(variable)
     variable.assign(5.0)
     assert outer(tf.constant(1.0)) == 30.0
@@ -115,13 +112,6 @@ def test_gradients_go_through_replaced_handles():
     replace(variable)
     variable.assign(5.0)
     assert gradient() == 10.0
-
-
-def test_an_initial_value_is_kept_with_its_variable():
-    variable = tf.Variable(1.0)
-    assert attached_initial_value(variable) is None
-    attach_initial_value(variable, [1])
-    assert attached_initial_value(variable) == [1]
 
 
 def test_a_manager_forgets_the_step_of_its_last_save(tmp_path):

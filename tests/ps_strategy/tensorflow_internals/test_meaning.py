@@ -164,8 +164,8 @@ def test_a_call_packs_what_the_function_returns():
 def test_captures_follow_the_arguments_and_may_be_replaced():
     variables = [tf.Variable(1.0), tf.Variable(100.0)]
     concrete = tf.function(variables[0].assign_add).get_concrete_function(tf.TensorSpec([]))
-    assert concrete.captured_inputs[0] is handles.variable_handle(variables[0])
-    handle = handles.variable_handle(variables[1])
+    assert concrete.captured_inputs[0] is variables[0].handle
+    handle = variables[1].handle
     value = call_concrete(concrete, [tf.constant(5.0), handle], CancellationManager())
     assert value.numpy() == 105
     assert [variable.numpy() for variable in variables] == [1, 105]
@@ -214,7 +214,7 @@ def test_a_handle_leads_to_its_table_or_variable():
     ]
     assert {id(owner) for owner in owners if owner is not None} == {id(table), id(variable)}
     assert handles.owner_of_handle(tf.constant(1)) is None
-    assert handles.variable_handle(variable).dtype == tf.resource
+    assert variable.handle.dtype == tf.resource
 
 
 def test_a_table_of_a_saved_model_is_created_by_saved_functions(tmp_path):
