@@ -8,7 +8,7 @@ of a second, and shares the memory that holds TensorFlow. The fork server promis
 - that a forked server runs the same code as `coordinator serve` does;
 - to fork no server from a process with several threads, which a fork would stop in the middle of what they do, nor one
   with another environment than TensorFlow was loaded in: that server becomes a fresh process;
-- to report how each server ended, and to kill one whose report is closed at its other end;
+- to report how each server ended, and to fork none whose report was shut down at its other end before;
 - to end, and all its servers with it, frozen ones too, as soon as the other end of the socket is closed.
 
 The fork server of `multiprocessing` with `set_forkserver_preload` was tried, and cannot replace it: each child imports
@@ -35,8 +35,9 @@ from typing import NoReturn
 
 from coordinator.launch.serve import SERVE_COMMAND, load_tensorflow, serve
 
-# Read by a server when it starts, and by CUDA when its first device is looked for.
-_READ_LATE = frozenset({"TF_CONFIG", "CUDA_VISIBLE_DEVICES"})
+# Read by a server when it starts, by CUDA when its first device is looked for, and by NumPy's linear algebra, which no
+# server uses.
+_READ_LATE = frozenset({"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "OPENBLAS_NUM_THREADS"})
 
 # How long a thread that was joined may still be listed, in seconds.
 _THREAD_END_TIMEOUT = 1.0
@@ -45,10 +46,16 @@ _POLL_INTERVAL = 0.001
 
 @dataclasses.dataclass(frozen=True)
 class _Child:
-    """A forked server: its id, its descriptor, and the socket for reports of it."""
+    """A forked server.
+
+    Attributes:
+      pid: its id.
+      end: a pipe that it holds open at the other end.
+      report: the socket for reports of it, which it holds open too.
+    """
 
     pid: int
-    descriptor: int
+    end: int
     report: socket.socket
 
 
@@ -76,12 +83,7 @@ class ForkServer:
         self._poll.register(self._control, select.POLLIN)
         while True:
             ready = {descriptor for descriptor, _ in self._poll.poll()}
-            for child in tuple(self._children):
-                if child.report.fileno() in ready:
-                    # Closed at its other end.
-                    signal.pidfd_send_signal(child.descriptor, signal.SIGKILL)
-                elif child.descriptor not in ready:
-                    continue
+            for child in [child for child in self._children if child.end in ready]:
                 self._reap(child)
             if self._control.fileno() in ready:
                 self._take_request()
@@ -93,57 +95,66 @@ class ForkServer:
         request, folder, standard_input, log, report = descriptors
         with open(request, "rb") as file:
             environment = json.load(file)
-        if child := self.fork(environment, folder, standard_input, log, report):
-            self._watch(child)
+        self.fork(environment, folder, standard_input, log, socket.socket(fileno=report))
         for descriptor in (folder, standard_input, log):
             os.close(descriptor)
 
     def fork(
-        self, environment: Mapping[str, str], folder: int, standard_input: int, log: int, report: int
-    ) -> _Child | None:
-        """Forks a server; returns None, with the reason in `log`, if no process can be forked."""
+        self, environment: Mapping[str, str], folder: int, standard_input: int, log: int, report: socket.socket
+    ) -> None:
+        """Forks a server, unless its report was shut down at its other end, or no process can be forked.
+
+        Args:
+          environment: its environment.
+          folder: the folder that it runs in.
+          standard_input: what it reads.
+          log: what it prints to.
+          report: where it is reported that the server begins, and its exit code. Closing it says that it has ended.
+        """
+        is_shut_down = select.poll()
+        is_shut_down.register(report, select.POLLIN)
+        if is_shut_down.poll(0):
+            _report_end(report, -signal.SIGKILL)
+            return
+        end, held = os.pipe()
+        os.set_inheritable(held, True)
         try:
             pid = os.fork()
         except OSError as error:
-            # Closing the report says that the server has ended; the log says why.
             os.write(log, f"coordinator: no process could be forked for this server: {error}.\n".encode())
-            os.close(report)
-            return None
-        if pid == 0:
-            os.close(report)
-            self._become_server(environment, folder, standard_input, log)
-        return _Child(pid, os.pidfd_open(pid), socket.socket(fileno=report))
-
-    def _watch(self, child: _Child) -> None:
-        self._children.append(child)
-        self._poll.register(child.descriptor, select.POLLIN)
-        self._poll.register(child.report, select.POLLIN)
-        # If its other end is closed, the next poll finds that too.
-        with contextlib.suppress(OSError):
-            socket.send_fds(child.report, [str(child.pid).encode()], [child.descriptor])
+            report.close()
+            os.close(end)
+        else:
+            if pid == 0:
+                os.close(end)
+                self._become_server(environment, folder, standard_input, log, report)
+            self._children.append(_Child(pid, end, report))
+            self._poll.register(end, select.POLLIN)
+        os.close(held)
 
     def _reap(self, child: _Child) -> None:
         _, status = os.waitpid(child.pid, 0)
-        with contextlib.suppress(OSError):
-            child.report.send(str(os.waitstatus_to_exitcode(status)).encode())
         self._children.remove(child)
-        self._poll.unregister(child.descriptor)
-        self._poll.unregister(child.report)
-        os.close(child.descriptor)
-        child.report.close()
+        self._poll.unregister(child.end)
+        os.close(child.end)
+        _report_end(child.report, os.waitstatus_to_exitcode(status))
 
     def _end(self) -> NoReturn:
         for child in self._children:
-            signal.pidfd_send_signal(child.descriptor, signal.SIGKILL)
+            os.kill(child.pid, signal.SIGKILL)
         for child in tuple(self._children):
             self._reap(child)
         # Python's own exit would first destroy all that was loaded.
         os._exit(0)
 
-    def _become_server(self, environment: Mapping[str, str], folder: int, standard_input: int, log: int) -> NoReturn:
+    def _become_server(
+        self, environment: Mapping[str, str], folder: int, standard_input: int, log: int, report: socket.socket
+    ) -> NoReturn:
         """Gives a forked child what a fresh process would have, and serves."""
         code = 1
         try:
+            report.send(f"begun {os.getpid()}".encode())
+            report.set_inheritable(True)
             for descriptor, number in ((standard_input, 0), (log, 1), (log, 2)):
                 os.dup2(descriptor, number)
             os.setsid()
@@ -152,7 +163,7 @@ class ForkServer:
             for descriptor in (folder, standard_input, log):
                 os.close(descriptor)
             for child in self._children:
-                os.close(child.descriptor)
+                os.close(child.end)
                 child.report.close()
             if not (self._may_serve and _read_early(environment) == _read_early(self._environment)):
                 os.execve(sys.executable, SERVE_COMMAND, environment)  # noqa: S606 - no shell is wanted
@@ -166,6 +177,12 @@ class ForkServer:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+
+def _report_end(report: socket.socket, code: int) -> None:
+    # The process that reads it may be gone.
+    with report, contextlib.suppress(OSError):
+        report.send(f"ended {code}".encode())
 
 
 def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
@@ -182,7 +199,9 @@ def load_for_forking(control: socket.socket) -> bool:
     Returns:
       True if this process may be forked to become a server: TensorFlow is loaded, and started no thread.
     """
-    with _ended_with(control), _single_threaded_linear_algebra():
+    # Keeps NumPy's linear algebra from starting threads when it is loaded.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    with _ended_with(control):
         try:
             load_tensorflow(os.environ)
         except Exception:  # noqa: BLE001 - an installation may be broken in any way
@@ -216,19 +235,6 @@ def _ended_with(control: socket.socket) -> Iterator[None]:
         os.eventfd_write(done, 1)
         watcher.join()
         os.close(done)
-
-
-@contextlib.contextmanager
-def _single_threaded_linear_algebra() -> Iterator[None]:
-    """Keeps NumPy's linear algebra, which no server uses, from starting threads when it is loaded."""
-    found = os.environ.get("OPENBLAS_NUM_THREADS")
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        del os.environ["OPENBLAS_NUM_THREADS"]
-        if found is not None:
-            os.environ["OPENBLAS_NUM_THREADS"] = found
 
 
 def _is_single_threaded() -> bool:

@@ -17,16 +17,15 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.launch import job_state_machine as events
 from coordinator.launch.console import Console
 from coordinator.launch.job_state_machine import JobStateMachine, Role, State
-from coordinator.launch.local_servers import LocalServers, free_addresses
+from coordinator.launch.local_servers import LocalServers, ServerProcess, free_cluster, program_environment
 from coordinator.launch.program_process import ProgramProcess
-from coordinator.launch.server_process import ServerProcess, program_environment
 from coordinator.launch.signal_reader import SignalReader
 from coordinator.launch.task_config import TaskConfig
 
@@ -104,9 +103,9 @@ class LocalJob:
         self._environment = {_LOG_LEVEL: "0", **environment} if request.verbose else dict(environment)
         self._console = console
         self._roles = tuple(Role) if request.evaluator else (Role.CHIEF,)
-        self._cluster = _cluster(request, self._roles)
-        configs = [self._task(job, index) for job in ("worker", "ps") for index in range(len(self._cluster[job]))]
-        self._servers = LocalServers(configs, log_folder, self._environment)
+        servers = {"worker": request.workers, "ps": request.ps}
+        self._cluster = free_cluster(servers | {role.value: 1 for role in self._roles})
+        self._servers = LocalServers(self._cluster, log_folder, self._environment)
         self._programs: dict[Role, ProgramProcess] = {}
         self._state_machine = JobStateMachine(frozenset(self._roles), request.evaluator_timeout, request.restarts)
         self._events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
@@ -172,7 +171,7 @@ class LocalJob:
         # On the terminal, errors that TensorFlow logs are left out too: the strategy reports those that matter, and of
         # such a message only the first line differs from the program's output.
         inherited = self._environment if log_folder else {_LOG_LEVEL: "3", **self._environment}
-        environment = program_environment(inherited, self._task(role.value, 0))
+        environment = program_environment(inherited, TaskConfig(self._cluster, role.value, 0))
         if role is Role.EVALUATOR:
             # Its output is a pipe, which Python would fill by the block.
             environment["PYTHONUNBUFFERED"] = "1"
@@ -220,12 +219,3 @@ class LocalJob:
         thread = threading.Thread(target=target, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
-
-    def _task(self, job: str, index: int) -> TaskConfig:
-        return TaskConfig(self._cluster, job, index)
-
-
-def _cluster(request: RunRequest, roles: Sequence[Role]) -> dict[str, list[str]]:
-    counts = {"worker": request.workers, "ps": request.ps, **{role.value: 1 for role in roles}}
-    addresses = iter(free_addresses(sum(counts.values())))
-    return {job: [next(addresses) for _ in range(count)] for job, count in counts.items()}

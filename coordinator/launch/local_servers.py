@@ -1,24 +1,35 @@
-"""The servers of a cluster on this machine: one process and one log each, and the fork server.
+"""The servers of a cluster on this machine: one process and one log each, forked from a fork server.
 
-It promises that all of them start at the same time, and that `close` leaves no process behind, frozen ones included.
+It promises that all of them start at the same time; that `close` leaves no process behind, frozen ones included; and
+that no server outlives this process, even if this process is killed: each reads a pipe that only this process holds
+open. Each has its own session, so a terminal's Ctrl-C does not reach it.
 """
 
+import os
 import pathlib
 import secrets
+import signal
+import sysconfig
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import portpicker
 
 from coordinator.errors import ClusterSpecError, LaunchError
-from coordinator.launch.server_process import ServerProcess
-from coordinator.launch.server_starter import ForkServerProcess
+from coordinator.heartbeat.task_probe import TaskProbe
+from coordinator.launch.serve import SERVED_JOBS
+from coordinator.launch.server_starter import ForkedProcess, ForkServerProcess
 from coordinator.launch.task_config import TaskConfig
 
 # Below the ports that the kernel hands to outgoing connections. A client that tries again and again to reach a dead
 # server on one of those is, sooner or later, given that very port, connects to itself, and keeps the server out.
 _PORTS = range(10_000, 32_768)
 _MOST_ATTEMPTS = 10_000
+
+_PROBE_TIMEOUT = 1.0
+_POLL_INTERVAL = 0.1
+_TAIL_LINES = 12
 
 
 def free_addresses(count: int, *, besides: Collection[str] = ()) -> list[str]:
@@ -43,24 +54,189 @@ def free_addresses(count: int, *, besides: Collection[str] = ()) -> list[str]:
     raise LaunchError(f"There are no {count} free ports between {_PORTS.start} and {_PORTS.stop}: end some servers.")
 
 
+def free_cluster(counts: Mapping[str, int]) -> dict[str, list[str]]:
+    """Returns such addresses for each job, as many as `counts` says.
+
+    Raises:
+      LaunchError: there are fewer.
+    """
+    addresses = iter(free_addresses(sum(counts.values())))
+    return {job: [next(addresses) for _ in range(count)] for job, count in counts.items()}
+
+
+class ServerProcess:
+    """One server process, which may be started, killed, frozen, and started again on its port.
+
+    Args:
+      config: the server's task and its cluster.
+      log_path: the file that takes what the process prints; the first start empties it.
+      environment: the environment that the process inherits.
+      fork_server: forks the process.
+    """
+
+    def __init__(
+        self,
+        config: TaskConfig,
+        log_path: pathlib.Path,
+        environment: Mapping[str, str],
+        fork_server: ForkServerProcess,
+    ):
+        self.config = config
+        self.log_path = log_path
+        self._environment = environment
+        self._fork_server = fork_server
+        self._process: ForkedProcess | None = None
+        self._pipe: int | None = None
+        self._started_at = 0.0
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Starts the process; it answers some time later (`wait_ready`).
+
+        Raises:
+          LaunchError: it is running, or cannot be started.
+        """
+        with self._lock:
+            if self.is_alive():
+                raise LaunchError(f"{self.config.name} already runs, as process {self.pid}.")
+            self._close_pipe()
+            self._started_at = time.monotonic()
+            try:
+                self._process = self._begin()
+            except OSError as error:
+                raise LaunchError(f"{self.config.name} could not be started: {error}.") from error
+
+    def wait_ready(self, timeout: float) -> None:
+        """Waits until the server answers.
+
+        Args:
+          timeout: in seconds.
+
+        Raises:
+          LaunchError: the process ended, or nothing answered in time; the message ends with the tail of its log.
+        """
+        deadline = time.monotonic() + timeout
+        with TaskProbe(self.config.address) as probe:
+            while True:
+                status = probe.status(min(_PROBE_TIMEOUT, timeout))
+                # In this order: another process may have taken the port of a process that ended, and answer too.
+                if self.wait_ended(_POLL_INTERVAL if status is None else 0.0):
+                    raise LaunchError(self._failure(f"ended {self._ending()} before it served"))
+                if status is not None and self._is_own(status.devices):
+                    return
+                if time.monotonic() >= deadline:
+                    age = time.monotonic() - self._started_at
+                    raise LaunchError(self._failure(f"does not answer, {age:.1f} s after its start"))
+
+    def wait_ended(self, timeout: float | None = None) -> bool:
+        """Waits until the process has ended.
+
+        Args:
+          timeout: in seconds; None waits as long as it takes.
+
+        Returns:
+          True if it has ended, or was never started.
+        """
+        return self._process is None or self._process.wait(timeout) is not None
+
+    def kill(self) -> None:
+        """Ends the process with SIGKILL, frozen or not, and returns when it is gone."""
+        if self._process is not None:
+            self._process.kill()
+        self._close_pipe()
+
+    def freeze(self) -> None:
+        """Stops the process without ending it: its connections stay open, and it does not answer.
+
+        Raises:
+          LaunchError: it is not running.
+        """
+        self._send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Continues a frozen process.
+
+        Raises:
+          LaunchError: it is not running.
+        """
+        self._send(signal.SIGCONT)
+
+    def is_alive(self) -> bool:
+        """Returns True if the process runs, frozen or not."""
+        return self._process is not None and self._process.wait(0) is None
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process started last, or None. This waits until a fork server is ready to fork."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the process started last (minus the signal that killed it), or None while there is none."""
+        return None if self._process is None else self._process.wait(0)
+
+    def log_tail(self) -> str:
+        """Returns the last lines of the log."""
+        try:
+            text = self.log_path.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._process is None or not self.is_alive():
+            raise LaunchError(f"{self.config.name} is not running, so it cannot get {number.name}.")
+        self._process.send(number)
+
+    def _begin(self) -> ForkedProcess:
+        environment = server_environment(self._environment, self.config)
+        with self.log_path.open("wb" if self._process is None else "ab") as log:
+            standard_input, self._pipe = os.pipe()
+            try:
+                return self._fork_server.start_server(environment, standard_input=standard_input, log=log.fileno())
+            except BaseException:
+                self._close_pipe()
+                raise
+            finally:
+                os.close(standard_input)
+
+    def _close_pipe(self) -> None:
+        if self._pipe is not None:
+            os.close(self._pipe)
+            self._pipe = None
+
+    def _is_own(self, devices: tuple[str, ...]) -> bool:
+        prefix = f"/job:{self.config.job}/replica:0/task:{self.config.index}/"
+        return any(device.startswith(prefix) for device in devices)
+
+    def _ending(self) -> str:
+        code = self.exit_code
+        if code is None:
+            return "without being started"
+        return f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+
+    def _failure(self, what: str) -> str:
+        tail = self.log_tail() or "(empty)"
+        return f"{self.config.name} at {self.config.address} {what}. Its log, {self.log_path}, ends with:\n{tail}"
+
+
 class LocalServers:
     """Server processes by job and index.
 
     Args:
-      configs: the task of each server.
+      cluster: the addresses of each job; those of workers and parameter servers get a server.
       log_folder: an existing folder, for logs such as `ps-0.log` of `/job:ps/task:0`, and `fork-server.log`.
       environment: the environment that the processes inherit, as it is now, also those that start later.
     """
 
-    def __init__(self, configs: Sequence[TaskConfig], log_folder: pathlib.Path, environment: Mapping[str, str]):
+    def __init__(self, cluster: Mapping[str, Sequence[str]], log_folder: pathlib.Path, environment: Mapping[str, str]):
         self._log_folder = log_folder
         self._environment = dict(environment)
-        self._fork_server = (
-            ForkServerProcess(log_folder / "fork-server.log") if ForkServerProcess.is_supported() else None
-        )
+        self._fork_server = ForkServerProcess(log_folder / "fork-server.log")
         self._servers: dict[tuple[str, int], ServerProcess] = {}
-        for config in configs:
-            self.add(config)
+        for job in SERVED_JOBS:
+            for index in range(len(cluster.get(job, ()))):
+                self.add(TaskConfig(cluster, job, index))
 
     def add(self, config: TaskConfig) -> ServerProcess:
         """Adds a server, not yet started."""
@@ -93,8 +269,7 @@ class LocalServers:
 
     def close(self) -> None:
         """Ends all servers, and returns when they are gone."""
-        if self._fork_server is not None:
-            self._fork_server.close()
+        self._fork_server.close()
         for server in self:
             server.kill()
 
@@ -106,3 +281,41 @@ class LocalServers:
 
     def __iter__(self) -> Iterator[ServerProcess]:
         return iter(tuple(self._servers.values()))
+
+
+def server_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict[str, str]:
+    """Returns the environment of a server process.
+
+    Args:
+      inherited: the environment of this process.
+      config: the server's task.
+    """
+    environment = program_environment(inherited, config)
+    if folders := _import_path(inherited.get("PYTHONPATH", "")):
+        environment["PYTHONPATH"] = folders
+    if config.job == "ps":
+        # Variables live in the memory of the host; a parameter server would only take the GPU from the workers.
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    return environment
+
+
+def program_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict[str, str]:
+    """Returns the environment of the user's program in one role.
+
+    Args:
+      inherited: the environment of this process.
+      config: the role.
+    """
+    environment = dict(inherited)
+    environment["TF_CONFIG"] = config.to_json()
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    return environment
+
+
+def _import_path(inherited: str) -> str:
+    """Adds the folder that this package was loaded from, so that the child finds it, unless it is installed."""
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    # An installed package is found anyway; a site-packages folder on PYTHONPATH would go before the standard library.
+    if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        return inherited
+    return os.pathsep.join(filter(None, [root, inherited]))

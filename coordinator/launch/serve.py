@@ -19,7 +19,7 @@ from coordinator.launch.signal_reader import SignalReader
 from coordinator.launch.task_config import TaskConfig
 
 SERVE_COMMAND = (sys.executable, "-m", "coordinator", "serve", "--exit-with-parent")
-_SERVED_JOBS = ("worker", "ps")
+SERVED_JOBS = ("worker", "ps")
 _UNUSABLE = 2
 
 
@@ -75,10 +75,10 @@ def served_task(environment: MutableMapping[str, str], *, job: str | None, index
             '{"cluster": {"worker": ["host:port"], "ps": ["host:port"]}, "task": {"type": "worker", "index": 0}}.'
         )
     config = TaskConfig.from_json(text, job=job, index=index)
-    if config.job not in _SERVED_JOBS:
+    if config.job not in SERVED_JOBS:
         raise ClusterSpecError(
             f"{config.name} is not a server: run your program for it, and `coordinator serve` for jobs "
-            f"{' and '.join(_SERVED_JOBS)}."
+            f"{' and '.join(SERVED_JOBS)}."
         )
     # An evaluator is no server: TensorFlow would wait for it to answer.
     return config.without("evaluator")

@@ -1,10 +1,9 @@
-"""Starts server processes: forked from a fork server (`fork_server.py` runs in it), or as fresh processes.
+"""Starts server processes: they are forked from a fork server (`fork_server.py` runs in it).
 
 A forked server's parent is the fork server, so this process cannot wait for it as for a child. A thread for each one
-sees the end by a descriptor of the process, which never means another process, as an id may that is used again; the
-fork server reports the exit code.
+reads reports of it.
 
-    requested  ->  begun: its id and descriptor are reported  ->  ended: its exit code is reported
+    requested  ->  begun: it reports its id  ->  ended: the fork server reports its exit code
 
 It promises that the fork server starts with the first server, is started again if it was killed, and ends with this
 process or when it is closed; and that every method may be called from several threads.
@@ -14,7 +13,6 @@ import contextlib
 import json
 import os
 import pathlib
-import select
 import signal
 import socket
 import subprocess
@@ -22,8 +20,9 @@ import sys
 import threading
 from collections.abc import Mapping
 
+import psutil
+
 from coordinator.errors import LaunchError
-from coordinator.launch.serve import SERVE_COMMAND
 
 # What `asyncio`, too, returns for a child whose exit code cannot be known.
 UNKNOWN_EXIT_CODE = 255
@@ -33,68 +32,22 @@ _STOP_INTERVAL = 0.002
 _LONGEST_MESSAGE = 64
 
 
-class FreshProcess:
-    """A child process of this one, in its own session.
-
-    Args:
-      environment: its environment.
-      standard_input: the descriptor that it reads, and at whose end it ends.
-      log: the descriptor that it prints to.
-
-    Raises:
-      OSError: it could not be started.
-    """
-
-    def __init__(self, environment: Mapping[str, str], *, standard_input: int, log: int):
-        self._process = subprocess.Popen(
-            SERVE_COMMAND,
-            stdin=standard_input,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-
-    @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self._process.pid
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Waits for the end of the process, at most `timeout` seconds, and returns its exit code, or None."""
-        try:
-            return self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def kill(self) -> None:
-        """Ends the process with SIGKILL, and returns when it is gone."""
-        self._process.kill()
-        self._process.wait()
-
-    def send(self, number: signal.Signals) -> None:
-        """Sends a signal unless the process has ended. A process that SIGSTOP stopped has stopped on return."""
-        self._process.send_signal(number)
-        if number is signal.SIGSTOP and self._process.poll() is None:
-            # The signal is delivered to the process's threads one by one: only now is it sure that none answers.
-            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-
-
 class ForkedProcess:
     """A process that a fork server forks, in its own session.
 
     Args:
-      report: where the fork server reports, in one message each, that the process began, and how it ended. It is closed
-        here.
+      report: where the process reports that it began, and the fork server how it ended. It is closed at its other end
+        when both have ended, and here at the end of the process.
     """
 
     def __init__(self, report: socket.socket):
         self._report = report
-        # Guards the report and the descriptor, which are closed at the end of the process.
+        # Guards the report, which is closed at the end of the process.
         self._lock = threading.Lock()
         self._has_begun = threading.Event()
         self._pid: int | None = None
-        self._descriptor = -1
+        # Never means another process, as an id may that is used again.
+        self._process: psutil.Process | None = None
         self._exit_code: int | None = None
         self._thread = threading.Thread(target=self._follow, name="coordinator-forked-server", daemon=True)
         self._thread.start()
@@ -121,26 +74,22 @@ class ForkedProcess:
     def kill(self) -> None:
         """Ends the process with SIGKILL, and returns when it is gone."""
         with self._lock:
-            if self._exit_code is None and self._pid is None:
-                # The fork server, which may be forking it just now, kills a server whose report is closed.
+            if not self._has_begun.is_set():
+                # The fork server forks no server whose report is shut down.
                 self._report.shutdown(socket.SHUT_WR)
-        self._signal(signal.SIGKILL)
+        self.send(signal.SIGKILL)
         self.wait()
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal unless the process has ended. A process that SIGSTOP stopped has stopped on return."""
         self._has_begun.wait()
-        self._signal(number)
+        if self._process is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._process.send_signal(number)
         if number is signal.SIGSTOP:
             # The signal is delivered to the process's threads one by one: only now is it sure that none answers.
             while not self._is_stopped() and self.wait(_STOP_INTERVAL) is None:
                 continue
-
-    def _signal(self, number: signal.Signals) -> None:
-        with self._lock:
-            if self._exit_code is None and self._pid is not None:
-                with contextlib.suppress(ProcessLookupError):  # It has ended just now.
-                    signal.pidfd_send_signal(self._descriptor, number)
 
     def _is_stopped(self) -> bool:
         """Returns True if every thread has stopped."""
@@ -154,32 +103,20 @@ class ForkedProcess:
         return set(states) == {"T"}
 
     def _follow(self) -> None:
-        code = None
-        pid, descriptors = _receive(self._report)
-        if pid is not None:
-            with self._lock:
-                self._pid, [self._descriptor] = pid, descriptors
+        code = UNKNOWN_EXIT_CODE
+        while message := self._report.recv(_LONGEST_MESSAGE):
+            event, number = message.split()
+            if event == b"ended":
+                code = int(number)
+                break
+            self._pid = int(number)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._process = psutil.Process(self._pid)
             self._has_begun.set()
-            poll = select.poll()
-            poll.register(self._descriptor, select.POLLIN)
-            poll.poll()
-            # The fork server sees the end when this process does: its message comes in a moment.
-            code, _ = _receive(self._report)
         with self._lock:
-            self._exit_code = UNKNOWN_EXIT_CODE if code is None else code
+            self._exit_code = code
+            self._has_begun.set()
             self._report.close()
-            if pid is not None:
-                os.close(self._descriptor)
-        self._has_begun.set()
-
-
-def _receive(report: socket.socket) -> tuple[int | None, list[int]]:
-    """Returns the number in the next message, and its descriptors; no number if the fork server has ended."""
-    try:
-        message, descriptors, *_ = socket.recv_fds(report, _LONGEST_MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:
-        return None, []
-    return (int(message) if message else None), descriptors
 
 
 class ForkServerProcess:
@@ -195,17 +132,6 @@ class ForkServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._is_closed = False
-
-    @staticmethod
-    def is_supported() -> bool:
-        """Returns True if this machine can have a fork server, which takes Linux 5.3 or later."""
-        if sys.platform != "linux":
-            return False
-        try:
-            os.close(os.pidfd_open(os.getpid()))
-        except OSError:
-            return False
-        return True
 
     def start_server(self, environment: Mapping[str, str], *, standard_input: int, log: int) -> ForkedProcess:
         """Requests a server, and returns at once; while the fork server loads TensorFlow, the server waits for it.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from coordinator.errors import ClusterSpecError, LaunchError
-from coordinator.launch.local_servers import LocalServers, free_addresses
+from coordinator.launch.local_servers import LocalServers, free_addresses, free_cluster
 from coordinator.launch.task_config import TaskConfig
 from coordinator.setting_checks import is_integer
 
@@ -59,12 +59,9 @@ class LocalCluster:
         """
         if self._servers is not None:
             raise LaunchError(f"{self!r} was started already.")
-        workers, ps = self._counts["worker"], self._counts["ps"]
-        addresses = free_addresses(workers + ps)
-        self._spec = {"worker": addresses[:workers], "ps": addresses[workers:]}
+        self._spec = free_cluster(self._counts)
         self._folder = tempfile.TemporaryDirectory(prefix="local-cluster-")
-        configs = [TaskConfig(self._spec, job, index) for job, count in self._counts.items() for index in range(count)]
-        self._servers = LocalServers(configs, pathlib.Path(self._folder.name), os.environ)
+        self._servers = LocalServers(self._spec, pathlib.Path(self._folder.name), os.environ)
         try:
             self._servers.start()
             self._servers.wait_ready(self._start_timeout)

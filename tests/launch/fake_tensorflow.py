@@ -6,6 +6,9 @@ start, as a real one may.
 
 from pathlib import Path
 
+# What the real one may begin with on another machine: no process is forked then, and each server is a fresh one.
+STARTS_A_THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+
 _SOURCE = """
 import concurrent.futures, os, types
 import grpc
@@ -37,9 +40,9 @@ distribute = types.SimpleNamespace(Server=Server)
 """
 
 
-def write_fake_tensorflow(folder: Path) -> str:
-    """Writes the package; returns the folder to put on `PYTHONPATH`."""
+def write_fake_tensorflow(folder: Path, *, begin: str = "") -> str:
+    """Writes the package, which begins with this; returns the folder to put on `PYTHONPATH`."""
     package = folder / "tensorflow"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text(_SOURCE)
+    (package / "__init__.py").write_text(begin + _SOURCE)
     return str(folder)

@@ -9,43 +9,37 @@ import psutil
 import pytest
 
 from coordinator.errors import ClusterSpecError, LaunchError
-from coordinator.launch.local_servers import LocalServers, free_addresses
-from coordinator.launch.server_process import ServerProcess
+from coordinator.launch.local_servers import LocalServers, ServerProcess, free_addresses, free_cluster
 from coordinator.launch.server_starter import ForkServerProcess
 from coordinator.launch.task_config import TaskConfig
-from tests.launch.fake_tensorflow import write_fake_tensorflow
+from tests.launch.fake_tensorflow import STARTS_A_THREAD, write_fake_tensorflow
 from tests.program_runner import ProgramRunner
 
 TIMEOUT = 60.0
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": write_fake_tensorflow(tmp_path / "fake")}
-
-
 @pytest.fixture(params=["forked", pytest.param("fresh", marks=pytest.mark.long)])
-def fork_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ForkServerProcess | None]:
-    """None makes every server a fresh process, as where no process can be forked."""
-    if request.param == "fresh":
-        yield None
-        return
-    assert ForkServerProcess.is_supported()
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """With "fresh", the fork server cannot fork, and makes every server a fresh process."""
+    begin = STARTS_A_THREAD if request.param == "fresh" else ""
+    return {**os.environ, "PYTHONPATH": write_fake_tensorflow(tmp_path / "fake", begin=begin)}
+
+
+@pytest.fixture
+def fork_server(tmp_path: Path) -> Iterator[ForkServerProcess]:
     with contextlib.closing(ForkServerProcess(tmp_path / "fork-server.log")) as fork_server:
         yield fork_server
 
 
 @pytest.fixture
-def server(
-    tmp_path: Path, environment: dict[str, str], fork_server: ForkServerProcess | None
-) -> Iterator[ServerProcess]:
+def server(tmp_path: Path, environment: dict[str, str], fork_server: ForkServerProcess) -> Iterator[ServerProcess]:
     config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
     server = ServerProcess(config, tmp_path / "worker-0.log", environment, fork_server)
     yield server
     server.kill()
 
 
-@pytest.mark.parametrize("fork_server", ["forked", "fresh"], indirect=True)
+@pytest.mark.parametrize("environment", ["forked", "fresh"], indirect=True)
 def test_a_server_runs_from_start_to_kill_and_again_on_its_port(server: ServerProcess) -> None:
     assert not server.is_alive()
     assert server.pid is None
@@ -71,7 +65,7 @@ def test_a_frozen_server_does_not_answer_until_it_is_thawed(server: ServerProces
     server.wait_ready(TIMEOUT)
 
 
-@pytest.mark.parametrize("fork_server", ["forked", "fresh"], indirect=True)
+@pytest.mark.parametrize("environment", ["forked", "fresh"], indirect=True)
 def test_a_frozen_server_can_be_killed(server: ServerProcess) -> None:
     server.start()
     server.freeze()
@@ -103,10 +97,10 @@ def test_a_port_that_is_taken_is_named(server: ServerProcess) -> None:
 
 
 def test_another_server_on_the_port_does_not_count_as_this_one(
-    server: ServerProcess, tmp_path: Path, environment: dict[str, str]
+    server: ServerProcess, tmp_path: Path, environment: dict[str, str], fork_server: ForkServerProcess
 ) -> None:
     config = TaskConfig({"ps": [server.config.address]}, "ps", 0)
-    other = ServerProcess(config, tmp_path / "other.log", environment)
+    other = ServerProcess(config, tmp_path / "other.log", environment, fork_server)
     other.start()
     other.wait_ready(TIMEOUT)
     server.start()
@@ -115,8 +109,10 @@ def test_another_server_on_the_port_does_not_count_as_this_one(
     other.kill()
 
 
-def test_a_server_that_cannot_be_started_raises(server: ServerProcess, tmp_path: Path) -> None:
-    lost = ServerProcess(server.config, tmp_path / "nowhere" / "log", {})
+def test_a_server_that_cannot_be_started_raises(
+    server: ServerProcess, tmp_path: Path, fork_server: ForkServerProcess
+) -> None:
+    lost = ServerProcess(server.config, tmp_path / "nowhere" / "log", {}, fork_server)
     with pytest.raises(LaunchError, match="could not be started"):
         lost.start()
     assert lost.log_tail() == ""
@@ -127,11 +123,12 @@ def test_it_ends_when_the_process_that_started_it_is_killed(
 ) -> None:
     program = """
         import os, pathlib, signal
-        from coordinator.launch.local_servers import free_addresses
-        from coordinator.launch.server_process import ServerProcess
+        from coordinator.launch.local_servers import free_addresses, ServerProcess
+        from coordinator.launch.server_starter import ForkServerProcess
         from coordinator.launch.task_config import TaskConfig
         config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
-        server = ServerProcess(config, pathlib.Path("log"), os.environ)
+        fork_server = ForkServerProcess(pathlib.Path("fork-server.log"))
+        server = ServerProcess(config, pathlib.Path("log"), os.environ, fork_server)
         server.start()
         server.wait_ready(60)
         print(server.pid, flush=True)
@@ -143,15 +140,8 @@ def test_it_ends_when_the_process_that_started_it_is_killed(
         psutil.Process(int(result.stdout)).wait(10)
 
 
-@pytest.mark.parametrize("may_fork", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_several_servers_start_together_and_none_is_left(
-    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, may_fork: bool
-) -> None:
-    monkeypatch.setattr(ForkServerProcess, "is_supported", lambda: may_fork)
-    addresses = free_addresses(3)
-    cluster = {"worker": addresses[:2], "ps": addresses[2:]}
-    configs = [TaskConfig(cluster, job, index) for job, index in (("worker", 0), ("worker", 1), ("ps", 0))]
-    servers = LocalServers(configs, tmp_path, environment)
+def test_several_servers_start_together_and_none_is_left(tmp_path: Path, environment: dict[str, str]) -> None:
+    servers = LocalServers(free_cluster({"worker": 2, "ps": 1}), tmp_path, environment)
     servers.start()
     servers.wait_ready(TIMEOUT)
     assert servers["ps", 0].is_alive()
@@ -160,5 +150,5 @@ def test_several_servers_start_together_and_none_is_left(
         servers["ps", 1]
     servers.close()
     assert not any(server.is_alive() for server in servers)
-    logs = {"worker-0.log", "worker-1.log", "ps-0.log", *(["fork-server.log"] if may_fork else [])}
+    logs = {"worker-0.log", "worker-1.log", "ps-0.log", "fork-server.log"}
     assert {path.name for path in tmp_path.glob("*.log")} == logs

@@ -1,4 +1,3 @@
-import errno
 import os
 import signal
 import subprocess
@@ -11,16 +10,14 @@ import psutil
 import pytest
 
 from coordinator.errors import LaunchError
-from coordinator.launch.local_servers import LocalServers, free_addresses
-from coordinator.launch.server_process import ServerProcess
+from coordinator.launch.local_servers import LocalServers, ServerProcess, free_addresses
 from coordinator.launch.server_starter import UNKNOWN_EXIT_CODE, ForkServerProcess
 from coordinator.launch.task_config import TaskConfig
 from tests.deadline import wait_until
-from tests.launch.fake_tensorflow import write_fake_tensorflow
+from tests.launch.fake_tensorflow import STARTS_A_THREAD, write_fake_tensorflow
 
 TIMEOUT = 60.0
 
-STARTS_A_THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
 # Loaded as soon as somebody opens the pipe for writing.
 WAITS = "import pathlib\npathlib.Path(__file__).with_name('pipe').read_text()\n"
 
@@ -137,8 +134,7 @@ def test_a_server_that_is_cancelled_before_its_start_never_begins(tasks: Tasks) 
 
 def test_closing_does_not_wait_until_tensorflow_is_loaded(tasks: Tasks) -> None:
     tasks.load(begin=WAITS)
-    config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
-    servers = LocalServers([config], tasks.folder, tasks.environment)
+    servers = LocalServers({"worker": free_addresses(1)}, tasks.folder, tasks.environment)
     servers.start()
     servers.close()
     assert not servers["worker", 0].is_alive()
@@ -167,8 +163,7 @@ def test_servers_outlive_a_killed_fork_server_and_start_again(tasks: Tasks) -> N
 def test_servers_and_fork_server_end_with_a_killed_process(tasks: Tasks, state: str) -> None:
     program = """
         import os, pathlib, psutil, sys
-        from coordinator.launch.local_servers import free_addresses
-        from coordinator.launch.server_process import ServerProcess
+        from coordinator.launch.local_servers import free_addresses, ServerProcess
         from coordinator.launch.task_config import TaskConfig
         from coordinator.launch.server_starter import ForkServerProcess
         config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
@@ -197,12 +192,3 @@ def test_servers_and_fork_server_end_with_a_killed_process(tasks: Tasks, state: 
         starter.kill()
     assert len(started) == {"loading": 1, "frozen": 2}[state]
     assert not psutil.wait_procs(started, timeout=TIMEOUT)[1]
-
-
-def test_without_pidfd_support_of_the_kernel_there_is_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: int) -> int:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    assert ForkServerProcess.is_supported()
-    monkeypatch.setattr(os, "pidfd_open", refuse)
-    assert not ForkServerProcess.is_supported()
