@@ -85,7 +85,7 @@ def strategy(shared_cluster: "LocalCluster") -> "Iterator[ParameterServerStrateg
 
 @pytest.fixture(autouse=True)
 def settled_strategy(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Joins the shared strategy after each test, so that the next one finds nothing scheduled and no error to raise."""
+    """Joins the shared strategy after each test, so that nothing scheduled and no error is left for the next one."""
     if "strategy" not in request.fixturenames:
         yield
         return
@@ -103,7 +103,7 @@ def settled_strategy(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def hasty_threads() -> Iterator[None]:
-    """Python switches threads as often as possible."""
+    """Makes Python switch between threads as often as possible."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -1,4 +1,4 @@
-"""Contestants take turns, and one that fails keeps nobody else from going on."""
+"""Contestants take turns, and one that fails does not stop the others."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from benchmarks.rounds import Rounds, ratio
 
 
 class Contestant:
-    """Answers with the number of its round, or fails in one."""
+    """Returns the number of its round, or fails in one round."""
 
     def __init__(self, fails_in=None):
         self.rounds = 0
@@ -36,7 +36,7 @@ def test_rounds_are_not_counted_until_all_have_run_for_as_long_as_they_need(monk
     broken = Contestant(fails_in=2)
     found = alternated({"ours": Contestant(), "broken": broken}, 1, turns.append, warm_up=2.5)
     assert turns == ["ours", "broken", "broken", "ours"]
-    # Begun at 0, and ended at 1, 2 and 3.
+    # The rounds begin at 0, and end at 1, 2 and 3.
     assert [figures["rate"] for figures in found["ours"].figures] == [4.0]
     assert (broken.rounds, found["broken"].error) == (2, "InternalError: it broke")
 

@@ -26,7 +26,7 @@ def test_a_soak_test_loses_nothing_and_unaffected_workers_continue(run_program: 
     assert found["scheduled"] == found["finished"] > 100, found
 
 
-# Both workers give a result each second, but for worker 1 between 103 and 109.
+# Both workers return a result each second, except worker 1 between 103 and 109.
 RESULTS = sorted([(100.0 + at, 0) for at in range(20)] + [(100.0 + at, 1) for at in range(20) if not 3 < at < 9])
 
 

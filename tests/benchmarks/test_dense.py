@@ -1,4 +1,4 @@
-"""The dense benchmark runs on real servers; a side that cannot run the step is told as that."""
+"""The dense benchmark runs on real servers; a side that cannot run the step is reported as an error."""
 
 import json
 

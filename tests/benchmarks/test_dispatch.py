@@ -1,4 +1,4 @@
-"""The dispatch benchmark runs on real servers, and its table has a row for each work and number of workers."""
+"""The dispatch benchmark runs on real servers, and its table has a row for each workload and number of workers."""
 
 import json
 

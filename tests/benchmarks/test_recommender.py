@@ -1,4 +1,4 @@
-"""The recommender benchmark runs on real servers; its data and its model are what they are said to be."""
+"""The recommender benchmark runs on real servers; its data and its model are as documented."""
 
 import json
 
@@ -61,7 +61,7 @@ def test_steps_lower_the_loss_and_touch_the_rows_of_the_batch_alone():
 
 
 def _length(model, batch):
-    """How long the last bias' gradient is: the mean error of the network's guesses."""
+    """Returns the norm of the last bias' gradient: the mean error of the network's predictions."""
     return abs(float(model.gradients(*batch)[-1][0]))
 
 

@@ -1,4 +1,4 @@
-"""The recovery benchmark runs on real processes, tells each outcome in its table, and writes all of them."""
+"""The recovery benchmark runs on real processes, prints each outcome in its table, and writes all of them."""
 
 import json
 

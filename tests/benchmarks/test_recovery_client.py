@@ -15,7 +15,7 @@ TIMEOUT = 60.0
 
 
 class LocalSide:
-    """Runs every function here and at once, as worker 2."""
+    """Runs every function in this process and at once, as worker 2."""
 
     def __init__(self):
         self.scheduled = 0
@@ -39,7 +39,7 @@ class LocalSide:
 
 
 class FailingSide(LocalSide):
-    """Fails to join."""
+    """A side whose `join` fails."""
 
     def join(self):
         raise tf.errors.UnavailableError(None, None, "gone")

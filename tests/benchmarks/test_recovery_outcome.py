@@ -1,4 +1,4 @@
-"""What came of a fault is told from the events of a client, and of many faults in words.
+"""The outcome of a fault is derived from the events of a client; many outcomes are summarized in words.
 
 events after the fault                   outcome
 a step that was waited for               its seconds

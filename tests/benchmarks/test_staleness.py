@@ -1,4 +1,4 @@
-"""The staleness benchmark runs on real servers; what it prints keeps what the rules promise, whatever the machine."""
+"""The staleness benchmark runs on real servers; its figures are within the guarantees of the rules on any machine."""
 
 import json
 

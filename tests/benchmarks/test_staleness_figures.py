@@ -1,4 +1,4 @@
-"""Figures of many trainings become one row; whether an effect was seen is decided from figures alone."""
+"""Figures of many trainings are combined in one row; whether an effect was seen depends on figures only."""
 
 import dataclasses
 from types import SimpleNamespace

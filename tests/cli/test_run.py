@@ -14,7 +14,7 @@ from tests.cli.conftest import Environment, Writer
 from tests.deadline import wait_until
 from tests.launch.command_process import CommandProcess
 
-# A program that counts its signals, and obeys the first (or, told so, none). It waits on a pipe that nobody writes to.
+# A program that counts its signals, and ends at the first one, or on request at none. It reads a pipe without writers.
 OBEDIENT = """
     import os, select, signal, sys
     def obey(number, frame):
@@ -28,7 +28,7 @@ OBEDIENT = """
         # Not signal.pause: Python handles no signal that comes just before it begins.
         select.select([], [], [], 0.1)
 """
-# As the chief it ends with the first code given (or, for a negative one, by that signal), as evaluator with the second.
+# The chief ends with the first given code (or, if it is negative, by that signal), the evaluator with the second.
 ENDING = """
     import json, os, sys
     role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
@@ -36,7 +36,7 @@ ENDING = """
     print(role, "ends", flush=True)
     os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
 """
-# The chief ends when told to on its terminal; the evaluator never does.
+# The chief ends on a request from its terminal; the evaluator never ends.
 EVALUATED = """
     import json, os, signal
     if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "chief":
@@ -126,7 +126,7 @@ def test_a_chief_that_fails_ends_the_evaluator(program: Writer, environment: Env
 def test_ctrl_c_reaches_the_program_once_and_ends_everything(program: Writer, environment: Environment) -> None:
     with CommandProcess("run", "--workers", 2, program(OBEDIENT), environment=environment) as command:
         command.wait_output("waits")
-        # The program, three servers, and what they are forked from.
+        # The program, three servers, and the process that they are forked from.
         assert len(command.record()) == 5
         command.type("\x03")
         assert command.wait_ended() == 130
@@ -173,7 +173,7 @@ def test_nothing_is_left_when_the_command_itself_is_killed(program: Writer, envi
     with CommandProcess("run", "--evaluator", program(EVALUATED), environment=environment) as command:
         command.wait_output(r"\[evaluator\] evaluator waits")
         command.wait_output("chief asks: ")
-        # Two programs, two servers, and what these are forked from.
+        # Two programs, two servers, and the process that these are forked from.
         assert len(command.record()) == 5
         command.send(signal.SIGKILL)
         assert command.wait_ended() == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""What the command `run` shows and logs of a program."""
+"""Tests of the output and the logs of programs that `coordinator run` starts."""
 
 import os
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_the_evaluators_logs_of_tensorflow_are_left_out_too(program: Writer, env
     assert LOGGED not in command.output
 
 
-# How a program or its libraries may configure logging, and the line that an event then is.
+# How a program or its libraries may configure logging, and the line that is then printed for an event.
 LOGGING = {
     "logging.warning('of a library')": "coordinator: lost",
     "logging.basicConfig(format='mine %(message)s')": "mine lost",

@@ -10,7 +10,7 @@ from coordinator.launch.local_job import RunRequest
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[RunRequest]:
-    """What would have been run."""
+    """Records what would have been run."""
     requests: list[RunRequest] = []
     monkeypatch.setattr(command_line, "run", lambda request, environment: requests.append(request) or 0)
     return requests

@@ -12,7 +12,7 @@ import pytest
 
 from tests.launch.command_process import CommandProcess
 
-# The chief ends as its next argument says: by a signal (negative) or with a code; the evaluator waits to be told to.
+# The chief ends as its next argument says: by a signal (negative) or with a code; the evaluator waits for a signal.
 PROGRAM = """
     import json, os, pathlib, select, signal, sys
     if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "evaluator":

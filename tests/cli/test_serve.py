@@ -66,7 +66,7 @@ def test_a_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert f"cannot serve on {address}: port {port}: Address already in use" in capsys.readouterr().err
 
 
-# How a server is told to end, and the exit code that follows.
+# How a server is ended, and its exit code.
 ENDINGS: dict[str, Callable[[subprocess.Popen[str]], object]] = {
     "SIGTERM": lambda server: server.send_signal(signal.SIGTERM),
     "SIGINT": lambda server: server.send_signal(signal.SIGINT),

@@ -95,14 +95,14 @@ def test_a_small_grid_is_trained_on_real_servers_and_results_are_written(
         for mode, delay in [("synchronous", "0.0"), ("asynchronous", "0.1"), ("asynchronous", "0.2")]
     }
     assert {len(of) for of in losses.values()} == {40}
-    # Who is first has met the first weights, with its first minibatch: both are the same in all trainings.
+    # The first push was computed on the initial weights, with the first minibatch: both are the same in all trainings.
     first = [pytest.approx(loss, rel=1e-4) for loss in losses["synchronous", "0.0"][:2]]
     assert losses["asynchronous", "0.1"][0] in first
     assert losses["asynchronous", "0.2"][0] in first
     with (tmp_path / "results" / "summary.csv").open(newline="") as file:
         staleness = {(row["mode"], row["delay_s"]): float(row["mean_staleness"]) for row in csv.DictReader(file)}
     assert staleness["sequential", "0.0"] == staleness["synchronous", "0.0"] == 0
-    # Two workers that are not delayed have one at the most, on the average.
+    # Two workers without delay have a mean staleness of one at most.
     assert staleness["asynchronous", "0.2"] > 1
 
 
@@ -110,7 +110,7 @@ def test_a_small_grid_is_trained_on_real_servers_and_results_are_written(
 @pytest.mark.release
 def test_ctrl_c_writes_the_results_so_far_and_leaves_no_process(tmp_path: Path) -> None:
     with CommandProcess(*SMALL, "--output", tmp_path, environment=os.environ) as command:
-        # Into none, as it is without this, fits no progress bar.
+        # Without this, the width is 0, and a progress bar does not fit.
         termios.tcsetwinsize(command.terminal, (24, 120))
         command.wait_output(r"sequential: \d+ spikes, final loss")
         command.type("\x03")

@@ -1,4 +1,4 @@
-"""Lets pass one warning of Keras, which converts TensorFlow tensors in a way that NumPy 2 warns of."""
+"""Ignores one warning of NumPy 2 about the way in which Keras converts TensorFlow tensors."""
 
 from pathlib import Path
 

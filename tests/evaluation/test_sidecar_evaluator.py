@@ -1,4 +1,4 @@
-"""What the evaluator evaluates, and what it writes."""
+"""Tests of what the evaluator evaluates and writes."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""When the evaluator ends, and when it waits."""
+"""Tests of when the evaluator ends and when it waits."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""Unreadable checkpoints, models that do not fit, failing functions and invalid settings."""
+"""Tests of the evaluator with unreadable checkpoints, wrong models, failing functions and invalid settings."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Each example runs as its first lines say, ends by itself, and what it claims is so."""
+"""Each example runs by the command in its docstring, ends by itself, and does what its docstring says."""
 
 import concurrent.futures
 import contextlib
@@ -18,7 +18,7 @@ from tests.program_runner import COORDINATOR, ProgramRunner
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 
-# A line that TensorFlow's C++ code logs, or one of gRPC's account of an error.
+# A line that TensorFlow's C++ code logs, or a line of gRPC's description of an error.
 LOG_LINE = re.compile(
     r"^([IWE]\d{4} \d\d:|WARNING: All log messages|.*GRPC error information|.*grpc_status)", re.MULTILINE
 )
@@ -93,7 +93,7 @@ def test_the_fully_asynchronous_loop_learns_the_weights(run_program: ProgramRunn
 
 
 def weights_in(printed: str) -> list[float]:
-    """The weights that a loop printed at its end."""
+    """Returns the weights that a loop printed at its end."""
     found = re.search(r"^weights (.*)$", printed, re.MULTILINE)
     assert found is not None, printed
     return [float(weight) for weight in found[1].split()]

@@ -1,4 +1,4 @@
-"""The examples of Keras 3 run as their first lines say, end by themselves, and what they claim is so."""
+"""The Keras 3 examples run by the commands in their docstrings, end by themselves, and do what these say."""
 
 import re
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_a_wide_and_deep_model_learns_from_a_table(run_program: ProgramRunner) -
 
 
 def held_out_accuracy(printed: str) -> float:
-    """The last that a program printed."""
+    """Returns the last accuracy on held-out images that a program printed."""
     found = re.findall(r"held-out accuracy ([\d.]+)", printed)
     assert found, printed
     return float(found[-1])

@@ -1,4 +1,4 @@
-"""The example `restart/train.py`: killed while it trains, it goes on from its latest checkpoint and finishes."""
+"""The example `restart/train.py`: killed while it trains, it continues from its latest checkpoint and finishes."""
 
 import concurrent.futures
 import re

@@ -16,7 +16,7 @@ SAME_KEY = FusionKey("step", ())
 
 
 def behind_a_gate(scheduler: Scheduler, runtime: FakeRuntime, worker: int | None = 0) -> Gate:
-    """Keeps a worker busy until the gate is opened, so that what is scheduled now waits for it."""
+    """Keeps a worker busy until the gate is opened, so that closures scheduled now wait in the queue."""
     gate = Gate(runtime)
     scheduler.schedule(gate, "gate", worker=worker)
     gate.wait_arrived()

@@ -1,4 +1,4 @@
-"""Which closures run in one call, and that each keeps its own future and result."""
+"""Tests of which closures run in one call, and that each has its own future and result."""
 
 import dataclasses
 import threading

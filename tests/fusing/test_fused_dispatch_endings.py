@@ -1,4 +1,4 @@
-"""What becomes of closures that run in one call when something happens to it.
+"""What happens to closures that run in one call when the call fails or is cancelled.
 
 what happens in the call             what becomes of its closures
 nothing                              each has its result, in order
@@ -190,7 +190,7 @@ def test_cancelling_one_future_of_a_call_does_not_cancel_the_others(runtime: Fak
         inner.open()
         assert results([futures[0], futures[1], futures[3]]) == [0, 1, 3]
         scheduler.join(LIMIT)
-        # It ran all the same.
+        # It ran nevertheless.
         assert order == [1, 2, 3]
         assert (scheduler.cluster.statistics().finished, scheduler.cluster.statistics().cancelled) == (4, 1)
 
@@ -222,7 +222,7 @@ def test_a_call_is_requeued_as_a_whole_during_a_recovery(runtime: FakeRuntime) -
 def test_a_lost_parameter_server_is_reported_although_the_worker_dies_as_well(
     runtime: FakeRuntime,
 ) -> None:
-    # Not noticed by anybody else meanwhile.
+    # No other thread notices it meanwhile.
     with running_scheduler(runtime, dataclasses.replace(FOUR, heartbeat_interval=LIMIT)) as scheduler:
         gate = behind_a_gate(scheduler, runtime)
 

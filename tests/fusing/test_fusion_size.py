@@ -1,4 +1,4 @@
-"""How many closures are worth running in one call: values in, a number out."""
+"""Tests of the model that computes how many closures to run in one call from measured times."""
 
 import pytest
 
@@ -32,9 +32,9 @@ def test_a_larger_traced_size_is_used_if_its_call_is_short_enough() -> None:
     model = FusionSizeModel(None)
     each = 0.05
     assert max(train(model, 0.02, each, 200)) == 4
-    # Two would be enough now, and are not made.
+    # Two steps would be enough now, but that size is not traced.
     assert train(model, 0.0025, each, 400)[-30:].count(4) >= 29
-    # Four would take too long.
+    # Four steps would take too long.
     assert set(train(model, 0.004, 0.12, 400)[-30:]) == {1}
 
 

@@ -11,7 +11,7 @@ A, B = Endpoint.of("10.0.0.1", 80), Endpoint.of("10.0.0.2", 80)
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """What a name server knows, and, under the empty name, whom it was asked for."""
+    """The records of a name server, and, under the empty name, the names that were looked up."""
     names: dict[str, list[str]] = {"": []}
 
     def answer(host: str, port: int, **_: object) -> list[tuple[object, ...]]:

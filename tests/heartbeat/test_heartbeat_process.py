@@ -129,7 +129,7 @@ def test_a_forgotten_server_is_left_alone(client: Client, address: str) -> None:
         client.wait_state(0, "answering")
         client.update({})
         server.freeze()
-        # A server that is frozen before it is first asked is found silent later than this one would have been.
+        # A server that is frozen before its first probe is found silent later than this one would have been.
         neighbour = address.replace("127.0.0.1", "127.0.0.2")
         with StatusServer(neighbour) as other:
             other.freeze()
@@ -218,7 +218,7 @@ def test_it_ends_when_the_client_is_killed(run_program: ProgramRunner) -> None:
 
 
 def test_it_imports_modules_from_the_same_places_as_the_client(tmp_path: Any, run_program: ProgramRunner) -> None:
-    """In any folder, and with modules of any name beside the program."""
+    """It starts in any folder, and with modules of any name beside the program."""
     (tmp_path / "programs" / "statistics.py").write_text("raise ImportError('not this one')")
     run_program(
         """

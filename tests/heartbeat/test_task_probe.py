@@ -97,7 +97,7 @@ def test_a_restarted_server_is_seen_with_its_new_incarnation(address: str, probe
 
 
 def wait_status(probe: TaskProbe, seconds: float = 5.0) -> TaskStatus | None:
-    """Asks until there is an answer; gRPC's own back-off would keep it waiting for longer than this allows."""
+    """Probes until there is an answer; gRPC's own back-off would wait for longer than this allows."""
     pause = threading.Event()
     for _ in range(int(seconds / 0.05)):
         if (status := probe.status(timeout=1)) is not None:
@@ -121,34 +121,34 @@ def test_a_closed_probe_cannot_be_used(address: str) -> None:
 
 
 def test_closing_ends_a_probe_in_progress(address: str) -> None:
-    asked, answered = threading.Event(), threading.Event()
+    begun, answered = threading.Event(), threading.Event()
 
     def frozen() -> bytes:
-        asked.set()
+        begun.set()
         answered.wait()
         return b""
 
     probe = TaskProbe(address)
     with StatusServer(address, frozen), futures.ThreadPoolExecutor(1) as threads:
         answer = threads.submit(probe.status, 60)
-        assert asked.wait(10)
+        assert begun.wait(10)
         probe.close()
         assert answer.result(10) is None
         answered.set()
 
 
-async def ask(address: str, timeout: float) -> TaskStatus | None:
+async def probe_once(address: str, timeout: float) -> TaskStatus | None:
     async with AsyncTaskProbe(address) as probe:
         return await probe.status(timeout)
 
 
 def test_on_an_event_loop_a_status_has_the_same_fields(address: str) -> None:
     with StatusServer(address, lambda: device(CPU, 3)):
-        assert asyncio.run(ask(address, 10)) == TaskStatus(incarnation=3, devices=(CPU,))
+        assert asyncio.run(probe_once(address, 10)) == TaskStatus(incarnation=3, devices=(CPU,))
 
 
 def test_on_an_event_loop_no_server_is_none_at_once(address: str) -> None:
-    assert asyncio.run(ask(address, 10)) is None
+    assert asyncio.run(probe_once(address, 10)) is None
 
 
 def test_on_an_event_loop_a_server_that_does_not_answer_raises(address: str) -> None:
@@ -160,20 +160,20 @@ def test_on_an_event_loop_a_server_that_does_not_answer_raises(address: str) -> 
 
     with StatusServer(address, frozen):
         with pytest.raises(TimeoutError, match=f"{address} did not answer within 0.3 s"):
-            asyncio.run(ask(address, 0.3))
+            asyncio.run(probe_once(address, 0.3))
         answered.set()
 
 
 def test_on_an_event_loop_a_silent_listener_does_not_answer() -> None:
     """As the kernel does for a frozen server; gRPC gives up the connection, which alone looks like no server."""
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
-        asyncio.run(ask(f"127.0.0.1:{silent.getsockname()[1]}", 0.3))
+        asyncio.run(probe_once(f"127.0.0.1:{silent.getsockname()[1]}", 0.3))
 
 
 @pytest.mark.parametrize("reply", [b"", b"\xff\xff\xff"])
 def test_on_an_event_loop_an_answer_of_something_else_is_none(address: str, reply: bytes) -> None:
     with StatusServer(address, lambda: reply):
-        assert asyncio.run(ask(address, 10)) is None
+        assert asyncio.run(probe_once(address, 10)) is None
 
 
 def test_on_an_event_loop_many_servers_are_probed_concurrently(address: str) -> None:
@@ -181,8 +181,8 @@ def test_on_an_event_loop_many_servers_are_probed_concurrently(address: str) -> 
 
     async def ask_both() -> TaskStatus | None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            slow = asyncio.create_task(ask(f"127.0.0.1:{silent.getsockname()[1]}", 30))
-            answer = await ask(address, 10)
+            slow = asyncio.create_task(probe_once(f"127.0.0.1:{silent.getsockname()[1]}", 30))
+            answer = await probe_once(address, 10)
             assert not slow.done()
             slow.cancel()
             await asyncio.gather(slow, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What probes show of a server, with probes that end when a test says so."""
+"""Tests of what is reported about a server, with probes whose outcomes a test decides."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ TIMEOUT = 0.01
 
 
 class FakeProbe:
-    """Gives one outcome after another, then ends the watching.
+    """Returns one outcome after another, then ends the watching.
 
     Attributes:
       outcomes: a status; None, refused; or how many seconds late a time-out is noticed.

@@ -1,4 +1,4 @@
-"""The command `coordinator` as a user starts it: a process group of its own on a terminal of its own.
+"""The command `coordinator` as a user starts it: in a separate process group on a separate terminal.
 
 It promises that neither it nor anything it started is left when the `with` block ends.
 """
@@ -57,7 +57,7 @@ class CommandProcess:
         self._process.send_signal(number)
 
     def wait_output(self, pattern: str) -> re.Match[str]:
-        """Waits until the terminal shows a text, and returns its match; it looks at everything shown so far."""
+        """Waits until the terminal shows a text, and returns its match; everything shown so far is searched."""
         deadline = time.monotonic() + TIMEOUT
         while not (match := re.search(pattern, self.output)):
             assert self._is_read(deadline), f"No {pattern!r} came. The terminal shows:\n{self.output}"
@@ -73,7 +73,7 @@ class CommandProcess:
         return self._process.wait(max(0.1, deadline - time.monotonic()))
 
     def record(self) -> list[psutil.Process]:
-        """Returns all processes that the command has been seen to start, and looks for new ones."""
+        """Returns all processes that the command has started so far, new ones included."""
         if self._process.poll() is None:
             now = psutil.Process(self._process.pid).children(recursive=True)
             self._started += [process for process in now if process not in self._started]
@@ -100,13 +100,13 @@ class CommandProcess:
         self.close()
 
     def _is_read(self, deadline: float) -> bool:
-        """Takes some output; returns False when there is no more, or none came in time."""
+        """Reads some output; returns False when there is no more, or none came in time."""
         if not select.select([self.terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
             return False
         try:
             text = os.read(self.terminal, 65_536)
         except OSError:
-            # How a terminal reports that no process has it open any more.
+            # A terminal reports this when no process has it open any more.
             return False
         self.output += text.decode()
         return bool(text)

@@ -18,12 +18,12 @@ from tests.launch.fake_tensorflow import STARTS_A_THREAD, write_fake_tensorflow
 
 TIMEOUT = 60.0
 
-# Loaded as soon as somebody opens the pipe for writing.
+# Loaded as soon as a test opens the pipe for writing.
 WAITS = "import pathlib\npathlib.Path(__file__).with_name('pipe').read_text()\n"
 
 
 class Tasks:
-    """Servers to start, with what each test needs of their surroundings."""
+    """Servers to start, in the environment that a test needs."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -41,7 +41,7 @@ class Tasks:
         return server
 
     def load(self, *, begin: str) -> None:
-        """Makes TensorFlow begin with this when it is loaded."""
+        """Makes TensorFlow run this code first when it is loaded."""
         path = self.package / "__init__.py"
         path.write_text(begin + path.read_text())
 

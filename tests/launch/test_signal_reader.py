@@ -9,12 +9,12 @@ SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def test_each_signal_is_reported_while_the_main_thread_waits() -> None:
-    told: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
+    received: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
     threads = []
-    with SignalReader(SIGNALS, lambda number: (told.put(number), threads.append(threading.current_thread().name))):
+    with SignalReader(SIGNALS, lambda number: (received.put(number), threads.append(threading.current_thread().name))):
         for number in SIGNALS:
             os.kill(os.getpid(), number)
-            assert told.get(timeout=10) is number
+            assert received.get(timeout=10) is number
     assert threads == ["coordinator-signals"] * 2
 
 
@@ -29,9 +29,9 @@ def test_afterwards_signals_do_what_they_did_before() -> None:
 
 def test_an_ignored_signal_stays_ignored() -> None:
     found = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    told: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
-    with SignalReader(SIGNALS, told.put):
+    received: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
+    with SignalReader(SIGNALS, received.put):
         os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGUSR2)
-        assert told.get(timeout=10) is signal.SIGUSR2
+        assert received.get(timeout=10) is signal.SIGUSR2
     signal.signal(signal.SIGUSR1, found)

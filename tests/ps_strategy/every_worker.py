@@ -1,4 +1,4 @@
-"""A function on each worker, what it was traced to, and where the copies of its resources are."""
+"""Runs a function on each worker, and finds its trace and the copies of its resources."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A function that keeps its worker busy until the test lets it go, so that a test knows what runs when."""
+"""A function that keeps its worker busy until the test releases it, so that a test controls what runs when."""
 
 import tensorflow as tf
 
@@ -8,46 +8,46 @@ from tests.deadline import wait_until
 
 
 class Gate:
-    """Functions that stand before a gate, each on a worker of its own.
+    """Functions that wait at a gate, each on another worker.
 
     Args:
       strategy: where they are scheduled.
-      failure: what they fail with once they have passed, if they do.
+      failure: the message of the error that they raise when the gate opens; None for no error.
     """
 
     def __init__(self, strategy: coordinator.ParameterServerStrategy, failure: str | None = None) -> None:
         self._strategy = strategy
         self._failure = failure
         with strategy.scope():
-            self._standing = tf.Variable(0)
+            self._arrived = tf.Variable(0)
             self._is_open = tf.Variable(False)
             self._worker = tf.Variable(-1, dtype=tf.int64)
 
     @property
     def worker(self) -> int:
-        """The index of the worker that came to the gate last."""
+        """The index of the worker that arrived at the gate last."""
         return int(self._worker.numpy())
 
     def occupy(self, workers: int = 1) -> list[coordinator.Future]:
-        """Schedules as many functions, and returns their futures when all of them stand before the gate."""
-        expected = int(self._standing.numpy()) + workers
-        futures = [self._strategy.schedule(self._stand) for _ in range(workers)]
-        wait_until(lambda: self._standing.numpy() == expected)
+        """Schedules this number of functions, and returns their futures when all of them wait at the gate."""
+        expected = int(self._arrived.numpy()) + workers
+        futures = [self._strategy.schedule(self._wait_at_gate) for _ in range(workers)]
+        wait_until(lambda: self._arrived.numpy() == expected)
         return futures
 
     def open(self) -> None:
-        """Lets all of them pass, now and later."""
+        """Lets all functions pass, now and later."""
         self._is_open.assign(True)
 
     @tf.function
-    def _stand(self) -> tf.Tensor:
-        # Only updates of one variable are made in order by themselves.
+    def _wait_at_gate(self) -> tf.Tensor:
+        # Only updates of the same variable are ordered automatically.
         with tf.control_dependencies([self._worker.assign(coordinator.get_current_worker_index())]):
-            self._standing.assign_add(1)
-        looks = 0
+            self._arrived.assign_add(1)
+        iterations = 0
         while not self._is_open:
             # Without a pause it would keep a processor busy on this worker and another on the parameter server.
-            looks += 1 + pause(tf.constant(1e-2, tf.float64))
+            iterations += 1 + pause(tf.constant(1e-2, tf.float64))
         if self._failure is not None:
-            tf.debugging.assert_equal(looks, -1, self._failure)
-        return looks
+            tf.debugging.assert_equal(iterations, -1, self._failure)
+        return iterations

@@ -1,4 +1,4 @@
-"""SavedModels of what was made under the strategy, loaded without it and under it."""
+"""Tests of SavedModels of modules that were created under the strategy, loaded without it and under it."""
 
 import gc
 import weakref
@@ -52,7 +52,7 @@ def test_a_saved_model_with_tables_loads_outside_of_the_scope(strategy, saved): 
     model = tf.saved_model.load(saved)
     assert model.look_up(tf.constant(WORDS)).numpy().tolist() == FOUND
     assert "/job:chief" in model.values.device
-    # On the workers too: there it looks up in the client's table, and reads the client's variable.
+    # Also on the workers, where it uses the client's table and the client's variable.
     found = on_every_worker(strategy, tf.function(lambda words: model.look_up(words) + 1), tf.constant(WORDS))
     assert [words.tolist() for words in found] == [[21.0, 31.0, 11.0]] * WORKERS
 
@@ -137,7 +137,7 @@ def test_a_saved_model_contains_the_vocabulary_file_of_its_table(strategy, tmp_p
     model.look_up = tf.function(model.table.lookup, input_signature=[tf.TensorSpec([None], tf.string)])
     tf.saved_model.save(model, str(tmp_path / "saved"))
     file.unlink()
-    # Twice, so that the tables of one must not be taken for those of the other.
+    # Twice, so that the tables of one must not be mistaken for those of the other.
     for _ in range(2):
         found = on_every_worker(strategy, load(strategy, str(tmp_path / "saved")).look_up, tf.constant(WORDS))
         assert [words.tolist() for words in found] == [[0, 1, -1]] * WORKERS
@@ -151,7 +151,7 @@ def test_a_loaded_model_can_be_saved_and_loaded_again(strategy, saved, tmp_path)
 
 
 def make_examples(context):
-    """Words of which half are good, and whether they are."""
+    """Returns examples: words of which half are good, and labels."""
     good = tf.constant(["good", "fine", "nice"])
     bad = tf.constant(["bad", "poor", "ugly"])
 
@@ -166,7 +166,7 @@ def make_examples(context):
 
 @pytest.fixture
 def trained(strategy):
-    """A lookup layer used in the pipeline, and an embedding model that was trained by a loop of one's own."""
+    """A lookup layer used in the pipeline, and an embedding model that was trained by a custom loop."""
     with strategy.scope():
         lookup = keras.layers.StringLookup(vocabulary=["good", "bad", "fine", "poor", "nice", "ugly"])
         model = keras.Sequential(

@@ -1,4 +1,4 @@
-"""On which server a variable is, by where in the program it is made."""
+"""Tests of the server on which a variable is placed, by where in the program it is created."""
 
 import logging
 
@@ -17,7 +17,7 @@ def on_client(next_creator, **kwargs):
 
 @pytest.fixture
 def next_server(strategy):
-    """The device of the next variable to come in the scope, and of each one after it."""
+    """Yields the device of the next variable in the scope, and of each one after it."""
     with strategy.scope():
         last = SERVERS.index(tf.Variable(0).device)
     return lambda number: SERVERS[(last + 1 + number) % len(SERVERS)]
@@ -82,7 +82,7 @@ def test_a_colocated_variable_is_on_the_same_server(strategy, next_server):  # r
         for neighbour in (first, second, second, outside):
             with strategy.extended.colocate_vars_with(neighbour):
                 assert tf.Variable(3.0).device == neighbour.device
-        # Those that are placed by a neighbour take no turn.
+        # Colocated variables are not counted.
         assert tf.Variable(4.0).device == next_server(2)
 
 

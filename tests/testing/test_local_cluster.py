@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """A real one; whoever kills a server starts it again."""
+    """A real cluster; a test that kills a server starts it again."""
     with LocalCluster(workers=1, ps=1) as cluster:
         yield cluster
 
@@ -30,7 +30,7 @@ def quick_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Makes clusters of servers that start in a moment; returns the folder to put on `PYTHONPATH` for that."""
     folders = os.pathsep.join([os.environ["PYTHONPATH"], write_fake_tensorflow(tmp_path / "fake")])
     monkeypatch.setenv("PYTHONPATH", folders)
-    # What a client sets for itself, in whose process a cluster may be started: not right for servers.
+    # Variables that a client sets for itself; servers started from its process must not inherit them.
     monkeypatch.setenv("GRPC_FAIL_FAST", "true")
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
@@ -51,7 +51,7 @@ def test_real_servers_are_forked_from_a_process_that_loaded_tensorflow(cluster: 
     servers = [psutil.Process(pid) for pid in cluster.processes.values() if pid]
     assert {server.name() for server in servers} == {"worker-0", "ps-0"}
     assert len({server.ppid() for server in servers}) == 1
-    # A fresh process, which TensorFlow's threads would have called for, is called `coordinator serve`.
+    # A fresh process, as needed when TensorFlow's threads run, would have the command line `coordinator serve`.
     assert all("coordinator.launch.fork_server" in server.cmdline() for server in servers)
 
 

@@ -1,4 +1,4 @@
-"""One function fails: what becomes of those that run, those that wait, and whoever waits for them."""
+"""What happens to running and waiting functions, and to threads that wait for them, when one function fails."""
 
 import concurrent.futures
 import threading
@@ -32,13 +32,13 @@ def count(counter):
 
 @pytest.fixture
 def endless(strategy):
-    """A gate that never opens: only a cancellation ends what stands before it."""
+    """A gate that never opens: only a cancellation ends functions that wait at it."""
     return Gate(strategy)
 
 
 @pytest.fixture
 def failing(strategy):
-    """A gate behind which functions fail."""
+    """A gate whose functions fail when it opens."""
     return Gate(strategy, failure="first error")
 
 
@@ -116,7 +116,7 @@ def test_iterators_survive_an_error(strategy, endless, failing):  # row 36
     strategy.join(TIMEOUT)
     after = sorted(int(future.result(timeout=0)) for future in futures)
     assert before == 0
-    # Each worker counts on where it was, and one of the three has given its first element already.
+    # Each worker's iterator continues where it was, and one of the three has returned its first element already.
     assert after.count(0) <= 2
     assert len(after) == 9
 

@@ -27,7 +27,7 @@ def parts(dataset):
     return tf.data.experimental.parallel_interleave(lambda x, y: single(x), cycle_length=1)(dataset)
 
 
-# `f` is the compiled function of one number; what is around it has arguments, elements and states beside its captures.
+# `f` is the compiled function of one number; its caller has arguments, elements and states besides its captures.
 CALLS = {
     "map": lambda f: dataset().map(lambda x, y: (y, f(x))),
     "parallel map": lambda f: dataset().map(lambda x, y: (y, f(x)), num_parallel_calls=2),
@@ -57,7 +57,7 @@ def test_a_compiled_function_is_found_with_its_remote_resource(case):
     plain = tf.function(lambda x: x * variable)
 
     def calling(f):
-        # What is captured first must not be taken for what the compiled function captured.
+        # The first capture must not be mistaken for that of the compiled function.
         return tf.function(lambda: CALLS[case](lambda x: f(x * other)), autograph=False).get_concrete_function()
 
     found = list(compiled_calls(calling(compiled), is_resource))

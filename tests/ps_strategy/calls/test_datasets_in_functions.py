@@ -1,4 +1,4 @@
-"""Variables on parameter servers in functions that a scheduled function gives to a dataset, a loop or a branch."""
+"""Variables on parameter servers in functions that a scheduled function passes to a dataset, a loop or a branch."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.ps_strategy.fusing.fused_calls import COUNT, TIMEOUT, FusedCalls
 
-# More than it takes until a function that runs alone has its messages joined.
+# More calls than it takes until the messages of a function that runs alone are packed.
 CALLS = 20
 NUMBERS, FACTORS = [1.0, 2.0, 3.0], [10.0, 20.0, 30.0]
 

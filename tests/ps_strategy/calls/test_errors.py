@@ -1,4 +1,4 @@
-"""What the caller sees when a scheduled function, or an input of it, fails."""
+"""Tests of what the caller sees when a scheduled function, or an input of it, fails."""
 
 import concurrent.futures
 
@@ -36,7 +36,7 @@ def schedule_check(strategy, x):
 
 
 def fail(strategy, x=ONE):
-    """Schedules a function that fails, and waits until it did."""
+    """Schedules a function that fails, and waits until it has failed."""
     future = schedule_check(strategy, x)
     concurrent.futures.wait([future], TIMEOUT)
     assert future.done()
@@ -133,7 +133,7 @@ def test_an_error_while_tracing_is_raised_at_once_and_nothing_is_scheduled(strat
 
 @pytest.fixture
 def unreadable(strategy):
-    """Iterators of a dataset that no worker can make."""
+    """Iterators of a dataset that no worker can create."""
 
     def from_missing_file(_):
         return tf.data.Dataset.from_tensors(tf.io.read_file("/no/such/file"))

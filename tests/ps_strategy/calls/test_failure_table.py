@@ -1,4 +1,4 @@
-"""Whose fault an error is."""
+"""Tests of the classification of errors: of the function, of its worker, of a parameter server or of its input."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""A trace is found again for exactly the calls that it is right for."""
+"""Tests of the cache of traces: a trace is reused for exactly the calls that TensorFlow would use it for."""
 
 import gc
 import weakref
@@ -211,7 +211,7 @@ def test_an_iterator_is_freed_although_it_was_scheduled_before(strategy):
 
     alive = [schedule() for _ in range(3)]
     gc.collect()
-    # A worker's thread may hold the last call of each until it looks for another.
+    # A worker's thread may hold the last call of each until it takes another closure.
     assert sum(each() is not None for each in alive) <= 1
 
 

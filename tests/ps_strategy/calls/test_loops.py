@@ -32,7 +32,7 @@ def dataset_fn(_):
 
 
 class Training:
-    """A model in training: what its step works on."""
+    """A model in training: the variables that its step uses."""
 
     def __init__(self, optimizer):
         self.model = new_model()
@@ -64,7 +64,7 @@ def dataset(strategy):
 
 @pytest.fixture(scope="module")
 def loss_of_one_process():
-    """The loss after 120 steps of the same training without a strategy."""
+    """Returns the loss after 120 steps of the same training without a strategy."""
     training = Training(keras.optimizers.SGD(0.05))
     step = tf.function(training.update)
     for batch in dataset_fn(None).take(120):
@@ -112,7 +112,7 @@ def test_a_fully_asynchronous_loop_learns(strategy, training, dataset, loss_of_o
 
 
 def assert_as_good(model, before, loss_of_one_process):
-    """Stale gradients cost little at this size: most of what one process learns is learnt."""
+    """Asserts that most of the loss that one process removes is removed: stale gradients cost little at this size."""
     learnt, expected = before - loss_of(model), before - loss_of_one_process
     assert learnt > 0.8 * expected
 

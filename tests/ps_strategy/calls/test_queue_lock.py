@@ -1,4 +1,4 @@
-"""No code of TensorFlow, of a runtime or of users runs while the queue's lock is held."""
+"""Tests that no code of TensorFlow, of a runtime or of users runs while the queue's lock is held."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a scheduled function finds around it: a replica context, in which run, reduce and updates work."""
+"""Tests of the replica context of a scheduled function, in which run, reduce and updates work."""
 
 import logging
 
@@ -10,7 +10,7 @@ TIMEOUT = 60.0
 
 
 def replica_id():
-    """The replica's number, which exists inside of a replica context alone."""
+    """Returns the replica's number, which exists only inside of a replica context."""
     return tf.distribute.get_replica_context().replica_id_in_sync_group
 
 

@@ -1,4 +1,4 @@
-"""What futures give: the function's result, as it returned it, for as long as it is wanted."""
+"""Tests of the results of futures: their structure, their types and their lifetime."""
 
 import collections
 import concurrent.futures
@@ -137,7 +137,7 @@ def test_a_callback_that_would_wait_for_itself_gets_an_error(strategy, verb):
             errors.append(error)
         called.set()
 
-    # Added while the function runs, the callback is called by the worker's thread, not by this one.
+    # A callback that is added while the function runs is called by the worker's thread, not by this one.
     gate = Gate(strategy)
     [future] = gate.occupy()
     future.add_done_callback(call)
@@ -164,7 +164,7 @@ def test_results_and_arguments_survive_the_death_of_every_worker(strategy, share
             shared_cluster.restart("worker", index, wait=False)
         for index in workers:
             shared_cluster.wait_ready("worker", index)
-    # The workers that came back know nothing of the tensor and the function that their predecessors were given.
+    # The restarted workers do not have the tensor and the function that the former processes had.
     assert on_every_worker(strategy, total, argument) == [6, 6, 6]
     assert strategy.local_results(futures) == [6] * 6
     wait_until(lambda: not unhealthy(strategy))

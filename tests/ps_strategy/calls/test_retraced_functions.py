@@ -1,4 +1,4 @@
-"""A function that is traced for each call is named in a warning, with the argument that makes it so."""
+"""Tests of the warning about a function that is traced for each call, which names the argument that causes it."""
 
 import gc
 import logging
@@ -15,7 +15,7 @@ MANY = 20
 
 @pytest.fixture
 def warnings(caplog):
-    """The warnings of this library so far; called."""
+    """A function that returns the warnings of this library so far."""
     caplog.set_level(logging.WARNING, logger="coordinator")
     return lambda: [record.getMessage() for record in caplog.records if record.name == "coordinator"]
 
@@ -27,7 +27,7 @@ def function():
 
 @pytest.fixture
 def scheduled(strategy):
-    """Schedules a function once for each of some arguments; all have finished afterwards."""
+    """Schedules a function once with each of some arguments, and waits until all calls have finished."""
 
     def schedule(fn, arguments):
         for args in arguments:

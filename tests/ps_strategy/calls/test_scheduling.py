@@ -1,4 +1,4 @@
-"""What may be scheduled, with which arguments, and how the queue looks to whoever schedules."""
+"""Tests of what may be scheduled, with which arguments, and of the queue as the caller sees it."""
 
 import functools
 import threading

@@ -21,7 +21,7 @@ def where():
 
 @pytest.fixture
 def slow_on(strategy):
-    """A function that never ends on one worker, and on the others says at once where it ran."""
+    """A function that never ends on one worker, and returns the index of its worker at once on the others."""
     with strategy.scope():
         slow_worker = tf.Variable(-1, dtype=tf.int64)
         started = tf.Variable(0)
@@ -30,9 +30,9 @@ def slow_on(strategy):
     def step():
         index = coordinator.get_current_worker_index()
         started.assign_add(1)
-        looks = 0
+        iterations = 0
         while tf.cast(index, tf.int64) == slow_worker:
-            looks += 1 + pause(tf.constant(1e-2, tf.float64))
+            iterations += 1 + pause(tf.constant(1e-2, tf.float64))
         return index
 
     return step, slow_worker, started
@@ -43,7 +43,7 @@ def test_a_function_that_takes_too_long_is_run_on_another_worker_as_well(strateg
     on_every_worker(strategy, where)
     finished = strategy.cluster.statistics().finished
     slow_worker.assign(1)
-    # Until worker 1 has been the first to take it.
+    # Repeated until worker 1 is the first to take it.
     while started.numpy() < 20:
         before = int(started.numpy())
         future = strategy.schedule(step, timeout=0.5)
@@ -54,7 +54,7 @@ def test_a_function_that_takes_too_long_is_run_on_another_worker_as_well(strateg
         slow_worker.assign(-1)
         pytest.fail("Worker 1 never took a function.")
     strategy.join(TIMEOUT)
-    # The straggler was cancelled: its worker is free, although the function would have gone on for ever.
+    # The straggler was cancelled: its worker is free, although the function would have run for ever.
     assert [int(index) for index in on_every_worker(strategy, where)] == [0, 1, 2]
     assert strategy.cluster.statistics().finished > finished
     slow_worker.assign(-1)

@@ -1,4 +1,4 @@
-"""The call of several steps is made once, whoever needs it."""
+"""Tests that the function of a fused call is built once, although several workers need it."""
 
 import concurrent.futures
 import threading
@@ -16,7 +16,7 @@ WORKERS = 3
 
 
 class Making:
-    """Holds the making of calls of several steps up, and counts it."""
+    """Delays the building of fused functions, and counts it."""
 
     def __init__(self, monkeypatch):
         self.may_end = threading.Event()
@@ -44,7 +44,7 @@ def making(monkeypatch):
 
 @pytest.fixture
 def call():
-    """Starts a call of two steps, as a worker does; gives its future. Each step gives 3."""
+    """Starts a call of two steps, as a worker does, and returns its future. Each step returns 3."""
     function = tf.function(lambda: tf.constant(3.0))
     traced = TracedFunction(function.get_concrete_function(), PerWorkerHandles())
     context = WorkerContext(0, "/device:CPU:0", 0, CancellationManager())

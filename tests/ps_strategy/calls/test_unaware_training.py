@@ -1,6 +1,6 @@
-"""Parameter servers that are lost while a plain loop trains: it sees nothing but the time.
+"""Parameter servers are lost while a plain loop trains: the loop sees nothing but the delay.
 
-which servers are lost                          what the loop sees    what it is told
+which servers are lost                          what the loop sees    what its callback gets
 one parameter server                            nothing               that one, and how many steps were lost
 both                                            nothing               both
 one, and a worker                               nothing               that one
@@ -49,10 +49,10 @@ def test_the_loop_saw_no_error_and_traced_once(seen):
 
 
 def test_a_frozen_server_keeps_its_variables_although_a_worker_dies(seen):
-    assert seen["frozen"] == {"told": 0}
+    assert seen["frozen"] == {"rollbacks": 0}
 
 
 def test_the_restored_model_is_of_one_version(seen):
     assert seen["iterations"] > 0
-    # They are on two servers, and a step whose worker died may have counted on one of them only before it ran again.
+    # The counts are on two servers; a step whose worker died may have incremented only one before it ran again.
     assert abs(seen["iterations"] - seen["steps"]) <= seen["retried since the last restoration"], seen

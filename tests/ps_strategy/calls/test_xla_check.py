@@ -104,6 +104,6 @@ def test_a_function_that_was_scheduled_may_be_called_by_another_one(strategy):
         return x * weight
 
     assert strategy.schedule(scaled, args=(tf.constant(2.0),)).result() == 6.0
-    # Looking at it must have left it as it was.
+    # The check must not have changed the function.
     twice = tf.function(lambda x: scaled(scaled(x)))
     assert strategy.schedule(twice, args=(tf.constant(2.0),)).result() == 18.0

@@ -1,1 +1,1 @@
-"""Whole programs whose cluster, or whose client, fails. Tests run each in a separate process."""
+"""Programs in which servers or the client fail. Tests run each of them in a separate process."""

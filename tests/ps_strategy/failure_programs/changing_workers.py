@@ -1,4 +1,4 @@
-"""A client whose workers come, go and move while it trains. It ends with code 0 if every case went as it must."""
+"""A client whose workers are added, removed and moved while it trains. It ends with code 0 if every case passes."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ TIMEOUT = 120.0
 
 
 class Training:
-    """A step that uses its worker's iterator, table and own variable, and says where it ran."""
+    """A step that uses its worker's iterator, table and per-worker variable, and returns where it ran."""
 
     def __init__(self, strategy: coordinator.ParameterServerStrategy) -> None:
         self.strategy = strategy
@@ -41,14 +41,14 @@ class Training:
         return self.strategy.schedule(self._step, args=(self._iterator,), **settings)
 
     def run_on(self, worker: int) -> int:
-        """Runs the step on one worker; what its table said."""
+        """Runs the step on one worker, and returns the word from its table."""
         index, found = self.schedule(worker=worker).result(TIMEOUT)
         assert int(index) == worker
         return int(found)
 
     @contextlib.contextmanager
     def going_on(self) -> Iterator[None]:
-        """Trains meanwhile."""
+        """Trains during the block."""
         stop = threading.Event()
 
         def train() -> None:
@@ -95,8 +95,8 @@ def worker_dies_and_another_takes_its_place(cluster: LocalCluster, training: Tra
     assert training.strategy.cluster.statistics().failed == 0
 
 
-def worker_that_never_returns_blocks_nobody(cluster: LocalCluster, training: Training) -> None:
-    # Worker 1 is at the address of the second one that was started late, number 3 to the cluster.
+def worker_that_never_returns_blocks_no_other(cluster: LocalCluster, training: Training) -> None:
+    # Worker 1 is at the address of the second one that was started late, which has number 3 in the local cluster.
     with training.going_on():
         for index in (0, 3):
             cluster.kill("worker", index)
@@ -142,7 +142,7 @@ def main() -> None:
                 worker_joins,
                 worker_leaves,
                 worker_dies_and_another_takes_its_place,
-                worker_that_never_returns_blocks_nobody,
+                worker_that_never_returns_blocks_no_other,
             ):
                 case(cluster, training)
             # At least once each.

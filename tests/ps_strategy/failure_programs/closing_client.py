@@ -1,4 +1,4 @@
-"""A client that closes its strategy, or does not, in several ways. The servers are others'.
+"""A client that closes its strategy, or does not, in several ways. The servers are started by the test.
 
 Its arguments are the cluster specification as JSON, and the name of one of the functions below `ENDINGS`.
 """
@@ -31,18 +31,18 @@ TIMEOUT = 120.0
 
 
 def threads() -> list[str]:
-    """The names of the library's threads."""
+    """Returns the names of the library's threads."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("coordinator")]
 
 
 def listening() -> list[int]:
-    """The ports on which this process listens."""
+    """Returns the ports on which this process listens."""
     connections = psutil.Process().net_connections(kind="tcp")
     return [connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN]
 
 
 def patches() -> list[dict[str, object]]:
-    """The attributes of the classes, modules and objects of Keras and TensorFlow that a strategy patches."""
+    """Returns the attributes of Keras' and TensorFlow's classes, modules and objects that a strategy patches."""
     owners = (keras.Model, trainer, backend.numpy, context.context())
     return [{name: value for name, value in vars(owner).items() if callable(value)} for owner in owners]
 
@@ -55,7 +55,7 @@ def nothing_left_behind() -> Iterator[None]:
     assert dict(os.environ) == environment
     assert threads() == []
     assert psutil.Process().children(recursive=True) == []
-    assert len(listening()) == 1, "the port on which workers call back stays, and no other"
+    assert len(listening()) == 1, "only the port on which workers call back stays open"
 
 
 def leave_by(error: BaseException, spec: str, running: list[coordinator.Future]) -> None:
@@ -66,7 +66,7 @@ def leave_by(error: BaseException, spec: str, running: list[coordinator.Future])
 
 
 def release_manager(spec: str) -> None:
-    """A strategy that is closed gives the manager that it restores from its own `save` back."""
+    """Closing a strategy restores the original `save` of its checkpoint manager."""
     with nothing_left_behind(), tempfile.TemporaryDirectory() as folder:
         manager = tf.train.CheckpointManager(tf.train.Checkpoint(), folder, max_to_keep=1)
         with connect(spec) as strategy:
@@ -77,7 +77,7 @@ def release_manager(spec: str) -> None:
 
 
 def undo_patches(spec: str) -> None:
-    """A strategy that is closed restores what it replaced, and its models can no longer be trained."""
+    """Closing a strategy undoes its patches; its models can no longer be trained."""
     os.environ["GRPC_FAIL_FAST"] = "use_caller"
     stock, environment = patches(), dict(os.environ)
     for _ in range(2):
@@ -95,7 +95,7 @@ def undo_patches(spec: str) -> None:
 
 
 def forget(spec: str) -> None:
-    """A strategy that is garbage collected is closed."""
+    """Deletes a strategy; garbage collection closes it."""
     with nothing_left_behind():
         forgotten = connect(spec)
         forgotten.schedule(tf.function(lambda: tf.constant(1))).result(TIMEOUT)
@@ -105,7 +105,7 @@ def forget(spec: str) -> None:
 
 
 def close_while_generators_wait(spec: str) -> None:
-    """Closes in bounded time although every worker waits for a generator of this process that gives no element."""
+    """Closes in bounded time although every worker waits for a generator of this process that yields no element."""
     waiting, closed = threading.Semaphore(0), threading.Event()
 
     def elements() -> Iterator[float]:
@@ -128,7 +128,7 @@ def close_while_generators_wait(spec: str) -> None:
 
 
 def close_in_every_way_then_end(spec: str) -> None:
-    """One strategy after another, each closed in its own way, and one that runs functions when the program ends."""
+    """Closes several strategies, each in another way; the last one runs functions when the program ends."""
     with nothing_left_behind(), connect(spec) as strategy:
         future = strategy.schedule(tf.function(lambda: tf.constant(1)))
         assert sum("coordinator-worker" in name for name in threads()) == len(strategy.cluster.workers)
@@ -164,7 +164,7 @@ def close_in_every_way_then_end(spec: str) -> None:
 
 
 def end_while_functions_run(spec: str) -> None:
-    """No close: the program just ends."""
+    """Ends the program without closing the strategy."""
     strategy = connect(spec)
     Gate(strategy).occupy(2)
     one = tf.function(lambda: tf.constant(1))
@@ -173,7 +173,7 @@ def end_while_functions_run(spec: str) -> None:
 
 
 def end_while_a_worker_is_dead(spec: str) -> None:
-    """No close, with one worker gone and functions waiting for the others."""
+    """Ends the program without closing the strategy, with one worker dead and functions waiting for the others."""
     strategy = connect(spec)
     assert len(unhealthy(strategy)) == 1
     Gate(strategy).occupy(2)
@@ -181,7 +181,7 @@ def end_while_a_worker_is_dead(spec: str) -> None:
 
 
 def interrupt_join(spec: str) -> None:
-    """Ctrl-C while the main thread is in `join`, for functions that never end."""
+    """Presses Ctrl-C while the main thread is in `join`, waiting for functions that never end."""
     with connect(spec) as strategy:
         Gate(strategy).occupy(2)
         interrupter = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))

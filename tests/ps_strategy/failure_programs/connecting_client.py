@@ -1,6 +1,6 @@
 """A client that connects while servers are missing, dying and returning.
 
-It ends with code 0 if every case went as it must.
+It ends with code 0 if every case passes.
 """
 
 import threading
@@ -21,7 +21,7 @@ TIMEOUT = 120.0
 
 
 def used_workers(strategy: coordinator.ParameterServerStrategy) -> set[int]:
-    """The workers that run what is scheduled now."""
+    """Returns the workers that run functions scheduled now."""
     where = tf.function(coordinator.get_current_worker_index)
     futures = [strategy.schedule(where) for _ in range(10)]
     strategy.join(TIMEOUT)
@@ -41,7 +41,7 @@ def wait_used(strategy: coordinator.ParameterServerStrategy, workers: set[int]) 
 
 @contextmanager
 def meanwhile(action: Callable[[], None]) -> Iterator[None]:
-    """Has `action` done by another thread during the block."""
+    """Runs `action` on another thread during the block."""
     failures: list[BaseException] = []
 
     def act() -> None:

@@ -1,7 +1,7 @@
 """A client whose workers freeze, one after the other: their functions run elsewhere, and no other worker pauses.
 
 It prints one JSON object: for each freeze, how many functions the other workers finished in equal times before and
-after it, and what became of the counts.
+after it, and the counts at the end.
 """
 
 import json
@@ -20,7 +20,7 @@ from tests.ps_strategy.every_worker import unhealthy
 TIMEOUT = 120.0
 FREEZES = 10
 WORKERS = 3
-# Long against one function, and so short that it ends before anybody knows of the freeze.
+# In seconds: much longer than one function, and so short that it ends before the freeze is detected.
 WINDOW = 0.6
 
 
@@ -41,12 +41,12 @@ class Load:
         self.step = step
 
     def finished_besides(self, worker: int) -> int:
-        """How many functions the other workers have finished."""
+        """Returns how many functions the other workers have finished."""
         return sum(each.finished for each in self._strategy.cluster.statistics().workers if each.index != worker)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Schedules without an end, never far ahead."""
+        """Keeps scheduling during the block, never far ahead."""
         thread = threading.Thread(target=self._run)
         thread.start()
         try:
@@ -60,12 +60,12 @@ class Load:
         while not self._stop.is_set():
             futures = [self._strategy.schedule(self.step) for _ in range(60)]
             self.scheduled += len(futures)
-            # The one that is on the frozen worker is not awaited.
+            # The function on the frozen worker is not awaited.
             wait_until(lambda made=futures: sum(future.done() for future in made) > 40)
 
 
 def freeze(cluster: LocalCluster, strategy: coordinator.ParameterServerStrategy, load: Load, victim: int) -> dict:
-    """Freezes one worker while all work, until its work was done elsewhere; then thaws it."""
+    """Freezes one worker while all are busy, until its function has run elsewhere; then thaws it."""
 
     def finished_in_window() -> int:
         before = load.finished_besides(victim)
@@ -87,7 +87,7 @@ def freeze(cluster: LocalCluster, strategy: coordinator.ParameterServerStrategy,
 
 
 def main() -> None:
-    # One at a time, so that it is known what each freeze costs.
+    # One at a time, so that the cost of each freeze can be measured.
     options = coordinator.Options(heartbeat_interval=0.2, heartbeat_timeout=1.5, steps_per_dispatch=1)
     with (
         LocalCluster(workers=WORKERS, ps=1) as cluster,

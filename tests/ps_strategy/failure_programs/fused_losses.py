@@ -25,21 +25,21 @@ OPTIONS = coordinator.Options(
 
 
 def _slowly(number: Any) -> Any:
-    """The same number."""
+    """Returns the same number, slowly."""
     matrix = tf.fill([600, 600], tf.cast(number, tf.float32) * 1e-3)
     for _ in range(4):
         matrix = tf.tanh(matrix @ matrix)
-    # No tanh is more than 1, which TensorFlow does not know.
+    # No tanh is greater than 1, but TensorFlow cannot fold this.
     return number + tf.cast(tf.reduce_min(matrix) > 2.0, number.dtype)
 
 
 class Training:
-    """A slow step that counts on both parameter servers, and notes which runs of it there were.
+    """A slow step that counts on both parameter servers, and records which of its runs there were.
 
-    Its data is slow too, so that a call which is cut off mostly waits for some.
+    Its data is slow too, so that a call is mostly waiting for data when it is cut off.
 
     Attributes:
-      fused: the sizes of the calls of several.
+      fused: the sizes of the fused calls.
     """
 
     def __init__(self, strategy: coordinator.ParameterServerStrategy) -> None:
@@ -82,7 +82,7 @@ class Training:
 
 
 def make_endless(training: Training) -> None:
-    """Runs one step on each worker: an iterator is known to be endless when it is made."""
+    """Runs one step on each worker: an iterator is known to be endless once it is created."""
     for worker in training.strategy.cluster.workers:
         training.schedule(0, worker.index).result(TIMEOUT)
     training.runs.assign(tf.zeros([STEPS], tf.int32))

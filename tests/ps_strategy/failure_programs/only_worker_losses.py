@@ -1,6 +1,6 @@
 """A client whose only worker dies, in one way after another: work waits, and resumes when the worker is back.
 
-It ends with code 0 if every case went as it must. Its one argument is the number of functions of the longest case.
+It ends with code 0 if every case passes. Its one argument is the number of functions of the longest case.
 """
 
 import sys
@@ -33,13 +33,13 @@ class OnlyWorker:
         return worker.losses
 
     def runs(self) -> int:
-        """How often the function ran since this was asked last."""
+        """Returns how often the function ran since the last call of this method."""
         runs = int(self._count.numpy())
         self._count.assign(0)
         return runs
 
     def kill_noticed(self) -> None:
-        """Kills the worker, and returns when the client knows."""
+        """Kills the worker, and returns when the client has detected it."""
         losses = self.losses
         self.cluster.kill("worker", 0)
         wait_until(lambda: self.losses > losses)
@@ -96,7 +96,7 @@ def with_thousands_of_functions_waiting(only: OnlyWorker, functions: int) -> Non
     only.cluster.restart("worker", 0)
     only.strategy.join(TIMEOUT)
     assert all(future.exception(timeout=0) is None for future in futures)
-    # Those that ran, several in one call, when their worker died may have counted, and count again.
+    # Functions that ran, several in one call, when their worker died may have counted, and count again.
     retried = only.strategy.cluster.statistics().retried - retried
     assert retried >= 1
     assert functions <= only.runs() <= functions + retried

@@ -1,4 +1,4 @@
-"""A client whose parameter servers die, in one way after another; after each, a new strategy goes on from a checkpoint.
+"""A client whose parameter servers die, in one way after another; after each, a new strategy resumes a checkpoint.
 
 It prints one JSON object: for each case of `CASES`, what the caller saw.
 """
@@ -23,7 +23,7 @@ STEPS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What dies, and when.
+    """The servers that die, and when.
 
     Attributes:
       lost: the servers.
@@ -63,13 +63,13 @@ class Training:
         self.counts = lambda: [int(count.numpy()) for count in counts]
 
     def resume(self) -> list[int]:
-        """Restores the checkpoint, if there is one; returns the counts."""
+        """Restores the checkpoint, if there is one, and returns the counts."""
         if self._path.with_suffix(".index").exists():
             self._checkpoint.read(str(self._path)).assert_consumed()
         return self.counts()
 
     def train(self) -> None:
-        """Some steps, and a checkpoint."""
+        """Runs some steps, and saves a checkpoint."""
         for _ in range(STEPS):
             self.schedule()
         self.strategy.join(TIMEOUT)
@@ -77,7 +77,7 @@ class Training:
 
 
 def observe(call: Callable[[], Any]) -> dict[str, Any]:
-    """What a call that may not hang raises, and how soon."""
+    """Returns the error that a call raises, and how soon; the call must not hang."""
     start = time.monotonic()
     try:
         call()
@@ -91,7 +91,7 @@ def observe(call: Callable[[], Any]) -> dict[str, Any]:
 
 
 def fail(cluster: LocalCluster, case: Case, training: Training) -> dict[str, Any]:
-    """Makes the case happen; returns what the caller saw."""
+    """Runs the case, and returns what the caller saw."""
     strategy = training.strategy
     resumed = training.resume()
     training.train()

@@ -1,6 +1,7 @@
 """A client that recovers its parameter servers, in one case after another, with one strategy and one set of variables.
 
-It calls the pieces itself, one attempt at a time. It prints one JSON object: for each case of `CASES`, what came of it.
+It calls the parts of the recovery itself, one attempt at a time. It prints one JSON object: the outcome of each case of
+`CASES`.
 """
 
 import contextlib
@@ -101,12 +102,12 @@ class Program:
             self.strategy.schedule(self.step, args=(self.x,)).result(TIMEOUT)
 
     def reach_servers(self) -> None:
-        """Returns when every worker has reached all servers: a step that cannot is made twice, in part."""
+        """Returns when every worker has reached all servers: a step that cannot is run twice, in part."""
         for worker in self.strategy.cluster.workers:
             self.strategy.schedule(self.read, worker=worker.index).result(TIMEOUT)
 
     def saved_values(self) -> list[Any]:
-        """What the checkpoint holds, as it is now."""
+        """Returns the present values of the variables that are in the checkpoint."""
         former = self.former_optimizer.variables
         variables = [
             *self.model.variables,
@@ -118,7 +119,7 @@ class Program:
         return [variable.numpy() for variable in variables]
 
     def outputs(self) -> list[Any]:
-        """What functions give that are called on the client."""
+        """Returns the results of functions that are called on the client."""
         return [self.evaluate(self.x).numpy(), self.model(self.x).numpy(), self.former_model(self.x).numpy()]
 
     def lose(self, *servers: int) -> None:
@@ -130,7 +131,7 @@ class Program:
             self.strategy.join(TIMEOUT)
 
     def bring_back(self) -> Rollback:
-        """Starts the dead servers, and tries until they are recovered."""
+        """Starts the dead servers, and retries until they are recovered."""
         dead = [index for index in (0, 1) if not self.cluster.is_alive("ps", index)]
         for index in dead:
             self.cluster.restart("ps", index, wait=False)
@@ -142,7 +143,7 @@ class Program:
 
 
 def lose_and_recover(program: Program, servers: Sequence[int], meanwhile: Callable[[], Any] = lambda: None) -> dict:
-    """Trains, saves, trains on, loses servers, recovers; returns what is to be judged."""
+    """Trains, saves, continues training, loses servers, recovers; returns the figures that tests check."""
     program.train()
     path = program.manager.save()
     values, outputs, traces = program.saved_values(), program.outputs(), len(program.traces)
@@ -182,14 +183,14 @@ def lost_again(program: Program) -> dict:
 
     attempts: list[Any] = []
 
-    def attempt_in_vain() -> None:
+    def failing_attempt() -> None:
         program.manager.checkpoint.restore = restore_on_a_dying_server
         program.cluster.restart("ps", 0)
         wait_until(lambda: killed or attempts.append(program.recovery.recover()))
         del program.manager.checkpoint.restore
 
-    seen = lose_and_recover(program, [0], attempt_in_vain)
-    return {**seen, "attempts in vain": attempts}
+    seen = lose_and_recover(program, [0], failing_attempt)
+    return {**seen, "failed attempts": attempts}
 
 
 def damaged(program: Program) -> dict:
@@ -273,7 +274,7 @@ def many_variables(program: Program) -> dict:
 CASES: dict[str, Callable[[Program], dict]] = {
     "one": lambda program: lose_and_recover(program, [0]),
     "both": lambda program: lose_and_recover(program, [0, 1]),
-    "lost again on the way": lost_again,
+    "lost again during the recovery": lost_again,
     "a damaged checkpoint": damaged,
     "while saving": lost_while_saving,
     "by a function": restored_by_a_function,

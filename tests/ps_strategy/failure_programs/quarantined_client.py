@@ -1,4 +1,4 @@
-"""A client that schedules a function which kills its worker, each time. The servers are others', three workers.
+"""A client that schedules a function which kills its worker each time. The test starts the servers: three workers.
 
 Its argument is the cluster specification as JSON.
 """
@@ -34,7 +34,7 @@ def main(spec: str) -> None:
     assert isinstance(error, coordinator.ClosureQuarantined), repr(error)
     assert str(error).count("worker lost") == 2, error
     assert "Options.max_attempts" in str(error)
-    # The raw error tells a lost worker from a lost parameter server.
+    # The raw error distinguishes a lost worker from a lost parameter server.
     raw = error.__cause__
     assert isinstance(raw, tf.errors.UnavailableError | tf.errors.AbortedError), repr(raw)
     assert "/job:worker" in str(raw), raw
@@ -42,7 +42,7 @@ def main(spec: str) -> None:
     with pytest.raises(coordinator.ClosureQuarantined):
         strategy.join(TIMEOUT)
 
-    # The worker that is left never met it, and does the rest.
+    # The remaining worker never ran it, and runs the rest.
     for _ in range(10):
         strategy.schedule(count)
     strategy.join(TIMEOUT)

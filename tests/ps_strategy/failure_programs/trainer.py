@@ -1,4 +1,4 @@
-"""A client that trains on servers which others started; it is killed in the middle, or goes on to the end.
+"""A client that trains on servers of the test; it is killed in the middle of training, or trains to the end.
 
 Its arguments are the cluster specification as JSON, and `killed` or `to the end`.
 """
@@ -16,7 +16,7 @@ STEPS = 10
 
 
 def connect(spec: str, **options: float) -> coordinator.ParameterServerStrategy:
-    """Connects to servers that others started, given as JSON."""
+    """Connects to servers of the test, given as JSON."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(json.loads(spec)), task_type="chief", task_id=0
     )

@@ -25,13 +25,13 @@ STEPS = 10
 
 
 class Training:
-    """A Keras model with Adam, a step counter in the checkpoint, and a loop that knows of no failure."""
+    """A Keras model with Adam, a step counter in the checkpoint, and a loop without failure handling."""
 
     def __init__(self, strategy: coordinator.ParameterServerStrategy, folder: pathlib.Path) -> None:
         self.strategy = strategy
         self.traces = 0
         self.epochs = 0
-        self.told: list[coordinator.Rollback] = []
+        self.rollbacks: list[coordinator.Rollback] = []
         with strategy.scope():
             self.model = model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(8), keras.layers.Dense(1)])
             self.optimizer = optimizer = keras.optimizers.Adam(0.01)
@@ -55,10 +55,10 @@ class Training:
             return loss
 
         self._step = step
-        strategy.restore_from(self.manager, step=step_count, on_rollback=self.told.append)
+        strategy.restore_from(self.manager, step=step_count, on_rollback=self.rollbacks.append)
 
     def run(self, stop: threading.Event) -> None:
-        """Trains epoch after epoch, as users write it."""
+        """Trains epoch after epoch, as in a user's program."""
         while not stop.is_set():
             for _ in range(STEPS):
                 self.strategy.schedule(self._step, args=(self._iterator,))
@@ -87,7 +87,7 @@ def one_server_and_a_worker(cluster: LocalCluster, training: Training) -> None:
 
 
 def one_server_while_a_checkpoint_is_saved(cluster: LocalCluster, training: Training) -> None:
-    """From within the save: the server dies when the checkpoint is about to be written."""
+    """Kills the server within the save, when the checkpoint is about to be written."""
     is_dead = threading.Event()
 
     def die(write: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ CASES: dict[str, Callable[[LocalCluster, Training], None]] = {
 
 def frozen_server_while_a_worker_dies(cluster: LocalCluster, training: Training) -> dict[str, Any]:
     """Its variables are still there when it thaws, and nothing is rolled back."""
-    told, epochs = len(training.told), training.epochs
+    count, epochs = len(training.rollbacks), training.epochs
     cluster.freeze("ps", 0)
     cluster.kill("worker", 1)
     wait_until(lambda: training.strategy.cluster.workers[1].state.value == "lost")
@@ -129,20 +129,20 @@ def frozen_server_while_a_worker_dies(cluster: LocalCluster, training: Training)
     cluster.wait_ready("worker", 1)
     wait_until(lambda: training.epochs >= epochs + 2)
     wait_until(lambda: not unhealthy(training.strategy))
-    return {"told": len(training.told) - told}
+    return {"rollbacks": len(training.rollbacks) - count}
 
 
 def observe(case: Callable[[LocalCluster, Training], None], cluster: LocalCluster, training: Training) -> dict:
-    epochs, told = training.epochs, len(training.told)
+    epochs, count = training.epochs, len(training.rollbacks)
     wait_until(lambda: training.epochs >= epochs + 1)
     case(cluster, training)
-    wait_until(lambda: len(training.told) > told)
+    wait_until(lambda: len(training.rollbacks) > count)
     after = training.epochs
     wait_until(lambda: training.epochs >= after + 2)
     return {
-        "servers": sorted({name for each in training.told[told:] for name in each.parameter_servers}),
-        "checkpoints": [each.checkpoint is not None for each in training.told[told:]],
-        "steps lost": [each.steps_lost for each in training.told[told:]],
+        "servers": sorted({name for each in training.rollbacks[count:] for name in each.parameter_servers}),
+        "checkpoints": [each.checkpoint is not None for each in training.rollbacks[count:]],
+        "steps lost": [each.steps_lost for each in training.rollbacks[count:]],
     }
 
 

@@ -23,14 +23,14 @@ never = threading.Event()
 
 
 def elements() -> Iterator[float]:
-    """One element, then it waits."""
+    """Yields one element, then waits for ever."""
     yield 1.0
     waiting.release()
     never.wait()
 
 
 def schedule_on_all(strategy: coordinator.ParameterServerStrategy) -> None:
-    """Has each worker wait for an element, and returns when they do."""
+    """Makes each worker wait for an element, and returns when they do."""
     with strategy.scope():
         total = tf.Variable(0.0)
     dataset = tf.data.Dataset.from_generator(elements, output_signature=tf.TensorSpec([])).prefetch(2)
@@ -84,7 +84,7 @@ def interrupt(cluster: LocalCluster) -> None:
 
 
 def end_program(cluster: LocalCluster) -> None:
-    """Does nothing: the end of the program closes the strategy."""
+    """Does nothing; the end of the program closes the strategy."""
     strategy = coordinator.ParameterServerStrategy(cluster.resolver, options=OPTIONS)
     schedule_on_all(strategy)
 

@@ -1,4 +1,4 @@
-"""Calls of scheduled functions that are fused as far as they may be, whatever would pay."""
+"""Runs scheduled functions in calls that are fused as far as possible, whether or not it is faster."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 120.0
 STEPS = 4
-# For each of three workers a call of several, and some more.
+# For each of three workers a fused call, and some more.
 COUNT = 3 * (STEPS + 2)
 
 
@@ -22,7 +22,7 @@ class FusedCalls:
       monkeypatch: undoes all this after the test.
 
     Attributes:
-      sizes: of the calls of several that there were.
+      sizes: the sizes of the fused calls so far.
     """
 
     def __init__(self, strategy: coordinator.ParameterServerStrategy, monkeypatch: Any) -> None:
@@ -39,7 +39,7 @@ class FusedCalls:
         monkeypatch.setattr(FusionSizeModel, "steps", lambda _, function, available: steps(fixed, function, available))
 
     def run(self, fn: Any, arguments: Iterable[Sequence[Any]]) -> list[coordinator.Future]:
-        """Schedules calls that all wait before the first begins; their futures, when all have ended."""
+        """Schedules calls that all wait before the first begins; returns their futures when all have ended."""
         gate = Gate(self._strategy)
         gate.occupy(len(self._strategy.cluster.workers))
         futures = [self._strategy.schedule(fn, args) for args in arguments]

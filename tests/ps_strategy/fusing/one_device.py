@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 def results(concrete: Any, *args: Any) -> list[Any]:
-    """What a concrete function gives, as NumPy values."""
+    """Returns the results of a concrete function, as NumPy values."""
     here = concrete.graph.as_graph_def()
     for node in here.node:
         node.device = ""

@@ -1,4 +1,4 @@
-"""Random graphs that move tensors of every dtype between servers, and change none of their bits on the way."""
+"""Random graphs that move tensors of every dtype between servers, and change none of their bits."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,17 +14,17 @@ WORKER = "/job:worker/replica:0/task:0/device:CPU:0"
 SERVERS = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2)]
 _INTEGERS = [tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64]
 _FLOATS = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
-# TensorFlow sends these, and has few operations on them.
+# TensorFlow can send these, but has few operations on them.
 _RARE = [
     *map(tf.as_dtype, ["float8_e5m2", "float8_e4m3fn", "int4", "uint4"]),
     *(tf.qint8, tf.quint8, tf.qint16, tf.quint16, tf.qint32),
 ]
-# What goes as words of four bytes, if nothing else goes with it. TensorFlow folds no constants in a function that has
+# Sent as words of four bytes, if nothing else is sent with them. TensorFlow folds no constants in a function that has
 # tensors of rare types.
 WORDS = [tf.int32, tf.int64, tf.float32, tf.float64]
 COMMON = [*_INTEGERS, *_FLOATS, tf.bool, tf.complex64, tf.complex128, tf.string]
 DTYPES = [*COMMON, *_RARE]
-# TensorFlow sends these too, and cannot write them into a graph.
+# TensorFlow can send these too, but cannot write them into a graph.
 FED_ONLY = list(
     map(tf.as_dtype, ["float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2fnuz", "float4_e2m1fn", "int2", "uint2"])
 )
@@ -36,7 +36,7 @@ _PARTS = 60
 
 @dataclasses.dataclass(frozen=True)
 class _Tensor:
-    """Where a tensor comes from, and what is done to it at each place where it goes."""
+    """The source of a tensor, and the operations on it at each device that it is sent to."""
 
     dtype: tf.DType
     kind: str
@@ -45,7 +45,7 @@ class _Tensor:
 
 
 def bits(value: Any) -> bytes:
-    """All of a NumPy value: two values have the same if they are equal to the last bit."""
+    """Returns a key of a NumPy value that is equal for two values if all their bits are."""
     array = value if isinstance(value, np.ndarray) else np.array(value, object if isinstance(value, bytes) else None)
     return repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
 
@@ -105,7 +105,7 @@ class RandomTransfers:
         return _Tensor(dtype, kind, value, list(rng.integers(0, len(_OPERATIONS), moves)))
 
     def __call__(self, *fed: Any) -> list[Any]:
-        """Builds the graph; returns what has arrived on the worker."""
+        """Builds the graph, and returns the tensors that arrive on the worker."""
         rest, arrived = iter(fed), []
         for section, (places, tensors) in zip(self.sections[::2], self._parts, strict=True):
             with tf.name_scope(section):
@@ -121,7 +121,7 @@ class RandomTransfers:
 
 
 def _made(each: _Tensor) -> Any:
-    """A constant, or what TensorFlow's constant folding can work out by itself."""
+    """Returns a constant, or an expression that TensorFlow's constant folding can evaluate."""
     value, dtype = each.value, each.dtype
     if each.kind == "computed" and dtype in _INTEGERS and value.size:
         return tf.fill(value.shape, tf.constant(int(value.ravel()[0]) % 5, dtype)) + tf.ones(value.shape, dtype)
@@ -142,7 +142,7 @@ _OPERATIONS: list[Callable[[Any], Any]] = [tf.identity, _reversed, _gathered, la
 
 
 def run_on_worker(concrete: Any, fed: Sequence[Any]) -> list[bytes]:
-    """What a function gives, run on a worker and two parameter servers: the bits of each tensor."""
+    """Runs a function on a worker and two parameter servers, and returns the bits of each result."""
     with tf.device(WORKER), own_executor():
         inputs = [tf.constant(value, tensor.dtype) for value, tensor in zip(fed, concrete.inputs, strict=True)]
         outputs = call_concrete(concrete, inputs, CancellationManager())

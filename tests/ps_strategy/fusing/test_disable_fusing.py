@@ -1,4 +1,4 @@
-"""A function that disables fusing is recognized, wherever the call is nested."""
+"""Tests that a function that disables fusing is recognized, wherever the call is nested."""
 
 import tensorflow as tf
 

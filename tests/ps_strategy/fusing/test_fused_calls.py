@@ -1,4 +1,4 @@
-"""Scheduled functions that run several times in one call give and do what they would have, each alone."""
+"""Tests that functions in one fused call have the same results and effects as in separate calls."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ def fused(strategy, monkeypatch):
     return FusedCalls(strategy, monkeypatch)
 
 
-# Arrays and tensors are alike to the function, but are passed differently.
+# Arrays and tensors are equal for the function, but are passed differently.
 @pytest.mark.parametrize("is_tensor", [True, pytest.param(False, marks=pytest.mark.long)], ids=["tensors", "arrays"])
 def test_each_call_has_its_own_arguments_and_its_own_result(fused, is_tensor):
     @tf.function
@@ -121,7 +121,7 @@ def test_an_endless_iterator_advances_with_each_fused_step(strategy, fused):
         return coordinator.get_current_worker_index(), next(iterator)
 
     seen = {worker: [] for worker in range(3)}
-    # An iterator is known to be endless once it is made.
+    # An iterator is known to be endless once it is created.
     for worker, numbers in seen.items():
         numbers.append(int(strategy.schedule(take, (iterator,), worker=worker).result(TIMEOUT)[1]))
     for _ in range(2):

@@ -1,10 +1,10 @@
-"""Servers that are killed, frozen and exchanged while functions run several times in one call.
+"""Servers are killed, frozen and replaced while functions run in fused calls.
 
 what dies            what the caller sees
 a worker             every function has its result; those that were in its call ran again
-a parameter server   its variables are restored, every function has its result, and fused calls go on
+a parameter server   its variables are restored, every function has its result, and fused calls continue
 a worker freezes     every function has its result; the worker is used again when it thaws
-workers come and go  one that is added, or moved after its death, takes work; what is left does the rest
+workers come and go  one that is added, or moved after its death, takes work; the remaining ones run the rest
 """
 
 import json
@@ -21,14 +21,14 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 def observed(run_program: ProgramRunner, *scenarios: str) -> dict:
-    """What a program printed of each of some scenarios."""
+    """Returns what a program printed about each of some scenarios."""
     program = run_program(Path(fused_losses.__file__).read_text(), *scenarios, timeout=PROGRAM_TIMEOUT)
     return json.loads(program.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory) -> dict:
-    """The scenarios that take long, in one program."""
+    """Runs the scenarios that take long in one program."""
     run_program = ProgramRunner(tmp_path_factory.mktemp("programs"))
     return observed(run_program, "parameter server", "frozen worker", "changing workers")
 

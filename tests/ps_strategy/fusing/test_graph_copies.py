@@ -1,4 +1,4 @@
-"""Copies of a function's graph in another one do what calls of the function do, in turn."""
+"""Tests that copies of a function's graph in another graph do the same as consecutive calls of the function."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ STEPS = 3
 
 
 def run(fn, *steps):
-    """What a `tf.function` returns for the arguments of each step, in one call: a list for each step."""
+    """Runs a `tf.function` with the arguments of each step in one call, and returns a list for each step."""
     concrete = fn.get_concrete_function(*[tf.TensorSpec.from_tensor(tf.constant(value)) for value in steps[0]])
     repeated = RepeatedFunction(concrete, len(steps), [False] * len(steps[0]))
     inputs = [list(map(tf.constant, step)) for step in steps]
@@ -65,7 +65,7 @@ def test_an_argument_may_be_returned_and_be_a_control_dependency():
 
 @pytest.fixture
 def seed_of_all():
-    """Sets TensorFlow's global seed; there is none afterwards."""
+    """Sets TensorFlow's global seed, and resets it after the test."""
     yield tf.random.set_seed
     tf.random.set_seed(None)
 

@@ -1,4 +1,4 @@
-"""Tensors that can go from one device to another at the same time go as one, and nothing else changes."""
+"""Tests that tensors which can be sent between two devices at the same time are one message, with the same results."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ SERVERS = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2)]
 
 
 def built(function, *signature, is_packed=True, devices=None, sections=()):
-    """The function, its transfers packed or as they are."""
+    """Returns the concrete function, with or without packed transfers."""
 
     def change(graph):
         if is_packed:
@@ -24,7 +24,7 @@ def built(function, *signature, is_packed=True, devices=None, sections=()):
 
 
 def messages(concrete):
-    """What goes from one device to another: pairs of devices, by the tensor and where it goes. "" is the worker."""
+    """Returns the transfers as (source device, target device, tensor); the device "" is the worker."""
     nodes = {node.name: node for node in concrete.graph.as_graph_def().node}
     return sorted(
         {
@@ -37,12 +37,12 @@ def messages(concrete):
     )
 
 
-def ways(concrete):
+def directions(concrete):
     return [(source, target) for source, target, _ in messages(concrete)]
 
 
 def on(server, *tensors):
-    """The tensors, made on a server."""
+    """Computes tensors on a server."""
     with tf.device(SERVERS[server]):
         return [tensor + 1 for tensor in tensors]
 
@@ -58,8 +58,8 @@ def test_tensors_of_one_stage_and_direction_form_one_message():
     assert len(messages(built(fn, signature, is_packed=False))) == 11
     concrete = built(fn, signature)
     first, second = SERVERS
-    # Inputs are there, wherever they are needed; `x` is used by itself, too.
-    assert ways(concrete) == [
+    # Inputs are available wherever they are needed; `x` is also used separately.
+    assert directions(concrete) == [
         ("", first),
         ("", first),
         ("", second),
@@ -98,7 +98,7 @@ def test_tensors_of_all_types_and_shapes_arrive_unchanged():
         for number, value in enumerate(values(4))
     ]
     concrete = built(fn, *specs)
-    assert ways(concrete) == [("", SERVERS[0])] * 2 + [(SERVERS[0], "")] * 2, "the empty one goes alone"
+    assert directions(concrete) == [("", SERVERS[0])] * 2 + [(SERVERS[0], "")] * 2, "the empty one is sent separately"
     for rows in (4, 0, 1):
         given = values(rows)
         for found, value in zip(results(concrete, *given), given, strict=True):
@@ -108,7 +108,7 @@ def test_tensors_of_all_types_and_shapes_arrive_unchanged():
 
 @pytest.mark.parametrize("has_numbers", [True, False])
 def test_four_byte_words_arrive_unchanged_even_if_they_are_nan_as_floats(has_numbers):
-    """Words of four bytes: as floating-point numbers they are tiny, infinite or none."""
+    """Words of four bytes, which are denormal, infinite or NaN as floating-point numbers."""
     words = np.array([[1, 2], [0x7F800001, 0x7FC12345], [-1, 0x7F800000]], np.int64)
     given = [words, words[:, 0], words.astype(np.int32), words.astype(np.int32).view(np.float64)]
     if has_numbers:
@@ -125,7 +125,7 @@ def test_four_byte_words_arrive_unchanged_even_if_they_are_nan_as_floats(has_num
         for number, value in enumerate(given)
     ]
     concrete = built(lambda *tensors: fn(*[tf.reverse(tensor, [0]) for tensor in tensors]), *specs)
-    assert ways(concrete) == [("", SERVERS[0]), (SERVERS[0], "")]
+    assert directions(concrete) == [("", SERVERS[0]), (SERVERS[0], "")]
     kinds = {tensor.dtype for op in concrete.graph.get_operations() if op.type == "SplitV" for tensor in op.outputs}
     assert kinds == {tf.int32}, "what is not a float must not travel as one"
     for found, value in zip(results(concrete, *given), given, strict=True):
@@ -138,7 +138,7 @@ def test_one_tensor_of_unknown_length_needs_no_header(rows):
         return on(1, x + 1, y + 1)
 
     concrete = built(fn, tf.TensorSpec([2]), tf.TensorSpec([None, 2]))
-    assert ways(concrete)[0] == ("", SERVERS[1])
+    assert directions(concrete)[0] == ("", SERVERS[1])
     assert "Bitcast" not in {operation.type for operation in concrete.graph.get_operations()}
     x, y = np.ones([2], np.float32), np.ones([rows, 2], np.float32)
     for found, value in zip(results(concrete, x, y), (x, y), strict=True):
@@ -180,9 +180,9 @@ def test_a_tensor_that_is_needed_later_is_sent_with_later_tensors():
                 return [looked_up + 1, changed + 1]
 
     signature = tf.TensorSpec([], tf.int32)
-    assert ways(built(fn, signature, is_packed=False)).count(("", SERVERS[0])) == 3
+    assert directions(built(fn, signature, is_packed=False)).count(("", SERVERS[0])) == 3
     concrete = built(fn, signature, sections=["step_0", "step_1"])
-    assert ways(concrete) == [("", SERVERS[0])] * 2 + [(SERVERS[0], "")] * 2
+    assert directions(concrete) == [("", SERVERS[0])] * 2 + [(SERVERS[0], "")] * 2
     assert results(concrete, 5) == [26, 35]
 
 
@@ -198,15 +198,15 @@ def test_a_tensor_that_is_only_moved_is_sent_with_those_it_is_used_with(is_await
         return [changed]
 
     concrete = built(fn, tf.TensorSpec([], tf.int32))
-    # The first goes alone, then both together.
-    assert ways(concrete) == [("", SERVERS[0])] * 2 + [(SERVERS[0], "")] * 2
+    # The first one is sent separately, then both together.
+    assert directions(concrete) == [("", SERVERS[0])] * 2 + [(SERVERS[0], "")] * 2
     assert results(concrete, 5) == [34 if is_awaited_by_control else 58]
 
 
 def test_a_tensor_that_is_needed_at_once_waits_for_no_later_one():
     def fn(x):
         a, b = on(0, 2 * x, 3 * x)
-        # `a` is used before `b` is there, and again with it.
+        # `a` is used before `b` has arrived, and again with it.
         at_once = a * 7
         (c,) = on(0, at_once)
         return [c + a, c * b]
@@ -245,7 +245,7 @@ def test_operations_that_may_block_do_not_delay_other_messages(wait, is_inside):
         return sorted(len(node.input) - 1 for node in sent if node.op == "ConcatV2")
 
     concrete = built(fn, tf.TensorSpec([], tf.int32))
-    assert back(concrete) == [2, 3], "those that wait, and those that do not"
+    assert back(concrete) == [2, 3], "one message of operations that wait, and one of those that do not"
 
 
 def test_unordered_sections_are_packed_in_pairs():
@@ -259,10 +259,10 @@ def test_unordered_sections_are_packed_in_pairs():
         return [tf.add_n(found)]
 
     concrete = built(fn, tf.TensorSpec([], tf.int32), sections=scopes)
-    # What is used outside of the parts comes back together.
-    assert ways(concrete) == [("", SERVERS[1])] * 2 + [(SERVERS[1], "")]
+    # Tensors that are used outside of the sections are sent back together.
+    assert directions(concrete) == [("", SERVERS[1])] * 2 + [(SERVERS[1], "")]
     assert results(concrete, 5) == [5 * 6 + 4]
-    assert len(messages(built(fn, tf.TensorSpec([], tf.int32)))) == 2, "in one part, all together"
+    assert len(messages(built(fn, tf.TensorSpec([], tf.int32)))) == 2, "in one section, all together"
 
 
 def test_large_tensors_and_strings_are_sent_separately():
@@ -296,4 +296,4 @@ def test_operations_are_on_the_devices_of_their_resources():
 
     there, here = SERVERS[1], ""
     assert added([there] * 2) == [("ConcatV2", there), ("SplitV", here), ("ConcatV2", here), ("SplitV", there)]
-    assert not added([]), "all is in one place"
+    assert not added([]), "all operations are on one device"

@@ -1,4 +1,4 @@
-"""A function that is called often by itself does the same with joined messages."""
+"""Tests of functions that are called often without fusing: they do the same with packed messages."""
 
 import collections
 import logging
@@ -17,13 +17,13 @@ Pair = collections.namedtuple("Pair", ["sum", "more"])
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    """The messages of a function are joined when it is called for the third time."""
+    """Makes the messages of a function be packed when it is called for the third time."""
     monkeypatch.setattr(graph_copies, "_CALLS_BEFORE_PACKING", 3)
 
 
 @pytest.fixture
 def called(monkeypatch):
-    """Whether each call so far was of the function with joined messages; those that make datasets left out."""
+    """A list with, for each call so far, whether it was of the packed function; without those that create datasets."""
     called = []
 
     def noted(concrete, *args, stands_for=None):
@@ -37,7 +37,7 @@ def called(monkeypatch):
 
 @pytest.fixture
 def pair(strategy):
-    """Two variables on one parameter server, and so something to join."""
+    """Two variables on one parameter server, whose messages can be packed."""
     with strategy.scope():
         first = tf.Variable([1.0, 2.0])
         while True:
@@ -84,7 +84,7 @@ def test_a_packed_function_reads_finite_data_to_its_end(strategy, pair, called):
         first.assign_add([0.0, 1.0])
         return tf.cast(next(iterator), tf.float32) * second[0, 0] * first[0]
 
-    # Somebody has made it by then, so that all that follow use it.
+    # One worker has packed it by then, so that all following calls use it.
     seen = one_by_one(strategy, step, *[[iterator]] * 3)
     workers = len(strategy.cluster.workers)
     futures = [strategy.schedule(step, (iterator,)) for _ in range(9 * workers)]
@@ -92,7 +92,7 @@ def test_a_packed_function_reads_finite_data_to_its_end(strategy, pair, called):
         strategy.join(TIMEOUT)
     assert all(called[2:])
     seen += [future.result(TIMEOUT) for future in futures if future.exception(TIMEOUT) is None]
-    # Each worker sees each element twice, unless it was left without a step for the last of them.
+    # Each worker gets each element twice, unless it got no step for the last of them.
     assert set(seen) <= {0.0, 3.0, 6.0, 9.0}
     assert max(map(seen.count, seen)) <= 2 * workers
 
@@ -138,7 +138,7 @@ def test_workers_that_wait_for_each_other_do_not_deadlock(strategy, pair, called
     first, second = pair
 
     def exchange(own, other):
-        # Were this one message with the variables, neither would ever have anything to put.
+        # If this were one message with the variables, neither function could ever put its value.
         with tf.device(first.device):
             queues = [
                 tf.raw_ops.FIFOQueueV2(component_types=[tf.float32], shapes=[[]], shared_name=name)
@@ -184,7 +184,7 @@ def test_one_caller_packs_the_function_while_others_run_the_original(monkeypatch
     monkeypatch.setattr(graph_copies, "servers_of_resources", lambda _: {"a": "there", "b": "there"})
 
     def make(concrete):
-        # Whoever comes meanwhile has the function itself.
+        # Another caller gets the original function meanwhile.
         made.append(packed.for_next_call())
         return "packed"
 

@@ -1,4 +1,4 @@
-"""What is sent in packed messages arrives bit for bit as it would without them, whatever its dtype."""
+"""Tests that tensors of every dtype arrive bit for bit in packed messages."""
 
 import contextlib
 
@@ -24,7 +24,7 @@ from tests.ps_strategy.fusing.random_transfers import (
 
 @contextlib.contextmanager
 def grappler(*, is_used):
-    """A scope in which TensorFlow optimizes graphs, or does not."""
+    """Enables or disables TensorFlow's graph optimizer in a scope."""
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not is_used})
     yield
@@ -32,7 +32,7 @@ def grappler(*, is_used):
 
 
 def built(transfers, is_packed):
-    """The function of a random graph, its transfers packed or as they are."""
+    """Returns the concrete function of a random graph, with or without packed transfers."""
     messages = []
 
     def change(graph):
@@ -45,12 +45,12 @@ def built(transfers, is_packed):
 
 
 def run_here(concrete, fed):
-    """What a function gives, run in this process on one device."""
+    """Runs a function in this process on one device, and returns its results."""
     return [bits(value) for value in results(concrete, *fed)]
 
 
 def cases(*default):
-    """Types, and whether TensorFlow optimizes the graph; all but some are long."""
+    """Returns pytest parameters: dtypes, and whether TensorFlow optimizes the graph; most are marked as long."""
     for name, dtypes in {"all": DTYPES, "common": COMMON, "words": WORDS}.items():
         for is_optimized in (True, False):
             case = f"{name}-{'' if is_optimized else 'no-'}grappler"

@@ -1,4 +1,4 @@
-"""A model of Keras with much in it, saved in every way, and what must be found when it is loaded again."""
+"""A Keras model with a table, an embedding and statistics, saved in every way, and the checks of the loaded models."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ BATCH = (
 
 
 def make_model() -> Any:
-    """Words and a number in, one number out; a lookup table, an embedding and moving statistics inside."""
+    """Returns a model of words and a number, with a lookup table, an embedding and moving statistics."""
     words, numbers = keras.Input((2,), dtype="string", name="words"), keras.Input((1,), name="numbers")
     found = keras.layers.StringLookup(vocabulary=["a", "b", "c"])(words)
     features = keras.layers.Flatten()(keras.layers.Embedding(4, 2)(found))
@@ -28,7 +28,7 @@ def make_model() -> Any:
 
 
 def make_step(model: Any) -> Any:
-    """A function that trains it on a batch of words, numbers and labels."""
+    """Returns a function that trains the model on a batch of words, numbers and labels."""
 
     @tf.function
     def step(words: Any, numbers: Any, labels: Any) -> Any:
@@ -42,12 +42,12 @@ def make_step(model: Any) -> Any:
 
 
 def inputs() -> dict[str, Any]:
-    """What it predicts from."""
+    """Returns the inputs of predictions."""
     return {"words": tf.constant(BATCH[0]), "numbers": tf.constant(BATCH[1])}
 
 
 def save(model: Any, folder: Path) -> None:
-    """Saves it in every way, and what it holds and predicts."""
+    """Saves the model in every way, with its variables and predictions."""
     model.save(folder / "model.keras")
     model.save_weights(folder / "model.weights.h5")
     tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(folder / "checkpoint"))
@@ -57,7 +57,7 @@ def save(model: Any, folder: Path) -> None:
 
 
 def load_and_check(folder: Path, device: str) -> tuple[dict[str, Any], Any]:
-    """Loads everything; it must be as it was saved, with variables on devices whose names have `device` in them.
+    """Loads everything, and checks values, predictions, and that the devices of variables have `device` in their names.
 
     Returns:
       The models, by how they were saved, and what was exported.
@@ -105,5 +105,5 @@ _LOADS: dict[str, Callable[[Path], Any]] = {
 
 
 def _values(model: Any) -> list[Any]:
-    """All variables of the model and of its optimizer, the count of steps among them."""
+    """Returns the values of all variables of the model and its optimizer, the number of steps included."""
     return [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]

@@ -1,4 +1,4 @@
-"""Layers that keep state: batch normalization's moving statistics, and the seeds of dropout."""
+"""Tests of layers with state: the moving statistics of batch normalization, and the seeds of dropout."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ MOMENTUM = 0.8
 
 
 def batch(number):
-    """Batch `number` has the mean and the variance that the next two functions say."""
+    """Returns batch `number`, whose mean and variance the next two functions return."""
     return tf.constant([[mean_of(number) - 1.0 - number % 4], [mean_of(number) + 1.0 + number % 4]])
 
 
@@ -94,7 +94,7 @@ def test_seeds_of_racing_workers_advance_by_one_for_each_call(strategy, dropout,
     futures = [strategy.schedule(drop) for _ in range(STEPS)]
     masks = masks_of(futures)
     np.testing.assert_array_equal(dropout.seed_generator.state, [7, STEPS])
-    # Those of one process; workers that draw at the same time may draw the same one, each for its own batch.
+    # The same masks as in one process; workers that draw at the same time may draw the same one for their batches.
     here = keras.layers.Dropout(0.5, seed=7)
     assert set(masks) <= {tuple(here(tf.ones([64]), training=True).numpy().tolist()) for _ in range(STEPS)}
     assert len(set(masks)) >= STEPS / len(strategy.cluster.workers)

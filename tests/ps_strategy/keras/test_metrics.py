@@ -1,4 +1,4 @@
-"""The metrics of Keras 3 hold, after workers have raced, what one process makes of the same batches."""
+"""Tests that racing workers give the metrics of Keras 3 the same results as one process."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ CLASSES = 4
 
 metrics = keras.metrics
 
-# By what their step gives them.
+# Grouped by the arguments of their update.
 OF_CLASSES = {
     "SparseCategoricalAccuracy": metrics.SparseCategoricalAccuracy,
     "SparseTopKCategoricalAccuracy": lambda: metrics.SparseTopKCategoricalAccuracy(k=2),
@@ -48,7 +48,7 @@ OF_ONE_HOT = {
 
 
 class LargestError(metrics.Metric):
-    """A user's own: counts with `assign_add`, keeps a vector with `assign`, and a maximum, which is no addition."""
+    """A custom metric: counts with `assign_add`, adds to a vector with `assign`, and keeps a maximum, no addition."""
 
     def __init__(self):
         super().__init__()
@@ -111,7 +111,7 @@ def step_of(found):
 
 
 @pytest.fixture(scope="module")
-def there(strategy, names):
+def raced(strategy, names):
     """The metrics after workers have raced through the batches."""
     with strategy.scope():
         found = new_metrics(names)
@@ -123,7 +123,7 @@ def there(strategy, names):
 
 
 @pytest.fixture(scope="module")
-def here(names):
+def single(names):
     found = new_metrics(names)
     step = step_of(found)
     for batch in batches():
@@ -136,20 +136,20 @@ def values(metric):
     return list(result.values()) if isinstance(result, dict) else [result]
 
 
-def test_racing_workers_give_the_metric_results_of_one_process(there, here):
-    for name, metric in there.items():
-        for value, expected in zip(values(metric), values(here[name]), strict=True):
+def test_racing_workers_give_the_metric_results_of_one_process(raced, single):
+    for name, metric in raced.items():
+        for value, expected in zip(values(metric), values(single[name]), strict=True):
             np.testing.assert_allclose(value, expected, rtol=1e-4, err_msg=name)
             assert np.all(np.isfinite(value)), name
 
 
-def test_other_changes_than_additions_keep_one_of_the_racing_values(there, here):
-    largest = float(there["own"].largest)
-    assert 0.0 < largest <= float(here["own"].largest)
+def test_other_changes_than_additions_keep_one_of_the_racing_values(raced, single):
+    largest = float(raced["own"].largest)
+    assert 0.0 < largest <= float(single["own"].largest)
 
 
-def test_a_metric_restarts_after_reset_state(there):
-    mean = there["Mean"]
+def test_a_metric_restarts_after_reset_state(raced):
+    mean = raced["Mean"]
     assert float(mean.count) > 0
     mean.reset_state()
     assert (float(mean.total), float(mean.count)) == (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Models of Keras 3 in loops of one's own: they learn with racing workers, and as in one process with one at a time."""
+"""Tests of Keras 3 models in custom loops: with racing workers, and with one step at a time as in one process."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ def dense(units, seed, **kwargs):
 
 
 def functional_model():
-    """With a model inside of it, and regularizers."""
+    """Returns a model with a nested model and regularizers."""
     inputs = keras.Input((4,))
     nested = keras.Sequential([keras.Input((8,)), dense(8, 2, kernel_regularizer="l2")])
     hidden = nested(dense(8, 1, activation="tanh", bias_regularizer="l1")(inputs))
@@ -27,7 +27,7 @@ def unbuilt_sequential_model():
 
 
 class Subclassed(keras.Model):
-    """Makes its variables when it is called first, keeps one of its own, and adds a loss."""
+    """Creates its variables when it is first called, has an additional one, and adds a loss."""
 
     def __init__(self):
         super().__init__()
@@ -74,11 +74,11 @@ class Training:
         self.step = step
 
     def values(self):
-        """Seeds of random numbers left out, which differ from layer to layer."""
+        """Returns the values of a model's variables, except seeds, which differ from layer to layer."""
         return [variable.numpy() for variable in (*self.model.weights, *self.optimizer.variables)]
 
 
-def train_alike(strategy, make_model, tolerance=1e-4):
+def train_both(strategy, make_model, tolerance=1e-4):
     """Trains one model on the cluster, one step at a time, and one here; both must come to the same.
 
     Then many steps at once must make the loss fall. Returns how the first model was trained.
@@ -112,7 +112,7 @@ def train_alike(strategy, make_model, tolerance=1e-4):
     ],
 )
 def test_a_model_learns_as_in_one_process_and_with_racing_workers(strategy, make_model):
-    training = train_alike(strategy, make_model)
+    training = train_both(strategy, make_model)
     variables = [*training.model.variables, *training.optimizer.variables]
     assert {variable.value.device for variable in variables} == set(strategy.extended.parameter_devices)
 
@@ -126,7 +126,7 @@ def mixed_precision():
 
 
 def test_mixed_precision_computes_in_16_bits_and_stores_32(strategy, mixed_precision):
-    training = train_alike(strategy, unbuilt_sequential_model, tolerance=0.02)
+    training = train_both(strategy, unbuilt_sequential_model, tolerance=0.02)
     output = strategy.schedule(tf.function(training.model), args=(FEATURES,)).result()
     assert output.dtype == "bfloat16"
     assert {variable.dtype for variable in training.model.variables} == {"float32"}

@@ -1,6 +1,6 @@
-"""By what operations Keras 3's optimizers change weights and slots: additions that nothing is lost of, or assignments.
+"""Tests of the operations by which Keras 3's optimizers change variables: exact additions, or assignments.
 
-It is the table of docs/keras/exactness.md, read from the graphs of what shared variables make of `optimizer.apply`.
+It checks the table of docs/keras/exactness.md with the graphs of `optimizer.apply` on shared variables.
 """
 
 import keras
@@ -19,7 +19,7 @@ ASSIGNED = "AssignVariableOp"
 CALLS = {"If", "StatelessIf", "While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"}
 READS = {"ReadVariableOp", "ResourceGather", "VariableShape"}
 
-# What may miss what a racing step did. Everything else is added to.
+# Variables that may lose the change of a racing step. All others are changed by additions.
 OVERWRITTEN = {
     "SGD with momentum": {"momentum"},
     "SGD, Nesterov's": {"momentum"},
@@ -32,14 +32,14 @@ OVERWRITTEN = {
     # The product of its momenta.
     "Nadam": {"variable"},
     "Lion": {"momentum"},
-    # Keras gives its averages of rows and of columns the name of the weights.
+    # Keras names its averages of rows and of columns like the weights.
     "Adafactor": {"table", "velocity"},
     "ScheduleFreeAdamW": {"weights"},
     "use_ema": {"weights", "average"},
     "gradient_accumulation_steps": {"gradient_accumulator"},
     "LossScaleOptimizer": {"step_counter", "dynamic_scale"},
 }
-# What a sparse gradient changes only the rows of. Everything else is changed as a whole.
+# Variables of which a sparse gradient changes single rows. All others are changed as a whole.
 CHANGED_BY_ROWS = {
     "SGD": {"weights"},
     "Adagrad": {"weights", "accumulator"},
@@ -63,7 +63,7 @@ def new_shared(next_creator, **options):
 
 
 def changes_by_variable(name, is_sparse):
-    """The types of the operations that change each variable, in a step of an optimizer."""
+    """Returns the types of the operations that change each variable in a step of an optimizer."""
     with tf.variable_creator_scope(new_shared):
         weights = keras.Variable(np.ones(SHAPE, np.float32), name="table")
         optimizer = OPTIMIZERS[name]()

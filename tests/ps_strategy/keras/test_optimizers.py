@@ -1,4 +1,4 @@
-"""Every Keras 3 optimizer in a plain scheduled step: what it counts is exact, and one step at a time it is Keras' own.
+"""Tests of every Keras 3 optimizer in a scheduled step: counts are exact, and single steps equal Keras in one process.
 
 All optimizers are in one function, each with its own copy of a small model, so that they are traced and scheduled once.
 """
@@ -55,12 +55,12 @@ OPTIMIZERS = {
     "MultiOptimizer": lambda: by_rank(optimizers.SGD(0.1), optimizers.Adam(0.02)),
     "LossScaleOptimizer": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.02), 8.0, dynamic_growth_steps=3),
 }
-# One of each kind of what an optimizer keeps: nothing, slots, a schedule, averages, sums of gradients, others, a scale.
+# One optimizer for each kind of state: none, slots, a schedule, averages, sums of gradients, others, a loss scale.
 DEFAULT = (
     *("SGD with momentum", "Adam", "LearningRateSchedule", "use_ema"),
     *("gradient_accumulation_steps", "MultiOptimizer", "LossScaleOptimizer"),
 )
-# With this, Keras itself cannot take `tf.IndexedSlices`, in one process either.
+# With this one, Keras does not support `tf.IndexedSlices`, in one process either.
 DENSE_ONLY = {"loss_scale_factor"}
 INITIAL = [np.random.default_rng(0).normal(size=(7, 2)).astype(np.float32), np.zeros(2, np.float32)]
 
@@ -71,7 +71,7 @@ def batch(number):
 
 
 class Training:
-    """A table of which single rows are looked up, a bias, and an optimizer for both."""
+    """A table of which rows are looked up, a bias, and an optimizer for both."""
 
     def __init__(self, name):
         self.is_sparse = name not in DENSE_ONLY
@@ -99,7 +99,7 @@ class Training:
 
 
 def trained_here(names):
-    """What one process makes of the weights with the same batches."""
+    """The weights after the same batches in one process."""
     found = {}
     for name in names:
         training = Training(name)
@@ -127,7 +127,7 @@ def step(trainings):
 
 @pytest.fixture(scope="module")
 def one_after_another(strategy, trainings, step):
-    """What the workers make of the weights, one step at a time."""
+    """The weights after steps on the workers, one at a time."""
     for number in range(STEPS):
         strategy.schedule(step, args=batch(number)).result(TIMEOUT)
     return {name: training.values() for name, training in trainings.items()}
@@ -160,7 +160,7 @@ def test_racing_workers_count_every_step_and_every_optimizer_learns(racing):
 
 
 def run_with_gradients_of_one(strategy, make_optimizer, is_finite, read=lambda optimizer: ()):
-    """Weights that start at zero, and their optimizer, after a step for each in `is_finite`; what each step `read`."""
+    """Returns weights and optimizer after a step for each value in `is_finite`, and the result of `read` in each."""
     with strategy.scope():
         weights = [keras.Variable(np.zeros(2, np.float32)) for _ in range(4)]
         optimizer = make_optimizer()
@@ -190,7 +190,7 @@ def test_gradients_are_unscaled_correctly_while_the_loss_scale_changes(strategy)
     for weight in weights:
         np.testing.assert_array_equal(weight.numpy(), [-sum(is_finite)] * 2)
     assert int(optimizer.iterations) == sum(is_finite)
-    # It goes up and down as the workers happen to come, and may end where it began.
+    # It rises and falls depending on the order of the workers, and may end where it began.
     assert len(set(scales)) > 1
     assert 0.0 not in scales
     np.testing.assert_array_equal(np.log2(scales), np.round(np.log2(scales)))
@@ -203,6 +203,6 @@ def test_racing_workers_that_accumulate_gradients_apply_almost_all(strategy):
     )
     assert int(optimizer.iterations) == 60 // steps
     for weight, waiting in zip(weights, accumulated_gradients(optimizer), strict=True):
-        # How many gradients each update is made of depends on the race.
+        # The number of gradients in each update depends on the race.
         counted = waiting.numpy() - steps * weight.numpy()
         assert np.all((counted > 30) & (counted < 90)), counted

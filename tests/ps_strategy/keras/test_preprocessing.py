@@ -1,4 +1,4 @@
-"""Preprocessing layers of Keras in input pipelines and inside of steps, wherever they learned what to do."""
+"""Tests of Keras' preprocessing layers in input pipelines and in steps, wherever they were adapted."""
 
 import contextlib
 
@@ -12,7 +12,7 @@ from tests.ps_strategy.every_worker import has_copies_on_workers, on_every_worke
 WORKERS = 3
 TIMEOUT = 120.0
 
-# Name -> how it is made, what it is adapted to, what it is given, what it makes of that.
+# Name -> the constructor, the data to adapt to, the input, the expected output.
 ADAPTED = {
     "StringLookup": (keras.layers.StringLookup, ["b", "a", "b"], ["a", "b", "?"], [2, 1, 0]),
     "IntegerLookup": (keras.layers.IntegerLookup, [7, 9, 7], [9, 7, 1], [2, 1, 0]),
@@ -108,7 +108,7 @@ IS_MARVEL = [1, 1, 0, 1, 1, 0, 0]
 
 
 def make_examples(context):
-    """Three names of heroes, and whether most of them are Marvel's."""
+    """Returns examples: three names of heroes, and whether most of them are Marvel's."""
 
     def example(number):
         seed = tf.stack([number, tf.constant(context.input_pipeline_id, tf.int64)])

@@ -1,4 +1,4 @@
-"""What docs/keras/exactness.md calls exact is what one process makes of it, where the variables are large.
+"""Tests of what docs/keras/exactness.md calls exact: racing workers change large variables as one process does.
 
 Small variables are changed so quickly that workers hardly ever meet. Gradients are the same in each step, so that the
 order of steps makes no difference.
@@ -15,7 +15,7 @@ INITIAL = np.linspace(-1.0, 1.0, ROWS * WIDTH, dtype=np.float32).reshape(ROWS, W
 
 optimizers = keras.optimizers
 
-# What can be predicted of each: with averages that forget nothing, the change of the weights is the same in each step.
+# Settings with which each is predictable: as averages forget nothing, the weights change equally in each step.
 PREDICTED = {
     "SGD": (lambda: optimizers.SGD(0.1), ["weights"]),
     "Adagrad": (lambda: optimizers.Adagrad(0.1), ["accumulator"]),
@@ -35,7 +35,7 @@ PREDICTED = {
 
 
 class Training:
-    """A large table, an optimizer, and a step that applies some gradients of ones, one after another."""
+    """A large table, an optimizer, and a step that applies gradients of ones, one after another."""
 
     def __init__(self, name, is_sparse):
         make, self.predicted = PREDICTED[name]
@@ -85,7 +85,7 @@ def test_racing_workers_update_large_variables_as_one_process_does(strategy, nam
         one_step()
     for value, expected in zip(training.values(), here.values(), strict=True):
         assert not np.allclose(value, INITIAL)
-        # A norm is a sum, whose order may be another one there.
+        # A norm is a sum, whose order may be different on the servers.
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
     assert int(training.optimizer.iterations) == STEPS * UPDATES_IN_A_STEP
 
@@ -177,5 +177,5 @@ def test_large_moving_statistics_are_means_of_whole_batches(strategy):
     for statistic, least, most in ((layer.moving_mean, -3.0, 3.0), (layer.moving_variance, 1.0, 16.0)):
         value = np.asarray(statistic)
         assert least < value[0] < most
-        # An assignment is of the whole variable: no part of another worker's is left.
+        # An assignment sets the whole variable: no part of another worker's value is left.
         np.testing.assert_allclose(value, np.full([features], value[0]), rtol=1e-5)

@@ -1,4 +1,4 @@
-"""What is saved of a model under the strategy is whole: it loads without one, under it, and on another cluster."""
+"""Tests that models saved under the strategy load completely: without a strategy, under it, and on another cluster."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def train(strategy, model):
 
 @pytest.fixture(scope="module")
 def folder(strategy, tmp_path_factory):
-    """Where a model that was trained under the strategy is saved."""
+    """A folder with a saved model that was trained under the strategy."""
     folder = tmp_path_factory.mktemp("saved")
     with strategy.scope():
         model = make_model()
@@ -49,7 +49,7 @@ def test_a_saved_model_loads_onto_parameter_servers_and_continues_training(strat
         assert {variable.value.device for variable in variables} == set(strategy.extended.parameter_devices), how
         train(strategy, model)
         assert int(model.optimizer.iterations) == 2 * STEPS, how
-    # What was exported is served by every worker.
+    # Every worker can run the exported model.
     for answer in on_every_worker(strategy, served.serve, inputs()):
         np.testing.assert_allclose(answer, np.load(folder / "output.npy"), rtol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Models, optimizers and metrics of Keras 2 (the package tf_keras) in loops of one's own."""
+"""Models, optimizers and metrics of Keras 2 (the package tf_keras) in custom loops."""
 
 import numpy as np
 import pytest

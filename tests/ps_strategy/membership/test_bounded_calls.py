@@ -1,4 +1,4 @@
-"""Calls that may never return are waited for in bounded time."""
+"""Tests that calls which may never return are waited for in bounded time."""
 
 import threading
 

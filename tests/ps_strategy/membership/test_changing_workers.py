@@ -1,11 +1,11 @@
-"""Workers that come, go and move among real servers, while a client trains.
+"""Real workers are added, removed and moved while a client trains.
 
 what changes                                    what the caller sees
 a worker is added                               it has its own iterator, table and variable, and takes work
 a worker is removed                             what it ran is finished, nothing fails
-a worker dies, another one takes its place      work for that worker goes on at the new address
-two die, one returns                            it works, whatever becomes of the other
-a file that lists the workers changes           workers come and go as it says; nonsense in it changes nothing
+a worker dies, another one takes its place      work for that worker continues at the new address
+two die, one returns                            it works, whatever happens to the other
+a file that lists the workers changes           workers are added and removed; invalid content changes nothing
 """
 
 from pathlib import Path

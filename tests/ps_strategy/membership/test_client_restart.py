@@ -1,4 +1,4 @@
-"""A client that is killed and started again goes on from its checkpoint, and servers keep nothing of the old one."""
+"""A client that is killed and restarted continues from its checkpoint; servers keep nothing of the old one."""
 
 import json
 import re
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cluster
 RESTARTS = 10
 MEGABYTES = 100
 
-# Goes on from the latest checkpoint, trains one more step, saves, says what a server uses, and is killed.
+# Continues from the latest checkpoint, trains one more step, saves, prints a server's memory, and is killed.
 CLIENT = """
     import json, os, signal, sys
 
@@ -51,21 +51,21 @@ def test_ten_client_restarts_use_no_more_server_memory_than_one(run_program, tmp
         for restart in range(RESTARTS + 1):
             arguments = json.dumps(cluster.spec), tmp_path / "checkpoints", cluster.pid("ps", 0), MEGABYTES
             began, size = run_program(CLIENT, *arguments, exit_code=-9).stdout.split()
-            assert int(began) == restart, "a client goes on where the last one had saved"
+            assert int(began) == restart, "a client continues from the checkpoint of the last one"
             used.append(int(size))
         most = highest_memory(cluster.pid("ps", 0))
     assert used[-1] <= 1.2 * used[1], used
-    assert most <= max(used) + 0.5 * (MEGABYTES << 20), "the old variables go before the new ones come"
+    assert most <= max(used) + 0.5 * (MEGABYTES << 20), "the old variables are freed before the new ones are created"
 
 
 def highest_memory(pid):
-    """The most memory that a process has used so far, in bytes."""
+    """Returns the peak memory use of a process, in bytes."""
     with open(f"/proc/{pid}/status", encoding="utf-8") as status:
         return int(re.search(r"^VmHWM:\s+(\d+) kB$", status.read(), re.MULTILINE)[1]) << 10
 
 
-# Is idle, then busy in one step, each for longer than servers keep things of a client that they do not hear of; then
-# stands still for that long, which is too much.
+# Is idle, then busy in one step, each for longer than servers keep the resources of a silent client; then
+# stops for that long, which is too much.
 SILENT = """
     import os, signal, subprocess, sys, threading
 

@@ -1,4 +1,4 @@
-"""Closing a strategy, forgetting it, interrupting it, and programs that end without closing."""
+"""Tests of closing, deleting and interrupting a strategy, and of programs that end without closing it."""
 
 import json
 import signal
@@ -9,13 +9,13 @@ import pytest
 
 from tests.ps_strategy.failure_programs import closing_client
 
-# What a program may need from its last line to its end, in seconds: far more than it needs on an idle machine.
+# How long a program may take from its last line to its end, in seconds: far more than on an idle machine.
 PROMPTLY = 30.0
 
 
 @pytest.fixture
 def end(run_program, shared_cluster):
-    """Runs a program to its end, which must come soon after its last line; returns what it wrote to stderr."""
+    """Runs a program that must end soon after its last line, and returns its stderr."""
 
     def end(ending: str, exit_code: int = 0) -> str:
         source = Path(closing_client.__file__).read_text()

@@ -1,4 +1,4 @@
-"""What a change of the cluster consists of, as a table; and that it is made in bounded time."""
+"""Tests of the plan of a change of the cluster, as a table, and of the time limit of a change."""
 
 import threading
 
@@ -76,7 +76,7 @@ def test_reachable_workers_are_connected_and_all_parameter_servers_or_none(conne
 
 @pytest.fixture
 def endless_change(monkeypatch):
-    """Has TensorFlow's next change of the cluster last until the event that this returns is set."""
+    """Makes TensorFlow's next change of the cluster last until the returned event is set."""
     may_end, begun = threading.Event(), []
 
     def wait(definition, client_timeout):

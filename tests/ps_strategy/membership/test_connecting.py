@@ -1,4 +1,4 @@
-"""Making a strategy while its servers are missing, dying or returning, and while another one is open."""
+"""Tests of creating a strategy while servers are missing, dying or returning, and while another one is open."""
 
 import json
 import signal

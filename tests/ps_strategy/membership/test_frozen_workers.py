@@ -1,8 +1,8 @@
-"""Workers that stop answering without dying, among real servers.
+"""Real workers stop answering without dying.
 
 who freezes              when                        what the caller sees
 one after the other,     all of them work            each closure runs elsewhere once the silence is noticed; the other
-ten times                                            workers go on as before; the frozen one is used again when it thaws
+ten times                                            the others continue; the frozen one is used again when it thaws
 one, for good            functions are scheduled     join returns, close returns
 """
 
@@ -30,7 +30,7 @@ def test_the_other_workers_never_pause(seen):
     assert len(seen["freezes"]) == FREEZES
     assert all(freeze["after"] > 0 for freeze in seen["freezes"])
     ratios = [freeze["after"] / max(1, freeze["before"]) for freeze in seen["freezes"]]
-    # On an idle machine it is above 1, for they have the frozen worker's share of the processors.
+    # On an idle machine it is above 1, since they also get the frozen worker's share of the processors.
     assert statistics.median(ratios) > 0.5, ratios
 
 

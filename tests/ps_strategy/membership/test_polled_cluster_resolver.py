@@ -1,4 +1,4 @@
-"""A description of the cluster that is read again each time, from a function or a file."""
+"""Tests of a description of the cluster that is read again each time, from a function or a file."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a server answers about a client's context, that it frees one on request, and that leases are renewed on time."""
+"""Tests of queries about a client's context on a server, of freeing it, and of the renewal of leases."""
 
 import socket
 import threading
@@ -31,11 +31,11 @@ def test_a_server_knows_its_clients(strategy, shared_cluster, job) -> None:
         assert context.renew(10.0) is Answer.HELD
     with RemoteContext(address, own ^ 1) as another:
         assert another.renew(10.0) is Answer.UNKNOWN
-        assert another.release(10.0) is Answer.HELD, "what is not there is as good as freed"
+        assert another.release(10.0) is Answer.HELD, "a missing context counts as freed"
 
 
 class Servers:
-    """Contexts that count their renewals.
+    """Fake contexts that count their renewals.
 
     Attributes:
       renewals: how many, by address.
@@ -87,7 +87,7 @@ def test_a_server_removed_from_the_lease_is_not_called_again(servers, lease) -> 
     count, other = servers.renewals["a:1"], servers.renewals.get("b:1", 0)
     wait_until(lambda: servers.renewals.get("b:1", 0) >= other + 3)
     assert servers.renewals["a:1"] == count
-    assert lease.freed(["a:1"]) == set(), "it is not asked"
+    assert lease.freed(["a:1"]) == set(), "its server is not called"
 
 
 @pytest.mark.parametrize("answer", list(Answer))

@@ -1,4 +1,4 @@
-"""A server of another TensorFlow is noticed, and refused or mentioned, as the options require."""
+"""Tests that a server of another TensorFlow version is detected, and refused or logged, as the options require."""
 
 import re
 
@@ -39,7 +39,7 @@ def test_a_server_of_the_same_version_is_accepted_without_a_message(strategy, ca
 
 @pytest.fixture
 def another_version(monkeypatch):
-    """Makes this program take itself for one of another release, whose number is this."""
+    """Makes this program report another TensorFlow version as its own."""
     number = tf.version.GRAPH_DEF_VERSION - 345
     monkeypatch.setattr(tf.version, "GRAPH_DEF_VERSION", number)
     return number

@@ -1,4 +1,4 @@
-"""Workers that are killed and return, on real servers: no scheduled function is lost, other workers are unaffected.
+"""Real workers are killed and return: no scheduled function is lost, and other workers are unaffected.
 
 which workers die    when                      what the caller sees
 one                  between two calls         every function runs exactly once
@@ -26,7 +26,7 @@ TIMEOUT = 120.0
 
 @pytest.fixture(autouse=True)
 def restored_workers(shared_cluster, strategy) -> Iterator[None]:
-    """Hands the cluster to the next test with every worker up and connected."""
+    """Waits after a test until every worker is up and connected."""
     yield
     dead = [worker.index for worker in strategy.cluster.workers if not shared_cluster.is_alive("worker", worker.index)]
     bring_back(shared_cluster, strategy, dead)
@@ -40,7 +40,7 @@ def counter(strategy):
 
 @pytest.fixture
 def count(counter):
-    """A function that counts its runs and tells where it ran."""
+    """A function that counts its runs and returns where it ran."""
 
     @tf.function
     def count():
@@ -112,7 +112,7 @@ def test_a_function_whose_worker_is_killed_runs_again_elsewhere(shared_cluster, 
     [held] = gate.occupy()
     victim = gate.worker
     done_before = [strategy.schedule(count) for _ in range(10)]
-    results = [int(future.result(TIMEOUT)) for future in done_before]  # the other two go on
+    results = [int(future.result(TIMEOUT)) for future in done_before]  # the other two continue
 
     shared_cluster.kill("worker", victim)
     wait_until(lambda: worker_statistics(strategy, victim).state == "lost")
@@ -124,7 +124,7 @@ def test_a_function_whose_worker_is_killed_runs_again_elsewhere(shared_cluster, 
     assert gate.worker != victim
     assert victim not in {int(future.result()) for future in again}
     assert counter.numpy() == 20
-    # What was given before is still there (row 24), and no call on the other workers failed.
+    # Earlier results are still available (row 24), and no call on the other workers failed.
     assert [int(future.result(timeout=0)) for future in done_before] == results
     for old, new in zip(before, strategy.cluster.statistics().workers, strict=True):
         suffered = int(new.index == victim)
@@ -201,7 +201,7 @@ def test_a_worker_may_die_while_iterators_are_made(shared_cluster, strategy, cou
     killer = threading.Thread(target=shared_cluster.kill, args=("worker", victim), name="killer")
     killer.start()
     try:
-        # The second worker's iterators are being made, or asked for, while it dies.
+        # The second worker dies while its iterators are created or read.
         iterators = []
         while killer.is_alive() or len(iterators) < 2:
             if kind == "dataset function":
@@ -278,7 +278,7 @@ def test_thousands_of_functions_complete_although_a_worker_dies(shared_cluster, 
     assert all(future.exception(timeout=0) is None for future in futures)
     after = worker_statistics(strategy, 1)
     assert after.losses - before.losses == 1
-    # At least once: only what a dying worker had counted already may be counted again.
+    # At least once: only functions that a dying worker had counted already may be counted again.
     assert total <= counter.numpy() <= total + after.retried - before.retried
     shared_cluster.wait_ready("worker", 1)
     wait_used(strategy, {1})

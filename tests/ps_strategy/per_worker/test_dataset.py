@@ -1,4 +1,4 @@
-"""Per-worker datasets and iterators as arguments of scheduled functions, and what becomes of them when dropped."""
+"""Per-worker datasets and iterators as arguments of scheduled functions, and their deletion."""
 
 import gc
 import weakref
@@ -69,11 +69,11 @@ def test_the_function_sees_the_type_of_a_dataset_and_of_an_iterator(strategy, nu
     seen = []
 
     @tf.function
-    def look(dataset, iterator):
+    def inspect_types(dataset, iterator):
         seen.append((tf.data.DatasetSpec.from_value(dataset), iterator.element_spec))
         return tf.constant(0)
 
-    strategy.schedule(look, args=(numbers, iter(numbers))).result(TIMEOUT)
+    strategy.schedule(inspect_types, args=(numbers, iter(numbers))).result(TIMEOUT)
     assert seen == [(tf.data.DatasetSpec(element), element)]
 
 
@@ -132,7 +132,7 @@ def test_dropped_iterators_are_freed_on_the_client_without_garbage_collection(st
             assert on_every_worker(strategy, first, iterator) == [0, 0, 0]
             dropped.append(weakref.ref(iterator))
             del iterator
-        # A worker's thread lets go of a call just after its result is there.
+        # A worker's thread releases a call just after its result is set.
         wait_until(lambda: all(iterator() is None for iterator in dropped))
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""How datasets get to the workers: what is traced, what is shipped, what is refused."""
+"""Tests of how datasets are distributed to the workers: what is traced, what is sent, and what is refused."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def ten(iterator):
 
 @pytest.fixture(params=["function", "ready"])
 def distribute(strategy, request):
-    """Distributes what a function makes: by the function, or made on the client and shipped."""
+    """Distributes the dataset of a function: by the function, or as a dataset that is created on the client."""
 
     def distributed(make, options=None):
         if request.param == "ready":

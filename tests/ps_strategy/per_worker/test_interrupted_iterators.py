@@ -1,4 +1,4 @@
-"""Iterators whose call is cut off while it waits for an element, which TensorFlow cancels for good."""
+"""Tests of iterators whose call is cancelled while it waits for an element: TensorFlow cancels them permanently."""
 
 import functools
 import logging
@@ -19,11 +19,11 @@ def take(iterator):
 
 
 class Source:
-    """Data of which one element is given only while a door is open: a file, which the worker sees while it is busy.
+    """Data of which one element is returned only once a door is open, which is a file that the worker polls for.
 
     Args:
       strategy: on whose workers it is.
-      folder: for the file, and another one that tells that somebody waits before the door.
+      folder: for the file, and another one that is written when a call waits for the door.
     """
 
     def __init__(self, strategy, folder):
@@ -32,7 +32,7 @@ class Source:
         self._awaited = folder / "awaited"
 
     def iterator(self, *, endless=True, prefetched=False):
-        """Gives 0 to 5; 0 is behind the door if elements are fetched ahead, else 2: so a call waits before it."""
+        """Returns an iterator over 0 to 5; a call waits at the door for 0 if elements are prefetched, else for 2."""
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False
         passed = functools.partial(self._pass, 0 if prefetched else 2)
@@ -49,17 +49,17 @@ class Source:
         wait_until(self._awaited.exists)
 
     def open(self):
-        """Opens the door, for good."""
+        """Opens the door permanently."""
         self._door.touch()
 
     def _pass(self, kept, number):
         if number == kept:
             tf.io.write_file(str(self._awaited), "")
-            looks = tf.constant(0, tf.int64)
-            # What does not depend on the loop would be looked at once.
-            while tf.size(tf.io.matching_files(self._door_or(looks))) == 0:
-                looks += 1
-            number += tf.minimum(looks, 0)
+            polls = tf.constant(0, tf.int64)
+            # An expression that does not depend on the loop would be evaluated only once.
+            while tf.size(tf.io.matching_files(self._door_or(polls))) == 0:
+                polls += 1
+            number += tf.minimum(polls, 0)
         return number
 
     def _door_or(self, number):
@@ -71,7 +71,7 @@ def took(strategy, iterator):
 
 
 def wait_free(strategy):
-    """Waits until the call that was cut off has ended."""
+    """Waits until the cancelled call has ended."""
     strategy.schedule(tf.function(lambda: tf.constant(0)), worker=WORKER).result(TIMEOUT)
 
 
@@ -81,7 +81,7 @@ def source(strategy, tmp_path):
 
 
 def interrupted(strategy, source, **options):
-    """An iterator of which a call waited for an element when it was cancelled."""
+    """Returns an iterator of which a call waited for an element when it was cancelled."""
     iterator = source.iterator(**options)
     if not options.get("prefetched"):
         assert [took(strategy, iterator) for _ in range(2)] == [0, 1]
@@ -118,9 +118,9 @@ def test_an_iterator_that_may_have_ended_early_is_kept_and_logged(strategy, sour
             took(strategy, iterator)
         with pytest.raises(tf.errors.OutOfRangeError):
             strategy.join(TIMEOUT)
-    told = [record.getMessage() for record in caplog.records if "ended it too early" in record.getMessage()]
-    assert len(told) == 1
-    assert told[0].startswith(f"{iterator.name} on /job:worker")
+    warnings = [record.getMessage() for record in caplog.records if "ended it too early" in record.getMessage()]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"{iterator.name} on /job:worker")
 
 
 def test_the_end_of_data_neither_recreates_an_iterator_nor_warns(strategy, source, caplog):

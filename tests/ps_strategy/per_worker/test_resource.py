@@ -1,4 +1,4 @@
-"""When the copies of a per-worker resource are made, and what stands for them. No servers: a worker is a name here."""
+"""Tests of when the copies of a per-worker resource are created, and of their handles, without servers."""
 
 import gc
 
@@ -14,7 +14,7 @@ def context(worker: int = 0, connection_number: int = 1) -> WorkerContext:
 
 
 class Workshop:
-    """Builds copies, and remembers for whom."""
+    """Builds copies, and records for which worker and connection."""
 
     def __init__(self):
         self.built_for = []

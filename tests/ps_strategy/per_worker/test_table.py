@@ -1,4 +1,4 @@
-"""Lookup tables and the layers made of them, in every place of a program where they can be made and used."""
+"""Tests of lookup tables and lookup layers, in every place of a program where they can be created and used."""
 
 import copy
 
@@ -47,7 +47,7 @@ def test_a_table_created_in_the_scope_has_a_copy_on_each_worker(strategy, growin
     size = tf.function(growing_table.size)
     assert growing_table.size().numpy() == 2
     assert on_every_worker(strategy, size) == [3, 3, 3]
-    # Made once: they do not read the file again.
+    # Created once: they do not read the file again.
     (tmp_path / "words.txt").write_text("a\n")
     assert on_every_worker(strategy, size) == [3, 3, 3]
     assert growing_table.size().numpy() == 2

@@ -1,4 +1,4 @@
-"""Variables of which every worker has its own: `tf.Variable(..., per_worker_variable=True)`."""
+"""Tests of per-worker variables: `tf.Variable(..., per_worker_variable=True)`."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Generators of `tf.data.Dataset.from_generator` run in the client and may wait. Closing does not wait for them."""
+"""Tests that closing does not wait for generators of `tf.data.Dataset.from_generator`, which run in the client."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The index of the worker that runs a function, in all the places where one may ask for it."""
+"""Tests of the index of the worker that runs a function, in all places where it can be read."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Checkpoints of variables that are on parameter servers, by TensorFlow's own classes."""
+"""Tests of TensorFlow's checkpoint classes with variables on parameter servers."""
 
 import keras
 import numpy as np
@@ -41,7 +41,7 @@ def test_variables_of_all_parameter_servers_are_saved_and_restored(strategy, var
     checkpoint.restore(path).assert_consumed()
     assert weights.numpy().tolist() == [6.0, 7.0]
     assert step.numpy() == 8
-    # Functions that were traced before see the restored values.
+    # Functions that were traced before read the restored values.
     strategy.schedule(train).result(TIMEOUT)
     assert weights.numpy().tolist() == [7.0, 8.0]
 
@@ -127,7 +127,7 @@ def test_saving_and_restoring_work_while_a_worker_is_dead(strategy, shared_clust
         path = checkpoint.save(str(tmp_path / "saved"))
         saved = weights.numpy()
         weights.assign([0.0, 0.0])
-        # Its functions are new, so that they are traced and made known to the workers now.
+        # Its functions are new, so that they are traced and registered on the workers now.
         tf.train.Checkpoint(weights=weights).restore(path).expect_partial()
         assert weights.numpy().tolist() == saved.tolist()
         # A function whose worker died after it had run was run again.

@@ -1,4 +1,4 @@
-"""What `restore_from` takes, and which checkpoint comes out of it; on variables of this process."""
+"""Tests of what `restore_from` accepts and which checkpoint is restored, on variables of this process."""
 
 import pathlib
 
@@ -12,7 +12,7 @@ from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointRestor
 
 
 class Prepared:
-    """Counts how often the variables were made ready for a restore."""
+    """Counts how often the variables were prepared for a restore."""
 
     def __init__(self):
         self.count = 0
@@ -82,7 +82,7 @@ def test_a_damaged_checkpoint_is_skipped(manager, variable, prepare, caplog, end
     variable.assign([9, 9])
     assert CheckpointRestore(manager).restore(prepare) == paths[1]
     assert variable.numpy().tolist() == [2, 2]
-    assert prepare.count == 2, "nothing of the damaged one may stay"
+    assert prepare.count == 2, "no value of the damaged one may stay"
     assert f"{paths[-1]} cannot be restored" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""A manager's `save` while parameter servers are lost and recovered."""
+"""Tests of a checkpoint manager's `save` while parameter servers are lost and recovered."""
 
 import threading
 
@@ -13,7 +13,7 @@ UNAVAILABLE = tf.errors.UnavailableError(None, None, "Connection refused")
 
 
 class Recovery:
-    """Servers that are lost when the test says so, and recovered when a save waits for them."""
+    """Servers that a test loses, and that are recovered when a save waits for them."""
 
     def __init__(self) -> None:
         self.lost = False
@@ -51,7 +51,7 @@ def guard(manager, progress, recovery) -> CheckpointSave:
 
 
 def failing(save, recovery, *errors):
-    """`save`, which raises these errors first."""
+    """Makes `save` raise these errors first."""
     errors = iter(errors)
 
     def fail_or_save(*args, **kwargs):

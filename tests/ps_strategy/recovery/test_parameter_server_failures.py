@@ -1,4 +1,4 @@
-"""Parameter servers that die: an error names them within seconds, and a new strategy continues from a checkpoint.
+"""Parameter servers die: an error names them within seconds, and a new strategy continues from a checkpoint.
 
 which tasks die            when                      what join, schedule and the futures raise
 one parameter server       while functions run       ParameterServerLost, which names it
@@ -25,7 +25,7 @@ SOON = 30.0
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory) -> dict:
-    """What the caller saw in each case; one program makes them all happen, on one cluster."""
+    """What the caller saw in each case; one program runs them all, on one cluster."""
     run_program = ProgramRunner(tmp_path_factory.mktemp("programs"))
     program = run_program(Path(parameter_server_losses.__file__).read_text(), timeout=280)
     return json.loads(program.stdout.splitlines()[-1])
@@ -38,7 +38,7 @@ def test_join_raises_an_error_that_names_the_lost_parameter_server(seen, case): 
         assert join["raised"] == "ParameterServerLost", join
         assert join["task"] == f"/job:ps/task:{index}"
         assert join["seconds"] < SOON
-    # Nothing else comes out of the futures: what did not find the loss itself was withdrawn.
+    # The futures raise nothing else: a function that did not encounter the loss itself was withdrawn.
     assert "ParameterServerLost" in seen[case]["outcomes"]
     assert set(seen[case]["outcomes"]) <= {"ParameterServerLost", "ClosureCancelledError"}
 

@@ -3,10 +3,10 @@
 what is lost, and when                       what is restored
 one parameter server                         the newest checkpoint
 both                                         the same
-one; another while the first is recovered    the same, after an attempt in vain
+one; another while the first is recovered    the same, after a failed attempt
 one, and the newest checkpoint is damaged    the one before
 one, while a checkpoint is saved             the newest that is complete; then it is saved
-one                                          what a function of the user's restores
+one                                          what the user's function restores
 one, before any checkpoint                   the initial values
 """
 
@@ -19,24 +19,24 @@ from tests.program_runner import ProgramRunner
 from tests.ps_strategy.failure_programs import parameter_server_recoveries
 from tests.ps_strategy.failure_programs.parameter_server_recoveries import STEPS
 
-# Servers of a real cluster are started again a dozen times, on a machine that may have little to spare.
+# Servers of a real cluster are restarted a dozen times, on a machine that may be busy.
 PROGRAM_TIMEOUT = 380
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(400)]
 
 RECOVERED = {
     "one": ["/job:ps/task:0"],
     "both": ["/job:ps/task:0", "/job:ps/task:1"],
-    "lost again on the way": ["/job:ps/task:0", "/job:ps/task:1"],
+    "lost again during the recovery": ["/job:ps/task:0", "/job:ps/task:1"],
     "a damaged checkpoint": ["/job:ps/task:1"],
     "by a function": ["/job:ps/task:0"],
 }
-# From servers that answer to variables that are back; some two seconds on an idle machine.
+# In seconds, from the answer of the servers to the restored variables; about two seconds on an idle machine.
 SOON = 30.0
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory) -> dict:
-    """What came of each case; one program makes them all happen, on one cluster, with one strategy."""
+    """The outcome of each case; one program runs them all, on one cluster, with one strategy."""
     run_program = ProgramRunner(tmp_path_factory.mktemp("programs"))
     program = run_program(Path(parameter_server_recoveries.__file__).read_text(), timeout=PROGRAM_TIMEOUT)
     return {**json.loads(program.stdout.splitlines()[-1]), "errors": program.stderr}
@@ -68,7 +68,7 @@ def test_a_rollback_says_what_was_lost_and_how_many_steps(seen, case):
     assert rolled_back["seconds"] > 0
     expected = None if case == "by a function" else rolled_back["step_after"] + STEPS
     if case == "a damaged checkpoint":
-        # What was trained between the two checkpoints counts too: it was done, and is lost.
+        # The steps between the two checkpoints count too: they were run, and are lost.
         expected += STEPS
     assert rolled_back["step_before"] == expected
 
@@ -79,7 +79,7 @@ def test_nothing_is_recovered_while_a_server_is_down(seen, case):
 
 
 def test_a_server_that_is_lost_during_a_recovery_makes_the_attempt_fail(seen):
-    assert set(seen["lost again on the way"]["attempts in vain"]) == {None}
+    assert set(seen["lost again during the recovery"]["failed attempts"]) == {None}
 
 
 def test_a_save_that_a_lost_server_made_fail_is_repeated(seen):

@@ -1,4 +1,4 @@
-"""A parameter server that is lost while many calls of several steps run: each step after the restore runs once."""
+"""A parameter server is lost while many fused calls run: each step after the restore runs once."""
 
 import json
 from pathlib import Path

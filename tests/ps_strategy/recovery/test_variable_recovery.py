@@ -1,4 +1,4 @@
-"""One attempt to recover after another, on parameter servers that are lists: no servers, no remote calls."""
+"""Tests of single attempts to recover, on fake parameter servers without remote calls."""
 
 import pytest
 import tensorflow as tf
@@ -35,7 +35,7 @@ def test_a_step_that_cannot_be_read_is_refused(step):
 
 
 class Runtime:
-    """Parameter servers that answer, unless the test says which do not."""
+    """Parameter servers that answer, except those that a test makes silent."""
 
     def __init__(self) -> None:
         self.lost: list[str] = []
@@ -80,7 +80,7 @@ def test_workers_reach_recovered_servers_before_work_continues():
     assert recovery.try_once()
     assert events == ["restored"]
     assert runtime.reached == [True]
-    # Servers that only did not answer for a while may have been out of a worker's reach too.
+    # Servers that did not answer for a while may have been unreachable for a worker too.
     assert recovery.try_once()
     assert runtime.reached == [True, True]
 

@@ -27,7 +27,7 @@ def handle_data(handle: tf.Tensor) -> Any:
 
 @contextlib.contextmanager
 def writing_replaced(checkpoint: tf.train.Checkpoint, write: Callable[..., Any]) -> Iterator[None]:
-    """Within it `write(original, *args, **kwargs)` writes the checkpoint."""
+    """Makes `write(original, *args, **kwargs)` write the checkpoint within the block."""
     with mock.patch.object(checkpoint, "_write", functools.partial(write, checkpoint._write)):
         yield
 

@@ -1,4 +1,4 @@
-"""What is added to a variable by several workers at once is all there, also where a program reads, adds and assigns."""
+"""Tests that no concurrent addition to a variable is lost, also where a program reads, adds and assigns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -101,7 +101,7 @@ def test_keras_optimizers_and_metrics_count_every_step(strategy: coordinator.Par
         optimizer.build(model.trainable_variables)
         mean, accuracy = keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()
         auc, overlap = keras.metrics.AUC(num_thresholds=5), keras.metrics.MeanIoU(2)
-        # These make their variables when they are used first, while the step is traced.
+        # These create their variables when they are first used, while the step is traced.
         score, determination = keras.metrics.F1Score(), keras.metrics.R2Score()
 
     @tf.function

@@ -1,4 +1,4 @@
-"""Each private use of TensorFlow for calls inside of calls still is, and means, what the library takes it for."""
+"""Tests that TensorFlow's private interfaces for nested calls exist and mean what the library assumes."""
 
 import numpy as np
 import tensorflow as tf

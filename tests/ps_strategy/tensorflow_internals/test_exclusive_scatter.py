@@ -1,4 +1,4 @@
-"""The methods that change rows of a shared variable do what those of a plain `tf.Variable` do, by exclusive kernels."""
+"""Tests that the scatter methods of a shared variable do the same as those of `tf.Variable`, by exclusive kernels."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def slices(values, indices):
 
 
 def change(variable, method, values, indices, is_function):
-    """The new value as the method returns it."""
+    """Returns the new value as the method returns it."""
 
     def changed():
         return getattr(variable, method)(slices(values, indices)).read_value()
@@ -127,7 +127,7 @@ def test_values_of_another_shape_are_refused(method, shape):
         with pytest.raises(ValueError, match=r"[Ss]hape|[Dd]imension"):
             change(variable, method, tf.ones(shape), [0, 1], True)
     if shape != (2, 2):
-        # There, TensorFlow itself reads beyond the end of the values.
+        # In this case TensorFlow itself reads beyond the end of the values.
         with pytest.raises(tf.errors.InvalidArgumentError):
             change(plain, method, tf.ones(shape), [0, 1], False)
 

@@ -1,4 +1,4 @@
-"""Functions may be traced, on any thread, while TensorFlow is told that the cluster changes."""
+"""Tests that functions may be traced, on any thread, while the cluster changes."""
 
 import concurrent.futures
 import gc
@@ -24,7 +24,7 @@ def registration():
 
 @pytest.fixture
 def tracing():
-    """Traces a function on a thread of its own; gives an event that tells when it was traced."""
+    """Traces a function on a new thread, and returns an event that is set when it is traced."""
     threads = []
 
     def trace(inside=lambda: None):
@@ -59,7 +59,7 @@ def test_a_function_is_registered_when_the_change_of_the_cluster_is_over(registr
 
 
 def traced_and_dropped():
-    """Traces a function that nobody has any more; returns its name."""
+    """Traces a function, deletes it, and returns its name."""
     name = tf.function(lambda: tf.constant(3)).get_concrete_function().name
     gc.collect()
     return name
@@ -84,7 +84,7 @@ def test_a_function_is_removed_although_a_server_is_not_connected(registration, 
         raise tf.errors.InvalidArgumentError(None, None, f"Client not found, of {name}")
 
     monkeypatch.setattr(registration, "remove", refuse)
-    # What is raised while something is dropped would be a warning, and that an error.
+    # An exception in a finalizer would be a warning, which is an error here.
     with registration.held_back():
         traced_and_dropped()
     traced_and_dropped()
@@ -142,7 +142,7 @@ def test_closing_restores_tensorflows_methods():
     with first.held_back():
         assert tf.function(lambda: tf.constant(3))().numpy() == 3
     second = FunctionRegistration(longest_wait=TIMEOUT)
-    # One that is closed late leaves the present one alone.
+    # One that is closed late does not change the present one.
     first.close()
     counted = []
     second.register, register = lambda function: counted.append(register(function)), second.register

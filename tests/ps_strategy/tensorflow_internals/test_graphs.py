@@ -1,4 +1,4 @@
-"""Private uses of TensorFlow that change graphs: they fail here, loudly, when TensorFlow changes."""
+"""Tests of TensorFlow's private interfaces that change graphs."""
 
 import tensorflow as tf
 

@@ -1,6 +1,6 @@
-"""Private uses of TensorFlow by which variables get other handles still mean what the library takes them for.
+"""Tests that TensorFlow's private interfaces for variable handles mean what the library assumes.
 
-The variables are on this process, where handles are what they are on a server.
+The variables are in this process, where handles work as on a server.
 """
 
 import gc

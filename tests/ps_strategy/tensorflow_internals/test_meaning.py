@@ -1,6 +1,6 @@
-"""Each private use of TensorFlow still is, and means, what the library takes it for.
+"""Tests that TensorFlow's private interfaces exist and mean what the library assumes.
 
-What would change this process's connection to the cluster runs in a process of its own.
+Tests that change the connection to the cluster run in separate processes.
 """
 
 import mmap
@@ -69,7 +69,7 @@ def test_an_executor_belongs_to_the_thread_that_binds_it_and_keeps_it():
         bound.clear_error()
 
     def have_another():
-        # One that can be told from the executor that all threads share.
+        # One that can be distinguished from the executor that all threads share.
         kept = executor.new_executor(enable_async=True)
         context.context().executor = kept
         run_in_thread(bind)
@@ -220,7 +220,7 @@ def test_a_handle_leads_to_its_table_or_variable():
 def test_a_table_of_a_saved_model_is_created_by_saved_functions(tmp_path):
     module = tf.Module()
     module.table = new_table()
-    module.look = tf.function(module.table.lookup, input_signature=[tf.TensorSpec([], tf.string)])
+    module.look_up = tf.function(module.table.lookup, input_signature=[tf.TensorSpec([], tf.string)])
     tf.saved_model.save(module, str(tmp_path))
     tables = []
 
@@ -239,9 +239,9 @@ def test_a_table_of_a_saved_model_is_created_by_saved_functions(tmp_path):
     captures = [handle if tensor is table.resource_handle else tensor for tensor in initialize.captured_inputs]
     assert any(tensor is handle for tensor in captures)
     call_concrete(initialize, captures, CancellationManager())
-    look = loaded.look.concrete_functions[0]
-    inputs = [handle if tensor is table.resource_handle else tensor for tensor in look.captured_inputs]
-    value = call_concrete(look, [tf.constant("a"), *inputs], CancellationManager())
+    look_up = loaded.look_up.concrete_functions[0]
+    inputs = [handle if tensor is table.resource_handle else tensor for tensor in look_up.captured_inputs]
+    value = call_concrete(look_up, [tf.constant("a"), *inputs], CancellationManager())
     assert tf.nest.flatten(value)[0].numpy() == 7
 
 

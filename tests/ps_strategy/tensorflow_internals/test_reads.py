@@ -1,4 +1,4 @@
-"""Reads of variables that are answered from copies: what TensorFlow keeps to itself, and may change."""
+"""Tests of reads of variables that are replaced by copies, with private interfaces of TensorFlow."""
 
 import pytest
 import tensorflow as tf
@@ -13,15 +13,15 @@ from coordinator.ps_strategy.tensorflow_internals.reads import (
 
 
 class ConstantReader:
-    """Answers reads with a tensor, and rows with the variable's own unless it has one."""
+    """Answers reads with a tensor, and reads of rows from the variable if there is no tensor."""
 
     def __init__(self, tensor):
         self.tensor = tensor
-        self.asked = []
+        self.requests = []
         self.rows = []
 
     def copy(self, *, may_make):
-        self.asked.append(may_make)
+        self.requests.append(may_make)
         return self.tensor() if self.tensor else None
 
     def note_rows(self, rows):
@@ -58,7 +58,7 @@ def test_reads_use_the_variable_if_the_reader_has_no_copy():
         assert variable.read_value().numpy().tolist() == [1.0, 2.0]
         rows = variable.sparse_read([1])
     assert rows.numpy().tolist() == [2.0]
-    assert reader.asked == [True, False]
+    assert reader.requests == [True, False]
     assert reader.rows[0] is rows
 
 

@@ -1,4 +1,4 @@
-"""A function reads a scalar that workers share once, and again where what it does needs that."""
+"""Tests that a function reads a shared scalar once, and again only where its program requires that."""
 
 import keras
 import numpy as np
@@ -19,7 +19,7 @@ def shared(value, **options):
 
 
 def reads_of(concrete, variable):
-    """How many operations of a function, its branches and loops included, read a variable."""
+    """Returns how many operations of a function, its branches and loops included, read a variable."""
     return _reads_in(concrete.graph, variable.handle)
 
 
@@ -57,7 +57,7 @@ def counted_in_a_loop(variable):
 
 
 def called(variable):
-    # Whatever a function of its own does to it.
+    # Whatever a nested function does to it.
     tf.function(lambda: variable.assign_add(1.0))()
 
 
@@ -77,7 +77,7 @@ CASES = {
     "after a wait": (lambda v: [v + 1.0, waited(v)], 2, [11.0, 10.0]),
     "in a branch": (lambda v: [v + 1.0, tf.cond(v > 0.0, lambda: v * 2.0, lambda: v * 3.0)], 1, [11.0, 20.0]),
     "first in a branch": (lambda v: [tf.cond(tf.timestamp() > 0.0, lambda: doubled(v + 1.0), lambda: v)], 2, [22.0]),
-    # What an assignment returns is one more read.
+    # The result of an assignment is one more read.
     "after a branch": (lambda v: [tf.cond(v > 0.0, lambda: v.assign(v + 1.0), lambda: v + 0.0), v + 1.0], 3, [11, 12]),
     "assigned in a branch": (
         lambda v: [tf.cond(v > 0.0, lambda: [v.assign(2.0), v + 1.0][1], lambda: v + 0.0), v + 0.0],
@@ -138,7 +138,7 @@ def test_adam_reads_iterations_and_learning_rate_once_per_step(strategy):
     assert len(model.trainable_variables) == 14
     concrete = concrete_function(strategy, step, tf.ones([2, 4]))
     assert [reads_of(concrete, each.value) for each in (optimizer.iterations, rate_variable(optimizer))] == [1, 1]
-    # Read once by each call, not once for good.
+    # Read once in each call, not only in the first.
     before = model.get_weights()
     optimizer.learning_rate = 0.0
     strategy.schedule(step, args=(tf.ones([2, 4]),)).result(TIMEOUT)

@@ -1,4 +1,4 @@
-"""A model that counts on the parameter servers how often it was trained on each example."""
+"""A model that counts, on the parameter servers, how often it was trained on each example."""
 
 from typing import Any
 

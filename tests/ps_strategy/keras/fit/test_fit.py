@@ -1,4 +1,4 @@
-"""`fit` trains models of every make, tells what really happened, and passes on what fails."""
+"""Tests that `fit` trains models of every kind, reports exact logs, and raises the errors of steps."""
 
 from typing import Any
 
@@ -84,7 +84,7 @@ def test_the_logs_of_an_epoch_cover_all_its_steps(strategy: coordinator.Paramete
 
 
 def test_a_custom_train_step_is_used_and_its_logs_are_reported(strategy: coordinator.ParameterServerStrategy) -> None:
-    class Own(keras.Sequential):
+    class CustomStep(keras.Sequential):
         def train_step(self, data: Any) -> Any:
             x, y = data
             with tf.GradientTape() as tape:
@@ -93,7 +93,7 @@ def test_a_custom_train_step_is_used_and_its_logs_are_reported(strategy: coordin
             return {"my_loss": loss, "count": tf.shape(x)[0]}
 
     with strategy.scope():
-        model = compiled(strategy, Own(classifier().layers))
+        model = compiled(strategy, CustomStep(classifier().layers))
     history = model.fit(X, Y, batch_size=24, epochs=3, verbose=0).history
     assert set(history) == {"my_loss", "count"}
     assert history["count"] == [24, 24, 24]
@@ -114,13 +114,13 @@ def test_single_batches_are_trained_on_and_evaluated(strategy: coordinator.Param
 def test_an_error_of_a_step_is_raised_by_fit_and_the_next_fit_works(
     strategy: coordinator.ParameterServerStrategy,
 ) -> None:
-    class Picky(keras.layers.Layer):
+    class FailingLayer(keras.layers.Layer):
         def call(self, x: Any) -> Any:
             with tf.control_dependencies([tf.debugging.assert_less(x, 100.0, message="too large")]):
                 return tf.identity(x)
 
     with strategy.scope():
-        model = compiled(strategy, keras.Sequential([Picky(), *classifier().layers]))
+        model = compiled(strategy, keras.Sequential([FailingLayer(), *classifier().layers]))
     bad = X.copy()
     bad[100] = 1000.0
     for call in (
@@ -227,7 +227,7 @@ def test_a_worker_that_dies_during_an_epoch_changes_no_result(
     finally:
         shared_cluster.restart("worker", 0)
     assert killed
-    # The steps under way run again.
+    # The steps that were running run again.
     retried = strategy.cluster.statistics().retried - retried
     assert 180 <= int(model.optimizer.iterations) <= 180 + retried
     assert {name: len(values) for name, values in history.items()} == dict.fromkeys(

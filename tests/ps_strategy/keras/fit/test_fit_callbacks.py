@@ -1,4 +1,4 @@
-"""Keras' callbacks do on parameter servers what they do in one process."""
+"""Tests that Keras' callbacks work on parameter servers as in one process."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import coordinator
 
-# TensorFlow's variables and NumPy 2, which meet when Keras reads a learning rate.
+# Keras reads a learning rate in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 RNG = np.random.default_rng(2)
@@ -57,26 +57,26 @@ def _fit(model: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int =
 
 # row 186: callbacks of batches
 def test_callbacks_are_called_once_per_batch_and_epoch_in_order(model: keras.Model) -> None:
-    told: list[Any] = []
+    calls: list[Any] = []
 
-    class Teller(keras.callbacks.Callback):
+    class Recorder(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            told.append(("begin", batch))
+            calls.append(("begin", batch))
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             assert set(logs) == {"loss", "accuracy"}
             assert np.isfinite(logs["loss"])
-            told.append(("end", batch))
+            calls.append(("end", batch))
 
         def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-            told.append(("test", batch))
+            calls.append(("test", batch))
 
     epochs: list[Any] = []
     ends = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append((epoch, *sorted(logs))))
-    _fit(model, Teller(), ends, epochs=2)
+    _fit(model, Recorder(), ends, epochs=2)
     batches = [(when, batch) for batch in range(10) for when in ("begin", "end")]
     tests = [("test", batch) for batch in range(10)]
-    assert told == 2 * (batches + tests)
+    assert calls == 2 * (batches + tests)
     assert epochs == [(epoch, "accuracy", "loss", "val_accuracy", "val_loss") for epoch in range(2)]
 
 
@@ -91,7 +91,7 @@ def test_the_progress_bar_shows_the_epochs(model: keras.Model, capsys: pytest.Ca
 def test_early_stopping_stops_training_and_restores_the_best_weights(model: keras.Model) -> None:
     stopping = keras.callbacks.EarlyStopping(monitor="val_loss", patience=1, mode="max", restore_best_weights=True)
     history = _fit(model, stopping, epochs=10)
-    # It counts as better when the loss grows, which it does not.
+    # With mode "max" the loss never improves.
     assert len(history["loss"]) < 10
     assert stopping.stopped_epoch > 0
     assert model.evaluate(X, Y, verbose=0)[0] == pytest.approx(max(history["val_loss"]), rel=1e-5)
@@ -164,14 +164,14 @@ def test_interrupted_training_is_resumed(
 
 
 def test_training_stops_soon_after_a_nan_loss(model: keras.Model) -> None:
-    # Not in the data: a rectifier may make 0 of what is no number.
+    # Not NaN in the data: a ReLU may turn it into 0.
     weights = np.ones(len(X))
     weights[:12] = np.nan
     stop = keras.callbacks.TerminateOnNaN()
     history = model.fit(
         X, Y, sample_weight=weights, batch_size=12, epochs=5, shuffle=False, callbacks=[stop], verbose=0
     ).history
-    # What a callback is told may be of some steps before.
+    # The logs that a callback gets may be those of an earlier step.
     assert len(history["loss"]) <= 2
 
 

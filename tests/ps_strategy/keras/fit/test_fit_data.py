@@ -1,4 +1,4 @@
-"""Whatever `fit` is given as data, each example is trained on as often as there are epochs."""
+"""Tests that each example is trained on once per epoch, for every kind of data that `fit` accepts."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def models(strategy: coordinator.ParameterServerStrategy) -> dict[int, CountedMo
 
 
 def counted(models: dict[int, CountedModel], steps_per_execution: int = 1) -> CountedModel:
-    """Returns a model that has counted nothing yet."""
+    """Returns a model whose counts are zero."""
     model = models[steps_per_execution]
     model.visits.assign(tf.zeros([EXAMPLES]))
     model.optimizer.iterations.assign(0)

@@ -1,4 +1,4 @@
-"""With one worker, the very same program gives what it gives in one process."""
+"""Tests that a program with one worker gives the same results as in one process."""
 
 import pytest
 
@@ -37,7 +37,7 @@ PROGRAM = """
         values["evaluated"] = np.array(model.evaluate(x, y, verbose=0))
         values["predicted"] = model.predict(x, batch_size=7, verbose=0)
         state = [*model.weights, *model.optimizer.variables, *model.metrics_variables]
-        # Layers are named by counts that go on from model to model.
+        # Layers are named by counters that continue from model to model.
         values |= {f"variable {number}": variable.numpy() for number, variable in enumerate(state)}
         return values
 

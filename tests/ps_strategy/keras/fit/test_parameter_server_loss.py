@@ -1,4 +1,4 @@
-"""A parameter server that dies while `fit` runs."""
+"""A parameter server dies while `fit` runs."""
 
 import pytest
 

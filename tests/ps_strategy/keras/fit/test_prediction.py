@@ -1,4 +1,4 @@
-"""`predict` gives what one process gives, in the order of the data."""
+"""Tests that `predict` returns the same as in one process, in the order of the data."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ X = np.random.default_rng(1).normal(size=(47, 3)).astype("float32")
 
 @pytest.fixture
 def models(strategy: coordinator.ParameterServerStrategy) -> tuple[keras.Model, keras.Model]:
-    """A model of the strategy, and one of the same weights without it. They have two outputs."""
+    """Two models of the same weights, with and without the strategy. They have two outputs."""
 
     def make() -> keras.Model:
         inputs = keras.Input((3,))
@@ -44,9 +44,9 @@ def test_predictions_are_those_of_one_process(
         (X[:2], {"batch_size": 4}),
     ):
         expected: Any = local.predict(x, verbose=0, **arguments)
-        told = distributed.predict(x, verbose=0, **arguments)
-        assert set(told) == {"sum", "wide"}
-        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), told, expected)
+        predicted = distributed.predict(x, verbose=0, **arguments)
+        assert set(predicted) == {"sum", "wide"}
+        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), predicted, expected)
 
 
 def test_callbacks_get_the_outputs_of_each_batch(models: tuple[keras.Model, keras.Model]) -> None:
@@ -67,5 +67,5 @@ def test_a_prediction_may_be_made_during_another_one(models: tuple[keras.Model, 
     outer = distributed.predict(X, batch_size=20, verbose=0, callbacks=[callback])["sum"]
     expected = local.predict(X, verbose=0)["sum"]
     assert len(inner) == 3
-    for told in (outer, *inner):
-        np.testing.assert_allclose(told, expected, rtol=1e-5, atol=1e-6)
+    for predicted in (outer, *inner):
+        np.testing.assert_allclose(predicted, expected, rtol=1e-5, atol=1e-6)

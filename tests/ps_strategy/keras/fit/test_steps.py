@@ -1,4 +1,4 @@
-"""How many steps of an epoch are on the way, and what is told. No servers: a step ends when the test says so."""
+"""Tests of the number of steps in flight and of the reported results. No servers: the test ends each step."""
 
 import logging
 import re
@@ -14,7 +14,7 @@ from coordinator.ps_strategy.keras.fit.steps import StepsInFlight
 
 
 class Scheduler:
-    """Two workers; `join` raises what a test gave it."""
+    """A scheduler of two workers; `join` raises the error that a test sets."""
 
     def __init__(self) -> None:
         self.cluster: Any = SimpleNamespace(workers=(0, 1), statistics=lambda: "two idle workers")

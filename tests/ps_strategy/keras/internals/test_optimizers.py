@@ -1,4 +1,4 @@
-"""Each private use of Keras still is, and means, what the library takes it for."""
+"""Tests that each private attribute of Keras that the library uses exists and means what it assumes."""
 
 import keras
 import numpy as np
@@ -89,7 +89,7 @@ def test_the_product_of_nadams_momenta_is_found():
             np.testing.assert_allclose(
                 tf.convert_to_tensor(product_of_momenta(view)), product_of_momenta(optimizer), rtol=1e-4
             )
-        # What Keras does at the beginning of an update.
+        # As Keras does at the beginning of an update.
         momentum = 0.999 * (1 - 0.5 * 0.96 ** (count + 1))
         product_of_momenta(optimizer).assign(product_of_momenta(optimizer) * momentum)
     before = float(product_of_momenta(optimizer))

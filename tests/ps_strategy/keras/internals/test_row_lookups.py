@@ -1,4 +1,4 @@
-"""An embedding of Keras reads and updates the rows that a batch is about; the table stays on its parameter server."""
+"""Tests that a Keras embedding reads and updates only the rows of a batch; the table stays on its parameter server."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ IDS = [[1, 39, -1], [7, 1, -40]]
 
 
 class Recommender(keras.Model):
-    """A layer that looks up rows of a table of its own, as programs do that do not take `keras.layers.Embedding`."""
+    """A layer that looks up rows of its table, as programs do that do not use `keras.layers.Embedding`."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -75,7 +75,7 @@ def test_other_reads_than_row_lookups_work_as_usual(strategy, embedding):
     np.testing.assert_array_equal(columns, TABLE[:, [2, 2]])
     np.testing.assert_array_equal(elements, [4.0, ROWS * WIDTH - 1])
     np.testing.assert_array_equal(rows, TABLE[ids])
-    # What stands for the value of a variable is looked up in, not the variable.
+    # The lookup is in the value that replaces the variable, not in the variable.
     with keras.StatelessScope(state_mapping=[(table, -TABLE)]):
         np.testing.assert_array_equal(keras.ops.take(table, [2], axis=0), -TABLE[[2]])
 

@@ -1,4 +1,4 @@
-"""What the library knows of Keras' training loop that Keras does not promise."""
+"""Tests of the parts of Keras' training loop that the library relies on without a promise of Keras."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,38 +20,38 @@ class Elsewhere(tf.distribute.OneDeviceStrategy):
 
 
 class Recording:
-    """Does nothing but tell what it was asked for. A feed gives the batches as they are."""
+    """Records the calls that it gets. A feed returns the batches unchanged."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     def is_for(self, strategy: Any) -> bool:
         return isinstance(strategy, Elsewhere)
 
     def epoch_iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> keras_patches.EpochIterator:
-        self.told.append(("data", sorted(arguments)))
-        return keras_patches.EpochIterator(lambda data: Feed(data, self.told), x, arguments)
+        self.calls.append(("data", sorted(arguments)))
+        return keras_patches.EpochIterator(lambda data: Feed(data, self.calls), x, arguments)
 
     def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
         if kind == "predict":
-            return lambda batches: self.told.append(("predict", len(batches))) or batches[0]
+            return lambda batches: self.calls.append(("predict", len(batches))) or batches[0]
         return lambda feed: self._turn(kind, feed)
 
     def _turn(self, kind: str, feed: Any) -> dict[str, float]:
-        self.told.append((kind, len(next(feed)[0])))
+        self.calls.append((kind, len(next(feed)[0])))
         return {"loss": 1.0}
 
 
 class Feed:
-    def __init__(self, dataset: tf.data.Dataset, told: list[Any]) -> None:
+    def __init__(self, dataset: tf.data.Dataset, calls: list[Any]) -> None:
         self._batches = iter(dataset)
-        self._told = told
+        self._calls = calls
 
     def __next__(self) -> Any:
         return next(self._batches)
 
     def wait_finished(self) -> None:
-        self._told.append("wait")
+        self._calls.append("wait")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def extension() -> Iterator[Recording]:
 
 @pytest.fixture
 def model(extension: Recording) -> keras.Model:
-    extension.told.clear()
+    extension.calls.clear()
     with Elsewhere("/cpu:0").scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse", steps_per_execution=2)
@@ -75,9 +75,9 @@ def test_the_loop_takes_its_batches_and_its_functions_from_the_extension(
 ) -> None:
     model.fit(X, X, batch_size=3, epochs=2, shuffle=False, validation_data=(X[:4], X[:4]), verbose=0)
     arguments = ["batch_size", "class_weight", "shuffle", "steps_per_epoch", "steps_per_execution", "y"]
-    training, validation, *turns = extension.told
+    training, validation, *turns = extension.calls
     assert set(arguments) <= set(training[1]), ADVICE
-    # Two turns of two batches each, which are awaited before the loop looks at what they did.
+    # Two turns of two batches each, which are awaited before the loop reads their results.
     epoch = [("train", 3), ("train", 3), "wait"]
     evaluation = [("test", 3), "wait"]
     assert [turn for turn in [validation, *turns] if turn[0] != "data"] == 2 * [*epoch, *evaluation], ADVICE
@@ -85,7 +85,7 @@ def test_the_loop_takes_its_batches_and_its_functions_from_the_extension(
 
 def test_the_loop_of_predict_gives_batches(model: keras.Model, extension: Recording) -> None:
     outputs = model.predict(X, batch_size=3, verbose=0)
-    assert [told for told in extension.told if told[0] == "predict"] == [("predict", 2)] * 2, ADVICE
+    assert [call for call in extension.calls if call[0] == "predict"] == [("predict", 2)] * 2, ADVICE
     np.testing.assert_array_equal(outputs, np.concatenate([X[:3], X[6:9]]))
 
 
@@ -102,9 +102,9 @@ def test_functions_are_created_once_per_compile(model: keras.Model, extension: R
 
 @pytest.mark.parametrize("steps", [2, None])
 def test_data_that_is_not_on_the_client_passes_through_the_loop(extension: Recording, steps: int | None) -> None:
-    told: list[Any] = []
+    calls: list[Any] = []
     own = keras_patches.OwnData(tf.data.Dataset.from_tensor_slices(X[:4]).batch(2))
-    iterator = keras_patches.EpochIterator(lambda dataset: Feed(dataset, told), own, {"steps_per_epoch": steps})
+    iterator = keras_patches.EpochIterator(lambda dataset: Feed(dataset, calls), own, {"steps_per_epoch": steps})
     assert iterator.num_batches == steps
     assert iterator.batch_spec == tf.TensorSpec([None, 1])
     for _ in range(2):
@@ -114,9 +114,9 @@ def test_data_that_is_not_on_the_client_passes_through_the_loop(extension: Recor
             for _, _, feed in iterator:
                 next(feed)
                 turns += 1
-        assert told, ADVICE
+        assert calls, ADVICE
         iterator.reset()
-        told.clear()
+        calls.clear()
         assert turns == 2, ADVICE
 
 
@@ -131,10 +131,10 @@ def test_a_model_is_built_without_taking_a_batch(extension: Recording) -> None:
     with Elsewhere("/cpu:0").scope():
         model = keras.Sequential([keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    extension.told.clear()
+    extension.calls.clear()
     model.fit(Once(workers=2), shuffle=False, verbose=0)
     assert model.built, ADVICE
-    assert [told for told in extension.told if told[0] == "train"] == [("train", 4)] * 2, ADVICE
+    assert [call for call in extension.calls if call[0] == "train"] == [("train", 4)] * 2, ADVICE
 
 
 @pytest.mark.parametrize(
@@ -150,13 +150,13 @@ def test_the_batch_spec_is_known_if_all_but_the_batch_size_is_known(dataset: tf.
 
 
 def test_models_of_other_strategies_are_trained_as_usual(extension: Recording) -> None:
-    extension.told.clear()
+    extension.calls.clear()
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     assert np.isfinite(model.fit(X, X, verbose=0).history["loss"][0])
     assert model.predict(X, verbose=0).shape == (12, 1)
-    assert not extension.told
+    assert not extension.calls
 
 
 def test_the_patch_of_keras_is_undone_unless_others_patched_it_too() -> None:
