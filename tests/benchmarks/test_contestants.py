@@ -46,6 +46,7 @@ def contestant(tmp_path):
         yield process
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_contestant_runs_rounds_until_it_has_ended(contestant):
     for work in ("empty", "scalar", "assign_add"):

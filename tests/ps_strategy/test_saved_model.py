@@ -57,6 +57,7 @@ def test_a_saved_model_with_tables_loads_outside_of_the_scope(strategy, saved): 
     assert [words.tolist() for words in found] == [[21.0, 31.0, 11.0]] * WORKERS
 
 
+@pytest.mark.long
 def test_a_saved_model_with_tables_loads_in_a_program_without_a_strategy(strategy, tmp_path, run_program):  # row 169
     with strategy.scope():
         model = WordValues()
@@ -143,6 +144,7 @@ def test_a_saved_model_contains_the_vocabulary_file_of_its_table(strategy, tmp_p
         assert [words.tolist() for words in found] == [[0, 1, -1]] * WORKERS
 
 
+@pytest.mark.long
 def test_a_loaded_model_can_be_saved_and_loaded_again(strategy, saved, tmp_path):
     tf.saved_model.save(load(strategy, saved), str(tmp_path / "again"))
     model = load(strategy, str(tmp_path / "again"))

@@ -31,6 +31,7 @@ def test_an_expected_exit_code_is_no_failure(run_program: ProgramRunner) -> None
     assert run_program("raise SystemExit(3)", exit_code=3).returncode == 3
 
 
+@pytest.mark.long
 def test_a_program_that_hangs_shows_where(run_program: ProgramRunner) -> None:
     source = """
         import threading
@@ -44,6 +45,7 @@ def test_a_program_that_hangs_shows_where(run_program: ProgramRunner) -> None:
         run_program(source, timeout=3.0)
 
 
+@pytest.mark.long
 def test_a_process_that_a_program_leaves_is_named_and_killed(tmp_path: Path) -> None:
     source = """
         import subprocess, sys

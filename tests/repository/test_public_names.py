@@ -63,6 +63,7 @@ def test_every_lazy_name_is_that_of_the_stub_which_type_checkers_read(module: ty
     assert all(getattr(module, name) is not None for name in module.__all__)
 
 
+@pytest.mark.long
 def test_a_type_checker_refuses_a_misspelt_name(tmp_path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import coordinator\ncoordinator.Options(probe_timeout=1.0)\ncoordinator.Optoins()\n")

@@ -132,6 +132,7 @@ def test_the_lead_is_bounded_at_every_step_with_a_slow_worker(strategy, weights,
     assert clocks(rule) == [16, 15, 15]
 
 
+@pytest.mark.long
 def test_idle_workers_are_not_waited_for(strategy, weights):
     rule = make_rule(strategy, weights, 2, max_lead=1)
     step = descending_step(rule, weights)

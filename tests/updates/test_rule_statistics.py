@@ -182,6 +182,7 @@ def test_statistics_agree_with_each_other_while_workers_push(strategy, name):
     assert sum(found[-1].clocks.values()) == PUSHES - found[-1].rejected
 
 
+@pytest.mark.long
 def test_clocks_do_not_count_steps_that_a_worker_skipped(strategy):
     with strategy.scope():
         rule = StaleSynchronous(

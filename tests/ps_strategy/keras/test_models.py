@@ -125,6 +125,7 @@ def mixed_precision():
     keras.config.set_dtype_policy(before)
 
 
+@pytest.mark.long
 def test_mixed_precision_computes_in_16_bits_and_stores_32(strategy, mixed_precision):
     training = train_both(strategy, unbuilt_sequential_model, tolerance=0.02)
     output = strategy.schedule(tf.function(training.model), args=(FEATURES,)).result()

@@ -119,6 +119,7 @@ def test_no_addition_to_a_large_variable_is_lost(strategy, kind, change):
     np.testing.assert_array_equal(np.asarray(total), np.full([ROWS, WIDTH], STEPS))
 
 
+@pytest.mark.long
 def test_metrics_with_large_states_count_every_batch(strategy):
     classes = 512
     with strategy.scope():
@@ -160,6 +161,7 @@ def test_a_layer_that_counts_in_a_large_variable_counts_every_call(strategy):
     np.testing.assert_array_equal(layer.calls, np.full([ROWS, WIDTH], STEPS))
 
 
+@pytest.mark.long
 def test_large_moving_statistics_are_means_of_whole_batches(strategy):
     features = 50_000
     with strategy.scope():

@@ -321,6 +321,7 @@ MEMBERSHIP = """
 """
 
 
+@pytest.mark.long
 def test_variables_and_traces_survive_when_tasks_are_added_and_removed(run_program):
     assert "members came and went" in run_program(MEMBERSHIP).stdout
 

@@ -10,6 +10,7 @@ from coordinator.testbed.confirmation.step_times import ASKED, COMPUTED, FINISHE
 BOUNDED_DELAY = RULES[-1]
 
 
+@pytest.mark.long
 def test_counts_and_recorded_times_are_of_the_same_steps(strategy) -> None:
     sleeps = Sleeps(median=0.03, slow_factor=3.0)
     run = RealSteps(strategy, BOUNDED_DELAY, 3, sleeps).run(1.5)

@@ -44,6 +44,7 @@ def commit(rule, push, version=0):
     return update
 
 
+@pytest.mark.long
 def test_a_gradient_that_reached_one_server_only_is_in_no_update(rule, variables, push):
     add(rule, accumulator_of(rule).stores[0], ids(1)[0], 100.0)
     assert push(0)
@@ -88,6 +89,7 @@ def test_an_unfinished_update_is_finished_once(rule, variables, push, made_on, f
     assert rule.statistics().updates == 1
 
 
+@pytest.mark.long
 def test_using_an_earlier_update_again_changes_nothing(rule, variables, push):
     assert push(0)
     for store in accumulator_of(rule).stores:
@@ -123,6 +125,7 @@ def test_removing_incomplete_pushes_drops_no_accepted_gradient(strategy, variabl
     assert value_of(variables) == -3.0
 
 
+@pytest.mark.long
 def test_gradients_that_are_in_no_update_are_removed(rule, variables, push):
     store = accumulator_of(rule).stores[0]
     for _ in range(2):
@@ -161,6 +164,7 @@ def test_pushes_with_gradients_for_other_variables_are_refused_when_traced(strat
         strategy.schedule(other)
 
 
+@pytest.mark.long
 def test_a_variable_without_gradients_stays_as_it_is(strategy, variables):
     with strategy.scope():
         rule = Synchronous(descend, variables, grads_to_wait=2, learning_rate=1.0)

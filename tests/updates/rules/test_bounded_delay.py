@@ -48,6 +48,7 @@ def test_no_gradient_is_older_than_max_delay_and_none_is_rejected(strategy, vari
     assert value_of(variables) == -18.0 / grads_to_wait
 
 
+@pytest.mark.long
 def test_workers_are_idle_while_they_wait_for_the_slow_one(strategy, variables):
     with strategy.scope():
         rule = BoundedDelay(descend, variables, max_delay=0, learning_rate=1.0)
@@ -60,6 +61,7 @@ def test_workers_are_idle_while_they_wait_for_the_slow_one(strategy, variables):
     assert all(0 <= share <= 1 for share in shares.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unbounded", mostly_long([float("inf"), None], float("inf")))
 def test_no_worker_waits_if_the_delay_is_unlimited(strategy, variables, unbounded):
     with strategy.scope():

@@ -81,6 +81,7 @@ def test_a_pull_applies_due_gradients_and_requeues_the_rest(strategy, variables)
     assert rule.statistics().staleness.histogram == tuple(np.bincount(staleness))
 
 
+@pytest.mark.long
 def test_a_gradient_is_applied_once_its_seconds_are_over(strategy, variables):
     rule = make_rule(strategy, variables, 0.5)
     step = new_step(strategy, rule, variables)

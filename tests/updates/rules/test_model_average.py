@@ -113,6 +113,7 @@ def test_every_gradient_is_counted_in_the_iterations_of_the_optimizer(strategy, 
     assert sum(rule.statistics().clocks.values()) == 30
 
 
+@pytest.mark.long
 def test_variables_of_all_dtypes_and_servers_are_averaged(strategy):
     dtypes = [tf.float32, tf.float16, tf.bfloat16, tf.float64]
     with strategy.scope():
@@ -172,6 +173,7 @@ def test_averaging_completes_while_gradients_are_computed(strategy, weights):
     assert rule.version.numpy() == 3
 
 
+@pytest.mark.long
 def test_gradients_are_computed_while_averaging_is_delayed(strategy, weights, turn):
     rule = make_rule(strategy, weights)
 
@@ -215,6 +217,7 @@ def test_gradients_are_computed_while_averaging_is_delayed(strategy, weights, tu
 # When.
 
 
+@pytest.mark.long
 def test_a_worker_averages_no_more_often_than_its_period_allows(strategy, weights):
     period, averagings = 0.1, 3
     rule = make_rule(strategy, weights, period=period)
@@ -236,6 +239,7 @@ def test_a_worker_averages_no_more_often_than_its_period_allows(strategy, weight
     assert own_models(rule)[0] == number
 
 
+@pytest.mark.long
 def test_between_averagings_no_part_of_the_model_is_transferred(strategy, weights):
     rule = make_rule(strategy, weights, period=NEVER)
     step = ascent(rule, weights)

@@ -75,6 +75,7 @@ def test_abort_with_nothing_trained_changes_nothing(strategy, weights):
     assert weights[1].numpy() == 0
 
 
+@pytest.mark.long
 def test_a_checkpoint_restored_between_abort_and_resume_reaches_all_workers(strategy, weights, tmp_path):
     rule = make_rule(strategy, weights)
     step = ascent(rule, weights)
@@ -141,6 +142,7 @@ def test_model_averaging_may_follow_and_precede_another_rule(strategy, weights):
     assert third.version.numpy() == 4
 
 
+@pytest.mark.long
 def test_a_push_may_be_in_a_nested_function_of_its_pull_and_in_no_other(strategy, weights):
     rule = make_rule(strategy, weights)
 

@@ -43,6 +43,7 @@ def test_a_worker_pulls_once_in_get_model_frequency_steps(strategy, weights, fre
     assert statistics.staleness.histogram == tuple(staleness)
 
 
+@pytest.mark.long
 def test_every_worker_counts_its_own_steps(strategy, weights):
     rule = make_rule(strategy, weights, get_model_frequency=3)
     step = descending_step(rule, weights)
@@ -80,6 +81,7 @@ def test_several_steps_in_one_function_pull_as_often_as_in_several(strategy, wei
     assert rule.statistics().pulls == 3
 
 
+@pytest.mark.long
 def test_variables_that_are_too_large_to_be_packed_have_copies(strategy):
     with strategy.scope():
         large = tf.Variable(tf.zeros([2**18 + 1]))

@@ -18,6 +18,7 @@ TIMEOUT = 240
 ROUNDS = 4
 
 
+@pytest.mark.long
 def test_a_dense_and_a_sparse_variable_are_updated_by_the_averaged_gradients(strategy):
     random = np.random.default_rng(0)
     expected_dense, expected_rows = np.zeros(3, np.float32), np.zeros([5, 2], np.float32)
@@ -170,6 +171,7 @@ def test_waiting_gradients_are_applied_before_training_is_asynchronous(strategy,
     assert rule.statistics().updates == 5
 
 
+@pytest.mark.long
 def test_training_becomes_synchronous(strategy, variables):
     with strategy.scope():
         rule = Asynchronous(descend, variables, learning_rate=1.0)

@@ -109,6 +109,7 @@ def test_the_decision_gets_the_worker_and_its_clock(strategy, state, begin, may_
     assert state.clocks.numpy()[:3].tolist() == [4, 5, 6]
 
 
+@pytest.mark.long
 def test_waiting_workers_begin_one_by_one_and_see_earlier_ones(strategy, state, begin, may_end):
     def none_in_flight(worker, clock):
         return tf.reduce_all(state.workers.pulled_version.read_value() == NO_STEP)

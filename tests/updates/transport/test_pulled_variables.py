@@ -141,6 +141,7 @@ def test_a_fused_call_reads_each_variable_once_in_one_message_of_each_server(str
     assert sent == dict.fromkeys({variable.device for variable in variables}, 2)
 
 
+@pytest.mark.long
 def test_a_rule_that_waits_sends_one_message_per_server_and_dtype(strategy, variables):
     with strategy.scope():
         rule = updates.BoundedDelay(descend, variables, max_delay=4, learning_rate=1.0)

@@ -131,6 +131,7 @@ def test_saved_models_and_weights_load_without_a_strategy(model: keras.Model, tm
 
 
 # row 187: TensorBoard
+@pytest.mark.long
 def test_summaries_are_written(model: keras.Model, tmp_path: Path) -> None:
     _fit(model, keras.callbacks.TensorBoard(str(tmp_path), update_freq=5, histogram_freq=1, write_graph=True))
 
@@ -163,6 +164,7 @@ def test_interrupted_training_is_resumed(
     assert not (tmp_path / "backup").exists()
 
 
+@pytest.mark.long
 def test_training_stops_soon_after_a_nan_loss(model: keras.Model) -> None:
     # Not NaN in the data: a ReLU may turn it into 0.
     weights = np.ones(len(X))

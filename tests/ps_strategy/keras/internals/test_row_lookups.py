@@ -116,6 +116,7 @@ def test_an_embedding_is_trained_as_in_one_process(strategy, name):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_sgd_of_racing_workers_loses_no_gradient_of_an_embedding(strategy):
     rows, width, in_a_step, steps = 2048, 64, 10, 60
     with strategy.scope():
