@@ -4,7 +4,7 @@ A call to a server that is frozen, or whose host is gone, would never return: th
 connection is shut down, so that the call fails as if the server had been killed.
 
     client                                                 heartbeat process
-    user's and workers' threads -- state, is_silent
+    user's and workers' threads -- state
     coordinator-heartbeat -- watch, forget, connections --> probes every server; shuts down the
                           <------- changes of state ------- connections to those that are silent
 
@@ -19,6 +19,7 @@ Promises: no method waits for a server, or for another thread that does; when th
 """
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import math
@@ -62,21 +63,17 @@ class Heartbeat:
         self._numbers = itertools.count()
         self._watched: dict[str, int] = {}
         self._states: dict[str, ServerState] = {}
-        self._silences: dict[str, float] = {}
         self._closed = False
         self._wakeup, self._wakeup_end = socket.socketpair()
         self._wakeup.setblocking(False)
         self._wakeup_end.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="coordinator-heartbeat", daemon=True)
         # From here on, used by the thread alone.
         self.process: HeartbeatClient | None = None
         self._connections = OpenConnections()
         self._lookup = EndpointLookup()
         self._pause = _FIRST_PAUSE
         self._start_at = 0.0
-
-    def start(self) -> None:
-        """Starts the thread, and with it the process."""
+        self._thread = threading.Thread(target=self._run, name="coordinator-heartbeat", daemon=True)
         self._thread.start()
 
     def watch(self, address: str) -> None:
@@ -99,23 +96,11 @@ class Heartbeat:
         with self._lock:
             self._watched.pop(address, None)
             self._states.pop(address, None)
-            self._silences.pop(address, None)
         self._wake()
 
     def state(self, address: str) -> ServerState:
         """Returns the last known state of a server."""
         return self._states.get(address, _UNKNOWN)
-
-    def is_silent(self, address: str) -> bool:
-        """Returns True if calls to a server are being ended because it neither answers nor refuses."""
-        return self.state(address).liveness is Liveness.SILENT
-
-    def last_silence(self, address: str) -> float:
-        """Returns when a server was last silent, in seconds on the clock of `time.monotonic`.
-
-        Connections to it that are older were shut down. Infinity while it is silent; minus infinity if it never was.
-        """
-        return self._silences.get(address, -math.inf)
 
     def close(self) -> None:
         """Ends the thread and the process. May be called again."""
@@ -123,10 +108,6 @@ class Heartbeat:
             if self._closed:
                 return
             self._closed = True
-        if self._thread.ident is None:
-            self._wakeup.close()
-            self._wakeup_end.close()
-            return
         self._wake()
         self._thread.join(2 * _END_TIMEOUT)
         if self._thread.is_alive():
@@ -206,16 +187,14 @@ class Heartbeat:
             before = self.state(address)
             if (before.liveness, before.incarnation) == (state.liveness, state.incarnation):
                 return
-            self._states[address] = state
-            if state.liveness is Liveness.SILENT:
-                self._silences[address] = math.inf
-            elif before.liveness is Liveness.SILENT:
-                self._silences[address] = state.since
-        if state.liveness is Liveness.SILENT:
+            is_silent, was_silent = (each.liveness is Liveness.SILENT for each in (state, before))
+            last_silence = math.inf if is_silent else state.since if was_silent else before.last_silence
+            self._states[address] = dataclasses.replace(state, last_silence=last_silence)
+        if is_silent:
             _logger.warning(
                 "%s has not answered for %g s; connections to it are shut down until it does.", address, self._timeout
             )
-        elif before.liveness is Liveness.SILENT:
+        elif was_silent:
             seconds = state.since - before.since + self._timeout
             how = "answers again" if state.liveness is Liveness.ANSWERING else "is gone"
             _logger.warning("%s %s after %.1f s of silence.", address, how, seconds)

@@ -10,6 +10,7 @@ It runs on an asyncio loop. Promises:
 import asyncio
 import dataclasses
 import enum
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -36,11 +37,14 @@ class ServerState:
         answers nor refuses: frozen, or its host is gone; UNKNOWN, until the first probe has ended.
       incarnation: the number that the server drew when it started; None unless it is ANSWERING.
       since: when it began, in seconds on the clock of `time.monotonic`.
+      last_silence: when it was last SILENT, on the same clock; connections to it that are older were shut down.
+        Infinity while it is; minus infinity if it never was. Only the client's `Heartbeat` knows it.
     """
 
     liveness: Liveness
     incarnation: int | None = None
     since: float = 0.0
+    last_silence: float = -math.inf
 
 
 # A probe that ends later than this after its deadline, in seconds, shows a pause of this process, not of the server.

@@ -24,7 +24,6 @@ TIMEOUT = 1.0
 @pytest.fixture
 def heartbeat() -> Iterator[Heartbeat]:
     heartbeat = Heartbeat(interval=0.1, timeout=TIMEOUT)
-    heartbeat.start()
     yield heartbeat
     heartbeat.close()
 
@@ -74,8 +73,8 @@ def test_a_killed_server_is_gone_and_not_silent(heartbeat: Heartbeat, address: s
         heartbeat.watch(address)
         wait_state(heartbeat, address, Liveness.ANSWERING)
     wait_state(heartbeat, address, Liveness.GONE)
-    assert not heartbeat.is_silent(address)
-    assert heartbeat.last_silence(address) == -math.inf
+    assert heartbeat.state(address).liveness is not Liveness.SILENT
+    assert heartbeat.state(address).last_silence == -math.inf
 
 
 def test_connections_to_a_frozen_server_are_shut_down_until_it_thaws(
@@ -89,14 +88,14 @@ def test_connections_to_a_frozen_server_are_shut_down_until_it_thaws(
             server.freeze()
             assert connection.recv(1) == b""
             wait_state(heartbeat, address, Liveness.SILENT)
-            assert heartbeat.is_silent(address)
-            assert heartbeat.last_silence(address) == math.inf
+            assert heartbeat.state(address).liveness is Liveness.SILENT
+            assert heartbeat.state(address).last_silence == math.inf
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=LIMIT) as opened:
             assert opened.recv(1) == b""
         server.thaw()
         state = wait_state(heartbeat, address, Liveness.ANSWERING)
-        assert heartbeat.last_silence(address) == state.since
+        assert heartbeat.state(address).last_silence == state.since
         with connect(address) as connection:
             wait_passed(heartbeat, connection)
             assert heartbeat.state(address).liveness is Liveness.ANSWERING
@@ -176,7 +175,6 @@ def test_a_killed_process_is_restarted(heartbeat: Heartbeat, address: str, caplo
 
 def test_closing_ends_the_process_at_once_and_may_be_repeated() -> None:
     heartbeat = Heartbeat(interval=60.0, timeout=60.0)
-    heartbeat.start()
     heartbeat.watch("127.0.0.1:1")
     wait_until(lambda: heartbeat.process is not None)
     begun = time.monotonic()
@@ -205,7 +203,6 @@ HELD_UP = """
     libc = ctypes.PyDLL(None)
     host, port, server = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     heartbeat = Heartbeat(interval=0.1, timeout=1.0)
-    heartbeat.start()
     heartbeat.watch(f"{host}:{port}")
     pause = threading.Event()
     while heartbeat.state(f"{host}:{port}").liveness is not Liveness.ANSWERING:
@@ -250,7 +247,7 @@ def test_a_connection_opened_while_all_threads_are_blocked_is_shut_down(
             HELD_UP
             + """
     os.kill(server, signal.SIGSTOP)
-    while not heartbeat.is_silent(f"{host}:{port}"):
+    while heartbeat.state(f"{host}:{port}").liveness is not Liveness.SILENT:
         pause.wait(0.01)
     is_allowed = bool(OpenConnections(heartbeat.process.pid).find({Endpoint.of(host, port)}))
     end = (2).to_bytes(2, sys.byteorder) + port.to_bytes(2, "big") + socket.inet_aton(host) + bytes(8)

@@ -37,65 +37,48 @@ class Client:
 
     context_id: int
     address: str
-    host: str
-
-    @classmethod
-    def of_this_process(cls, context_id: int, address: str) -> "Client":
-        """Returns this process as a client."""
-        return cls(context_id, address, socket.gethostname())
+    host: str = dataclasses.field(default_factory=socket.gethostname)
 
 
-class ClientRegistry:
-    """Registers one client on servers.
+def register(own: Client, device: str, address: str, timeout: float) -> None:
+    """Frees what clients that have ended left on a server, and adds this client to the server's list.
 
     Args:
-      own: the client.
-      timeout: how long a former client may take to answer, and a server to free its context, in seconds.
+      own: this client.
+      device: the server's name, such as `/job:ps/replica:0/task:0`. TensorFlow is connected to it.
+      address: its `host:port`.
+      timeout: how long a former client may take to answer, and the server to free its context, in seconds.
+
+    Raises:
+      tf.errors.OpError: the server is gone.
     """
+    with tf.device(f"{device}/device:CPU:0"):
+        # The next client finds it by this name; the name of a `tf.Variable` is known to its client alone.
+        entry = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=_NAME)
+        text = b""
+        if tf.raw_ops.VarIsInitializedOp(resource=entry):
+            text = tf.raw_ops.ReadVariableOp(resource=entry, dtype=tf.string).numpy()
+        registered = [own]
+        for client in decode_clients(text):
+            if client.context_id == own.context_id:
+                continue
+            if not has_ended(client, timeout):
+                registered.append(client)
+                continue
+            with RemoteContext(address, client.context_id) as context:
+                if context.release(timeout) is Answer.HELD:
+                    _logger.info("%s freed what the ended client %s had left there.", device, client.address)
+        tf.raw_ops.AssignVariableOp(resource=entry, value=tf.constant(encode_clients(registered)))
 
-    def __init__(self, own: Client, timeout: float) -> None:
-        self._own = own
-        self._timeout = timeout
 
-    def register(self, device: str, address: str) -> None:
-        """Frees what clients that have ended left on a server, and adds this client to the server's list.
-
-        Args:
-          device: the server's name, such as `/job:ps/replica:0/task:0`. TensorFlow is connected to it.
-          address: its `host:port`.
-
-        Raises:
-          tf.errors.OpError: the server is gone.
-        """
-        with tf.device(f"{device}/device:CPU:0"):
-            # The next client finds it by this name; the name of a `tf.Variable` is known to its client alone.
-            entry = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=_NAME)
-            text = b""
-            if tf.raw_ops.VarIsInitializedOp(resource=entry):
-                text = tf.raw_ops.ReadVariableOp(resource=entry, dtype=tf.string).numpy()
-            registered = [self._own]
-            for client in decode_clients(text):
-                if client.context_id == self._own.context_id:
-                    continue
-                if self.has_ended(client):
-                    self._free(client, device, address)
-                else:
-                    registered.append(client)
-            tf.raw_ops.AssignVariableOp(resource=entry, value=tf.constant(encode_clients(registered)))
-
-    def has_ended(self, client: Client) -> bool:
-        """Returns True if the process of a client has certainly ended."""
-        if client.host != self._own.host and parse_address(client.address).host in _LOOPBACK:
-            # The question would reach this machine instead of the client's.
-            return False
-        # A client has a context on its own server too, under the same number.
-        with RemoteContext(client.address, client.context_id) as context:
-            return context.renew(self._timeout) in (Answer.UNKNOWN, Answer.UNREACHED)
-
-    def _free(self, client: Client, device: str, address: str) -> None:
-        with RemoteContext(address, client.context_id) as context:
-            if context.release(self._timeout) is Answer.HELD:
-                _logger.info("%s freed what the ended client %s had left there.", device, client.address)
+def has_ended(client: Client, timeout: float) -> bool:
+    """Returns True if the process of a client has certainly ended."""
+    if client.host != socket.gethostname() and parse_address(client.address).host in _LOOPBACK:
+        # The question would reach this machine instead of the client's.
+        return False
+    # A client has a context on its own server too, under the same number.
+    with RemoteContext(client.address, client.context_id) as context:
+        return context.renew(timeout) in (Answer.UNKNOWN, Answer.UNREACHED)
 
 
 def decode_clients(text: bytes) -> list[Client]:

@@ -1,97 +1,132 @@
-"""The connections of this process to the servers of a cluster, and how they are changed.
+"""The servers of a cluster, the connections of this process to them, and how these are changed.
 
     plan (`plan_change`, pure) --> update TensorFlow's server definition (`ClusterChanges`) --> admit the servers
                                                                           (`Handshake`, `SentinelVariables`)
 
-Each step asks all servers in parallel, and ends in bounded time. A change keeps to these rules:
+Each step asks all servers in parallel, and ends in bounded time: probes within `Options.probe_timeout`; a server that
+the heartbeat has found silent is not asked. A change keeps to these rules:
 
 - Only servers that answer are in the server definition. One that dies meanwhile makes the update fail.
 - All parameter servers are in it, or no server is: one that joins later may stay unknown to the others.
 - It is left alone while a parameter server is out of TensorFlow's own reach, which would cost that server's variables.
-  After each update a `SentinelVariable` shows whether the variables still exist.
+  After each update a sentinel shows whether the variables still exist.
 - A lost worker leaves it before it is connected again, even if the same process answers: it lacks the functions that
   were registered meanwhile.
 """
 
+import contextlib
 import itertools
 import logging
+import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
 
 import tensorflow as tf
 
+from coordinator.errors import StrategyClosedError
+from coordinator.heartbeat.heartbeat import Heartbeat
+from coordinator.heartbeat.task_probe import TaskProbe, TaskStatus
 from coordinator.heartbeat.watched_server import Liveness
 from coordinator.options import Options
+from coordinator.ps_strategy.membership.client_registry import Client
 from coordinator.ps_strategy.membership.cluster_change import ClusterChanges, Connection, plan_change
-from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition, Task
+from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition, Task, check_address
 from coordinator.ps_strategy.membership.handshake import Handshake
-from coordinator.ps_strategy.membership.known_servers import KnownServers, without_tasks
+from coordinator.ps_strategy.membership.remote_context import ClientLease
 from coordinator.ps_strategy.membership.sentinel_variable import SentinelVariables
+from coordinator.ps_strategy.tensorflow_internals.process import context_id
+
+Value = TypeVar("Value")
 
 _logger = logging.getLogger("coordinator")
 
 
 class Connections:
-    """Connects to servers and disconnects from them. One thread at a time may change something; any may read.
+    """Connects to servers and disconnects from them. One thread at a time may change a connection.
+
+    Any thread may add a server, ask, or read: what is known is replaced as a whole.
 
     Args:
-      definition: the cluster.
+      definition: the cluster at the beginning.
       client_address: `host:port` of this process's own TensorFlow server.
-      servers: probes the servers.
       options: time limits.
 
     Attributes:
-      present: the connections, whether their servers still answer or not. Replaced as a whole.
+      addresses: `host:port` of each server of the cluster now.
+      present: the connections, whether their servers still answer or not.
       last_error: why the last change failed, as a sentence for users; empty if it did not.
+      is_closing: whether servers are no longer added, asked or connected to.
     """
 
-    def __init__(
-        self, definition: ClusterDefinition, client_address: str, servers: KnownServers, options: Options
-    ) -> None:
+    def __init__(self, definition: ClusterDefinition, client_address: str, options: Options) -> None:
         self._parameter_servers = definition.tasks("ps")
-        self._servers = servers
-        self._handshake = Handshake(client_address, options)
+        self._probe_timeout = options.probe_timeout
+        self._heartbeat = Heartbeat(options.heartbeat_interval, options.heartbeat_timeout)
+        client = Client(context_id(), client_address)
+        self._handshake = Handshake(client, options)
+        self._lease = ClientLease(client.context_id, options)
         self._sentinels = SentinelVariables(max(10.0, 2 * options.heartbeat_timeout))
         timeouts = options.client_timeout, options.heartbeat_timeout
         self._changes = ClusterChanges(definition.protocol, client_address, *timeouts)
         self._numbers = itertools.count()
+        # Guards the next three while one of them is changed.
+        self._lock = threading.Lock()
+        self._probes: dict[Task, TaskProbe] = {}
+        self.addresses: Mapping[Task, str] = {}
+        self.is_closing = False
         self.present: dict[Task, Connection] = {}
         self.last_error = ""
+        for task, address in definition.addresses.items():
+            self.add(task, address)
+
+    def add(self, task: Task, address: str) -> None:
+        """Adds a server, without connecting to it.
+
+        Raises:
+          ValueError: the address is not valid, or another server has it.
+          StrategyClosedError: `begin_close` was called.
+        """
+        with self._lock:
+            if self.is_closing:
+                raise StrategyClosedError(f"{task} cannot be added: the strategy is closed.")
+            check_address(task, address, self.addresses)
+            self._probes = {**self._probes, task: TaskProbe(address)}
+            self.addresses = {**self.addresses, task: address}
+        self._heartbeat.watch(address)
+
+    def remove(self, task: Task) -> None:
+        """Removes a server that is not connected; it is no longer probed or watched."""
+        with self._lock:
+            address, probe = self.addresses[task], self._probes[task]
+            self.addresses = _without(self.addresses, [task])
+            self._probes = _without(self._probes, [task])
+        self._heartbeat.forget(address)
+        probe.close()
 
     def seems_connected(self, task: Task) -> bool:
         """Returns whether a server was connected when the heartbeat last heard from it, without asking."""
-        connection, state = self.present.get(task), self._servers.last_state(task)
-        if connection is None or state is None or self._is_stale(task, connection):
+        connection, address = self.present.get(task), self.addresses.get(task)
+        if connection is None or address is None or self._is_stale(task, address, connection):
             return False
+        state = self._heartbeat.state(address)
         if state.liveness is Liveness.ANSWERING:
             return state.incarnation == connection.incarnation
         return state.liveness is Liveness.UNKNOWN
 
     def losses(self, tasks: Collection[Task]) -> dict[Task, str]:
         """Asks servers, and returns those that are not connected now, with words on what happened."""
-        present, addresses, statuses = self.present, self._servers.addresses, self._servers.probe(tasks)
-        same = {
-            task: addresses[task]
-            for task, status in statuses.items()
-            if task in present
-            and task in addresses
-            and status.incarnation == present[task].incarnation
-            and not self._is_stale(task, present[task])
-        }
-        freed = self._handshake.freed(same.values())
-        gone, restarted = "does not answer", "was restarted, or not heard from for long, and lost its variables"
-        return {
-            task: restarted if task in statuses else gone for task in tasks if task not in same or same[task] in freed
-        }
+        return self._losses(tasks, self.present, self._probe(tasks))
 
-    def answering(self, tasks: Collection[Task]) -> dict[Task, int]:
-        """Asks servers, and returns the incarnations of those that answer and may take part."""
-        incarnations = {task: status.incarnation for task, status in self._servers.probe(tasks).items()}
-        return {task: found for task, found in incarnations.items() if not self._handshake.is_refused(found)}
+    def answering(self, tasks: Iterable[Task]) -> set[Task]:
+        """Asks servers, and returns those that answer and may take part."""
+        refused = self._handshake.refused
+        return {task for task, status in self._probe(tasks).items() if status.incarnation not in refused}
 
     def raise_refusal(self) -> None:
         """Raises the `VersionMismatchError` of a server that was refused, if one was."""
-        self._handshake.raise_refusal()
+        for error in self._handshake.refused.values():
+            raise error
 
     def is_in_server_def(self, task: Task) -> bool:
         """Returns True if TensorFlow may be connected to a server, which may be lost."""
@@ -107,10 +142,14 @@ class Connections:
         Returns:
           True if TensorFlow's server definition was updated. If not, no connection is new, and lost ones are dropped.
         """
-        self.present = present = without_tasks(self.present, without)
-        answering = self.answering({*present, *adding})
-        for task in self.losses([task for task in present if task.job == "ps"]):
-            answering.pop(task, None)
+        self.present = present = _without(self.present, without)
+        statuses = self._probe({*present, *adding})
+        lost = self._losses([task for task in present if task.job == "ps"], present, statuses)
+        answering = {
+            task: status.incarnation
+            for task, status in statuses.items()
+            if task not in lost and status.incarnation not in self._handshake.refused
+        }
         plan = plan_change(present, adding, answering, self._parameter_servers)
         if plan is None:
             return False
@@ -120,22 +159,23 @@ class Connections:
             return False
         now = time.monotonic()
         new = {task: Connection(incarnation, next(self._numbers), now) for task, incarnation in incarnations.items()}
-        connections = {**kept, **new}
-        addresses = {task: self._servers.addresses[task] for task in sorted(connections)}
+        addresses = {task: self.addresses[task] for task in sorted({*kept, *new})}
         self.present = kept
         is_updated = self._apply_server_def(addresses)
-        self._sentinels.check(numbers)
+        gone = self._sentinels.gone(numbers)
+        self.present = kept = {task: each for task, each in kept.items() if each.number not in gone}
         if is_updated:
-            admitted = self._handshake.admit(connections, addresses)
+            admitted = {**kept, **self._handshake.admit(new, addresses)}
+            self._lease.hold([addresses[task] for task in admitted])
             numbered = {task.device: each.number for task, each in admitted.items() if task.job == "ps"}
-            lost = self._sentinels.place(numbered)
-            self.present = {task: each for task, each in admitted.items() if task.device not in lost}
+            unplaced = self._sentinels.place(numbered)
+            self.present = {task: each for task, each in admitted.items() if task.device not in unplaced}
         return is_updated
 
     def replace(self, lost: Collection[Task]) -> bool:
         """Makes new connections to servers that were lost. Returns True if it could be tried."""
         must_leave = any(task.job == "worker" and self.is_in_server_def(task) for task in lost)
-        self.present = without_tasks(self.present, lost)
+        self.present = _without(self.present, lost)
         return (not must_leave or self.change()) and self.change(adding=lost)
 
     def reach_parameter_servers(self, workers: Collection[Task] | None) -> dict[Task, Connection]:
@@ -152,20 +192,61 @@ class Connections:
         asked = [task for task in present if task.job == "worker" and (workers is None or task in workers)]
         return {task: present[task] for task in self._sentinels.unreached_from(asked, numbers)}
 
-    def hurry(self) -> float:
-        """Shortens changes, one in progress too, for closing. Returns the longest that one may take now, in seconds."""
+    def begin_close(self) -> float:
+        """Refuses new servers, asks none from now on, and shortens changes, one in progress too. `close` must follow.
+
+        Returns:
+          The longest that a change may take now, in seconds.
+        """
+        with self._lock:
+            self.is_closing = True
         return self._changes.hurry()
 
     def close(self) -> None:
-        """Ends the lease's thread, and undoes the patches of TensorFlow, without changing anything on the servers."""
+        """Ends threads and probes, and undoes the patches of TensorFlow, without changing anything on the servers."""
         self._changes.close()
-        self._handshake.close()
+        self._lease.close()
+        self._heartbeat.close()
+        for probe in self._probes.values():
+            probe.close()
 
-    def _is_stale(self, task: Task, connection: Connection) -> bool:
-        """Returns True if a worker was silent since it was connected, or a parameter server has lost its variables."""
-        if task.job == "ps":
-            return self._sentinels.is_gone(connection.number)
-        return self._servers.was_silent_since(task, connection.since)
+    def _probe(self, tasks: Iterable[Task]) -> dict[Task, TaskStatus]:
+        """Asks servers for their status, all at once. Returns the answers of those that answer."""
+        pending = {}
+        for task in tasks:
+            address, probe = self.addresses.get(task), self._probes.get(task)
+            if address is None or probe is None or self.is_closing:
+                continue
+            if self._heartbeat.state(address).liveness is Liveness.SILENT:
+                continue
+            # The server was removed, or moved, at this very moment.
+            with contextlib.suppress(ValueError):
+                pending[task] = probe.begin_status(self._probe_timeout)
+        statuses = {task: wait() for task, wait in pending.items()}
+        return {task: status for task, status in statuses.items() if status is not None}
+
+    def _losses(
+        self, tasks: Collection[Task], present: Mapping[Task, Connection], statuses: Mapping[Task, TaskStatus]
+    ) -> dict[Task, str]:
+        addresses = self.addresses
+        same = {
+            task: addresses[task]
+            for task in tasks
+            if task in statuses
+            and task in present
+            and task in addresses
+            and statuses[task].incarnation == present[task].incarnation
+            and not self._is_stale(task, addresses[task], present[task])
+        }
+        freed = self._lease.freed(same.values())
+        gone, restarted = "does not answer", "was restarted, or not heard from for long, and lost its variables"
+        return {
+            task: restarted if task in statuses else gone for task in tasks if task not in same or same[task] in freed
+        }
+
+    def _is_stale(self, task: Task, address: str, connection: Connection) -> bool:
+        """Returns True if a worker was silent since it was connected."""
+        return task.job == "worker" and self._heartbeat.state(address).last_silence > connection.since
 
     def _apply_server_def(self, addresses: Mapping[Task, str]) -> bool:
         """Updates TensorFlow's server definition. Returns False if it failed, and a later attempt may succeed."""
@@ -180,5 +261,11 @@ class Connections:
             )
             return False
         self.last_error = ""
-        self._servers.find_connections(addresses.values())
+        # The heartbeat looks for the new connections at once.
+        for address in addresses.values():
+            self._heartbeat.watch(address)
         return True
+
+
+def _without(mapping: Mapping[Task, Value], tasks: Collection[Task]) -> dict[Task, Value]:
+    return {task: value for task, value in mapping.items() if task not in tasks}

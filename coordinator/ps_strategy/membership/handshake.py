@@ -1,24 +1,22 @@
 """Which servers take part, of those that TensorFlow has just been connected to.
 
-    connected --> same TensorFlow version --> registered there (`ClientRegistry`) --> on the lease (`ClientLease`)
+    connected --> same TensorFlow version --> registered there (`client_registry`) --> admitted
 
 Promises: nothing runs on a server of another TensorFlow, unless `Options.version_mismatch` allows it; such a server is
 checked once in its life; a server that dies meanwhile is not admitted.
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import tensorflow as tf
 
 from coordinator.errors import VersionMismatchError
 from coordinator.options import Options
 from coordinator.ps_strategy.membership.bounded_calls import call_within, in_parallel
-from coordinator.ps_strategy.membership.client_registry import Client, ClientRegistry
+from coordinator.ps_strategy.membership.client_registry import Client, register
 from coordinator.ps_strategy.membership.cluster_change import Connection
 from coordinator.ps_strategy.membership.cluster_definition import Task
-from coordinator.ps_strategy.membership.remote_context import ClientLease
-from coordinator.ps_strategy.tensorflow_internals.process import context_id
 
 _logger = logging.getLogger("coordinator")
 
@@ -27,70 +25,49 @@ _LONGEST_HANDSHAKE = 30.0
 
 
 class Handshake:
-    """Checks servers that are new, and renews the lease on those that were admitted.
-
-    `admit` is called by one thread at a time, the other methods by any.
+    """Checks servers that are new. One thread at a time may call `admit`.
 
     Args:
-      client_address: `host:port` of this process's own TensorFlow server.
+      client: this process.
       options: time limits, and what to do about another TensorFlow.
+
+    Attributes:
+      refused: the incarnations of the servers that were found to run another TensorFlow, and what to raise about each.
     """
 
-    def __init__(self, client_address: str, options: Options) -> None:
-        client = Client.of_this_process(context_id(), client_address)
-        self._registry = ClientRegistry(client, options.probe_timeout)
-        self._lease = ClientLease(client.context_id, options)
+    def __init__(self, client: Client, options: Options) -> None:
+        self._client = client
+        self._probe_timeout = options.probe_timeout
         self._is_mismatch_error = options.version_mismatch == "error"
-        self._admitted: dict[Task, Connection] = {}
-        self._refused: dict[int, VersionMismatchError] = {}
+        self.refused: dict[int, VersionMismatchError] = {}
 
-    def admit(self, connected: Mapping[Task, Connection], addresses: Mapping[Task, str]) -> dict[Task, Connection]:
-        """Makes the handshake with servers, all at once; those that were admitted before need no other one.
+    def admit(self, new: Mapping[Task, Connection], addresses: Mapping[Task, str]) -> dict[Task, Connection]:
+        """Makes the handshake with servers, all at once.
 
         Args:
-          connected: the servers that TensorFlow is connected to now.
-          addresses: `host:port` of each.
+          new: the connections that TensorFlow has just made.
+          addresses: `host:port` of each server.
 
         Returns:
-          The servers that take part. The lease is renewed on them, and on no others.
+          The connections to those that take part.
         """
-        new = [task for task, connection in connected.items() if self._admitted.get(task) is not connection]
         succeeded = in_parallel(
             "coordinator-handshakes",
-            lambda task: self._handshake(task, addresses[task], connected[task].incarnation),
+            lambda task: self._handshake(task, addresses[task], new[task].incarnation),
             new,
         )
-        self._admitted = {task: connection for task, connection in connected.items() if succeeded.get(task, True)}
-        self._lease.hold([addresses[task] for task in self._admitted])
-        return dict(self._admitted)
-
-    def is_refused(self, incarnation: int) -> bool:
-        """Returns True if a server of this incarnation was found to run another TensorFlow."""
-        return incarnation in self._refused
-
-    def raise_refusal(self) -> None:
-        """Raises the `VersionMismatchError` of a server that was refused, if one was."""
-        for error in self._refused.values():
-            raise error
-
-    def freed(self, addresses: Collection[str]) -> set[str]:
-        """Returns the servers that have freed what this client created there; see `ClientLease.freed`."""
-        return self._lease.freed(addresses)
-
-    def close(self) -> None:
-        """Ends the lease's thread."""
-        self._lease.close()
+        return {task: connection for task, connection in new.items() if succeeded[task]}
 
     def _handshake(self, task: Task, address: str, incarnation: int) -> bool:
         def check_and_register() -> None:
             check_version(task.device, address, is_error=self._is_mismatch_error)
-            self._registry.register(task.device, address)
+            register(self._client, task.device, address, self._probe_timeout)
 
         try:
             call_within(_LONGEST_HANDSHAKE, "coordinator-handshake", check_and_register)
         except VersionMismatchError as error:
             _logger.error("%s It takes no part.", error)
-            self._refused[incarnation] = error
+            self.refused[incarnation] = error
             return False
         except (tf.errors.OpError, TimeoutError) as error:
             _logger.info("%s (%s) was lost during the handshake; it is tried again: %s", task, address, error)

@@ -30,7 +30,6 @@ from coordinator.ps_strategy.membership.cluster_definition import (
     client_server_def,
 )
 from coordinator.ps_strategy.membership.connections import Connections
-from coordinator.ps_strategy.membership.known_servers import KnownServers
 from coordinator.ps_strategy.tensorflow_internals.process import current_server_def, set_server_def
 
 _logger = logging.getLogger("coordinator")
@@ -48,12 +47,11 @@ class Membership:
     def __init__(self, definition: ClusterDefinition, client_address: str, options: Options) -> None:
         self._options = options
         self._parameter_servers = definition.tasks("ps")
-        self._servers = KnownServers(definition.addresses, options)
-        self._connections = Connections(definition, client_address, self._servers, options)
+        self._connections = Connections(definition, client_address, options)
         self._turn = threading.Lock()
         # What each worker's last attempt was begun with; each entry is used by its worker's thread alone.
         self._attempted: dict[int, Connection | None] = {}
-        self._closed = self._has_recovered = False
+        self._has_recovered = False
 
     @classmethod
     def connected(cls, definition: ClusterDefinition, options: Options) -> "Membership":
@@ -74,7 +72,8 @@ class Membership:
     @property
     def worker_addresses(self) -> Mapping[int, str]:
         """`host:port` of each worker, by index."""
-        return {task.index: self._servers.addresses[task] for task in self._servers.workers}
+        addresses = self._connections.addresses
+        return {task.index: addresses[task] for task in sorted(addresses) if task.job == "worker"}
 
     @property
     def parameter_server_devices(self) -> Sequence[str]:
@@ -123,8 +122,8 @@ class Membership:
         for task, what in self._connections.losses(self._parameter_servers).items():
             return ParameterServerLost(
                 str(task),
-                f"The parameter server {task} ({self._servers.addresses[task]}) {what}. Start it again if it is down. "
-                "Without strategy.restore_from, close this strategy, create a new one, and restore the latest "
+                f"The parameter server {task} ({self._connections.addresses[task]}) {what}. Start it again if it is "
+                "down. Without strategy.restore_from, close this strategy, create a new one, and restore the latest "
                 "checkpoint.",
             )
         return None
@@ -162,7 +161,8 @@ class Membership:
             return False
         with self._turn:
             # The return of another worker may have reconnected this one too.
-            if not self._closed and task in self._servers.addresses and not self.is_reachable(worker):
+            is_known = task in self._connections.addresses and not self._connections.is_closing
+            if is_known and not self.is_reachable(worker):
                 self._connections.replace([task])
         if self._has_recovered:
             self.reach_parameter_servers([task])
@@ -180,7 +180,7 @@ class Membership:
             return False
         with self._turn:
             lost = self._connections.losses(self._parameter_servers)
-            if lost and not self._closed:
+            if lost and not self._connections.is_closing:
                 self._has_recovered = self._connections.replace(lost) or self._has_recovered
         return not self._connections.losses(self._parameter_servers)
 
@@ -199,7 +199,7 @@ class Membership:
         Raises:
           ValueError: the address is not valid, or a server of the cluster has it.
         """
-        self._servers.add(_worker(worker), address)
+        self._connections.add(_worker(worker), address)
 
     def move_worker(self, worker: int, address: str) -> None:
         """Changes the address of a worker. What it runs fails, and `reconnect` connects to it at the new address.
@@ -209,9 +209,9 @@ class Membership:
         """
         with self._turn:
             task = _worker(worker)
-            check_address(task, address, self._servers.addresses)
+            check_address(task, address, self._connections.addresses)
             self._drop_task(task)
-            self._servers.add(task, address)
+            self._connections.add(task, address)
 
     def remove_worker(self, worker: int) -> None:
         """Removes a worker; what it runs fails."""
@@ -220,9 +220,7 @@ class Membership:
 
     def close(self) -> None:
         """Disconnects from every server, which frees what this client created there."""
-        self._closed = True
-        self._servers.stop()
-        if self._turn.acquire(timeout=self._connections.hurry()):
+        if self._turn.acquire(timeout=self._connections.begin_close()):
             try:
                 self._connections.change(without=self._connections.present)
             finally:
@@ -230,28 +228,28 @@ class Membership:
         else:
             _logger.warning("A server that does not answer holds up a change of the cluster; closing does not wait.")
         self._connections.close()
-        self._servers.close()
 
     def __repr__(self) -> str:
         return f"<Membership: connected to {', '.join(map(str, sorted(self._connections.present)))}>"
 
     def _connect_once(self) -> str | None:
         """Connects to the servers that answer. Returns words for those that are missing, or None if work can start."""
-        missing = self._describe_missing(self._connections.answering(self._servers.addresses))
+        servers = self._connections.addresses
+        missing = self._describe_missing(self._connections.answering(servers))
         if missing is not None:
             return missing
         # There are no variables yet: a parameter server that was restarted meanwhile is as good as before.
         with self._turn:
-            self._connections.change(without=self._connections.present, adding=self._servers.addresses)
+            self._connections.change(without=self._connections.present, adding=servers)
         self._connections.raise_refusal()
         present = self._connections.present
         return self._describe_missing(present.keys() - self._connections.losses(present))
 
     def _describe_missing(self, answering: Collection[Task]) -> str | None:
-        addresses, workers = self._servers.addresses, self._servers.workers
+        addresses = self._connections.addresses
         missing = [f"{task} ({addresses[task]})" for task in self._parameter_servers if task not in answering]
-        if not any(task in answering for task in workers):
-            missing.append("any worker (" + ", ".join(addresses[task] for task in workers) + ")")
+        if not any(task.job == "worker" for task in answering):
+            missing.append("any worker (" + ", ".join(self.worker_addresses.values()) + ")")
         return ", ".join(missing) or None
 
     def _disconnect(self, task: Task, lost: Connection | None) -> None:
@@ -263,11 +261,11 @@ class Membership:
 
     def _drop_task(self, task: Task) -> None:
         """Removes a worker; called by the thread that has the turn."""
-        address = self._servers.addresses[task]
+        address = self._connections.addresses[task]
         self._connections.change(without=[task])
         # A call that the server does not end would last for ever: the heartbeat no longer watches it.
         OpenConnections().shut_down(address)
-        self._servers.remove(task)
+        self._connections.remove(task)
 
 
 def _worker(index: int) -> Task:

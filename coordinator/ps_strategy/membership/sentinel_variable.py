@@ -6,7 +6,6 @@ server may answer a probe and yet be out of TensorFlow's reach: TensorFlow's own
 again only after a pause. So sentinels are read before such an update too.
 """
 
-import functools
 import logging
 import threading
 import time
@@ -26,75 +25,10 @@ _THREAD = "coordinator-sentinel"
 _logger = logging.getLogger("coordinator")
 
 
-class SentinelVariable:
-    """Exists on one parameter server for as long as the user's variables do.
-
-    Args:
-      device: the parameter server's CPU.
-      longest_call: how long to wait for one answer, in seconds; longer than a frozen server is waited for.
-
-    Raises:
-      tf.errors.OpError: the server could not be reached.
-      TimeoutError: it has not answered in time.
-    """
-
-    def __init__(self, device: str, longest_call: float) -> None:
-        def create() -> tf.Variable:
-            with tf.device(device):
-                return tf.Variable(True, trainable=False, name="coordinator_sentinel")
-
-        self._longest_call = longest_call
-        self._variable = call_within(longest_call, _THREAD, create)
-
-    @property
-    def device(self) -> str:
-        """The parameter server's CPU."""
-        return str(self._variable.device)
-
-    def is_reachable(self) -> bool:
-        """Returns True if TensorFlow's connection to the server works now, whatever the server answers."""
-        try:
-            self._read()
-        except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, TimeoutError):
-            return False
-        except tf.errors.OpError:
-            pass  # The server answered, and the variable is gone, which `exists` finds out.
-        return True
-
-    def exists(self) -> bool:
-        """Returns True if the variable can be read. A refused connection is tried again for about three seconds.
-
-        A read that takes too long, although the heartbeat has not shut down the connection, proves no loss.
-        """
-        pause = threading.Event()
-        for _ in range(_TRIES):
-            try:
-                return self._read()
-            except TimeoutError:
-                return True
-            except UNREACHED:
-                pause.wait(_PAUSE)
-            except tf.errors.OpError:
-                return False
-        return False
-
-    def build_read(self) -> Any:
-        """Adds to a function a read of the variable, on its server. Returns a scalar tensor, which is true."""
-        with tf.device(self.device):
-            return self._variable.read_value()
-
-    def build_round_trip(self) -> Any:
-        """Adds to a function a message to the server and its answer. Returns a bool scalar tensor, which is true."""
-        sent = tf.timestamp() > 0.0
-        with tf.device(self.device):
-            return tf.logical_and(self.build_read(), sent)
-
-    def _read(self) -> bool:
-        return bool(call_within(self._longest_call, _THREAD, self._variable.numpy))
-
-
 class SentinelVariables:
     """The sentinels on all parameter servers, by the numbers of the connections to these. All are asked in parallel.
+
+    Each exists for as long as the user's variables on its server do.
 
     Args:
       longest_call: how long to wait for one answer, in seconds; longer than a frozen server is waited for.
@@ -102,8 +36,7 @@ class SentinelVariables:
 
     def __init__(self, longest_call: float) -> None:
         self._longest_call = longest_call
-        self._sentinels: dict[int, SentinelVariable] = {}
-        self._gone: set[int] = set()
+        self._sentinels: dict[int, tf.Variable] = {}
         self._traced: tuple[tuple[int, ...], Any] | None = None
         self._turns: dict[Task, threading.Lock] = {}
 
@@ -117,30 +50,30 @@ class SentinelVariables:
           The devices of those that were lost before it could be created.
         """
 
-        def create(device: str) -> SentinelVariable | None:
+        def create(device: str) -> tf.Variable:
+            with tf.device(f"{device}/device:CPU:0"):
+                return tf.Variable(True, trainable=False, name="coordinator_sentinel")
+
+        def try_create(device: str) -> tf.Variable | None:
             try:
-                return SentinelVariable(f"{device}/device:CPU:0", self._longest_call)
+                return call_within(self._longest_call, _THREAD, lambda: create(device))
             except (tf.errors.OpError, TimeoutError) as error:
                 _logger.info("%s was lost immediately after connecting; it is tried again: %s", device, error)
                 return None
 
         missing = [device for device, number in numbers.items() if number not in self._sentinels]
-        created = in_parallel(_THREAD, create, missing)
+        created = in_parallel(_THREAD, try_create, missing)
         self._sentinels |= {numbers[device]: found for device, found in created.items() if found is not None}
         return {device for device, found in created.items() if found is None}
 
     def are_reachable(self, numbers: Collection[int]) -> bool:
-        """Returns True if TensorFlow's connections to all of these parameter servers work now."""
-        return all(in_parallel(_THREAD, lambda number: self._sentinels[number].is_reachable(), numbers).values())
+        """Returns True if TensorFlow's connections to all of these servers work now, whatever the servers answer."""
+        return all(in_parallel(_THREAD, self._is_reachable, numbers).values())
 
-    def check(self, numbers: Collection[int]) -> None:
-        """Finds out which of them are gone, after an update that may have cost parameter servers their variables."""
-        found = in_parallel(_THREAD, lambda number: self._sentinels[number].exists(), numbers)
-        self._gone.update(number for number, exists in found.items() if not exists)
-
-    def is_gone(self, number: int) -> bool:
-        """Returns True if the last check found that what was created over a connection is gone."""
-        return number in self._gone
+    def gone(self, numbers: Collection[int]) -> set[int]:
+        """Returns which of them are gone, after an update that may have cost parameter servers their variables."""
+        found = in_parallel(_THREAD, self._exists, numbers)
+        return {number for number, exists in found.items() if not exists}
 
     def unreached_from(self, workers: Sequence[Task], numbers: Sequence[int]) -> list[Task]:
         """Has each of some workers reach each of some parameter servers, and these the workers.
@@ -157,47 +90,77 @@ class SentinelVariables:
         """
         if not workers:
             return []
-        try:
-            round_trips = self._round_trips(tuple(numbers))
-        except tf.errors.OpError as error:
-            _logger.info("The workers could not be asked whether they reach the parameter servers: %s", error)
-            return list(workers)
-        reached = in_parallel("coordinator-reach", functools.partial(self._reaches, round_trips), workers)
+        traced = self._traced
+        if traced is None or traced[0] != tuple(numbers):
+            try:
+                concrete = tf.function(lambda: self._round_trips(numbers), autograph=False).get_concrete_function()
+            except tf.errors.OpError as error:
+                _logger.info("The workers could not be asked whether they reach the parameter servers: %s", error)
+                return list(workers)
+            self._traced = traced = tuple(numbers), concrete
+
+        def reaches(worker: Task) -> bool:
+            # Two simultaneous calls on one worker that both need two servers may wait for each other for ever.
+            with self._turns.setdefault(worker, threading.Lock()):
+                return _succeeds(f"{worker.device}/device:CPU:0", traced[1], self._longest_call)
+
+        reached = in_parallel("coordinator-reach", reaches, workers)
         return [worker for worker in workers if not reached[worker]]
 
     def reach_each_other(self, numbers: Sequence[int]) -> bool:
         """Has each of some parameter servers reach all others, for the same reason. Returns True if they do."""
-        sentinels = [self._sentinels[number] for number in numbers]
 
-        def read_all_everywhere() -> Any:
+        def round_trips_from_each() -> Any:
             found = []
-            for reader in sentinels:
-                values = [each.build_read() for each in sentinels]
-                with tf.device(reader.device):
-                    found.append(tf.reduce_all(values))
+            for number in numbers:
+                with tf.device(self._sentinels[number].device):
+                    found.append(self._round_trips(numbers))
             return tf.reduce_all(found)
 
         try:
-            concrete = tf.function(read_all_everywhere, autograph=False).get_concrete_function()
+            concrete = tf.function(round_trips_from_each, autograph=False).get_concrete_function()
         except tf.errors.OpError:
             return False
         return _succeeds(None, concrete, self._longest_call)
 
-    def _round_trips(self, numbers: tuple[int, ...]) -> Any:
-        """Returns the function by which a worker reaches these parameter servers; traced once for the same ones."""
-        if self._traced is None or self._traced[0] != numbers:
-            sentinels = [self._sentinels[number] for number in numbers]
+    def _round_trips(self, numbers: Sequence[int]) -> Any:
+        """Adds to a function a message to each of some servers, and the answers. Returns a scalar, which is true."""
+        sent = tf.timestamp() > 0.0
+        answers = []
+        for number in numbers:
+            sentinel = self._sentinels[number]
+            with tf.device(sentinel.device):
+                answers.append(tf.logical_and(sentinel.read_value(), sent))
+        return tf.reduce_all(answers)
 
-            def reach_all() -> Any:
-                return tf.reduce_all([each.build_round_trip() for each in sentinels])
+    def _read(self, number: int) -> bool:
+        return bool(call_within(self._longest_call, _THREAD, self._sentinels[number].numpy))
 
-            self._traced = numbers, tf.function(reach_all, autograph=False).get_concrete_function()
-        return self._traced[1]
+    def _is_reachable(self, number: int) -> bool:
+        try:
+            self._read(number)
+        except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, TimeoutError):
+            return False
+        except tf.errors.OpError:
+            pass  # The server answered, and the variable is gone, which `gone` finds out.
+        return True
 
-    def _reaches(self, round_trips: Any, worker: Task) -> bool:
-        # Two simultaneous calls on one worker that both need two servers may wait for each other for ever.
-        with self._turns.setdefault(worker, threading.Lock()):
-            return _succeeds(f"{worker.device}/device:CPU:0", round_trips, self._longest_call)
+    def _exists(self, number: int) -> bool:
+        """Returns True if a sentinel can be read. A refused connection is tried again for about three seconds.
+
+        A read that takes too long, although the heartbeat has not shut down the connection, proves no loss.
+        """
+        pause = threading.Event()
+        for _ in range(_TRIES):
+            try:
+                return self._read(number)
+            except TimeoutError:
+                return True
+            except UNREACHED:
+                pause.wait(_PAUSE)
+            except tf.errors.OpError:
+                return False
+        return False
 
 
 def _succeeds(device: str | None, concrete: Any, seconds: float) -> bool:

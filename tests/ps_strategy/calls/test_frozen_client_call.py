@@ -45,7 +45,6 @@ PROGRAM = """
         strategy.join(timeout=60)
 
         heartbeat = Heartbeat(interval=1.0, timeout=2.0)
-        heartbeat.start()
         addresses = [address for job in cluster.spec.values() for address in job]
         for address in addresses:
             heartbeat.watch(address)
@@ -63,7 +62,7 @@ PROGRAM = """
         measure("dropping a function", gc.collect)
         with tempfile.TemporaryDirectory() as folder:
             measure("a checkpoint", lambda: tf.train.Checkpoint(v=variable).save(f"{folder}/checkpoint"))
-        assert heartbeat.is_silent(frozen), heartbeat
+        assert heartbeat.state(frozen).liveness is Liveness.SILENT, heartbeat
 
         measure("many new functions", lambda: [tf.function(lambda x: x + n)(tf.constant(1)) for n in range(5)])
         cluster.thaw("worker", 1)

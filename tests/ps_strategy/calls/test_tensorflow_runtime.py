@@ -9,11 +9,11 @@ import tensorflow as tf
 from coordinator.options import Options
 from coordinator.ps_strategy.calls import tensorflow_runtime
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
-from coordinator.ps_strategy.membership import cluster_change, connections, known_servers, membership
+from coordinator.ps_strategy.membership import cluster_change, connections, membership
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.runtime import FailureKind
-from tests.ps_strategy.membership.fake_handshake import FakeHandshake
+from tests.ps_strategy.membership.fake_handshake import FakeHandshake, FakeLease
 from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
 from tests.ps_strategy.membership.fake_servers import ADDRESSES, FIRST, PS, SECOND, UNAVAILABLE, FakeServers
 
@@ -24,10 +24,11 @@ STALE = tf.errors.InvalidArgumentError(None, None, "Unable to find a context_id"
 @pytest.fixture
 def servers(monkeypatch) -> FakeServers:
     servers = FakeServers()
-    monkeypatch.setattr(known_servers, "TaskProbe", servers.probe)
-    monkeypatch.setattr(known_servers, "Heartbeat", lambda interval, timeout: servers)
-    monkeypatch.setattr(connections, "Handshake", FakeHandshake)
-    monkeypatch.setattr(connections, "SentinelVariables", FakeSentinels)
+    monkeypatch.setattr(connections, "TaskProbe", servers.probe)
+    monkeypatch.setattr(connections, "Heartbeat", lambda interval, timeout: servers)
+    for name, fake in (("Handshake", FakeHandshake), ("ClientLease", FakeLease), ("SentinelVariables", FakeSentinels)):
+        monkeypatch.setattr(connections, name, fake)
+    monkeypatch.setattr(connections, "context_id", lambda: 5)
     monkeypatch.setattr(cluster_change, "update_server_def", servers.update_server_def)
     monkeypatch.setattr(membership, "current_server_def", lambda: None)
     monkeypatch.setattr(membership, "set_server_def", lambda _: None)

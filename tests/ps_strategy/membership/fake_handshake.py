@@ -1,31 +1,43 @@
-"""A `Handshake` that asks no server: it admits all but those that a test refuses."""
+"""A `Handshake` and a `ClientLease` that ask no server."""
 
 from collections.abc import Collection, Mapping
 
+from coordinator.errors import VersionMismatchError
 from coordinator.ps_strategy.membership.cluster_change import Connection
 from coordinator.ps_strategy.membership.cluster_definition import Task
 
 
 class FakeHandshake:
-    """Takes the place of the real one.
+    """Takes the place of the real one: it admits all but those that a test excludes.
 
     Attributes:
-      refused: the addresses of those that are not admitted.
-      freed_on: the addresses of those that freed what the client had created there; a new connection ends that.
+      excluded: the addresses of those that are not admitted.
+      refused: what a test puts there.
     """
 
     def __init__(self, *_: object) -> None:
-        self.refused: set[str] = set()
+        self.excluded: set[str] = set()
+        self.refused: dict[int, VersionMismatchError] = {}
+
+    def admit(self, new: Mapping[Task, Connection], addresses: Mapping[Task, str]) -> dict[Task, Connection]:
+        return {task: connection for task, connection in new.items() if addresses[task] not in self.excluded}
+
+
+class FakeLease:
+    """Takes the place of the real one.
+
+    Attributes:
+      freed_on: the addresses of those that freed what the client had created there; a new connection ends that.
+      held: the addresses on which the lease is renewed.
+    """
+
+    def __init__(self, *_: object) -> None:
         self.freed_on: set[str] = set()
+        self.held: set[str] = set()
 
-    def admit(self, connected: Mapping[Task, Connection], addresses: Mapping[Task, str]) -> dict[Task, Connection]:
-        self.freed_on -= {addresses[task] for task in connected}
-        return {task: connection for task, connection in connected.items() if addresses[task] not in self.refused}
-
-    def is_refused(self, incarnation: int) -> bool:
-        return False
-
-    def raise_refusal(self) -> None: ...
+    def hold(self, addresses: Collection[str]) -> None:
+        self.freed_on -= set(addresses)
+        self.held = set(addresses)
 
     def freed(self, addresses: Collection[str]) -> set[str]:
         return self.freed_on & set(addresses)

@@ -21,7 +21,6 @@ class FakeSentinels:
 
     def __init__(self, longest_call: float) -> None:
         self.placed: set[int] = set()
-        self.gone: set[int] = set()
         self.unreaching: set[Task] = set()
 
     def place(self, numbers: Mapping[str, int]) -> set[str]:
@@ -40,9 +39,6 @@ class FakeSentinels:
         assert set(numbers) <= self.placed
         return not self.apart
 
-    def check(self, numbers: Collection[int]) -> None:
+    def gone(self, numbers: Collection[int]) -> set[int]:
         assert set(numbers) <= self.placed
-        self.gone.update(numbers if self.lossy else ())
-
-    def is_gone(self, number: int) -> bool:
-        return number in self.gone
+        return set(numbers) if self.lossy else set()

@@ -36,25 +36,20 @@ class FakeServers:
 
     # What the heartbeat does.
 
-    def start(self) -> None: ...
-
     def close(self) -> None: ...
 
     def watch(self, address: str) -> None: ...
 
     def forget(self, address: str) -> None: ...
 
-    def is_silent(self, address: str) -> bool:
-        return address in self.silent
-
-    def last_silence(self, address: str) -> float:
-        return self.silences.get(address, 0.0)
-
     def state(self, address: str) -> ServerState:
         [task] = (task for task in ADDRESSES if ADDRESSES[task] == address)
+        last_silence = self.silences.get(address, 0.0)
+        if address in self.silent:
+            return ServerState(Liveness.SILENT, last_silence=last_silence)
         if task not in self.incarnations:
-            return ServerState(Liveness.GONE)
-        return ServerState(Liveness.ANSWERING, self.incarnations[task])
+            return ServerState(Liveness.GONE, last_silence=last_silence)
+        return ServerState(Liveness.ANSWERING, self.incarnations[task], last_silence=last_silence)
 
     # What happens to the servers.
 

@@ -6,12 +6,17 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.membership import client_registry
-from coordinator.ps_strategy.membership.client_registry import Client, ClientRegistry, decode_clients, encode_clients
+from coordinator.ps_strategy.membership.client_registry import (
+    Client,
+    decode_clients,
+    encode_clients,
+    has_ended,
+    register,
+)
 from coordinator.ps_strategy.membership.remote_context import Answer
 from coordinator.ps_strategy.tensorflow_internals.process import context_id, current_server_def
 
-OWN = Client.of_this_process(7, "localhost:1")
-REGISTRY = ClientRegistry(OWN, timeout=10.0)
+TIMEOUT = 10.0
 
 
 def test_a_written_list_is_read() -> None:
@@ -36,13 +41,13 @@ def test_a_client_has_ended_only_if_that_is_certain(monkeypatch, answer: Answer,
         return answer
 
     monkeypatch.setattr(client_registry.RemoteContext, "renew", renew)
-    assert REGISTRY.has_ended(Client(1, "10.0.0.1:2222", "elsewhere")) is expected
+    assert has_ended(Client(1, "10.0.0.1:2222", "elsewhere"), TIMEOUT) is expected
     assert asked == ["10.0.0.1:2222"]
 
 
 @pytest.mark.parametrize("address", ["localhost:1", "127.0.0.1:1", "[::1]:1"])
 def test_a_loopback_address_of_another_machine_proves_nothing(address: str) -> None:
-    assert not REGISTRY.has_ended(Client(1, address, "not " + socket.gethostname()))
+    assert not has_ended(Client(1, address, "not " + socket.gethostname()), TIMEOUT)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
@@ -50,8 +55,8 @@ def test_no_process_at_its_address_means_that_a_client_has_ended(host: str) -> N
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         frozen = Client(1, f"{host}:{port}", socket.gethostname())
-        assert not ClientRegistry(OWN, 0.3).has_ended(frozen), "a process that does not answer"
-    assert REGISTRY.has_ended(frozen)
+        assert not has_ended(frozen, 0.3), "a process that does not answer"
+    assert has_ended(frozen, TIMEOUT)
 
 
 PS = "/job:ps/replica:0/task:0"
@@ -67,7 +72,7 @@ def own(strategy) -> Client:
     """The client that this process is."""
     server = current_server_def()
     [address] = [job.tasks[0] for job in server.cluster.job if job.name == "chief"]
-    return Client.of_this_process(context_id(), address)
+    return Client(context_id(), address)
 
 
 def clients_on_server() -> list[Client]:
@@ -78,25 +83,29 @@ def clients_on_server() -> list[Client]:
 
 def test_this_client_is_registered_on_its_servers_and_lives(own) -> None:
     assert own in clients_on_server()
-    assert not REGISTRY.has_ended(own)
+    assert not has_ended(own, TIMEOUT)
     another = Client(own.context_id ^ 1, own.address, own.host)
-    assert REGISTRY.has_ended(another), "another process, or an earlier one, that had this address"
+    assert has_ended(another, TIMEOUT), "another process, or an earlier one, that had this address"
 
 
 def test_a_list_keeps_living_clients_and_drops_ended_ones(own, ps_address, monkeypatch) -> None:
     silent, gone = Client(1, "10.0.0.1:1", "elsewhere"), Client(2, "10.0.0.2:1", "elsewhere")
     before = clients_on_server()
     released = []
+
+    def release(self, timeout):
+        released.append((self._address, self._context_id))
+        return Answer.HELD
+
     monkeypatch.setattr(client_registry, "decode_clients", lambda text: [silent, gone, *before])
-    registry = ClientRegistry(own, 10.0)
-    monkeypatch.setattr(registry, "has_ended", lambda client: client == gone)
-    monkeypatch.setattr(registry, "_free", lambda client, *_: released.append(client))
-    registry.register(PS, ps_address)
-    assert released == [gone]
+    monkeypatch.setattr(client_registry, "has_ended", lambda client, timeout: client == gone)
+    monkeypatch.setattr(client_registry.RemoteContext, "release", release)
+    register(own, PS, ps_address, TIMEOUT)
+    assert released == [(ps_address, gone.context_id)]
     assert set(clients_on_server()) == {own, silent, *before}
     monkeypatch.undo()
     with tf.device(f"{PS}/device:CPU:0"):
         entry = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name="coordinator/clients")
         tf.raw_ops.AssignVariableOp(resource=entry, value=tf.constant(b"not a list"))
-    registry.register(PS, ps_address)
+    register(own, PS, ps_address, TIMEOUT)
     assert clients_on_server() == [own], "replaced"

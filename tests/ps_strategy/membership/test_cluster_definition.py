@@ -1,6 +1,5 @@
 """Which descriptions of a cluster are taken, and what is said of the others."""
 
-import contextlib
 import json
 
 import pytest
@@ -9,7 +8,6 @@ import tensorflow as tf
 import coordinator
 from coordinator.errors import ClusterSpecError
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition, Task, client_server_def, server_def
-from coordinator.ps_strategy.membership.known_servers import KnownServers
 
 SPEC = {"worker": ["w0:1", "w1:1"], "ps": ["p0:1"]}
 
@@ -141,8 +139,4 @@ def test_more_workers_than_update_rules_have_room_for_are_refused():
     message = "/job:worker/task:1024 is one too many: a cluster has at most 1024 workers"
     with pytest.raises(ClusterSpecError, match=message):
         coordinator.ParameterServerStrategy(simple_resolver(spec))
-    with contextlib.closing(KnownServers({}, coordinator.Options())) as servers:
-        with pytest.raises(ClusterSpecError, match=message):
-            servers.add(Task("worker", 1024), "w1:1")
-        assert not servers.addresses
     assert define({**spec, "worker": {0: "w0:1", 1023: "w1:1"}}).tasks("worker")[-1] == Task("worker", 1023)

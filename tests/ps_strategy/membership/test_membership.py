@@ -4,23 +4,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from coordinator.errors import VersionMismatchError
+from coordinator.errors import ClusterSpecError, VersionMismatchError
 from coordinator.heartbeat.task_probe import TaskStatus
 from coordinator.heartbeat.watched_server import Liveness, ServerState
 from coordinator.options import Options
-from coordinator.ps_strategy.membership import cluster_change, connections, known_servers
+from coordinator.ps_strategy.membership import cluster_change, connections
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
-from tests.ps_strategy.membership.fake_handshake import FakeHandshake
+from tests.ps_strategy.membership.fake_handshake import FakeHandshake, FakeLease
 from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
 from tests.ps_strategy.membership.fake_servers import ADDRESSES, FIRST, PS, SECOND
 
 NO_HEARTBEAT = SimpleNamespace(
-    start=lambda: None,
     close=lambda: None,
     watch=lambda address: None,
-    is_silent=lambda address: False,
-    last_silence=lambda address: 0.0,
     state=lambda address: ServerState(Liveness.ANSWERING, 1),
 )
 
@@ -31,13 +28,20 @@ def sentinels() -> FakeSentinels:
 
 
 @pytest.fixture
-def handshake(monkeypatch, sentinels) -> FakeHandshake:
+def lease() -> FakeLease:
+    return FakeLease()
+
+
+@pytest.fixture
+def handshake(monkeypatch, sentinels, lease) -> FakeHandshake:
     handshake = FakeHandshake()
     probe = SimpleNamespace(begin_status=lambda timeout: lambda: TaskStatus(1, ("CPU:0",)), close=lambda: None)
-    monkeypatch.setattr(connections, "Handshake", lambda address, options: handshake)
-    monkeypatch.setattr(known_servers, "Heartbeat", lambda interval, timeout: NO_HEARTBEAT)
+    monkeypatch.setattr(connections, "Handshake", lambda client, options: handshake)
+    monkeypatch.setattr(connections, "ClientLease", lambda context_id, options: lease)
+    monkeypatch.setattr(connections, "context_id", lambda: 5)
+    monkeypatch.setattr(connections, "Heartbeat", lambda interval, timeout: NO_HEARTBEAT)
     monkeypatch.setattr(connections, "SentinelVariables", lambda longest_call: sentinels)
-    monkeypatch.setattr(known_servers, "TaskProbe", lambda address: probe)
+    monkeypatch.setattr(connections, "TaskProbe", lambda address: probe)
     monkeypatch.setattr(cluster_change, "update_server_def", lambda definition, client_timeout: None)
     return handshake
 
@@ -47,44 +51,67 @@ def members(handshake) -> Membership:
     return Membership(ClusterDefinition(ADDRESSES, None, "grpc"), "client:1", Options(connect_timeout=0.05))
 
 
-def test_a_worker_that_freed_our_context_is_lost_and_reconnected(handshake, members):
+def test_a_worker_that_freed_our_context_is_lost_and_reconnected(lease, members):
     members.connect()
     before = members.begin_attempt(0)
-    handshake.freed_on.add(ADDRESSES[FIRST])
+    lease.freed_on.add(ADDRESSES[FIRST])
     assert not members.is_reachable(0)
     assert members.is_reachable(1)
     assert members.reconnect(0)
     assert members.begin_attempt(0) != before
 
 
-def test_a_parameter_server_that_freed_our_context_is_lost(handshake, members):
+def test_a_parameter_server_that_freed_our_context_is_lost(lease, members):
     members.connect()
     assert members.lost_parameter_server() is None
-    handshake.freed_on.add(ADDRESSES[PS])
+    lease.freed_on.add(ADDRESSES[PS])
     assert "not heard from for long" in str(members.lost_parameter_server())
     assert members.reconnect_parameter_servers()
     assert members.lost_parameter_server() is None
 
 
-def test_a_worker_that_is_not_admitted_is_not_connected(handshake, members):
-    handshake.refused.add(ADDRESSES[SECOND])
+def test_a_worker_that_is_not_admitted_is_not_connected(handshake, lease, members):
+    handshake.excluded.add(ADDRESSES[SECOND])
     members.connect()
     assert members.is_reachable(0)
     assert not members.is_reachable(1)
     assert not members.reconnect(1)
+    assert lease.held == {ADDRESSES[PS], ADDRESSES[FIRST]}
+    members.disconnect(0)
+    assert lease.held == {ADDRESSES[PS], ADDRESSES[FIRST]}, "what was never begun is not lost"
+    assert members.begin_attempt(0) is not None
+    members.disconnect(0)
+    assert lease.held == {ADDRESSES[PS]}
+
+
+def test_each_new_connection_makes_one_handshake(handshake, lease, members):
+    asked = []
+    admit = handshake.admit
+    handshake.admit = lambda new, addresses: asked.append(set(new)) or admit(new, addresses)
+    members.connect()
+    lease.freed_on.add(ADDRESSES[SECOND])
+    assert members.reconnect(1)
+    assert asked == [set(ADDRESSES), set(), {SECOND}]
+
+
+def test_one_worker_too_many_is_not_added(members):
+    with pytest.raises(ClusterSpecError, match="/job:worker/task:1024 is one too many: a cluster has at most 1024"):
+        members.add_worker(1024, "w1:1")
+    assert list(members.worker_addresses) == [0, 1]
 
 
 def test_a_server_of_another_version_makes_connect_raise(handshake, members):
-    def refuse():
-        raise VersionMismatchError("It runs another TensorFlow.")
+    def refuse(new, addresses):
+        handshake.refused[1] = VersionMismatchError("It runs another TensorFlow.")
+        return {}
 
-    handshake.raise_refusal = refuse
+    handshake.admit = refuse
     with pytest.raises(VersionMismatchError):
         members.connect()
 
 
 def test_a_server_that_was_refused_is_not_connected_again(handshake, members):
-    handshake.is_refused = lambda incarnation: True
+    handshake.refused[1] = VersionMismatchError("It runs another TensorFlow.")
     with pytest.raises(TimeoutError, match=r"/job:ps/task:0 \(ps:1\), any worker .* did not answer"):
         members.connect()
 
@@ -100,9 +127,9 @@ def test_a_failed_connection_although_all_answer_names_the_likely_cause(members,
         members.connect()
 
 
-def test_a_worker_that_does_not_reach_a_recovered_server_is_disconnected(handshake, sentinels, members):
+def test_a_worker_that_does_not_reach_a_recovered_server_is_disconnected(lease, sentinels, members):
     members.connect()
-    handshake.freed_on.add(ADDRESSES[PS])
+    lease.freed_on.add(ADDRESSES[PS])
     assert members.reconnect_parameter_servers()
     sentinels.unreaching.add(FIRST)
     members.reach_parameter_servers()
@@ -115,7 +142,7 @@ def test_a_worker_that_does_not_reach_a_recovered_server_is_disconnected(handsha
     assert members.is_reachable(0)
 
 
-def test_parameter_servers_that_do_not_reach_each_other_are_logged(handshake, sentinels, members, caplog):
+def test_parameter_servers_that_do_not_reach_each_other_are_logged(sentinels, members, caplog):
     members.connect()
     sentinels.apart = True
     assert members.reconnect(0), "a worker that returns has nothing to do with that"

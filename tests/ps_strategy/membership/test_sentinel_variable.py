@@ -7,14 +7,14 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.membership import sentinel_variable
 from coordinator.ps_strategy.membership.cluster_definition import Task
-from coordinator.ps_strategy.membership.sentinel_variable import SentinelVariable, SentinelVariables
+from coordinator.ps_strategy.membership.sentinel_variable import SentinelVariables
 
 LONGEST_CALL = 10.0
 
 PROGRAM = """
 import coordinator
 from coordinator.ps_strategy.membership.cluster_definition import Task
-from coordinator.ps_strategy.membership.sentinel_variable import SentinelVariable, SentinelVariables
+from coordinator.ps_strategy.membership.sentinel_variable import SentinelVariables
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
 
@@ -28,15 +28,16 @@ with LocalCluster(workers=1, ps=2) as cluster:
     assert sentinels.reach_each_other([0, 1])
     cluster.restart("ps", 1)
     wait_until(lambda: sentinels.are_reachable([0, 1]))  # It answers, though not with what was made there.
-    sentinels.check([0, 1])
-    assert [sentinels.is_gone(number) for number in (0, 1)] == [False, True]
+    assert sentinels.gone([0, 1]) == {1}
     cluster.kill("ps", 0)
     assert not sentinels.are_reachable([0])
     assert sentinels.unreached_from(workers, [0]) == workers
     assert not sentinels.reach_each_other([0, 1])
     assert sentinels.place({devices[0]: 2}) == {devices[0]}
     # A call elsewhere in this thread is not harmed by what the sentinels met.
-    assert not SentinelVariables(10.0).is_gone(0)
+    others = SentinelVariables(10.0)
+    assert others.place({workers[0].device: 3}) == set()
+    assert others.gone([3]) == set()
     strategy.close()
 """
 
@@ -104,13 +105,10 @@ def test_a_server_that_thaws_keeps_its_variables_whatever_changes_at_once(run_pr
 
 
 def test_a_server_that_lives_has_its_sentinel(strategy):
-    device = f"{strategy.parameter_servers[0].device}/device:CPU:0"
-    assert SentinelVariable(device, LONGEST_CALL).exists()
-    assert SentinelVariable(device, LONGEST_CALL).is_reachable()
     sentinels = SentinelVariables(LONGEST_CALL)
-    assert sentinels.place({strategy.parameter_servers[1].device: 7}) == set()
-    sentinels.check([7])
-    assert not sentinels.is_gone(7)
+    assert sentinels.place({server.device: 7 + server.index for server in strategy.parameter_servers}) == set()
+    assert sentinels.are_reachable([7, 8])
+    assert sentinels.gone([7, 8]) == set()
 
 
 def test_a_slow_read_proves_no_loss_and_a_late_error_is_tried_again(monkeypatch):
@@ -125,11 +123,12 @@ def test_a_slow_read_proves_no_loss_and_a_late_error_is_tried_again(monkeypatch)
         return outcome
 
     monkeypatch.setattr(sentinel_variable, "call_within", call_within)
-    found = SentinelVariable("/job:ps/task:0/device:CPU:0", LONGEST_CALL)
-    assert found.exists(), "too long"
-    assert not found.is_reachable(), "too long"
-    assert found.exists(), "late, then there"
-    assert not found.exists(), "late, then gone"
+    sentinels = SentinelVariables(LONGEST_CALL)
+    assert sentinels.place({"/job:ps/task:0": 1}) == set()
+    assert sentinels.gone([1]) == set(), "too long"
+    assert not sentinels.are_reachable([1]), "too long"
+    assert sentinels.gone([1]) == set(), "late, then there"
+    assert sentinels.gone([1]) == {1}, "late, then gone"
     assert not outcomes
 
 
