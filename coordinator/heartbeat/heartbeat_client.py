@@ -78,16 +78,28 @@ class HeartbeatClient:
         Returns:
           True if all was sent. If not, the process has not read earlier messages yet, or has ended: call it again.
         """
+        forgotten = [address for address, number in self._watched.items() if watched.get(address) != number]
         closed = [identity for identity, number in self.passed.items() if connections.get(identity) != number]
-        opened = [identity for identity in connections if identity not in self.passed or identity in closed]
-        return (
-            self._update_servers(watched)
-            and all(self._send_closed(some) for some in _batches(closed, _MESSAGE_ADDRESSES))
-            and all(
-                self._pass_on({identity: connections[identity] for identity in some}, duplicate)
-                for some in _batches(opened, MESSAGE_DESCRIPTORS)
-            )
-        )
+        try:
+            for some in _batches(forgotten, _MESSAGE_ADDRESSES):
+                self._send(forget=[self._watched[address] for address in some])
+                for address in some:
+                    del self._watched[address]
+            # Also an address that was watched with another number.
+            new = [address for address in watched if address not in self._watched]
+            for some in _batches(new, _MESSAGE_ADDRESSES):
+                self._send(watch=[(watched[address], address) for address in some])
+                self._watched |= {address: watched[address] for address in some}
+            for identities in _batches(closed, _MESSAGE_ADDRESSES):
+                self._send(closed=[(identity, self.passed[identity]) for identity in identities])
+                for identity in identities:
+                    del self.passed[identity]
+            opened = [identity for identity in connections if identity not in self.passed]
+            for identities in _batches(opened, MESSAGE_DESCRIPTORS):
+                self._pass_on({identity: connections[identity] for identity in identities}, duplicate)
+        except OSError:
+            return False
+        return True
 
     def receive(self) -> list[dict[str, Any]] | None:
         """Returns the messages that have arrived, without waiting; None if the process has ended."""
@@ -115,46 +127,18 @@ class HeartbeatClient:
         self._process.kill()
         return self._process.wait()
 
-    def _update_servers(self, watched: Mapping[str, int]) -> bool:
-        new = [address for address, number in watched.items() if self._watched.get(address) != number]
-        old = [address for address, number in self._watched.items() if watched.get(address) != number]
-        # An address that is watched again, with another number, is forgotten first.
-        for some in _batches(old, _MESSAGE_ADDRESSES):
-            if not self._send(forget=[self._watched[address] for address in some]):
-                return False
-            for address in some:
-                del self._watched[address]
-        for some in _batches(new, _MESSAGE_ADDRESSES):
-            if not self._send(watch=[(watched[address], address) for address in some]):
-                return False
-            self._watched |= {address: watched[address] for address in some}
-        return True
-
-    def _send_closed(self, identities: Sequence[int]) -> bool:
-        if not self._send(closed=identities):
-            return False
-        for identity in identities:
-            del self.passed[identity]
-        return True
-
-    def _pass_on(self, connections: Mapping[int, int], duplicate: Duplicate) -> bool:
+    def _pass_on(self, connections: Mapping[int, int], duplicate: Duplicate) -> None:
         with contextlib.ExitStack() as duplicates:
             handles = {identity: duplicate(identity) for identity in connections}
             opened = {
                 identity: duplicates.enter_context(handle) for identity, handle in handles.items() if handle is not None
             }
             sent = [(identity, connections[identity]) for identity in opened]
-            if not self._send([*opened.values()], opened=sent):
-                return False
+            self._send([*opened.values()], opened=sent)
         self.passed.update(sent)
-        return True
 
-    def _send(self, handles: Sequence[socket.socket] = (), **message: Any) -> bool:
-        try:
-            socket.send_fds(self._link, [json.dumps(message).encode()], [handle.fileno() for handle in handles])
-        except OSError:
-            return False
-        return True
+    def _send(self, handles: Sequence[socket.socket] = (), **message: Any) -> None:
+        socket.send_fds(self._link, [json.dumps(message).encode()], [handle.fileno() for handle in handles])
 
 
 def _batches(items: Sequence[Any], size: int) -> list[Sequence[Any]]:

@@ -7,7 +7,7 @@ call that has to be ended. The link is a socket that preserves message boundarie
 
     {"forget": [number, ...]}
     {"watch": [[number, address], ...]}
-    {"closed": [identity, ...]}
+    {"closed": [[identity, number], ...]}
     {"opened": [[identity, number], ...]}       with a descriptor for each of these connections
 
 and receives `{"number": ..., "liveness": ..., "incarnation": ..., "since": ...}` for every change.
@@ -61,7 +61,6 @@ class HeartbeatProcess:
         self._client_connections = OpenConnections(client)
         self._servers: dict[int, WatchedServer] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._holders: dict[int, WatchedServer] = {}
         self._unsent: collections.deque[bytes] = collections.deque()
         self._watches: asyncio.TaskGroup
         # Set when a message has arrived, or a server has changed.
@@ -109,9 +108,9 @@ class HeartbeatProcess:
             self._forget(number)
         for number, address in message.get("watch", ()):
             self._watch(number, address)
-        for identity in message.get("closed", ()):
-            if (server := self._holders.pop(identity, None)) is not None:
-                server.release(identity)
+        for identity, number in message.get("closed", ()):
+            if number in self._servers:
+                self._servers[number].release(identity)
         opened = message.get("opened", ())
         if len(connections) < len(opened):
             sys.stderr.write(
@@ -119,7 +118,6 @@ class HeartbeatProcess:
                 "will not end.\n"
             )
         for (identity, number), connection in zip(opened, connections, strict=False):
-            self._holders[identity] = self._servers[number]
             self._servers[number].hold(identity, connection)
 
     def _watch(self, number: int, address: str) -> None:
@@ -130,7 +128,6 @@ class HeartbeatProcess:
     def _forget(self, number: int) -> None:
         server = self._servers.pop(number)
         self._tasks.pop(number).cancel()
-        self._holders = {identity: holder for identity, holder in self._holders.items() if holder is not server}
         server.close()
 
     def _report(self, number: int, state: ServerState) -> None:

@@ -122,7 +122,10 @@ class OpenConnections:
         """Returns the connections to any of some endpoints, also those that are still being established."""
         found = []
         for identity, descriptor in self._sockets():
-            peer = self._peers.get(identity) or self._peer(identity, descriptor)
+            peer = self._peers.get(identity)
+            if peer is None and (duplicate := self._duplicate(identity, descriptor)) is not None:
+                with duplicate:
+                    peer = peer_of(duplicate)
             if peer is not None:
                 found.append(OpenConnection(identity, descriptor, peer))
         self._peers = {each.identity: each.peer for each in found}
@@ -174,13 +177,6 @@ class OpenConnections:
             duplicate.close()
             return None
         return duplicate
-
-    def _peer(self, identity: int, descriptor: int) -> Endpoint | None:
-        duplicate = self._duplicate(identity, descriptor)
-        if duplicate is None:
-            return None
-        with duplicate:
-            return peer_of(duplicate)
 
 
 def shut_down(connection: socket.socket) -> None:

@@ -100,7 +100,13 @@ class AsyncTaskProbe:
         """
         try:
             async with asyncio.timeout(timeout):
-                return await self._ask(timeout) or await self._retry_until_deadline(timeout)
+                status = await self._ask(timeout)
+                # gRPC reports a failure for a host that is gone and for a frozen server too: the kernel of a frozen
+                # server accepts connections, and a host that is gone is reported as unreachable or not at all. Only a
+                # refused connection shows that there is no process.
+                if status is None and not await self._is_refused():
+                    status = await self._ask(timeout, wait_for_ready=True)
+                return status
         except TimeoutError as error:
             raise TimeoutError(f"{self._address} did not answer within {timeout:g} s.") from error
 
@@ -109,16 +115,6 @@ class AsyncTaskProbe:
 
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
-
-    async def _retry_until_deadline(self, timeout: float) -> TaskStatus | None:
-        """Asks again after a failure, which gRPC also reports for a host that is gone and for a frozen server.
-
-        The kernel of a frozen server accepts connections, and a host that is gone is reported as unreachable or not at
-        all. Only a refused connection shows that there is no process.
-        """
-        if await self._is_refused():
-            return None
-        return await self._ask(timeout, wait_for_ready=True)
 
     async def _ask(self, timeout: float, *, wait_for_ready: bool = False) -> TaskStatus | None:
         try:
