@@ -87,7 +87,7 @@ def judge(
 
 
 def summary(outcomes: Sequence[Outcome], limit: float) -> str:
-    """Describes repeats of one fault: the median where all finished a step, otherwise how many did what.
+    """Describes repeats of one fault: the median where all finished a step, otherwise the number of each outcome.
 
     Args:
       outcomes: those of the repeats, at least one.

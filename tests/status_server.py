@@ -1,4 +1,4 @@
-"""A process that answers probes as a TensorFlow server does, and that a test may freeze."""
+"""A process that answers probes as a TensorFlow server does, and that tests may freeze."""
 
 import signal
 import subprocess
@@ -22,7 +22,7 @@ class StatusServer:
 
     Args:
       address: `host:port`.
-      incarnation: what it says of itself.
+      incarnation: the incarnation that it reports.
     """
 
     def __init__(self, address: str, incarnation: int = 1) -> None:

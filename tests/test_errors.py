@@ -1,4 +1,4 @@
-"""The tree of errors is what its picture says, and each can be caught as what it is."""
+"""Tests of the class hierarchy of errors and of its diagram in the docstring."""
 
 import concurrent.futures
 import inspect

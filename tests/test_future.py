@@ -1,4 +1,4 @@
-"""The future of one closure, without a queue."""
+"""Tests of the future of one closure, without a queue."""
 
 import concurrent.futures
 import logging
@@ -11,7 +11,7 @@ from coordinator.future import Future
 
 
 class Withdrawals:
-    """Stands for the queue, which withdraws a closure that has no outcome yet."""
+    """Replaces the queue, which withdraws a closure that has no outcome yet."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -42,7 +42,7 @@ def test_a_future_without_an_outcome_can_be_cancelled(future: Future, withdrawal
     assert future.cancel()
     assert future.cancelled()
     assert not future.running()
-    assert future.cancel(), "it is cancelled still"
+    assert future.cancel(), "it is still cancelled"
     assert withdrawals.count == 1
     with pytest.raises(concurrent.futures.CancelledError):
         future.result(0)
@@ -91,18 +91,18 @@ def test_wait_and_as_completed_work_with_results_errors_and_cancellations(withdr
     assert (done, not_done) == ({good, bad, cancelled}, {pending})
     first = concurrent.futures.wait(futures, timeout=30, return_when=concurrent.futures.FIRST_EXCEPTION)
     assert bad in first.done
-    telling = threading.Thread(target=pending.set_result, args=(4,))
-    telling.start()
+    setting = threading.Thread(target=pending.set_result, args=(4,))
+    setting.start()
     assert set(concurrent.futures.as_completed(futures, timeout=30)) == set(futures)
-    telling.join()
+    setting.join()
 
 
 def test_callbacks_get_the_future_in_order_also_when_it_is_done(future: Future) -> None:
     calls: list[tuple[str, object]] = []
-    future.add_done_callback(lambda told: calls.append(("first", told)))
-    future.add_done_callback(lambda told: calls.append(("second", told)))
+    future.add_done_callback(lambda done: calls.append(("first", done)))
+    future.add_done_callback(lambda done: calls.append(("second", done)))
     future.set_result(1)
-    future.add_done_callback(lambda told: calls.append(("late", told)))
+    future.add_done_callback(lambda done: calls.append(("late", done)))
     assert calls == [("first", future), ("second", future), ("late", future)]
 
 
@@ -113,10 +113,10 @@ def test_an_error_in_a_callback_is_logged_and_not_raised(
     def fail(_: object) -> None:
         raise raised
 
-    told: list[object] = []
+    called: list[object] = []
     future.add_done_callback(fail)
-    future.add_done_callback(told.append)
+    future.add_done_callback(called.append)
     with caplog.at_level(logging.ERROR, logger="concurrent.futures"):
         future.set_result(1)
-    assert told == [future]
+    assert called == [future]
     assert type(raised).__name__ in caplog.text

@@ -1,4 +1,4 @@
-"""What others wait on is made when somebody waits: under `concurrent.futures` and many threads, nothing is missed."""
+"""Tests of a future's lazily created condition: with `concurrent.futures` and many threads no notification is lost."""
 
 import concurrent.futures
 import threading
@@ -36,31 +36,31 @@ def test_the_base_class_has_exactly_the_attributes_that_are_created_lazily() -> 
     assert set(vars(concurrent.futures.Future())) == attributes
 
 
-@pytest.mark.parametrize("tell", [result, error, cancellation])
-def test_a_future_without_waiters_never_creates_a_condition(tell: Callable[[Future], None]) -> None:
+@pytest.mark.parametrize("set_outcome", [result, error, cancellation])
+def test_a_future_without_waiters_never_creates_a_condition(set_outcome: Callable[[Future], None]) -> None:
     future = new_future()
     assert not future.done()
     assert not future.cancelled()
     assert not future.running()
     assert "waiting" in repr(future)
-    tell(future)
+    set_outcome(future)
     assert future.done()
-    assert future.cancelled() is (tell is cancellation)
-    if tell is result:
+    assert future.cancelled() is (set_outcome is cancellation)
+    if set_outcome is result:
         assert future.result(0) is future
-    if tell is not cancellation:
-        assert isinstance(future.exception(0), ValueError) is (tell is error)
+    if set_outcome is not cancellation:
+        assert isinstance(future.exception(0), ValueError) is (set_outcome is error)
         assert repr(future)
         assert future._made_condition is None
 
 
-@pytest.mark.parametrize("tell", [result, error, cancellation])
+@pytest.mark.parametrize("set_outcome", [result, error, cancellation])
 @pytest.mark.parametrize("is_watched", [False, True])
-def test_an_outcome_is_never_replaced(tell: Callable[[Future], None], is_watched: bool) -> None:
+def test_an_outcome_is_never_replaced(set_outcome: Callable[[Future], None], is_watched: bool) -> None:
     future = new_future()
     if is_watched:
         future.add_done_callback(lambda _: None)
-    tell(future)
+    set_outcome(future)
     with pytest.raises(concurrent.futures.InvalidStateError):
         future.set_result("another")
     assert future.done()
@@ -74,44 +74,44 @@ def test_an_error_is_raised_by_each_call_of_result() -> None:
             future.result(0)
 
 
-def by_result(futures: list[Future], told: Counter[Future]) -> None:
+def by_result(futures: list[Future], seen: Counter[Future]) -> None:
     for future in futures:
         assert future.result(LIMIT) is future
-        told[future] += 1
+        seen[future] += 1
 
 
-def by_exception(futures: list[Future], told: Counter[Future]) -> None:
+def by_exception(futures: list[Future], seen: Counter[Future]) -> None:
     for future in reversed(futures):
         assert future.exception(LIMIT) is None
-        told[future] += 1
+        seen[future] += 1
 
 
-def by_wait(futures: list[Future], told: Counter[Future]) -> None:
+def by_wait(futures: list[Future], seen: Counter[Future]) -> None:
     done, not_done = concurrent.futures.wait(futures, timeout=LIMIT)
     assert not not_done
     assert all(future.done() for future in done)
-    told.update(done)
+    seen.update(done)
 
 
-def by_first_completed(futures: list[Future], told: Counter[Future]) -> None:
+def by_first_completed(futures: list[Future], seen: Counter[Future]) -> None:
     left: set[concurrent.futures.Future[object]] = set(futures)
     while left:
         done, left = concurrent.futures.wait(left, LIMIT, concurrent.futures.FIRST_COMPLETED)
         assert done
-        told.update(done)  # type: ignore[arg-type]
+        seen.update(done)  # type: ignore[arg-type]
 
 
-def by_as_completed(futures: list[Future], told: Counter[Future]) -> None:
+def by_as_completed(futures: list[Future], seen: Counter[Future]) -> None:
     for future in concurrent.futures.as_completed(futures, LIMIT):
-        told[future] += 1
+        seen[future] += 1
 
 
-def by_callback(futures: list[Future], told: Counter[Future]) -> None:
+def by_callback(futures: list[Future], seen: Counter[Future]) -> None:
     called: list[Future] = []
     for future in futures:
         future.add_done_callback(called.append)
     wait_until(lambda: len(called) == len(futures))
-    told.update(called)
+    seen.update(called)
 
 
 WAYS = [by_result, by_exception, by_wait, by_first_completed, by_as_completed, by_callback]
@@ -125,33 +125,33 @@ def test_every_kind_of_waiter_is_notified_once_per_future(repeat: int) -> None:
     counts = [Counter[Future]() for _ in range(len(WAYS) * 2)]
     barrier = threading.Barrier(len(counts) + len(halves), timeout=LIMIT)
 
-    def watch(way: Callable[[list[Future], Counter[Future]], None], told: Counter[Future]) -> None:
+    def watch(way: Callable[[list[Future], Counter[Future]], None], seen: Counter[Future]) -> None:
         barrier.wait()
-        way(futures, told)
+        way(futures, seen)
 
-    def tell(part: list[Future]) -> None:
+    def finish(part: list[Future]) -> None:
         barrier.wait()
         for future in part:
             result(future)
 
     with ThreadPoolExecutor(len(counts) + len(halves)) as pool:
-        running = [pool.submit(watch, way, told) for way, told in zip(WAYS * 2, counts, strict=True)]
-        running += [pool.submit(tell, part) for part in halves]
+        running = [pool.submit(watch, way, seen) for way, seen in zip(WAYS * 2, counts, strict=True)]
+        running += [pool.submit(finish, part) for part in halves]
         for thread in running:
             thread.result(2 * LIMIT)
-    for told in counts:
-        assert told == dict.fromkeys(futures, 1)
+    for seen in counts:
+        assert seen == dict.fromkeys(futures, 1)
 
 
-@pytest.mark.parametrize("tell", [result, error, cancellation])
-def test_no_outcome_is_set_while_a_condition_is_created(tell: Callable[[Future], None]) -> None:
+@pytest.mark.parametrize("set_outcome", [result, error, cancellation])
+def test_no_outcome_is_set_while_a_condition_is_created(set_outcome: Callable[[Future], None]) -> None:
     future = new_future()
     with ThreadPoolExecutor() as pool:
         with Future._conditions_lock:
-            telling = pool.submit(tell, future)
-            assert not concurrent.futures.wait([telling], timeout=0.05).done
+            setting = pool.submit(set_outcome, future)
+            assert not concurrent.futures.wait([setting], timeout=0.05).done
             assert not future.done()
-        telling.result(LIMIT)
+        setting.result(LIMIT)
     assert future.done()
 
 
@@ -161,10 +161,10 @@ def test_threads_that_begin_to_wait_at_once_share_one_condition() -> None:
         future = new_future()
         barrier = threading.Barrier(WATCHERS, timeout=LIMIT)
 
-        def look(future: Future = future, barrier: threading.Barrier = barrier) -> threading.Condition:
+        def read_condition(future: Future = future, barrier: threading.Barrier = barrier) -> threading.Condition:
             barrier.wait()
             return future._condition
 
         with ThreadPoolExecutor(WATCHERS) as pool:
-            conditions = {pool.submit(look) for _ in range(WATCHERS)}
+            conditions = {pool.submit(read_condition) for _ in range(WATCHERS)}
             assert len({condition.result(LIMIT) for condition in conditions}) == 1

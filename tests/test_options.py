@@ -1,4 +1,4 @@
-"""Options are checked when they are made."""
+"""Tests that options are checked when they are created."""
 
 import dataclasses
 import math

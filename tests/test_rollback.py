@@ -1,4 +1,4 @@
-"""What a recovery tells about itself."""
+"""Tests of the description of a recovery."""
 
 import dataclasses
 

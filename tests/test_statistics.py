@@ -1,4 +1,4 @@
-"""Snapshots are frozen and read well."""
+"""Tests that snapshots of statistics are frozen and have a readable text."""
 
 import dataclasses
 

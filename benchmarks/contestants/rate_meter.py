@@ -27,7 +27,7 @@ class RateMeter:
     def rate(self, seconds: float) -> float:
         """Runs a round of about `seconds`, and returns the calls per second."""
         if self._rate is None:
-            # Traces and creates what all rounds use.
+            # Traces the function and creates its resources before the first round.
             self._run(1)
             self._rate = self._timed(self._first_count)
         count = max(round(max(self._rate, self._least_rate) * seconds), 1)

@@ -1,10 +1,10 @@
 """What happens to closures that run in one call when the call fails or is cancelled.
 
-what happens in the call             what becomes of its closures
+what happens in the call             what happens to its closures
 nothing                              each has its result, in order
-one of them fails                    all run again, each alone; the error is that one's
+one of them fails                    all run again, each alone; the error is that of the one
 the worker is lost                   all run again, each alone; the loss counts for each
-a parameter server is lost for good  the first of them tells so; the others are withdrawn
+a parameter server is lost for good  the first of them raises it; the others are withdrawn
 one is cancelled                     it has no result; the others have theirs
 all are cancelled                    the call is cancelled
 another closure fails, or close      they are withdrawn, as if each ran alone

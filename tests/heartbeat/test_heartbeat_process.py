@@ -177,7 +177,7 @@ def test_a_pause_of_the_process_is_not_mistaken_for_a_silent_server(client: Clie
 
 def test_its_command_line_says_what_it_is(child: HeartbeatClient) -> None:
     process = psutil.Process(child.pid)
-    # It has none for a moment while its program is loaded.
+    # It has no command line for a moment while its program is loaded.
     wait_until(process.cmdline)
     command = process.cmdline()
     assert command[2:6] == ["-m", "coordinator.heartbeat.heartbeat_process", "--client", str(os.getpid())]

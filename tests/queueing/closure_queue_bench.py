@@ -1,4 +1,4 @@
-"""A closure queue on the bench: no worker and no runtime, the test plays both."""
+"""A closure queue without workers and runtime: the test calls it as both would."""
 
 import threading
 from typing import Any
@@ -11,7 +11,7 @@ from tests.deadline import LIMIT
 
 
 class Stalls:
-    """Hears the stall reports of a queue, which tell a test that a thread waits inside it."""
+    """Receives the stall reports of a queue, by which a test knows that a thread waits inside it."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

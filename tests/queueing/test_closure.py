@@ -1,4 +1,4 @@
-"""The states of one closure."""
+"""Tests of the states of one closure."""
 
 import threading
 from collections.abc import Callable
@@ -18,7 +18,7 @@ MOVES: dict[str, Callable[[Closure], None]] = {
     "fail": lambda closure: closure.end(ClosureState.FAILED),
     "cancel": lambda closure: closure.end(ClosureState.CANCELLED),
 }
-# How to come to each state, and the moves that may be made from there.
+# How to reach each state, and the transitions that are allowed from there.
 TABLE = {
     ClosureState.BLOCKED: (None, {"wait", "fail", "cancel"}),
     ClosureState.WAITING: ([], {"start", "fail", "cancel"}),

@@ -1,4 +1,4 @@
-"""What a closure in the queue weighs, and that what it costs does not grow with the workers."""
+"""Tests of the memory of a waiting closure, and that its cost does not grow with the number of workers."""
 
 import gc
 import tracemalloc

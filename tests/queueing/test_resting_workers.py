@@ -1,4 +1,4 @@
-"""Who is told when a worker has no closure any more."""
+"""Tests of the callbacks for workers that have become idle."""
 
 import gc
 import logging
@@ -25,23 +25,23 @@ def scheduler(runtime: FakeRuntime) -> Iterator[Scheduler]:
 
 
 @pytest.fixture
-def told(scheduler: Scheduler) -> "queue.Queue[int]":
-    told: queue.Queue[int] = queue.Queue()
-    scheduler.cluster.add_idle_callback(told.put)
-    return told
+def reported(scheduler: Scheduler) -> "queue.Queue[int]":
+    reported: queue.Queue[int] = queue.Queue()
+    scheduler.cluster.add_idle_callback(reported.put)
+    return reported
 
 
-def test_an_idle_worker_is_reported_once(scheduler: Scheduler, told: "queue.Queue[int]") -> None:
+def test_an_idle_worker_is_reported_once(scheduler: Scheduler, reported: "queue.Queue[int]") -> None:
     scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
-    assert told.get(timeout=LIMIT) == 1
+    assert reported.get(timeout=LIMIT) == 1
     scheduler.schedule(index_of, "step", worker=0).result(LIMIT)
-    # Had worker 1 been told of again meanwhile, that would come first.
-    assert told.get(timeout=LIMIT) == 0
-    assert told.empty()
+    # If worker 1 had been reported again meanwhile, that would come first.
+    assert reported.get(timeout=LIMIT) == 0
+    assert reported.empty()
 
 
 def test_a_worker_whose_closure_failed_is_reported_before_it_takes_another(
-    scheduler: Scheduler, runtime: FakeRuntime, told: "queue.Queue[int]"
+    scheduler: Scheduler, runtime: FakeRuntime, reported: "queue.Queue[int]"
 ) -> None:
     gate = Gate(runtime)
 
@@ -51,65 +51,65 @@ def test_a_worker_whose_closure_failed_is_reported_before_it_takes_another(
 
     failed = scheduler.schedule(fail_later, "step", worker=0)
     gate.wait_arrived()
-    scheduler.schedule_internal(0, lambda worker: told.put(-1), "next")
+    scheduler.schedule_internal(0, lambda worker: reported.put(-1), "next")
     gate.open()
     assert isinstance(failed.exception(LIMIT), ZeroDivisionError)
-    assert [told.get(timeout=LIMIT) for _ in range(2)] == [0, -1]
+    assert [reported.get(timeout=LIMIT) for _ in range(2)] == [0, -1]
     with pytest.raises(ZeroDivisionError):
         scheduler.join(LIMIT)
 
 
 def test_a_worker_lost_while_running_is_reported_while_it_is_unavailable(
-    scheduler: Scheduler, runtime: FakeRuntime, told: "queue.Queue[int]"
+    scheduler: Scheduler, runtime: FakeRuntime, reported: "queue.Queue[int]"
 ) -> None:
     gate = Gate(runtime)
     future = scheduler.schedule(gate, "step", worker=0)
     gate.wait_arrived()
     runtime.kill(0)
-    assert told.get(timeout=LIMIT) == 0
+    assert reported.get(timeout=LIMIT) == 0
     assert not future.done()
     runtime.restart(0)
     gate.open()
     assert future.result(LIMIT) == 0
 
 
-def test_a_removed_worker_is_reported(scheduler: Scheduler, runtime: FakeRuntime, told: "queue.Queue[int]") -> None:
+def test_a_removed_worker_is_reported(scheduler: Scheduler, runtime: FakeRuntime, reported: "queue.Queue[int]") -> None:
     gate = Gate(runtime)
     future = scheduler.schedule(gate, "step", worker=1)
     gate.wait_arrived()
     future.add_done_callback(lambda _: scheduler.cluster.workers[1].stop())
     gate.open()
-    assert told.get(timeout=LIMIT) == 1
+    assert reported.get(timeout=LIMIT) == 1
 
 
 class Listener:
-    def __init__(self, told: "queue.Queue[int]") -> None:
-        self._told = told
+    def __init__(self, reported: "queue.Queue[int]") -> None:
+        self._reported = reported
 
-    def tell(self, worker: int) -> None:
-        self._told.put(-worker)
+    def report(self, worker: int) -> None:
+        self._reported.put(-worker)
 
 
-def test_a_method_is_called_for_as_long_as_its_object_lives(scheduler: Scheduler, told: "queue.Queue[int]") -> None:
-    listener = Listener(told)
-    scheduler.cluster.add_idle_callback(listener.tell)
+def test_a_method_is_called_for_as_long_as_its_object_lives(scheduler: Scheduler, reported: "queue.Queue[int]") -> None:
+    listener = Listener(reported)
+    scheduler.cluster.add_idle_callback(listener.report)
     scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
-    assert [told.get(timeout=LIMIT) for _ in range(2)] == [1, -1]
+    assert [reported.get(timeout=LIMIT) for _ in range(2)] == [1, -1]
     del listener
     gc.collect()
     scheduler.schedule(index_of, "step", worker=1).result(LIMIT)
-    assert told.get(timeout=LIMIT) == 1
+    assert reported.get(timeout=LIMIT) == 1
     scheduler.schedule(index_of, "step", worker=0).result(LIMIT)
-    # Nothing of the listener's came in between.
-    assert told.get(timeout=LIMIT) == 0
+    # The listener reported nothing in between.
+    assert reported.get(timeout=LIMIT) == 0
 
 
 def test_an_error_in_a_callback_is_logged_and_has_no_other_effect(
-    scheduler: Scheduler, told: "queue.Queue[int]", caplog: pytest.LogCaptureFixture
+    scheduler: Scheduler, reported: "queue.Queue[int]", caplog: pytest.LogCaptureFixture
 ) -> None:
     scheduler.cluster.add_idle_callback(lambda worker: 1 / 0)
     with caplog.at_level(logging.ERROR, "coordinator"):
         scheduler.schedule(index_of, "step", worker=0).result(LIMIT)
-        told.get(timeout=LIMIT)
+        reported.get(timeout=LIMIT)
         wait_until(lambda: "ZeroDivisionError" in caplog.text)
     assert scheduler.schedule(index_of, "step", worker=0).result(LIMIT) == 0

@@ -1,4 +1,4 @@
-"""Waits that end at a deadline, and report what they wait for."""
+"""Tests of waits that end at a deadline, and report what they wait for."""
 
 import threading
 import time
@@ -51,7 +51,7 @@ def test_a_stalled_wait_is_reported_without_holding_the_lock(lock: threading.Loc
 
 def test_a_wait_with_progress_is_not_reported(lock: threading.Lock) -> None:
     class Progressing(QueueState):
-        """Progresses whenever its progress is read, and is settled in the end."""
+        """Makes progress whenever its progress is read, and settles in the end."""
 
         reads = 0
 

@@ -1,4 +1,4 @@
-"""The imports of the package, its tests, its benchmarks and its examples, read once for all tests about them."""
+"""Fixtures with the imports of the package, its tests, its benchmarks and its examples, which are read once."""
 
 import ast
 import functools

@@ -1,4 +1,4 @@
-"""The pages of `docs` and `docs/updates`: snippets run, links lead somewhere, and every rule has a page."""
+"""Tests of the pages in `docs` and `docs/updates`: snippets run, link targets exist, and every rule has a page."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rules about the shape of files and names that no linter checks."""
+"""Tests of rules about files and names that no linter checks."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ MOST_LINES = 350
 LONGEST_TEST_NAME = 80
 
 EMPTY_NOUNS = re.compile(r"(^|_)(utils?|helpers?|common|misc|impl|managers?|handlers?|v[0-9]+)$")
-# Spelt in two parts, so that this file keeps the rule.
+# Written in two parts, so that this file complies with the rule.
 UNFINISHED = re.compile("|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK"]))
 
 FOLDERS = ("benchmarks", "coordinator", "examples", "tests")
@@ -20,7 +20,7 @@ SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*
 
 
 def sleeps(source: str) -> Iterator[int]:
-    """Yields the lines that use `time.sleep`, under whatever name."""
+    """Yields the lines that use `time.sleep`, under any name."""
     for node in ast.walk(ast.parse(source)) if "sleep" in source else ():
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "time.sleep":
             yield node.lineno
@@ -31,7 +31,7 @@ def sleeps(source: str) -> Iterator[int]:
 def test_no_file_is_too_long_to_read_at_once() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
     long = {name: length for name, length in lengths.items() if length > MOST_LINES}
-    assert not long, f"Split by noun what has over {MOST_LINES} lines."
+    assert not long, f"Split files of over {MOST_LINES} lines."
 
 
 def test_every_module_is_named_for_what_it_is() -> None:

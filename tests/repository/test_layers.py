@@ -1,4 +1,4 @@
-"""Imports point downwards, as the contracts in pyproject.toml say, and private names of TensorFlow have one place."""
+"""Tests that imports point downwards, as the contracts in pyproject.toml say, and of uses of private names."""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""A test that leaves a thread or a process is seen; one that replaces them is not blamed."""
+"""Tests that leftover threads and processes of a test are detected, and replaced ones are not reported."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What is installed is what the sources need: all files, all packages that are imported, the command."""
+"""Tests that all files, all imported packages and the command are installed."""
 
 import importlib
 import re

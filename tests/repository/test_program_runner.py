@@ -1,4 +1,4 @@
-"""A program of a test ends, is reported when it fails, and leaves nothing."""
+"""Tests that programs of tests end, are reported when they fail, and leave no process."""
 
 from pathlib import Path
 
@@ -36,12 +36,12 @@ def test_a_program_that_hangs_shows_where(run_program: ProgramRunner) -> None:
     source = """
         import threading
 
-        def wait_for_nobody():
+        def wait_for_ever():
             threading.Event().wait()
 
-        wait_for_nobody()
+        wait_for_ever()
     """
-    with pytest.raises(AssertionError, match=r"(?s)did not end .* within 3 s\..*in wait_for_nobody"):
+    with pytest.raises(AssertionError, match=r"(?s)did not end .* within 3 s\..*in wait_for_ever"):
         run_program(source, timeout=3.0)
 
 

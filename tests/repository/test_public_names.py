@@ -1,4 +1,4 @@
-"""`import coordinator` is light, and every public name is there when it is used."""
+"""Tests that `import coordinator` is quick, and that every public name exists when it is used."""
 
 import ast
 import operator
@@ -27,7 +27,7 @@ def test_importing_the_package_loads_nothing_heavy(run_program: ProgramRunner) -
 
 
 def test_importing_the_package_is_quick(run_program: ProgramRunner) -> None:
-    """In processor time, which a busy machine does not stretch."""
+    """In processor time, which does not depend on the load of the machine."""
     source = "import time; start = time.process_time(); import coordinator; print(time.process_time() - start)"
     assert float(run_program(source).stdout) < SECONDS_OF_PROCESSOR
 

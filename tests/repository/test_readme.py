@@ -1,4 +1,4 @@
-"""The README: its program runs, its commands are those that are tested, and every name and file in it exists."""
+"""Tests of the README: its program runs, its commands are tested, and every name and file in it exists."""
 
 import re
 from pathlib import Path

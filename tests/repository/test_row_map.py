@@ -1,4 +1,4 @@
-"""The table of `tests/README.md` is complete, and says what the tests say."""
+"""Tests that the table of `tests/README.md` is complete, and agrees with the comments in the tests."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page about messages: the sources contain each message that it quotes, and it has each warning that they log."""
+"""Tests of the page about messages: its quotes are in the sources, and it has every warning that these log."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from tests import ROOT
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 OURS = PAGE.partition("\n## Messages of TensorFlow")[0]
 SOURCES = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "coordinator").rglob("*.py"))]
-HOLE = "\0"  # stands for a part of a message that varies
+HOLE = "\0"  # replaces a variable part of a message
 
 
 def text_of(node: ast.AST) -> str | None:

@@ -1,4 +1,4 @@
-"""Delayed gradients in virtual time: when each is applied, how stale it is then, and what the servers spend on it."""
+"""Tests of delayed gradients in virtual time: when each is applied, its staleness, and the servers' time for it."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ from coordinator.simulation.simulated_worker import Death
 
 @dataclasses.dataclass(frozen=True)
 class Numbered:
-    """A user's own problem: the gradients are 1, 10, 100, ... in the order in which they were computed."""
+    """A custom problem: the gradients are 1, 10, 100, ... in the order in which they were computed."""
 
     initial: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1))
     numbers: itertools.count = dataclasses.field(default_factory=itertools.count)

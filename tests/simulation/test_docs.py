@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"(?<![\w.])[0-9][0-9,]*\.?[0-9]*(?:e[+-]?[0-9]+)?")
 
 
 def skeleton(text: str) -> tuple[str, list[float]]:
-    """The text without its numbers and the widths that they give to columns, and the numbers."""
+    """Returns the text without its numbers and column widths, and the numbers."""
     numbers = [float(number.replace(",", "")) for number in _NUMBER.findall(text)]
     return re.sub(r"[\s-]+", " ", _NUMBER.sub("N", text)), numbers
 
@@ -39,7 +39,7 @@ def test_commands_print_what_the_page_shows_within_tolerance(
     monkeypatch.chdir(tmp_path)
     arguments = shlex.split(command.replace("\\\n", " "))[1:]
     assert main(arguments) == 0
-    # How quick the simulation itself was is the machine's affair.
+    # The speed of the simulation depends on the machine.
     words, numbers = skeleton(re.sub(r"events at [\d,]+", "events at 300,000", capsys.readouterr().out.strip()))
     shown_words, shown_numbers = skeleton(shown)
     assert words == shown_words

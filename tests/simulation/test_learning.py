@@ -20,7 +20,7 @@ from coordinator.simulation.simulated_cluster import simulate
 
 @dataclasses.dataclass(frozen=True)
 class Bowl:
-    """A user's own problem: a parabola, whose gradient has no noise."""
+    """A custom problem: a parabola, whose gradient has no noise."""
 
     initial: np.ndarray = dataclasses.field(default_factory=lambda: np.array([1.0, -2.0]))
 

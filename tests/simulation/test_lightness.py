@@ -1,4 +1,4 @@
-"""A simulation starts quickly: it loads no TensorFlow, and matplotlib only to draw."""
+"""Tests that a simulation starts quickly: it loads no TensorFlow, and matplotlib only to draw."""
 
 import coordinator
 from coordinator import simulation

@@ -1,4 +1,4 @@
-"""Everything on a picture has a name and a unit."""
+"""Tests of plots: all axes and lines have names and units."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The behaviour of each rule, step by step where it can be calculated by hand."""
+"""Tests of the behaviour of each rule, step by step where it can be calculated by hand."""
 
 import dataclasses
 import inspect
@@ -23,7 +23,7 @@ from coordinator.simulation.simulated_cluster import simulate
 from coordinator.simulation.simulated_worker import Death
 from coordinator.updates import decisions
 
-# What is asked of `coordinator.updates.decisions` in a course of each rule.
+# The functions of `coordinator.updates.decisions` that a simulation of each rule calls.
 DECIDED = {
     Asynchronous(True): {"staleness", "learning_rate_scale"},
     Synchronous(2): {"staleness", "is_accepted", "is_complete"},
@@ -36,19 +36,19 @@ DECIDED = {
 
 @pytest.mark.parametrize("rule", DECIDED, ids=str)
 def test_a_simulated_rule_calls_the_decision_functions_of_the_real_rule(rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = set()
+    called = set()
 
-    def noting(name: str, decision):
+    def recording(name: str, decision):
         def decide(*arguments):
-            asked.add(name)
+            called.add(name)
             return decision(*arguments)
 
         return decide
 
     for name in [name for name, value in vars(decisions).items() if callable(value) and name != "Any"]:
-        monkeypatch.setattr(decisions, name, noting(name, getattr(decisions, name)))
+        monkeypatch.setattr(decisions, name, recording(name, getattr(decisions, name)))
     simulate(Setting(workers=3, rule=rule, compute="exponential(50ms)", pushes=100))
-    assert asked == DECIDED[rule]
+    assert called == DECIDED[rule]
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -169,7 +169,7 @@ def test_averaging_runs_in_parallel_with_the_computation() -> None:
     setting = {"workers": 4, "ps": 4, "compute": 0.1, "model_bytes": 0.4, "bandwidth": 20.0, "pushes": 400}
     averaged = simulate(Setting(rule=ModelAverage(), **setting))
     pushed = simulate(Setting(rule=Asynchronous(), **setting))
-    # What brings the model and its mean takes 0.04 s, which is hidden behind the 0.1 s.
+    # The transfers of the model and its mean take 0.04 s, in parallel with the 0.1 s.
     assert averaged.seconds == pytest.approx(100 * 0.1, rel=0.03)
     assert pushed.seconds > 1.3 * averaged.seconds
     assert averaged.mean_staleness == pytest.approx(3, abs=0.1)

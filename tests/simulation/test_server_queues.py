@@ -46,5 +46,5 @@ def test_arrivals_at_random_wait_for_as_long_as_queueing_theory_says(service, wa
         servers.serve(now, 0.0, 0.0)
     seen = servers.statistics(1.0)
     assert seen.mean_wait == pytest.approx(wait, rel=0.1)
-    # What an arrival finds is what there is on average: by Little's law the load, and those that wait.
+    # An arrival finds the average number of messages: by Little's law the load, and those that wait.
     assert seen.mean_length == pytest.approx(0.8 * (wait + 1.0), rel=0.1)

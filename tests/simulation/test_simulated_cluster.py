@@ -1,4 +1,4 @@
-"""The engine, compared with calculations by hand."""
+"""Tests that compare the simulation with calculations by hand."""
 
 import math
 
@@ -10,7 +10,7 @@ from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
 from coordinator.simulation.simulated_worker import Activity, Death, Pause
 
-# Far below what an idle machine does: the machine of the tests may be a slow one that others use too.
+# Far below the speed of an idle machine: the machine of the tests may be slow and busy.
 LEAST_EVENTS_PER_SECOND = 40_000
 
 
@@ -18,7 +18,7 @@ def test_the_time_of_a_step_is_the_sum_of_its_messages_update_and_computation() 
     result = simulate(Setting(workers=1, compute=0.05, latency=0.005, service=0.001, update=0.002, pushes=11))
     step = 4 * 0.005 + 2 * 0.001 + 0.002 + 0.05
     assert np.diff(result.push_times) == pytest.approx([step] * 10)
-    # The first question, the model, the computation, the gradient.
+    # The first request, the model, the computation, the gradient.
     assert result.push_times[0] == pytest.approx(3 * 0.005 + 0.001 + 0.05)
     assert result.computed[0] == pytest.approx(11 * 0.05)
 
@@ -48,7 +48,7 @@ def test_equal_workers_that_never_wait_are_as_stale_as_there_are_others() -> Non
 
 
 def test_between_steps_a_worker_has_no_gradient_in_flight() -> None:
-    """Of eight workers, seven are elsewhere in their steps; a fifth of their time they are in none."""
+    """Seven of eight workers are somewhere in their steps; a fifth of their time they are between steps."""
     result = simulate(Setting(workers=8, compute="normal(40ms,5ms)", dispatch="exponential(10ms)", pushes=8000))
     assert result.gradients_per_second == pytest.approx(8 / 0.05, rel=0.02)
     assert result.mean_staleness == pytest.approx(7 * 0.8, rel=0.03)
@@ -123,7 +123,7 @@ def test_a_seed_gives_the_same_result_and_another_seed_another() -> None:
 
 
 def test_a_rule_leaves_the_random_numbers_of_others_alone() -> None:
-    """So that rules are compared on the same course of the world."""
+    """So that rules are compared with the same random events."""
     one, two = (
         simulate(Setting(workers=1, rule=rule, compute="exponential(50ms)", latency="exponential(1ms)", pushes=100))
         for rule in (Asynchronous(), BoundedDelay(0))

@@ -27,7 +27,7 @@ def worker(*pauses: Pause, seconds: float = 2.0, factor: float = 1.0) -> Simulat
         ([Pause(0, 8.0, 3.0)], 13.0),
         ([Pause(0, 11.0, 3.0)], 15.0),
         ([Pause(0, 12.0, 3.0)], 12.0),
-        # The second comes while the first has put off the end.
+        # The second pause begins while the first delays the end.
         ([Pause(0, 14.0, 1.0), Pause(0, 11.0, 3.0)], 16.0),
     ],
 )

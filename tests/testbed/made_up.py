@@ -1,4 +1,4 @@
-"""Loss curves with invented values."""
+"""Synthetic loss curves."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from coordinator.testbed.loss_curve import LossCurve
 
 
 def curve(trial: Trial, spikes: int = 0, quickness: float = 0.05, batches: int = 200) -> LossCurve:
-    """A loss that falls from 3 towards 0, as quickly as said, with long spikes of height 1 at the end."""
+    """Returns a loss that falls from 3 towards 0, with the given speed, and long spikes of height 1 at the end."""
     losses = 3 * np.exp(-quickness * np.arange(batches))
     for spike in range(spikes):
         losses[batches - 40 * spike - 20 : batches - 40 * spike] += 1
@@ -15,5 +15,5 @@ def curve(trial: Trial, spikes: int = 0, quickness: float = 0.05, batches: int =
 
 
 def asynchronous(workers: int, delay: float, spikes: int = 0, quickness: float = 0.05) -> LossCurve:
-    """Such a curve of the asynchronous mode."""
+    """Returns such a curve of the asynchronous mode."""
     return curve(Trial(ASYNCHRONOUS, workers, delay), spikes, quickness)

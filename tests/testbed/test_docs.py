@@ -1,4 +1,4 @@
-"""The commands of `docs/testbed.md` are valid, and the files and options that it names exist."""
+"""Tests that the commands of `docs/testbed.md` are valid, and that the files and options that it names exist."""
 
 import argparse
 import re

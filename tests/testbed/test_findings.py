@@ -6,7 +6,7 @@ from coordinator.testbed.experiment import SYNCHRONOUS, Trial
 from coordinator.testbed.findings import findings, is_rising
 from tests.testbed.made_up import asynchronous, curve
 
-# As the paper has it.
+# As in the paper.
 AS_FOUND = [
     curve(Trial(SYNCHRONOUS, 2)),
     curve(Trial(SYNCHRONOUS, 3)),
@@ -84,5 +84,5 @@ def test_findings_without_data_in_the_grid_are_undecided() -> None:
 def test_synchronous_and_asynchronous_agree_in_speed_and_final_loss(
     quickness: float, spikes: int, verdict: str
 ) -> None:
-    alike = findings([curve(Trial(SYNCHRONOUS, 2)), asynchronous(2, 0.0, spikes, quickness)], 1.0)[-1]
-    assert alike.verdict == verdict
+    agreement = findings([curve(Trial(SYNCHRONOUS, 2)), asynchronous(2, 0.0, spikes, quickness)], 1.0)[-1]
+    assert agreement.verdict == verdict

@@ -40,7 +40,7 @@ def test_without_scikit_learn_it_says_how_to_install_it(monkeypatch: pytest.Monk
 
 
 def pickled_by_python_2(content: Any) -> bytes:
-    """A pickle in which bytes are text, as they were in Python 2, and NumPy's functions have the names of that time."""
+    """Returns a pickle as Python 2 wrote it: bytes are text, and NumPy's functions have their former names."""
     modern = pickle.dumps(content, protocol=3)
     starts = [(opcode.name, place) for opcode, _, place in pickletools.genops(modern)]
     parts = []
@@ -56,7 +56,7 @@ def write(folder: Path, number: int, content: Any) -> None:
 
 
 def batch(count: int = 3, first_label: int = 0) -> dict[bytes, Any]:
-    """Images whose red is 10, green 20 and blue 30, but for the first pixel of the second row, which is blue alone."""
+    """Returns images with red 10, green 20 and blue 30, except the first pixel of row 2, which is only blue."""
     data = np.repeat(np.array([[10, 20, 30]], np.uint8), 1024, axis=1).repeat(count, axis=0)
     data[:, [32, 1024 + 32]] = 0
     labels = [(first_label + number) % 10 for number in range(count)]
@@ -83,7 +83,7 @@ def test_pickles_of_newer_python_and_numpy_versions_are_read(tmp_path: Path) -> 
 
 
 class Touch:
-    """When it is loaded, an unguarded loader makes a file."""
+    """Creates a file when an unrestricted unpickler loads it."""
 
     def __init__(self, path: Path):
         self._path = path

@@ -48,14 +48,14 @@ def test_the_text_of_a_curve_has_its_figures() -> None:
         ([3, 2, 1, 0.5], 0),
         ([1, 1.05, 1, 1.08, 1], 0),
         ([1, 1.5, 1], 1),
-        ([1, 1.05, 1.1, 1.15, 1.2], 1),  # in small steps, and it stays
+        ([1, 1.05, 1.1, 1.15, 1.2], 1),  # in small steps, and it stays there
         ([1, 2, 3, 4], 1),
         ([1, 2, 1.5, 2], 2),  # the second begins before the first has come back to where it began
-        ([1, 2, 1.95, 2.05, 1], 1),  # what trembles at the top is no spike of its own
+        ([1, 2, 1.95, 2.05, 1], 1),  # small changes at the top are not separate spikes
         ([3, 1, 1.5, 1, 0.5, 0.9, 0.3], 2),
         ([1, math.nan, math.nan], 1),
         ([1, math.inf, 1], 1),
-        ([math.nan, math.nan], 0),  # lost from the beginning: it never rose
+        ([math.nan, math.nan], 0),  # high from the beginning: it never rose
     ],
 )
 def test_a_spike_is_a_rise_and_ends_with_a_fall(losses: list[float], spikes: int) -> None:

@@ -92,8 +92,8 @@ def test_every_line_has_a_label_and_a_unique_style_and_axes_have_units() -> None
         *(f"asynchronous, delay {delay:g} s" for delay in (0, 0.5, 1, 1.5, 2)),
     ]
     assert target.get_label() == "loss of 1"
-    looks = {(line.get_color(), line.get_marker()) for line in lines}
-    assert len({colour for colour, _ in looks}) == len(lines)
+    styles = {(line.get_color(), line.get_marker()) for line in lines}
+    assert len({colour for colour, _ in styles}) == len(lines)
     assert len({line.get_marker() for line in lines[2:]}) == len(LATE)
     for line, shown in zip(lines, [SEQUENCE, TOGETHER, *LATE], strict=True):
         assert line.get_ydata().tolist() == shown.smoothed.tolist()

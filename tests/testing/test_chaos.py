@@ -1,4 +1,4 @@
-"""Faults by a seed: the plan is a function of its arguments, and every server runs again at the end."""
+"""Tests of random faults: the plan depends only on seed and arguments, and every server runs again at the end."""
 
 import itertools
 

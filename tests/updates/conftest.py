@@ -1,4 +1,4 @@
-"""The variables of several tests of update rules."""
+"""Variables for several tests of update rules."""
 
 import pytest
 import tensorflow as tf

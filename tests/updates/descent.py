@@ -1,4 +1,4 @@
-"""Gradient descent, and steps that subtract one, so that their number shows in what they read and leave."""
+"""Gradient descent, and steps that subtract one, so that values show the number of steps."""
 
 import pytest
 import tensorflow as tf
@@ -15,7 +15,7 @@ def descend(variable, gradient, rate):
 
 
 def descending_step(rule, weights):
-    """A step that takes 1 from each weight; gives the version that it pulled, and the last weight that it found."""
+    """Returns a step that subtracts 1 from each weight, and returns the pulled version and the last weight before."""
 
     @tf.function
     def step():
@@ -28,14 +28,14 @@ def descending_step(rule, weights):
 
 
 def value_of(variables):
-    """What is in them, which is to be one number."""
+    """Returns the only value of all elements of the variables."""
     found = {float(number) for variable in variables for number in variable.numpy().ravel()}
     assert len(found) == 1, found
     return found.pop()
 
 
 def run(strategy, step, worker=None, *args):
-    """What a step gives on a worker, or on any."""
+    """Runs a step on a worker, or on any, and returns its result."""
     return strategy.schedule(step, args=args, worker=worker).result(TIMEOUT)
 
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 
 def new_model():
-    """One of 4 inputs; all that are made are alike."""
+    """Returns a model of 4 inputs, always with the same weights."""
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)])
     for number, variable in enumerate(model.trainable_variables):
         variable.assign(tf.random.stateless_normal(variable.shape, [number, 3]))
@@ -13,7 +13,7 @@ def new_model():
 
 
 def loss_and_gradients(model, x):
-    """Its mean squared error on a batch, float32 [n, 4]."""
+    """Returns the mean squared error of a model on a batch, float32 [n, 4], and its gradients."""
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean((model(x, training=True) - tf.reduce_sum(x, 1, keepdims=True)) ** 2)
     return loss, tape.gradient(loss, model.trainable_variables)

@@ -1,4 +1,4 @@
-"""Methods of a rule after its strategy was closed."""
+"""Tests of the methods of a rule after its strategy was closed."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The decisions give the same results for Python numbers, NumPy numbers, and tensors inside a function."""
+"""Tests that decisions have the same results for Python numbers, NumPy numbers, and tensors inside a function."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from coordinator.updates import decisions
 
 INFINITY = 2**62
 
-# Each decision, what it is given, and what it says.
+# Each decision, its arguments, and its result.
 TABLE = [
     ("staleness", (7, 4), 3),
     ("staleness", (4, 4), 0),
@@ -83,7 +83,7 @@ def tensor(value):
 
 
 def kind_of(said):
-    """What kind of a number it is: NumPy's and Python's are not told apart."""
+    """Returns the kind of a number; NumPy's and Python's numbers are of the same kind."""
     return {"b": bool, "i": int, "f": float}[np.asarray(said).dtype.kind]
 
 

@@ -1,4 +1,4 @@
-"""An update that fails on one server is raised by the step that made it, and not made twice."""
+"""Tests that an update that fails on one server is raised by its step, and not repeated."""
 
 import pytest
 import tensorflow as tf
@@ -10,7 +10,7 @@ TIMEOUT = 120.0
 
 
 def careful(variable, gradient, rate):
-    """Gradient descent that refuses what is no number."""
+    """Gradient descent that fails for NaN gradients."""
     descend(variable, tf.debugging.check_numerics(gradient, "a gradient that is no number"), rate)
 
 
@@ -56,7 +56,7 @@ def test_a_failing_update_is_raised_once_and_never_applied_twice(strategy, name,
         rule.flush()
         assert rule.version.numpy() == rule.statistics().updates == 5
     for number, variable in enumerate(variables):
-        # What was to be changed together with what failed may have been, once.
+        # Variables that were updated together with the failing one may have been changed once.
         may_be = {-4.0} if number == bad else {-4.0, -5.0}
         if bad != number and (bad % 2 != number % 2) and name not in ("asynchronous", "stale synchronous"):
             may_be = {-5.0}

@@ -1,4 +1,4 @@
-"""Steps of an update rule are fused if none of them may wait for another worker."""
+"""Tests that steps of an update rule are fused if none of them may wait for another worker."""
 
 import pytest
 import tensorflow as tf

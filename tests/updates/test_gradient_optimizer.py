@@ -1,4 +1,4 @@
-"""Optimizers applied server by server change a model as they would in one process."""
+"""Tests that optimizers applied server by server change a model as in one process."""
 
 import keras
 import numpy as np
@@ -69,7 +69,7 @@ def batches():
 
 
 def gradients_of(variables, x, optimizer):
-    """The gradients of a small network's loss."""
+    """Returns the gradients of a small network's loss."""
     with tf.GradientTape() as tape:
         kernel, bias, kernel2, bias2 = (tf.convert_to_tensor(variable) for variable in variables)
         y = tf.tanh(tf.cast(x, kernel.dtype) @ kernel + bias) @ kernel2 + bias2
@@ -82,7 +82,7 @@ def values_of(variables):
 
 
 def trained_here(make_optimizer, **options):
-    """What the same steps make of the variables in one process."""
+    """Returns the variables after the same steps in one process."""
     variables, optimizer = new_variables(**options), make_optimizer()
     optimizer.build(variables)
     for x in batches():
@@ -91,7 +91,7 @@ def trained_here(make_optimizer, **options):
 
 
 def trained_there(strategy, make_optimizer, **options):
-    """What the steps of one worker make of variables on two servers."""
+    """Returns the variables on two servers after the steps of one worker."""
     with strategy.scope():
         variables, optimizer = new_variables(**options), make_optimizer()
         rule = Asynchronous(optimizer, variables)
@@ -134,7 +134,7 @@ def test_no_operation_under_a_lock_waits_for_another_machine(strategy, name):
 
 
 def pushed_once(strategy, rule, *given):
-    """Pushes gradients that are given, None among them."""
+    """Pushes the given gradients, which may be None."""
     push_again(strategy, push_of(rule, *given))
 
 
@@ -192,7 +192,7 @@ def test_gradients_of_several_precisions_are_clipped_by_one_norm(strategy):
     with strategy.scope():
         variables = [keras.Variable(np.zeros(4), dtype=dtype) for dtype in ("float32", "float16", "bfloat16")]
         rule = Asynchronous(optimizers.SGD(1.0, global_clipnorm=1.0), variables)
-    # Four and four and one of ones have the norm 3; in float16 the squares of the second would overflow.
+    # Nine ones (four, four and one) have the norm 3; in float16 the squares of the second gradient would overflow.
     gradients = [tf.constant([1.0, 1, 1, 1]), tf.ones(4, tf.float16), tf.constant([0, 0, 0, 1.0], tf.bfloat16)]
     pushed_once(strategy, rule, *(300 * gradient for gradient in gradients))
     for value, gradient in zip(values_of(variables), gradients, strict=True):

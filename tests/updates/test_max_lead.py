@@ -1,4 +1,4 @@
-"""The lead of the stale synchronous rule: the steps that a worker may be ahead of the slowest."""
+"""Tests of the lead of the stale synchronous rule: the steps that a worker may be ahead of the slowest."""
 
 import pytest
 import tensorflow as tf
@@ -24,7 +24,7 @@ def weights(strategy):
 
 
 class Stops:
-    """A step that stands still, when it has pulled, until it may go on.
+    """A step that waits, when it has pulled, until it may continue.
 
     Args:
       strategy: whose workers it runs on.
@@ -35,32 +35,32 @@ class Stops:
     def __init__(self, strategy, rule, weights):
         self._strategy, self._rule, self._weights = strategy, rule, weights
         with strategy.scope():
-            self._stands = [tf.Variable(False) for _ in range(WORKERS)]
-            self._may_go = [tf.Variable(False) for _ in range(WORKERS)]
+            self._waits = [tf.Variable(False) for _ in range(WORKERS)]
+            self._may_continue = [tf.Variable(False) for _ in range(WORKERS)]
 
     def stop(self, worker):
-        """Schedules it, and returns its future once it stands."""
+        """Schedules the step, and returns its future once it waits."""
         future = self._strategy.schedule(self._step, args=(tf.constant(worker),), worker=worker)
-        wait_until(self._stands[worker].numpy)
+        wait_until(self._waits[worker].numpy)
         return future
 
     def release(self, worker):
-        self._may_go[worker].assign(True)
+        self._may_continue[worker].assign(True)
 
     @tf.function
     def _step(self, worker):
         with self._rule.pull() as version, tf.control_dependencies([version]):
-            looks = tf.switch_case(worker, [lambda number=number: self._stand(number) for number in range(WORKERS)])
-        # Pushed when it has stood.
-        one = 1.0 + 0.0 * tf.cast(looks, tf.float32)
+            iterations = tf.switch_case(worker, [lambda number=number: self._wait(number) for number in range(WORKERS)])
+        # Pushed when it has waited.
+        one = 1.0 + 0.0 * tf.cast(iterations, tf.float32)
         self._rule.push([tf.ones_like(weight) * one for weight in self._weights], version)
 
-    def _stand(self, number):
-        self._stands[number].assign(True)
-        looks = 0
-        while not self._may_go[number]:
-            looks += 1 + pause(1e-2)
-        return looks
+    def _wait(self, number):
+        self._waits[number].assign(True)
+        iterations = 0
+        while not self._may_continue[number]:
+            iterations += 1 + pause(1e-2)
+        return iterations
 
 
 def clocks(rule):
@@ -81,7 +81,7 @@ def test_workers_wait_at_max_lead_steps_ahead_of_the_slowest(strategy, weights, 
     assert sum(future.done() for future in others) <= 2 * reached
     stops.release(0)
     strategy.join(TIMEOUT)
-    # Worker 0 has nothing more to do, so no worker waits for it any longer.
+    # Worker 0 is idle, so no worker waits for it any longer.
     assert clocks(rule) == [1, 6, 6]
     idle = rule.statistics().idle_shares
     assert idle[0] < min(idle[1], idle[2])
@@ -119,7 +119,7 @@ def test_the_lead_is_bounded_at_every_step_with_a_slow_worker(strategy, weights,
         rule.push(gradients, version)
         return there
 
-    # All begin at the clock of worker 0, and are there from then on.
+    # All begin at the clock of worker 0, and take part from then on.
     stops = Stops(strategy, rule, weights)
     stops.stop(0)
     futures = [strategy.schedule(step, worker=worker) for _ in range(15) for worker in range(WORKERS)]

@@ -1,4 +1,4 @@
-"""A gradient that does not fit its variable is refused by all rules, and no part of its push is applied."""
+"""Tests that all rules refuse a gradient that does not fit its variable, and apply no part of its push."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def rows(values, ids):
 
 
 def settle(strategy, rule):
-    """Everything that was pushed is in the variables."""
+    """Waits until all pushed gradients are applied to the variables."""
     strategy.join(TIMEOUT)
     for name in ("flush", "abort"):
         getattr(rule, name, lambda: None)()
@@ -88,12 +88,12 @@ def test_floating_point_gradients_are_cast_to_the_dtype_of_their_variable(strate
 
 
 def ids_step(rule):
-    """A step that pushes for the rows that it is given."""
+    """Returns a step that pushes gradients of the given rows."""
     return step_of(rule, lambda ids: [tf.ones([3]), rows(tf.ones([tf.size(ids), 2]), ids)], IDS)
 
 
 def shape_step(rule):
-    """A step that pushes a gradient of as many numbers as it is told, by the sum of what it is given."""
+    """Returns a step that pushes a gradient whose size is the sum of its argument."""
 
     def make_gradients(ids):
         return [tf.ones([tf.reduce_sum(ids)]), rows(tf.ones([2, 2]), tf.constant([1, 2]))]
@@ -102,12 +102,12 @@ def shape_step(rule):
 
 
 def count_step(rule):
-    """A step that pushes two rows for however many ids."""
+    """Returns a step that pushes two rows for any number of ids."""
     return step_of(rule, lambda ids: [tf.ones([3]), rows(tf.ones([2, 2]), ids)], IDS)
 
 
 def unknown_count_step(rule):
-    """A step that pushes two rows at most for however many ids."""
+    """Returns a step that pushes at most two rows for any number of ids."""
     return step_of(rule, lambda ids: [tf.ones([3]), rows(tf.ones(tf.stack([tf.size(ids[:2]), 2])), ids)], IDS)
 
 
@@ -142,7 +142,7 @@ def test_a_gradient_of_wrong_shape_fails_its_step_and_is_not_applied(strategy, r
         push(*unfit).result(TIMEOUT)
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         strategy.join(TIMEOUT)
-    # No step of another worker finds anything of it, or waits for it. The mean of two workers' models is no sum.
+    # No step of another worker sees a part of it, or waits for it. The mean of two workers' models is no sum.
     is_mean = isinstance(rule, ModelAverage)
     for worker in (0 if is_mean else 1, 0):
         strategy.schedule(step, args=(tf.constant([1, 2]),), worker=worker).result(TIMEOUT)

@@ -1,4 +1,4 @@
-"""The state of a rule in a checkpoint, and after a parameter server was lost."""
+"""Tests of the state of a rule in a checkpoint, and after a parameter server was lost."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The counters of a rule are those of a count by hand."""
+"""Tests that the statistics of a rule agree with counts by hand."""
 
 import numpy as np
 import pytest
@@ -194,7 +194,7 @@ def test_clocks_do_not_count_steps_that_a_worker_skipped(strategy):
         )
     state, step = rule.state, step_of(rule)
     strategy.schedule(step, worker=0).result(TIMEOUT)
-    # From then on the client says nothing more about worker 0.
+    # From then on the client does not change the state of worker 0.
     wait_until(lambda: not state.workers.is_active.numpy()[0])
     state.clocks.scatter_nd_update([[0]], tf.constant([7], tf.int64))
     state.workers.is_active.scatter_nd_update([[0]], [True])

@@ -1,4 +1,4 @@
-"""A rule replaces another during training."""
+"""Tests of replacing a rule by another one during training."""
 
 import pytest
 import tensorflow as tf
@@ -84,16 +84,16 @@ def test_functions_scheduled_before_a_switch_use_the_former_rule(
     assert float(variables[0]) == 20.0
 
 
-@pytest.mark.parametrize("asked", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_switch_to_may_be_called_on_any_former_rule(
-    strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable], asked: int
+    strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable], index: int
 ) -> None:
     rules = [rule_of(strategy, variables, rate) for rate in (1.0, 10.0, 100.0)]
     steps = [step_of(rule) for rule in rules[:2]]
     run(strategy, steps[0], 1)
     rules[0].switch_to(rules[1])
     run(strategy, steps[0], 1)
-    rules[asked].switch_to(rules[2])
+    rules[index].switch_to(rules[2])
     for step in steps:
         run(strategy, step, 1)
     assert float(variables[0]) == 211.0

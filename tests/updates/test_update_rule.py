@@ -1,4 +1,4 @@
-"""Common to all rules: pull, push and run, and what they refuse."""
+"""Tests of what is common to all rules: pull, push and run, and the errors that they raise."""
 
 import keras
 import numpy as np
@@ -123,8 +123,8 @@ def test_run_gives_the_result_of_the_step(strategy, rule, variables):
     assert rule.version.numpy() == 1
 
 
-class Doubting(Asynchronous):
-    """Takes a gradient at the third attempt, and tells no."""
+class RejectingTwice(Asynchronous):
+    """A rule that reports a rejected gradient at the first two attempts."""
 
     @property
     def may_reject(self):
@@ -137,7 +137,7 @@ class Doubting(Asynchronous):
 
 def test_run_repeats_a_step_on_the_same_batch_until_it_is_accepted(strategy, variables):
     with strategy.scope():
-        rule = Doubting(descend, variables, learning_rate=0.5)
+        rule = RejectingTwice(descend, variables, learning_rate=0.5)
 
     @tf.function
     def step(x):
@@ -146,7 +146,7 @@ def test_run_repeats_a_step_on_the_same_batch_until_it_is_accepted(strategy, var
 
         return rule.run(body, x)
 
-    # The second attempt sees what the first has changed.
+    # The second attempt sees the changes of the first.
     assert result(strategy, step, tf.constant(1.0)) == (1.0, 0.0)
     assert variables[0].numpy() == -0.5
     assert rule.statistics().pulls == 3

@@ -1,4 +1,4 @@
-"""Workers that die at any point of a step leave a consistent state and no worker waiting."""
+"""Tests that workers that die at any point of a step leave a consistent state and no waiting worker."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What users rely on when they schedule, join, fetch, cancel and close, on workers in memory."""
+"""Tests of scheduling, joining, fetching, cancelling and closing, on workers in memory."""
 
 import concurrent.futures
 import dataclasses
@@ -255,7 +255,7 @@ def test_an_interrupted_join_leaves_the_cluster_usable(caplog: pytest.LogCapture
     options = dataclasses.replace(OPTIONS, stall_report_interval=0.01)
 
     def interrupt() -> None:
-        # Once a second report comes, this thread's signal finds the main thread in join for certain.
+        # Once a second report comes, the main thread is certainly in join when this thread sends its signal.
         wait_until(lambda: caplog.text.count("join waits") >= 2)
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -1,4 +1,4 @@
-"""Many threads schedule, cancel, ask, kill and restart at random; whatever comes of it must add up."""
+"""Many threads schedule, cancel, join, kill and restart at random; every future ends, and the counts add up."""
 
 import contextlib
 import dataclasses
@@ -20,15 +20,15 @@ WORKERS = 3
 
 
 class UserError(Exception):
-    """What some of the work raises."""
+    """The error that some of the work raises."""
 
 
 class Chaos:
-    """Does at random what users and machines do, and remembers what must hold afterwards."""
+    """Random actions of users and machines, with the records that are checked afterwards."""
 
     def __init__(self, runtime: FakeRuntime, scheduler: Scheduler) -> None:
         self.futures: list[Future] = []
-        self.told: list[Future] = []
+        self.called: list[Future] = []
         self.raised: list[BaseException] = []
         self.refused = 0
         self._runtime = runtime
@@ -38,7 +38,7 @@ class Chaos:
     def run(self, seed: int) -> None:
         """Takes `STEPS` random steps."""
         chance = random.Random(seed)
-        weights = {self.schedule: 60, self.cancel: 15, self.ask: 6, self.kill: 4, self.restart: 8, self.target: 5}
+        weights = {self.schedule: 60, self.cancel: 15, self.join: 6, self.kill: 4, self.restart: 8, self.target: 5}
         for step in chance.choices(list(weights), list(weights.values()), k=STEPS):
             step(chance)
 
@@ -57,7 +57,7 @@ class Chaos:
         if self.futures:
             chance.choice(self.futures).cancel()
 
-    def ask(self, chance: random.Random) -> None:
+    def join(self, chance: random.Random) -> None:
         with self._errors():
             chance.choice([self._scheduler.done, lambda: self._scheduler.join(timeout=0.001)])()
 
@@ -80,7 +80,7 @@ class Chaos:
     def _remember(self, future: Future) -> None:
         with self._lock:
             self.futures.append(future)
-        future.add_done_callback(self.told.append)
+        future.add_done_callback(self.called.append)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -118,7 +118,7 @@ def test_after_random_faults_every_future_is_done_and_counts_add_up(seed: int) -
         assert scheduler.done()
         statistics = scheduler.cluster.statistics()
     assert all(future.done() for future in chaos.futures)
-    assert sorted(map(id, chaos.told)) == sorted(map(id, chaos.futures)), "each callback was called once"
+    assert sorted(map(id, chaos.called)) == sorted(map(id, chaos.futures)), "each callback was called once"
     user_errors = [error for error in chaos.raised if isinstance(error, UserError)]
     assert len(set(map(id, user_errors))) == len(user_errors), "each error was raised once"
     results = [future for future in chaos.futures if not future.cancelled() and future.exception(0) is None]

@@ -1,4 +1,4 @@
-"""Everything at once, at random: whatever comes of it, every future is done and the counts add up.
+"""Random faults and changes at the same time: every future ends, and the counts add up.
 
 Workers freeze, join and leave; parameter servers are lost and recovered; closures take results, have time limits and
 are cancelled.
@@ -24,7 +24,7 @@ WORKERS = 3
 
 
 class Turmoil:
-    """Does at random what users and machines do, and remembers the futures."""
+    """Random actions of users and machines, with the futures so far."""
 
     def __init__(self, runtime: FakeRuntime, scheduler: Scheduler) -> None:
         self.futures: list[Future] = []
@@ -115,7 +115,7 @@ def test_random_faults_and_changes_lose_no_closure_and_block_nothing(seed: int) 
         statistics = scheduler.cluster.statistics()
     kept = [future for future in turmoil.futures if not future.cancelled()]
     results = [future for future in kept if future.exception(0) is None]
-    # What took the result of a cancelled closure has none itself; everything else must have one.
+    # A closure that took the result of a cancelled one has none itself; all others must have one.
     assert {type(future.exception(0)) for future in kept} <= {type(None), ClosureInputError}
     assert statistics.finished == len(results)
     assert statistics.cancelled == len(turmoil.futures) - len(kept)

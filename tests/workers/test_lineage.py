@@ -1,4 +1,4 @@
-"""Closures whose arguments are the results of others, and closures for one worker alone, in memory."""
+"""Tests of closures that take the results of others, and of closures for one worker, in memory."""
 
 import dataclasses
 import logging

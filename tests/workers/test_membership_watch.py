@@ -1,4 +1,4 @@
-"""Workers that come, go and move while closures run, in memory."""
+"""Tests of workers that are added, removed and moved while closures run, in memory."""
 
 import logging
 import threading

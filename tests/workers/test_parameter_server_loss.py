@@ -1,4 +1,4 @@
-"""Parameter servers that fail: what is lost besides, when, and what the caller sees."""
+"""Tests of lost parameter servers: alone or with workers, at different times, and what the caller sees."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Parameter servers that are lost and recovered, in memory: what is lost besides, when, and what the caller sees."""
+"""Tests of parameter servers that are lost and recovered, in memory: alone or with workers, at different times."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from tests.fake_cluster import OPTIONS, index_of, running_scheduler
 
 
 class Restorer:
-    """What recovers the fake's parameter server: it answers only once a test says so, as a restarted process does."""
+    """Recovers the parameter server of the fake runtime, which answers again once a test restarts it."""
 
     def __init__(self, runtime: FakeRuntime, scheduler: Scheduler) -> None:
         self.attempts = 0
@@ -159,7 +159,7 @@ def test_a_parameter_server_that_stays_down_too_long_is_an_error_and_may_return(
         gate.open()
         wait_until(lambda: restorer.recoveries == 1)
         with contextlib.suppress(ParameterServerLost):
-            scheduler.join(LIMIT)  # It may have been away for another while, by now.
+            scheduler.join(LIMIT)  # It may have been lost once more by now.
         scheduler.schedule(gate, "again").result(LIMIT)
         scheduler.join(LIMIT)
     assert "Recovery has waited for 0 s: /job:ps/task:1 was lost." in caplog.text

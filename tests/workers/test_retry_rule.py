@@ -1,4 +1,4 @@
-"""What follows a failed attempt, as a table."""
+"""Tests of what follows a failed attempt, as a table."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Closures that take too long, in memory: tried elsewhere too, and the first result counts."""
+"""Tests of closures that take too long, in memory: they also run elsewhere, and the first result counts."""
 
 import dataclasses
 import logging
@@ -125,16 +125,16 @@ def test_a_straggler_that_fails_after_another_attempt_won_has_no_effect() -> Non
 def test_without_a_time_limit_no_closure_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
-    looks: list[float] = []
+    checks: list[float] = []
     with running_scheduler(runtime) as scheduler:
-        monkeypatch.setattr(scheduler.queue, "requeue_overdue", lambda: looks.append(1))
+        monkeypatch.setattr(scheduler.queue, "requeue_overdue", lambda: checks.append(1))
         scheduler.schedule(gate, "step")
         gate.wait_arrived()
         gate.open()
         scheduler.join(LIMIT)
-        assert not looks
+        assert not checks
         scheduler.schedule(index_of, "step", timeout=SHORT)
-        wait_until(lambda: looks)
+        wait_until(lambda: checks)
 
 
 # Frozen workers

@@ -1,4 +1,4 @@
-"""Workers that fail: what dies, when, and what the caller sees."""
+"""Tests of failing workers: which ones die, when, and what the caller sees."""
 
 import dataclasses
 import logging
@@ -16,10 +16,10 @@ from coordinator.workers.worker import WorkerState
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler, unhealthy
 
-# Workers: what dies, when, while as many calls as there are workers wait at a gate.
+# Which workers die, while one call on each worker waits at a gate.
 
 
-def nobody(runtime: FakeRuntime, gate: Gate) -> int:
+def none(runtime: FakeRuntime, gate: Gate) -> int:
     return 0
 
 
@@ -29,7 +29,7 @@ def one_in_its_call(runtime: FakeRuntime, gate: Gate) -> int:
     return 1
 
 
-def one_restarted_before_anybody_looked(runtime: FakeRuntime, gate: Gate) -> int:
+def one_restarted_before_its_loss_is_detected(runtime: FakeRuntime, gate: Gate) -> int:
     runtime.restart(0)
     return 1
 
@@ -63,9 +63,9 @@ def one_after_the_other(runtime: FakeRuntime, gate: Gate) -> int:
 @pytest.mark.parametrize(
     "dies",
     [
-        nobody,
+        none,
         one_in_its_call,
-        one_restarted_before_anybody_looked,
+        one_restarted_before_its_loss_is_detected,
         one_twice_in_a_row,
         all_together,
         one_after_the_other,
@@ -78,7 +78,7 @@ def test_every_closure_completes_whichever_worker_dies(dies: Callable[[FakeRunti
         futures = [scheduler.schedule(gate, "step") for _ in range(5)]
         gate.wait_arrived(workers)
         losses = dies(runtime, gate)
-        # A call that was lost is held at the gate again before the gate opens.
+        # A lost call waits at the gate again before the gate opens.
         gate.wait_arrived(workers + losses)
         gate.open()
         scheduler.join(LIMIT)
@@ -216,7 +216,7 @@ def test_work_that_kills_its_workers_is_quarantined_and_other_work_continues() -
 
 
 def refused(times: int) -> Callable[[int], int]:
-    """Work that is refused so often before it goes well."""
+    """Returns work that fails this number of times before it succeeds."""
     left = [times]
 
     def work(worker: int) -> int:

@@ -9,10 +9,12 @@ from coordinator.simulation.simulated_cluster import simulate
 from coordinator.testbed.confirmation.step_times import Run, Sleeps, StepTimes
 
 
-def noted(*, steps: int, pull: float, compute: float, push: float, dispatch: float, begin: float = 0.0):
-    """What a worker notes whose steps are all alike."""
-    asked = begin + np.arange(steps) * (pull + compute + push + dispatch)
-    return np.stack([asked, asked + pull, asked + pull + compute, asked + pull + compute + push], axis=1)
+def recorded(*, steps: int, pull: float, compute: float, push: float, dispatch: float, begin: float = 0.0):
+    """Returns the recorded times of a worker whose steps are all equal."""
+    requested = begin + np.arange(steps) * (pull + compute + push + dispatch)
+    return np.stack(
+        [requested, requested + pull, requested + pull + compute, requested + pull + compute + push], axis=1
+    )
 
 
 def run_of(*recorded, waited: float = 0.0) -> Run:
@@ -20,23 +22,23 @@ def run_of(*recorded, waited: float = 0.0) -> Run:
 
 
 def test_the_parts_of_a_step_lie_between_its_recorded_times() -> None:
-    quick = noted(steps=10, pull=0.01, compute=0.1, push=0.02, dispatch=0.03)
-    slow = noted(steps=5, pull=0.01, compute=0.3, push=0.02, dispatch=0.03)
+    quick = recorded(steps=10, pull=0.01, compute=0.1, push=0.02, dispatch=0.03)
+    slow = recorded(steps=5, pull=0.01, compute=0.3, push=0.02, dispatch=0.03)
     times = StepTimes.of([run_of(quick, slow), run_of(quick, slow)])
     assert times.computed[0] == pytest.approx([0.1] * 20)
     assert times.computed[1] == pytest.approx([0.3] * 10)
-    # Nothing is between the last step of a run and the first one of the next.
+    # The time between the last step of a run and the first one of the next is ignored.
     assert times.dispatch == pytest.approx([0.03] * (2 * 9 + 2 * 4))
     assert (times.pull, times.push) == pytest.approx((0.01, 0.02))
 
 
 def test_the_waiting_time_of_a_rule_is_not_part_of_a_pull() -> None:
-    waiting = noted(steps=10, pull=0.21, compute=0.1, push=0.02, dispatch=0.03)
+    waiting = recorded(steps=10, pull=0.21, compute=0.1, push=0.02, dispatch=0.03)
     assert StepTimes.of([run_of(waiting, waited=2.0)]).pull == pytest.approx(0.01)
 
 
 def test_long_waits_and_an_adjusted_clock_give_no_negative_times() -> None:
-    steps = noted(steps=3, pull=0.01, compute=0.1, push=0.0, dispatch=-0.03)
+    steps = recorded(steps=3, pull=0.01, compute=0.1, push=0.0, dispatch=-0.03)
     times = StepTimes.of([run_of(steps, waited=1.0)])
     assert min(times.pull, times.push, *times.dispatch) >= 0
     assert simulate(times.setting(Asynchronous())).gradients > 0
@@ -44,15 +46,15 @@ def test_long_waits_and_an_adjusted_clock_give_no_negative_times() -> None:
 
 @pytest.mark.parametrize(("pull", "push"), [(0.01, 0.02), (0.02, 0.01)])
 def test_a_simulated_step_takes_as_long_as_the_real_one(pull: float, push: float) -> None:
-    steps = noted(steps=10, pull=pull, compute=0.1, push=push, dispatch=0.03)
+    steps = recorded(steps=10, pull=pull, compute=0.1, push=push, dispatch=0.03)
     result = simulate(StepTimes.of([run_of(steps)]).setting(Asynchronous()))
     assert result.updates_per_second == pytest.approx(1 / 0.16, rel=1e-3)
     assert result.computed[0] / result.gradients == pytest.approx(0.1 + max(pull - push, 0))
 
 
 def test_each_worker_is_simulated_with_its_own_times() -> None:
-    quick = noted(steps=10, pull=0.01, compute=0.06, push=0.01, dispatch=0.02)
-    slow = noted(steps=10, pull=0.01, compute=0.36, push=0.01, dispatch=0.02)
+    quick = recorded(steps=10, pull=0.01, compute=0.06, push=0.01, dispatch=0.02)
+    slow = recorded(steps=10, pull=0.01, compute=0.36, push=0.01, dispatch=0.02)
     result = simulate(StepTimes.of([run_of(quick, slow)]).setting(Asynchronous()))
     assert result.clocks[0] == pytest.approx(4 * result.clocks[1], abs=4)
 

@@ -1,4 +1,4 @@
-"""The variables of the tests of model averaging."""
+"""Variables for the tests of model averaging."""
 
 import pytest
 import tensorflow as tf
@@ -12,6 +12,6 @@ def weights(strategy):
 
 @pytest.fixture
 def turn(strategy):
-    """What workers wait for in their steps."""
+    """A counter that workers wait for in their steps."""
     with strategy.scope():
         return tf.Variable(0, dtype=tf.int64, trainable=False)

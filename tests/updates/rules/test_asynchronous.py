@@ -1,4 +1,4 @@
-"""The asynchronous rule: no update is lost, locks exclude, and stale gradients have a scaled learning rate."""
+"""Tests of the asynchronous rule: no update is lost, locking works, and stale gradients are scaled."""
 
 import time
 
@@ -11,13 +11,13 @@ from coordinator.updates import Asynchronous, decisions
 from tests.updates.descent import descend, mostly_long
 
 TIMEOUT = 240.0
-# The seconds within which an update must be lost.
+# How long to wait for a lost update, in seconds.
 DEADLINE = 240.0
 PUSHES = 30
 
 
 def add_one_slowly(variable, gradient, rate):
-    """Reads, works for a while, and writes one more than it has read."""
+    """An update function that reads, waits a little, and writes the read value plus one."""
     before = variable.read_value()
     matrix = tf.fill([200, 200], before * 1e-3)
     for _ in range(8):
@@ -27,7 +27,7 @@ def add_one_slowly(variable, gradient, rate):
 
 
 def ones_for(rule, variables):
-    """A step that pushes ones, `behind` updates staler than it is."""
+    """Returns a step that pushes ones with a staleness increased by `behind`."""
 
     @tf.function
     def step(behind):
@@ -103,7 +103,7 @@ def test_rows_of_one_index_are_summed_unless_there_may_be_several(strategy, allo
         seen = tf.Variable(tf.zeros([3], tf.int64))
 
     def descend_and_note(variable, gradient, rate):
-        # Zeros stand for what is not there.
+        # Missing values are zeros.
         seen.assign(tf.pad(gradient.indices, [[0, 3 - tf.size(gradient.indices)]]))
         descend(variable, gradient, rate)
 

@@ -1,4 +1,4 @@
-"""The rule of bounded delay: staleness is bounded, nothing is rejected, and no worker waits for a dead one."""
+"""Tests of bounded delay: staleness is bounded, nothing is rejected, and no worker waits for a dead one."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ TIMEOUT = 240
 
 
 def new_step(rule, variables, slow_worker=-1):
-    """A whole step whose gradient is one, and which one worker takes longer for."""
+    """Returns a whole step whose gradient is one, and which takes one worker longer."""
 
     @tf.function
     def step():

@@ -1,4 +1,4 @@
-"""Delayed gradients: a pull applies those whose delay is over, in the order of their pushes; none is lost."""
+"""Tests of delayed gradients: a pull applies those whose delay is over, in the order of pushes; none is lost."""
 
 import math
 import time
@@ -17,7 +17,7 @@ NEVER = math.inf
 
 
 def halve_and_descend(variable, gradient, rate):
-    """An update of which the order of the gradients shows."""
+    """An update function whose result depends on the order of the gradients."""
     variable.assign(0.5 * variable - rate * gradient)
 
 
@@ -34,7 +34,7 @@ def test_nothing_is_applied_before_the_delay_is_over_and_flush_applies_all_in_or
     assert value_of(variables) == expected
     statistics = rule.statistics()
     assert (statistics.updates, statistics.pushes, statistics.rejected) == (3, 3, 0)
-    # Version 0, 1 and 2 when they were applied, and 0 when they were pulled.
+    # Versions 0, 1 and 2 when they were applied, and 0 when they were pulled.
     assert statistics.staleness.histogram == (1, 1, 1)
     assert sum(statistics.clocks.values()) == 3
     assert rule.flush() == 0
@@ -67,7 +67,7 @@ def test_a_pull_applies_due_gradients_and_requeues_the_rest(strategy, variables)
             staleness.append(version - pulled_version)
             version += 1
 
-    # One after another, so that the time is as good as the number of the step.
+    # One after another, so that the number of the step can be the time.
     for now, seconds in enumerate([NEVER, 0, NEVER, 0, 0, NEVER, -1, NEVER, 0, 0]):
         delay.assign(seconds)
         apply([entry for entry in waiting if decisions.is_delay_over(now, entry[2], entry[3])])
@@ -93,7 +93,7 @@ def test_a_gradient_is_applied_once_its_seconds_are_over(strategy, variables):
     while step(0)[1] == 0.0:
         pushes += 1
         assert time.monotonic() < pushed + TIMEOUT
-    # Pushed after it began; what came later may be due as well by now, but changes nothing.
+    # Pushed after it began; later gradients may be due as well by now, but change nothing.
     assert time.monotonic() - began >= 0.5
     assert rule.statistics().updates >= 2
     assert value_of(variables) == -1.0
@@ -148,7 +148,7 @@ def test_adam_with_delayed_gradients_equals_adam_in_one_process(strategy):
         assert rule.flush() == 3
         iterations, pushed = int(adam.iterations.numpy()), [loss_and_gradients(alone, x)[1] for x in some]
         for gradients in pushed:
-            # Each is applied with the count that its step has pulled.
+            # Each is applied with the iteration count that its step has pulled.
             adam.iterations.assign(iterations)
             adam.apply(gradients, alone.trainable_variables)
         adam.iterations.assign(iterations + 3)

@@ -1,4 +1,4 @@
-"""Model averaging: the models after an abort, switches of the rule, and workers that die."""
+"""Tests of model averaging: the models after an abort, switches of the rule, and workers that die."""
 
 import numpy as np
 import pytest
@@ -93,7 +93,7 @@ def test_a_checkpoint_restored_between_abort_and_resume_reaches_all_workers(stra
     assert found == [saved] * WORKERS
 
 
-# With what else there is.
+# Embeddings, other rules and nested functions.
 
 
 def test_gradients_of_embeddings_are_sent_to_the_servers_at_once(strategy, weights):
@@ -136,7 +136,7 @@ def test_model_averaging_may_follow_and_precede_another_rule(strategy, weights):
     first.switch_to(third)
     assert [run(strategy, step, worker, by) for worker, by in ((0, 1.0), (1, 3.0))] == [5, 5]
     assert weights[1].numpy() == 5
-    # Whoever knows the first one speaks to the one that is in use.
+    # Methods of the first rule act on the rule that is in use.
     first.abort()
     assert weights[1].numpy() == 7
     assert third.version.numpy() == 4

@@ -1,4 +1,4 @@
-"""The stale synchronous rule: the number of pulls, and local models between them."""
+"""Tests of the stale synchronous rule: the number of pulls, and local models between them."""
 
 import keras
 import numpy as np
@@ -20,7 +20,7 @@ def weights(strategy):
         return [tf.Variable([0.0, 0.0]), tf.Variable(0.0)]
 
 
-# Pulls, and what is there between them.
+# Pulls, and the local models between them.
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_worker_pulls_once_in_get_model_frequency_steps(strategy, weights, fre
     step = descending_step(rule, weights)
     found = [run(strategy, step, 0) for _ in range(steps)]
     assert [int(version) for version, _ in found] == [number - number % frequency for number in range(steps)]
-    # Its copy moves as the shared model does, since no other worker pushes.
+    # Its copy changes like the shared model, since no other worker pushes.
     assert [float(weight) for _, weight in found] == [-float(number) for number in range(steps)]
     assert weights[1].numpy() == -steps
     statistics = rule.statistics()
@@ -121,7 +121,7 @@ def test_embeddings_are_looked_up_on_their_server_in_every_step(strategy, weight
     assert rule.statistics().bytes_pulled == 2 * 4 + 5 * 4 * 4
 
 
-# One worker is as good as one process: its copies and the shared model move together.
+# One worker equals one process: its copies and the shared model change together.
 
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.05),

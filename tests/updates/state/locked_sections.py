@@ -4,7 +4,7 @@ from typing import Any
 
 
 def waits_under_locks(concrete: Any) -> list[str]:
-    """Says of each operation that runs under a lock how it may wait for another machine than the lock's.
+    """Describes each operation under a lock that may wait for another machine than the lock's.
 
     It may be on another machine, use a variable of another one, or take an input of another one that need not have
     come by the time that the lock is taken.
@@ -28,7 +28,7 @@ def waits_under_locks(concrete: Any) -> list[str]:
 
 
 def locked_operations(lock: Any) -> list[Any]:
-    """The operations that run while a lock is held: those after its acquisition and before its release."""
+    """Returns the operations that run while a lock is held: those after its acquisition and before its release."""
     [release] = [operation for operation in lock.outputs[0].consumers() if operation.type == "ConsumeMutexLock"]
     before_release = _ancestors(release)
     after = {lock}
@@ -53,7 +53,7 @@ def _waits(lock: Any, locked: list[Any], homes: dict[int, str]) -> list[str]:
 
 
 def _is_on(device: str, operation: Any, homes: dict[int, str]) -> bool:
-    """An operation on a variable is where the variable is, whatever device it was built for."""
+    """Returns whether an operation runs on a device; one on a variable runs on the variable's device."""
     resources = [
         homes[id(tensor)] for tensor in operation.inputs if tensor.dtype.name == "resource" and id(tensor) in homes
     ]

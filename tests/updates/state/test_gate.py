@@ -1,4 +1,4 @@
-"""Workers wait at the gate until the decision lets them begin, and not for idle workers."""
+"""Tests of the gate: workers wait until the decision lets them begin, and do not wait for idle workers."""
 
 import pytest
 import tensorflow as tf
@@ -29,24 +29,24 @@ def gate(strategy, state, is_open):
 
 @pytest.fixture
 def may_end(strategy):
-    """Which workers may end what they have begun; one that has nothing to do is not active any more."""
+    """Which workers may end their steps; an idle worker is no longer active."""
     with strategy.scope():
         return tf.Variable([False] * 3)
 
 
 @pytest.fixture
 def begin(strategy, may_end):
-    """Schedules steps that wait at a gate, and then until they may end."""
+    """Returns a function that schedules steps that wait at a gate, and then until they may end."""
 
     def schedule(gate, *workers):
         @tf.function
         def step():
             version = gate.wait_open()
             with tf.control_dependencies([version]):
-                looks = tf.constant(0)
+                polls = tf.constant(0)
             while not may_end[strategy.extended.services.worker_index()]:
                 with tf.control_dependencies([pause(tf.constant(0.01, tf.float64))]):
-                    looks += 1
+                    polls += 1
             return version
 
         return [strategy.schedule(step, worker=worker) for worker in workers]
@@ -77,7 +77,7 @@ def test_a_worker_that_may_begin_does_so_at_once(state, gate, begin, may_end):
     assert not waiting(state)
     may_end.assign([True] * 3)
     assert future.result(TIMEOUT) == 5
-    # It has nothing more to do, so no worker waits for it.
+    # It is idle, so no worker waits for it.
     wait_until(lambda: not in_flight(state))
     assert not state.workers.is_active.numpy().any()
 
@@ -87,7 +87,7 @@ def test_a_waiting_worker_gets_the_version_at_which_it_may_begin(strategy, state
     futures = begin(gate, 0, 1)
     wait_until(lambda: waiting(state) == {0, 1})
     assert not in_flight(state)
-    # The servers are not kept busy: another worker's step gets through, and so does the client.
+    # The servers are not kept busy: the steps of another worker and the reads of the client are served.
     assert strategy.schedule(tf.function(lambda: state.version.assign_add(3)), worker=2).result(TIMEOUT) == 3
     assert not any(future.done() for future in futures)
     is_open.assign(True)
@@ -117,13 +117,13 @@ def test_waiting_workers_begin_one_by_one_and_see_earlier_ones(strategy, state, 
     futures = begin(Gate(strategy, state, none_in_flight), 0, 1, 2)
     left = {0, 1, 2}
     while left:
-        # Not the one that has ended and was not dismissed yet.
+        # Without the one that has ended and is not removed yet.
         wait_until(lambda: len(left & set(in_flight(state))) == 1)
         [worker] = left & set(in_flight(state))
         assert set(in_flight(state)) == {worker}
         left.remove(worker)
         may_end.assign(tf.tensor_scatter_nd_update(may_end, [[worker]], [True]))
-        # When it has ended it has nothing more to do, which lets the next one begin.
+        # When it has ended it is idle, which lets the next one begin.
         futures[worker].result(TIMEOUT)
     wait_until(lambda: not in_flight(state))
 

@@ -1,4 +1,4 @@
-"""The sum of models: the mean of the current ones, with workers that join, leave, or are late."""
+"""Tests of the sum of models: the mean of the current ones, with workers that join, leave, or are late."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def model_sum(strategy, variables):
 
 @pytest.fixture
 def bring(strategy, model_sum):
-    """`bring(worker, model, connection=1, generation=1)` gives the mean and whether the model was taken."""
+    """`bring(worker, model, connection=1, generation=1)` returns the mean and whether the model was accepted."""
 
     @tf.function(autograph=False)
     def exchange(row, worker, connection, generation):

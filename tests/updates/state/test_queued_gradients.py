@@ -1,4 +1,4 @@
-"""The queue: pushes of every kind, and its checkpoints."""
+"""Tests of the queue of delayed gradients: pushes of every kind, and its checkpoints."""
 
 import math
 
@@ -98,7 +98,7 @@ def test_a_checkpoint_contains_queued_gradients_with_delays_and_order(strategy, 
     assert "rule/state/queued" in {key.split("/.ATTR")[0] for key, _ in tf.train.list_variables(path)}
     saved = rule.statistics()
 
-    # Another program's rule, which has something queued that the checkpoint knows nothing of.
+    # Another program's rule, with a queued push that is not in the checkpoint.
     with strategy.scope():
         again = new_rule()
     push_again = push_of_kinds(strategy, again)

@@ -1,4 +1,4 @@
-"""A mutex on a server: operations under it run in one graph at a time, on that server."""
+"""Tests of a mutex on a server: operations under it run in one graph at a time, on that server."""
 
 import pytest
 import tensorflow as tf
@@ -28,7 +28,7 @@ def add_one_slowly(variable):
 
 
 def test_two_functions_that_hold_one_lock_do_not_run_at_once(strategy, variable):
-    # Made twice: a lock is known by its name.
+    # Created twice: a lock is identified by its name.
     locks = [ServerMutex(NAME, variable.device) for _ in range(2)]
 
     @tf.function(autograph=False)

@@ -25,7 +25,7 @@ def traced(strategy, step, *args):
 
 
 def reads_of(concrete, variable):
-    """The operations of a traced function that read a variable, by type."""
+    """Returns the operations of a traced function that read a variable, by type."""
     captures = concrete.captured_inputs
     placeholders = concrete.graph.inputs[len(concrete.graph.inputs) - len(captures) :]
     [handle] = [mine for mine, theirs in zip(placeholders, captures, strict=True) if theirs is variable.handle]

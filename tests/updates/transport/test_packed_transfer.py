@@ -1,4 +1,4 @@
-"""Transferred tensors arrive unchanged, in few messages of a known size."""
+"""Tests that transferred tensors arrive unchanged, in few messages of a known size."""
 
 import numpy as np
 import pytest

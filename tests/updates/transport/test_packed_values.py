@@ -1,4 +1,4 @@
-"""Transferred tensors are bit for bit those that were sent, whatever their dtype."""
+"""Tests that tensors of every dtype are transferred bit for bit."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Reads of models during a pull: layers, rows of embeddings, large variables."""
+"""Tests of reads of models during a pull: layers, rows of embeddings, large variables."""
 
 import keras
 import numpy as np

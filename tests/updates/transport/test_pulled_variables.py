@@ -1,4 +1,4 @@
-"""Reads during a pull: one copy per variable, whatever happens to the variable."""
+"""Tests of reads during a pull: one copy per variable, whatever happens to the variable."""
 
 import collections
 
@@ -53,11 +53,11 @@ def test_reads_give_the_first_value_although_others_change_the_variable(strategy
         with rule.pull():
             with tf.control_dependencies([variables[2].read_value()]):
                 has_begun.assign(True)
-            looks = 0
+            polls = 0
             while not is_changed:
                 with tf.control_dependencies([pause(tf.constant(0.01, tf.float64))]):
-                    looks += 1
-            with tf.control_dependencies([looks]):
+                    polls += 1
+            with tf.control_dependencies([polls]):
                 inside = variables[2] + 0.0
         with tf.control_dependencies([inside]):
             return inside, variables[2].read_value()
@@ -124,7 +124,7 @@ def loss_step(rule, variables):
 
 
 def sent_by_servers(concrete):
-    """The tensors that leave a server. A read is on the server although it is not told to be."""
+    """Returns the tensors that leave a server. A read is on the server although its device is not set."""
 
     def leaves(tensor):
         on_server = "ps" in tensor.op.device and tensor.dtype != tf.resource
