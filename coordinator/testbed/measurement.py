@@ -3,16 +3,21 @@
 No server and no thread of it is left when it returns or raises, at Ctrl-C too.
 """
 
+import contextlib
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from coordinator.options import Options
 from coordinator.testbed.experiment import Experiment, missing
 from coordinator.testbed.image_data import ImageData
 from coordinator.testbed.loss_curve import LossCurve
 from coordinator.testing.local_cluster import LocalCluster
+
+if TYPE_CHECKING:
+    from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 
 # In seconds. A server on a fully loaded machine may be silent for long, and must not count as lost.
 _HEARTBEAT_TIMEOUT = 60.0
@@ -30,32 +35,51 @@ def measure(experiment: Experiment, data: ImageData, on_result: Callable[[LossCu
       LaunchError: tqdm is not installed, or a server did not start.
       KeyboardInterrupt: at Ctrl-C; `on_result` was called for the trials that had ended.
     """
+    trials = experiment.trials()
+    with (
+        new_progress_bar(sum(map(experiment.batches_of, trials)), "batch") as progress,
+        tempfile.TemporaryDirectory(prefix="coordinator-testbed-") as folder,
+        new_strategy(experiment.most_workers, Options(heartbeat_timeout=_HEARTBEAT_TIMEOUT)) as strategy,
+    ):
+        from coordinator.testbed.runner import RecordFile, Runner
+
+        runner = Runner(strategy, experiment, RecordFile(data, pathlib.Path(folder) / "images"))
+        for trial in trials:
+            progress.set_description(str(trial))
+            curve = runner.run(trial, progress.update)
+            on_result(curve)
+            progress.write(str(curve))
+
+
+def new_progress_bar(total: int, unit: str) -> Any:
+    """Returns a progress bar, which is shown on a terminal only.
+
+    Raises:
+      LaunchError: tqdm is not installed.
+    """
     try:
         from tqdm import tqdm
     except ImportError:
         raise missing("tqdm") from None
-    # TensorFlow reads these when it is loaded: no messages, and no accelerator, for which the step time is not chosen.
+    return tqdm(total=total, unit=unit, smoothing=0.05, disable=None)
+
+
+@contextlib.contextmanager
+def new_strategy(workers: int, options: Options) -> Iterator["ParameterServerStrategy"]:
+    """Starts servers for a number of workers, and yields a strategy on them. TensorFlow is loaded after they started.
+
+    Raises:
+      LaunchError: a server did not start.
+    """
+    # TensorFlow reads these when it is loaded: no messages, and no accelerator, for which no step time is chosen.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    trials = experiment.trials()
-    with (
-        tqdm(total=sum(map(experiment.batches_of, trials)), unit="batch", smoothing=0.05, disable=None) as progress,
-        tempfile.TemporaryDirectory(prefix="coordinator-testbed-") as folder,
-        LocalCluster(experiment.most_workers, 1) as cluster,
-    ):
+    with LocalCluster(workers, 1) as cluster:
         import tensorflow as tf
 
         from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-        from coordinator.testbed.runner import RecordFile, Runner
 
-        # Each trial traces the functions of its rule: TensorFlow's warning about that does not apply.
+        # Each training traces the functions of its rule: TensorFlow's warning about that does not apply.
         tf.get_logger().setLevel("ERROR")
-        records = RecordFile(data, pathlib.Path(folder) / "images")
-        options = Options(heartbeat_timeout=_HEARTBEAT_TIMEOUT)
         with ParameterServerStrategy(cluster.resolver, options=options) as strategy:
-            runner = Runner(strategy, experiment, records, data.shape)
-            for trial in trials:
-                progress.set_description(str(trial))
-                curve = runner.run(trial, progress.update)
-                on_result(curve)
-                progress.write(str(curve))
+            yield strategy

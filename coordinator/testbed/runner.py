@@ -35,10 +35,13 @@ class RecordFile:
     Args:
       data: the images.
       path: of the file.
+
+    Attributes:
+      shape: of an image: height, width and channels.
     """
 
     def __init__(self, data: ImageData, path: pathlib.Path) -> None:
-        self._shape, self._highest, self._path = data.shape, data.highest, path
+        self.shape, self._highest, self._path = data.shape, data.highest, path
         self._count = len(data.images)
         np.concatenate([data.labels[:, None], data.images.reshape(self._count, -1)], axis=1).tofile(path)
 
@@ -51,10 +54,10 @@ class RecordFile:
 
         def decoded(records: Any) -> Any:
             values = tf.reshape(tf.io.decode_raw(records, tf.uint8), [batch_size, -1])
-            images = tf.reshape(tf.cast(values[:, 1:], tf.float32) / self._highest, [batch_size, *self._shape])
+            images = tf.reshape(tf.cast(values[:, 1:], tf.float32) / self._highest, [batch_size, *self.shape])
             return images, tf.cast(values[:, 0], tf.int32)
 
-        records = tf.data.FixedLengthRecordDataset(str(self._path), 1 + int(np.prod(self._shape)))
+        records = tf.data.FixedLengthRecordDataset(str(self._path), 1 + int(np.prod(self.shape)))
         part = records.shard(workers, worker).cache().shuffle(self._count, seed=seed)
         return part.repeat().batch(batch_size, drop_remainder=True).map(decoded).prefetch(2)
 
@@ -66,23 +69,15 @@ class Runner:
       strategy: has at least the workers of the largest trial.
       experiment: what all trials have in common.
       records: the images.
-      shape: of an image: height, width and channels.
     """
 
-    def __init__(
-        self,
-        strategy: ParameterServerStrategy,
-        experiment: Experiment,
-        records: RecordFile,
-        shape: tuple[int, int, int],
-    ) -> None:
+    def __init__(self, strategy: ParameterServerStrategy, experiment: Experiment, records: RecordFile) -> None:
         self._strategy = strategy
         self._experiment = experiment
         self._records = records
-        self._shape = shape
         self._trainings: dict[Any, Training] = {}
 
-    def run(self, trial: Trial, on_batch: Callable[[], object] = lambda: None) -> LossCurve:
+    def run(self, trial: Trial, on_batch: Callable[[], object]) -> LossCurve:
         """Runs one trial.
 
         Args:
@@ -94,7 +89,10 @@ class Runner:
           Exception: what `ParameterServerStrategy.join` raises.
         """
         began = time.monotonic()
-        training = self._training_of(trial)
+        kind = Training.kind(trial)
+        if kind not in self._trainings:
+            self._trainings[kind] = Training(self._strategy, self._experiment, self._records.shape, trial)
+        training = self._trainings[kind]
         training.reset(trial)
         minibatches = iter(self._strategy.experimental_distribute_datasets_from_function(self._dataset_of(trial)))
         turns = self._experiment.batches_of(trial) // trial.workers
@@ -111,12 +109,6 @@ class Runner:
         processed = np.array([future.result() for future in futures], np.float64)
         in_order = processed[np.argsort(processed[:, 0], kind="stable")]
         return LossCurve(trial, in_order[:, 1], training.mean_staleness(), time.monotonic() - began)
-
-    def _training_of(self, trial: Trial) -> Training:
-        kind = Training.kind(trial)
-        if kind not in self._trainings:
-            self._trainings[kind] = Training(self._strategy, self._experiment, self._shape, trial)
-        return self._trainings[kind]
 
     def _dataset_of(self, trial: Trial) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
         size, seed = self._experiment.batch_size, self._experiment.seed

@@ -2,23 +2,17 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.simulation import rules as simulated
 from coordinator.simulation.result import Result
 from coordinator.simulation.rule import Rule
+from coordinator.simulation.simulated_cluster import simulate
 from coordinator.simulation.text_report import aligned
 from coordinator.testbed.confirmation.step_times import Run, StepTimes
 from coordinator.updates.rule_statistics import Staleness
-from coordinator.updates.rules.asynchronous import Asynchronous
-from coordinator.updates.rules.bounded_delay import BoundedDelay
-from coordinator.updates.rules.stale_synchronous import StaleSynchronous
-from coordinator.updates.rules.synchronous import Synchronous
 from coordinator.updates.state.gate import PAUSE
-from coordinator.updates.update_rule import UpdateRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,70 +44,12 @@ class Figures:
         )
 
 
-FREQUENCY, MAX_LEAD, MAX_DELAY = 2, 2, 3
-
-
-@dataclasses.dataclass(frozen=True)
-class ConfirmedRule:
-    """A rule, on a cluster and simulated.
-
-    Attributes:
-      name: its name in tables.
-      real: creates it for variables and a number of workers, in the strategy's scope.
-      simulated: creates its simulation for a number of workers.
-    """
-
-    name: str
-    real: Callable[[Sequence[Any], int], UpdateRule]
-    simulated: Callable[[int], Rule]
-
-
-def _descend(variable: Any, gradient: Any, rate: Any) -> None:
-    variable.assign_sub(rate * gradient)
-
-
-def _real(kind: Callable[..., UpdateRule], variables: Sequence[Any], **settings: int) -> UpdateRule:
-    return kind(_descend, variables, learning_rate=1e-6, **settings)
-
-
-RULES = (
-    ConfirmedRule("async", lambda variables, _: _real(Asynchronous, variables), lambda _: simulated.Asynchronous()),
-    ConfirmedRule(
-        "sync",
-        lambda variables, workers: _real(Synchronous, variables, grads_to_wait=workers),
-        simulated.Synchronous,
-    ),
-    ConfirmedRule(
-        "SSP",
-        lambda variables, _: _real(StaleSynchronous, variables, get_model_frequency=FREQUENCY, max_lead=MAX_LEAD),
-        lambda _: simulated.StaleSynchronous(FREQUENCY, MAX_LEAD),
-    ),
-    ConfirmedRule(
-        "bounded delay",
-        lambda variables, _: _real(BoundedDelay, variables, max_delay=MAX_DELAY),
-        lambda _: simulated.BoundedDelay(MAX_DELAY),
-    ),
-)
-
-
+# The figures in which a simulation must agree, in words.
+_JUDGED = {"mean_staleness": "mean staleness", "updates_per_second": "updates/s"}
 # The largest relative difference of figures that agree.
 TOLERANCE = 0.1
 # From this share on, waiting is named as a reason.
 _MUCH_IDLE = 0.02
-
-_HEAD = (
-    "rule, workers",
-    "staleness",
-    "simulated",
-    "off by",
-    "p99",
-    "simulated",
-    "updates/s",
-    "simulated",
-    "off by",
-    "idle",
-    "simulated",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,63 +57,79 @@ class Comparison:
     """One setting, real and simulated.
 
     Attributes:
-      rule: its name.
-      workers: the number of workers, of which the last is slow.
+      name: the rule and the number of workers, of which the last is slow.
       real: the figures of the real runs together.
       simulated: those of the simulation.
       repeated: the figures of each real run.
       times: the times of the real steps, which the simulator was given.
     """
 
-    rule: str
-    workers: int
+    name: str
     real: Figures
     simulated: Figures | Result
     repeated: Sequence[Figures]
     times: StepTimes
 
-    @property
-    def name(self) -> str:
-        """Rule and number of workers."""
-        return f"{self.rule}, {self.workers}"
+    @classmethod
+    def of_runs(cls, name: str, rule: Rule, runs: Sequence[Run]) -> "Comparison":
+        """Simulates a rule with the times of real runs, and compares them."""
+        times = StepTimes.of(runs)
+        workers = len(times.computed)
+        repeated = [Figures.of_runs([run], workers) for run in runs]
+        real = Figures.of_runs(runs, workers)
+        return cls(f"{name}, {workers}", real, simulate(times.setting(rule)), repeated, times)
 
-    @property
-    def staleness_off_by(self) -> float:
-        """The relative difference of the simulated mean staleness to the real one."""
-        return _off_by(self.real.mean_staleness, self.simulated.mean_staleness)
-
-    @property
-    def speed_off_by(self) -> float:
-        """The relative difference of the simulated updates per second to the real ones."""
-        return _off_by(self.real.updates_per_second, self.simulated.updates_per_second)
+    def off_by(self, figure: str) -> float:
+        """Returns the relative difference of the simulated figure of a name to the real one."""
+        real, simulated = getattr(self.real, figure), getattr(self.simulated, figure)
+        if real == simulated:
+            return 0.0
+        return (simulated - real) / real if real else math.inf
 
     @property
     def agrees(self) -> bool:
-        """True if both differences are within the tolerance."""
-        return max(abs(self.staleness_off_by), abs(self.speed_off_by)) <= TOLERANCE
+        """True if the differences are within the tolerance."""
+        return all(abs(self.off_by(figure)) <= TOLERANCE for figure in _JUDGED)
 
     def explanation(self) -> str:
         """Returns the differences beyond the tolerance, with reasons as far as the runs show them."""
         parts = []
-        for what, name, share in (
-            ("mean staleness", "mean_staleness", self.staleness_off_by),
-            ("updates/s", "updates_per_second", self.speed_off_by),
-        ):
-            if abs(share) <= TOLERANCE:
+        for figure, words in _JUDGED.items():
+            if abs(self.off_by(figure)) <= TOLERANCE:
                 continue
-            values = [getattr(each, name) for each in self.repeated]
-            is_noise = min(values) <= getattr(self.simulated, name) <= max(values)
+            values = [getattr(each, figure) for each in self.repeated]
+            is_noise = min(values) <= getattr(self.simulated, figure) <= max(values)
             why = "the simulated one is among them: noise" if is_noise else "so it is more than noise"
-            parts.append(f"{what} {100 * share:+.0f}%; the real runs had {min(values):.2f} to {max(values):.2f}, {why}")
+            difference = f"{words} {self.off_by(figure):+.0%}"
+            parts.append(f"{difference}; the real runs had {min(values):.2f} to {max(values):.2f}, {why}")
         if self.real.idle_share > _MUCH_IDLE:
             asked = 1e3 * (PAUSE + self.times.pull)
             parts.append(f"a real worker that waits asks again only every {asked:.1f} ms, or more if others wait, too")
         return f"{self.name}: {'; '.join(parts)}."
 
 
+# The titles of figures, their names, and their formats.
+_COLUMNS = (
+    ("staleness", "mean_staleness", ".2f"),
+    ("p99", "p99_staleness", "g"),
+    ("updates/s", "updates_per_second", ".2f"),
+    ("idle", "idle_share", ".1%"),
+)
+
+
 def table(comparisons: Sequence[Comparison]) -> str:
     """Returns a table with a row for each comparison."""
-    return aligned(_HEAD, [_row(comparison) for comparison in comparisons])
+    head = ["rule, workers"]
+    rows = [[comparison.name] for comparison in comparisons]
+    for title, figure, form in _COLUMNS:
+        head += [title, "simulated"]
+        for row, comparison in zip(rows, comparisons, strict=True):
+            row += [f"{getattr(each, figure):{form}}" for each in (comparison.real, comparison.simulated)]
+        if figure in _JUDGED:
+            head.append("off by")
+            for row, comparison in zip(rows, comparisons, strict=True):
+                row.append(f"{comparison.off_by(figure):+.1%}")
+    return aligned(head, rows)
 
 
 def times_table(comparisons: Sequence[Comparison]) -> str:
@@ -187,10 +139,9 @@ def times_table(comparisons: Sequence[Comparison]) -> str:
     for comparison in comparisons:
         times = comparison.times
         usual, slow = np.mean(np.concatenate(times.computed[:-1])), np.mean(times.computed[-1])
-        overheads = times.pull + times.push + float(np.mean(times.dispatch))
-        seconds = (usual, slow, times.pull, times.push, np.mean(times.dispatch))
-        shown = [f"{1e3 * each:.1f} ms" for each in seconds]
-        rows.append((comparison.name, *shown, f"{overheads / (overheads + usual):.0%}"))
+        overheads = (times.pull, times.push, float(np.mean(times.dispatch)))
+        shown = [f"{1e3 * each:.1f} ms" for each in (usual, slow, *overheads)]
+        rows.append((comparison.name, *shown, f"{sum(overheads) / (sum(overheads) + usual):.0%}"))
     return aligned(head, rows)
 
 
@@ -202,26 +153,3 @@ def verdict(comparisons: Sequence[Comparison]) -> str:
     ]
     lines += [comparison.explanation() for comparison in comparisons if not comparison.agrees]
     return "\n".join(lines)
-
-
-def _row(comparison: Comparison) -> tuple[str, ...]:
-    real, simulated = comparison.real, comparison.simulated
-    return (
-        comparison.name,
-        f"{real.mean_staleness:.2f}",
-        f"{simulated.mean_staleness:.2f}",
-        f"{100 * comparison.staleness_off_by:+.1f}%",
-        f"{real.p99_staleness:g}",
-        f"{simulated.p99_staleness:g}",
-        f"{real.updates_per_second:.2f}",
-        f"{simulated.updates_per_second:.2f}",
-        f"{100 * comparison.speed_off_by:+.1f}%",
-        f"{real.idle_share:.1%}",
-        f"{simulated.idle_share:.1%}",
-    )
-
-
-def _off_by(real: float, simulated: float) -> float:
-    if real == simulated:
-        return 0.0
-    return (simulated - real) / real if real else math.inf

@@ -4,9 +4,10 @@ What is counted in a run happened while all of its workers had steps to run.
 """
 
 import concurrent.futures
+import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,12 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.per_worker.variable import get_current_worker_index
-from coordinator.testbed.confirmation.comparison import ConfirmedRule
+from coordinator.simulation.rule import Rule
 from coordinator.testbed.confirmation.step_times import FINISHED, RECORDED, Run, Sleeps
+from coordinator.updates.rules.asynchronous import Asynchronous
+from coordinator.updates.rules.bounded_delay import BoundedDelay
+from coordinator.updates.rules.stale_synchronous import StaleSynchronous
+from coordinator.updates.rules.synchronous import Synchronous
 from coordinator.updates.state.gate import pause
 from coordinator.updates.state.rule_state import WAITED
 from coordinator.updates.update_rule import UpdateRule
@@ -27,6 +32,9 @@ _MORE = 50
 # In seconds, for waits of a few seconds.
 _DEADLINE = 300.0
 _VARIABLE_SHAPE = [16]
+_KINDS: dict[str, Callable[..., UpdateRule]] = {
+    kind.__name__: kind for kind in (Asynchronous, Synchronous, StaleSynchronous, BoundedDelay)
+}
 
 
 class RealSteps:
@@ -34,18 +42,19 @@ class RealSteps:
 
     Args:
       strategy: has at least that number of workers.
-      rule: the rule.
+      rule: the rule, as it is simulated; that of the cluster has the same name and settings.
       workers: the number of workers that take part; the last one is slow.
       sleeps: how long their steps sleep.
     """
 
-    def __init__(self, strategy: ParameterServerStrategy, rule: ConfirmedRule, workers: int, sleeps: Sleeps) -> None:
+    def __init__(self, strategy: ParameterServerStrategy, rule: Rule, workers: int, sleeps: Sleeps) -> None:
         self._strategy = strategy
         self._workers = workers
         self._sleeps = sleeps
         with strategy.scope():
             variable = tf.Variable(tf.zeros(_VARIABLE_SHAPE))
-            self._rule = rule.real([variable], workers)
+            kind = _KINDS[type(rule).__name__]
+            self._rule = kind(_descend, [variable], learning_rate=1e-6, **dataclasses.asdict(rule))
         self._step = _new_step(self._rule, variable, sleeps, slow_worker=workers - 1)
         for worker in range(workers):
             strategy.schedule(self._step, worker=worker)
@@ -83,6 +92,10 @@ class RealSteps:
 
     def __repr__(self) -> str:
         return f"<RealSteps: {self._rule}, {self._workers} workers>"
+
+
+def _descend(variable: Any, gradient: Any, rate: Any) -> None:
+    variable.assign_sub(rate * gradient)
 
 
 def _count(rule: UpdateRule) -> tuple[int, Any, float]:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from coordinator.simulation.distribution import Empirical
 from coordinator.simulation.rule import Rule
@@ -59,6 +58,8 @@ class Sleeps:
         Returns:
           Seconds, a float64 scalar.
         """
+        import tensorflow as tf
+
         table = tf.constant(self.table, tf.float64)
         seconds = table[tf.random.uniform([], 0, _SIZE, tf.int32)]
         return tf.where(worker == slow_worker, self.slow_factor * seconds, seconds)
@@ -133,22 +134,18 @@ class StepTimes:
             max(float(np.mean(together[:, FINISHED] - together[:, COMPUTED])), 2 * _LEAST_LATENCY),
         )
 
-    @property
-    def latency(self) -> float:
-        """The latency of a message, one way: the shorter of pull and push consists of two messages."""
-        return min(self.pull, self.push) / 2
-
-    def setting(self, rule: Rule, seed: int = 0) -> Setting:
+    def setting(self, rule: Rule) -> Setting:
         """Returns the simulator's setting, in which steps draw from the same times."""
+        # The shorter of pull and push consists of two messages.
+        latency = min(self.pull, self.push) / 2
         # The time by which a pull is longer than a push is spent before the push, as is the sleep.
-        extra = self.pull - 2 * self.latency
+        extra = self.pull - 2 * latency
         return Setting(
             workers=len(self.computed),
             rule=rule,
             compute=[Empirical(tuple(seconds + extra for seconds in each)) for each in self.computed],
-            latency=self.latency,
-            update=self.push - 2 * self.latency,
+            latency=latency,
+            update=self.push - 2 * latency,
             dispatch=Empirical(self.dispatch),
             pushes=_PUSHES,
-            seed=seed,
         )

@@ -17,7 +17,7 @@ def figures(staleness: float = 2.0, rate: float = 20.0, idle: float = 0.0) -> Fi
 
 
 def comparison(real: Figures, simulated: Figures, repeated: list[Figures] | None = None) -> Comparison:
-    return Comparison("SSP", 3, real, simulated, repeated or [real], TIMES)
+    return Comparison("SSP, 3", real, simulated, repeated or [real], TIMES)
 
 
 @pytest.mark.parametrize(

@@ -46,3 +46,14 @@ def test_real_servers_and_the_simulator_agree_under_all_rules(
         assert abs(float(staleness_off_by)) <= 10.0, (rule, printed)
         assert abs(float(speed_off_by)) <= 10.0, (rule, printed)
     assert "4 of 4 settings agree within 10%" in printed
+
+
+def test_options_are_checked_before_tensorflow_is_loaded(run_program: ProgramRunner) -> None:
+    """It reads how much it is to log when it is loaded, so the command sets that before."""
+    source = """
+        import sys
+        from coordinator.cli.command_line import main
+        assert main(["testbed", "--confirm", "--workers", "1"]) == 2
+        print("tensorflow" in sys.modules)
+    """
+    assert run_program(source).stdout == "False\n"

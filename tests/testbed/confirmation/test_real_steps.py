@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from coordinator.testbed.confirmation.comparison import MAX_DELAY, RULES
+from coordinator.simulation.rules import BoundedDelay
 from coordinator.testbed.confirmation.real_steps import RealSteps
 from coordinator.testbed.confirmation.step_times import ASKED, COMPUTED, FINISHED, PULLED, Sleeps
 
-BOUNDED_DELAY = RULES[-1]
+MAX_DELAY = 3
+BOUNDED_DELAY = BoundedDelay(MAX_DELAY)
 
 
 @pytest.mark.long
