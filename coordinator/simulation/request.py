@@ -1,9 +1,10 @@
 """The options of `coordinator simulate`: texts that are parsed into settings."""
 
 import dataclasses
+import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from coordinator.errors import SettingError
@@ -108,12 +109,14 @@ class Request:
         given = dict(self.options)
         if self.sweep is not None and value is not None:
             given[self.sweep.name] = value
-        settings: dict[str, Any] = {
-            field.name: given[field.name] for field in dataclasses.fields(Setting) if field.name in given
-        }
-        settings |= {name: parse(name, given[name]) for name, parse in _PARSERS.items() if name in given}
-        settings["rule"] = rule_of(rule, _parse_rule_options(rule, given))
-        return Setting(**settings, learning=_learning(given))
+        # An update of the synchronous rule takes a gradient of each worker unless another number is given.
+        if given.get("grads_to_wait", _WORKERS if rule == "synchronous" else None) == _WORKERS:
+            given["grads_to_wait"] = given.get("workers", Setting.workers)
+        given |= {name: parse(name, given[name]) for name, parse in _PARSERS.items() if name in given}
+        given |= {"rule": rule_of(rule, given), "learning": _learning(given)}
+        return Setting(
+            **{field.name: given[field.name] for field in dataclasses.fields(Setting) if field.name in given}
+        )
 
 
 def rule_of(name: str, options: Mapping[str, Any]) -> Rule:
@@ -133,32 +136,6 @@ def rule_of(name: str, options: Mapping[str, Any]) -> Rule:
     return RULES[name](**{field.name: options[field.name] for field in fields if field.name in options})
 
 
-def _parse_rule_options(rule: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    options = dict(given)
-    workers = given.get("workers", Setting.workers)
-    if "max_delay" in given:
-        options["max_delay"] = _parse_integer("max_delay", given["max_delay"], "inf", math.inf)
-    if "grads_to_wait" in given:
-        options["grads_to_wait"] = _parse_integer("grads_to_wait", given["grads_to_wait"], _WORKERS, workers)
-    elif rule == "synchronous":
-        options["grads_to_wait"] = workers
-    if "delay" in given:
-        options["delay"] = math.inf if given["delay"] == "inf" else parse_seconds("delay", given["delay"])
-    if "period" in given:
-        options["period"] = parse_seconds("period", given["period"])
-    return options
-
-
-def _parse_integer(option: str, given: int | str, word: str, value_of_word: float) -> float:
-    """Returns an integer, or the value that a word has."""
-    if given == word:
-        return value_of_word
-    try:
-        return int(given)
-    except ValueError:
-        raise SettingError(option, f"must be an integer or {word}, got {given!r}.") from None
-
-
 def _learning(given: Mapping[str, Any]) -> Learning | None:
     if "learning_rate" not in given:
         if "problem" in given:
@@ -169,6 +146,16 @@ def _learning(given: Mapping[str, Any]) -> Learning | None:
         raise SettingError("problem", f"must be one of {', '.join(PROBLEMS)}; got {name!r}.")
     problem: Problem = PROBLEMS[name]()
     return Learning(problem, given["learning_rate"])
+
+
+def _parse_integer_or(word: str, option: str, given: int | str) -> float:
+    """Returns an integer, or `inf` where that is the word that is given."""
+    if given == word:
+        return math.inf
+    try:
+        return int(given)
+    except ValueError:
+        raise SettingError(option, f"must be an integer or {word}, got {given!r}.") from None
 
 
 def _parse_slow_down(option: str, text: str) -> dict[int, float]:
@@ -202,8 +189,12 @@ def _parse_absences(option: str, text: str, expected: str) -> list[tuple[int, fl
     return found
 
 
-# Options that are texts; others of the same names as fields of `Setting` are values already.
-_PARSERS = {
+# Of options that are texts; others are values already.
+_PARSERS: dict[str, Callable[[str, Any], Any]] = {
+    "grads_to_wait": functools.partial(_parse_integer_or, _WORKERS),
+    "max_delay": functools.partial(_parse_integer_or, "inf"),
+    "delay": lambda option, text: math.inf if text == "inf" else parse_seconds(option, text),
+    "period": parse_seconds,
     "slow_down": _parse_slow_down,
     "stragglers": parse_share,
     "slow_steps": parse_share,

@@ -1,6 +1,6 @@
 """Results as text: a summary and advice for one cluster, a table for several."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from coordinator.simulation.quantity import format_seconds
 from coordinator.simulation.result import Result
@@ -108,22 +108,23 @@ def table(head: str, results: Sequence[tuple[str, Result]]) -> str:
     Returns:
       The lines, without an end of line after the last.
     """
-    titles = [head, "updates/s", "gradients/s", "rejected", "staleness", "p99", "max", "compute", "communicate", "wait"]
+    columns = {**_COLUMNS}
     if any(result.losses.size for _, result in results):
-        titles.append("loss")
-    return aligned(titles, [(label, *_cells(result)) for label, result in results])
-
-
-def _cells(result: Result) -> tuple[str, ...]:
-    return (
-        f"{result.updates_per_second:.4g}",
-        f"{result.gradients_per_second:.4g}",
-        f"{result.rejected_share:.1%}",
-        f"{result.mean_staleness:.3g}",
-        f"{result.p99_staleness}",
-        f"{result.max_staleness}",
-        f"{result.compute_share:.1%}",
-        f"{result.communicate_share:.1%}",
-        f"{result.idle_share:.1%}",
-        *((f"{result.losses[-1]:.4g}",) if result.losses.size else ()),
+        columns["loss"] = lambda result: f"{result.losses[-1]:.4g}"
+    return aligned(
+        [head, *columns], [[label, *(cell(result) for cell in columns.values())] for label, result in results]
     )
+
+
+# By the titles of the columns.
+_COLUMNS: dict[str, Callable[[Result], str]] = {
+    "updates/s": lambda result: f"{result.updates_per_second:.4g}",
+    "gradients/s": lambda result: f"{result.gradients_per_second:.4g}",
+    "rejected": lambda result: f"{result.rejected_share:.1%}",
+    "staleness": lambda result: f"{result.mean_staleness:.3g}",
+    "p99": lambda result: f"{result.p99_staleness}",
+    "max": lambda result: f"{result.max_staleness}",
+    "compute": lambda result: f"{result.compute_share:.1%}",
+    "communicate": lambda result: f"{result.communicate_share:.1%}",
+    "wait": lambda result: f"{result.idle_share:.1%}",
+}

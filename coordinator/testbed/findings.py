@@ -6,9 +6,10 @@ the same.
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import operator
+from collections.abc import Callable, Sequence
 
 from coordinator.testbed.experiment import ASYNCHRONOUS, SYNCHRONOUS, Trial, worker_count
 from coordinator.testbed.loss_curve import LossCurve
@@ -17,8 +18,6 @@ from coordinator.testbed.loss_curve import LossCurve
 _IN_ORDER = 0.75
 # The largest differences that count as about the same: a factor of the batches, and a difference of final losses.
 _SIMILAR_FACTOR, _SIMILAR_LOSS = 1.5, 0.1
-# Figures by delay or by number of workers, rising.
-_Series = dict[float, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +68,17 @@ def findings(curves: Sequence[LossCurve], target: float) -> list[Finding]:
       target: the loss that counts as learned.
     """
 
+    def spikes(curve: LossCurve) -> float:
+        return curve.spikes
+
     def slowness(curve: LossCurve) -> float:
         return curve.batches_to(target) or math.inf
 
     return [
-        Finding("more delay, more instability", _along_delays(curves, "spikes", lambda curve: curve.spikes)),
-        Finding("more delay, slower convergence", _along_delays(curves, "batches", slowness)),
-        Finding("more workers, more instability", _along_workers(curves, "spikes", lambda curve: curve.spikes)),
-        Finding("more workers, slower convergence", _along_workers(curves, "batches", slowness)),
+        Finding("more delay, more instability", _rising_cases(curves, "delay", "spikes", spikes)),
+        Finding("more delay, slower convergence", _rising_cases(curves, "delay", "batches", slowness)),
+        Finding("more workers, more instability", _rising_cases(curves, "workers", "spikes", spikes)),
+        Finding("more workers, slower convergence", _rising_cases(curves, "workers", "batches", slowness)),
         Finding("no delay, synchronous and asynchronous about the same", _similarity(curves, target)),
     ]
 
@@ -91,43 +93,41 @@ def is_rising(values: Sequence[float]) -> bool:
     return bool(pairs) and values[-1] > values[0] and in_order >= _IN_ORDER * len(pairs)
 
 
-def _along_delays(curves: Sequence[LossCurve], what: str, value: Callable[[LossCurve], float]) -> tuple[Case, ...]:
-    series: dict[int, _Series] = {}
-    for curve in _asynchronous(curves):
-        series.setdefault(curve.trial.workers, {})[curve.trial.delay] = value(curve)
-    return _rising_cases(series, lambda workers, of: f"{worker_count(workers)}: {_figures(of, what, ' s')}")
+def _rising_cases(
+    curves: Sequence[LossCurve], along: str, what: str, value: Callable[[LossCurve], float]
+) -> tuple[Case, ...]:
+    """Checks whether a value of asynchronous trials rises: with the delay for each number of workers, or the reverse.
 
+    Args:
+      curves: one for each trial.
+      along: "delay" or "workers".
+      what: the name of the value.
+      value: computes it.
 
-def _along_workers(curves: Sequence[LossCurve], what: str, value: Callable[[LossCurve], float]) -> tuple[Case, ...]:
-    series: dict[float, _Series] = {}
-    for curve in _asynchronous(curves):
-        if curve.trial.delay > 0:
-            series.setdefault(curve.trial.delay, {})[curve.trial.workers] = value(curve)
-    return _rising_cases(series, lambda delay, of: f"delay {delay:g} s: {_figures(of, what, ' workers')}")
-
-
-def _asynchronous(curves: Sequence[LossCurve]) -> list[LossCurve]:
-    found = [curve for curve in curves if curve.trial.mode == ASYNCHRONOUS]
-    return sorted(found, key=lambda curve: (curve.trial.workers, curve.trial.delay))
-
-
-def _rising_cases(series: Mapping[Any, _Series], describe: Callable[[Any, _Series], str]) -> tuple[Case, ...]:
-    """Returns a case for each series of more than one figure."""
-    return tuple(
-        Case(is_rising(list(each.values())), describe(key, each))
-        for key, each in sorted(series.items())
-        if len(each) > 1
-    )
+    Returns:
+      A case for each series of more than one trial. Trials without delay are no series along the workers.
+    """
+    group = "workers" if along == "delay" else "delay"
+    found = [curve for curve in curves if curve.trial.mode == ASYNCHRONOUS and getattr(curve.trial, group) > 0]
+    found.sort(key=operator.attrgetter(f"trial.{group}", f"trial.{along}"))
+    cases = []
+    for key, series in itertools.groupby(found, operator.attrgetter(f"trial.{group}")):
+        values = {getattr(curve.trial, along): value(curve) for curve in series}
+        if len(values) > 1:
+            name, unit = (worker_count(key), "s") if along == "delay" else (f"delay {key:g} s", "workers")
+            shown = ", ".join(map(_count, values.values()))
+            places = ", ".join(f"{place:g}" for place in values)
+            cases.append(Case(is_rising(list(values.values())), f"{name}: {shown} {what} with {places} {unit}"))
+    return tuple(cases)
 
 
 def _similarity(curves: Sequence[LossCurve], target: float) -> tuple[Case, ...]:
     by_trial = {curve.trial: curve for curve in curves}
-    pairs = [
-        (trial.workers, by_trial[trial], by_trial[other])
+    return tuple(
+        _similarity_case(trial.workers, by_trial[trial], by_trial[other], target)
         for trial in sorted(by_trial, key=lambda trial: trial.workers)
         if trial.mode == SYNCHRONOUS and (other := Trial(ASYNCHRONOUS, trial.workers, 0.0)) in by_trial
-    ]
-    return tuple(_similarity_case(*pair, target) for pair in pairs)
+    )
 
 
 def _similarity_case(workers: int, synchronous: LossCurve, asynchronous: LossCurve, target: float) -> Case:
@@ -141,12 +141,6 @@ def _similarity_case(workers: int, synchronous: LossCurve, asynchronous: LossCur
         is_as_quick and is_as_good,
         f"{worker_count(workers)}: {figures} batches, final loss {losses[0]:.3f} and {losses[1]:.3f}",
     )
-
-
-def _figures(series: _Series, what: str, unit: str) -> str:
-    keys = ", ".join(f"{key:g}" for key in series)
-    values = ", ".join(_count(value) for value in series.values())
-    return f"{values} {what} with {keys}{unit}"
 
 
 def _count(value: float | None) -> str:

@@ -2,38 +2,39 @@
 
 import functools
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from coordinator.simulation.known_results import backup_workers, bounded_delay, overheads, softsync, stragglers
 from coordinator.simulation.known_results.__main__ import RESULTS, main
+from coordinator.simulation.known_results.backup_workers import BackupWorkers, WithBackups
+from coordinator.simulation.known_results.staleness import BoundedDelays, Softsync
+from coordinator.simulation.known_results.waiting import Overheads, Stragglers
 from coordinator.simulation.setting import Setting
 from coordinator.simulation.simulated_cluster import simulate
 
 
 @functools.cache
-def measured_once(known: ModuleType) -> Any:
+def measured_once(known: type) -> Any:
     return known.measure()
 
 
 def test_synchronous_training_waits_for_the_slowest_and_averaging_does_not() -> None:
-    measured = measured_once(stragglers)
-    assert measured.synchronous == pytest.approx(measured.synchronous_formula, rel=0.02)
-    assert measured.averaged == pytest.approx(measured.averaged_formula, rel=0.02)
+    measured = measured_once(Stragglers)
+    assert measured.synchronous == pytest.approx(1 / Stragglers.FACTORS, rel=0.02)
+    assert measured.averaged == pytest.approx(Stragglers.averaged_formula(Stragglers.FACTORS), rel=0.02)
 
 
 @pytest.mark.long
 def test_lost_time_equals_that_of_the_published_table() -> None:
-    measured = measured_once(overheads)
+    measured = measured_once(Overheads)
     assert measured.largest_error < 0.05
     assert measured.synchronous[-1] > 30 * measured.asynchronous[-1]
 
 
 def test_with_backups_a_worker_gives_each_update_one_gradient_at_most() -> None:
-    result = simulate(Setting(workers=3, rule=backup_workers.WithBackups(2), compute=[1.0, 1.5, 2.2], seconds=9.1))
+    result = simulate(Setting(workers=3, rule=WithBackups(2), compute=[1.0, 1.5, 2.2], seconds=9.1))
     # The second worker completes an update every 1.5 s; the third, which takes longer, is always too late.
     assert result.push_times[result.push_workers == 0] == pytest.approx([1.0, 2.5, 4.0, 5.5, 7.0, 8.5])
     assert result.rejected == (result.push_workers == 2).sum() == 4
@@ -42,7 +43,7 @@ def test_with_backups_a_worker_gives_each_update_one_gradient_at_most() -> None:
 
 @pytest.mark.long
 def test_a_few_backup_workers_are_better_than_none_and_than_many() -> None:
-    measured = measured_once(backup_workers)
+    measured = measured_once(BackupWorkers)
     assert 3 <= measured.best <= 10
     assert measured.gradients_per_second.max() > 1.5 * measured.gradients_per_second[0]
     assert measured.gradients_per_second.max() > 1.2 * measured.gradients_per_second[-1]
@@ -51,14 +52,14 @@ def test_a_few_backup_workers_are_better_than_none_and_than_many() -> None:
 
 @pytest.mark.long
 def test_the_staleness_of_n_softsync_is_about_n_and_almost_never_above_2n() -> None:
-    measured = measured_once(softsync)
-    assert measured.means == pytest.approx(measured.splits, rel=0.1)
+    measured = measured_once(Softsync)
+    assert measured.means == pytest.approx(Softsync.SPLITS, rel=0.1)
     assert measured.over_twice < 1e-4
 
 
 @pytest.mark.long
 def test_n_softsync_with_a_large_n_learns_with_modulation_alone() -> None:
-    few, many, modulated = (result.losses for result in measured_once(softsync).learned.values())
+    few, many, modulated = (result.losses for result in measured_once(Softsync).learned.values())
     assert few[-1] < 0.25 * few[0]
     assert modulated[-1] < 0.25 * modulated[0]
     assert np.min(many[len(many) // 2 :]) > many[0]
@@ -66,7 +67,7 @@ def test_n_softsync_with_a_large_n_learns_with_modulation_alone() -> None:
 
 @pytest.mark.long
 def test_idle_time_falls_with_the_delay_from_about_half_to_a_few_percent() -> None:
-    measured = measured_once(bounded_delay)
+    measured = measured_once(BoundedDelays)
     for shares in (measured.idle_shares, measured.our_idle_shares):
         assert 0.4 < shares[0] < 0.65
         assert shares[-1] < 0.03
@@ -75,7 +76,7 @@ def test_idle_time_falls_with_the_delay_from_about_half_to_a_few_percent() -> No
 
 @pytest.mark.long
 def test_a_loss_is_reached_first_at_a_delay_in_between() -> None:
-    measured = measured_once(bounded_delay)
+    measured = measured_once(BoundedDelays)
     assert measured.best in {4, 8}
     assert measured.seconds.min() < 0.6 * measured.seconds[0]
     assert measured.seconds.min() < 0.8 * measured.seconds[-1]
@@ -92,7 +93,7 @@ def test_each_result_is_printed_in_a_line_and_drawn_with_named_axes(
     for known in RESULTS.values():
         draw, measured = known.draw, measured_once(known)
         monkeypatch.setattr(known, "measure", lambda measured=measured: measured)
-        monkeypatch.setattr(known, "draw", lambda measured, draw=draw: figures.append(draw(measured)) or figures[-1])
+        monkeypatch.setattr(known, "draw", lambda self, draw=draw: figures.append(draw(self)) or figures[-1])
     main()
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == names

@@ -5,15 +5,17 @@ import pathlib
 from typing import Any
 
 from coordinator.simulation import picture
-from coordinator.simulation.known_results import backup_workers, bounded_delay, overheads, softsync, stragglers
+from coordinator.simulation.known_results.backup_workers import BackupWorkers
+from coordinator.simulation.known_results.staleness import BoundedDelays, Softsync
+from coordinator.simulation.known_results.waiting import Overheads, Stragglers
 
 # By the names of their pictures.
 RESULTS: dict[str, Any] = {
-    "softsync": softsync,
-    "bounded_delay": bounded_delay,
-    "overheads": overheads,
-    "stragglers": stragglers,
-    "backup_workers": backup_workers,
+    "softsync": Softsync,
+    "bounded_delay": BoundedDelays,
+    "overheads": Overheads,
+    "stragglers": Stragglers,
+    "backup_workers": BackupWorkers,
 }
 
 
@@ -26,7 +28,7 @@ def main() -> None:
     for name, known in RESULTS.items():
         measured = known.measure()
         print(f"{name}: {measured}", flush=True)
-        picture.save(known.draw(measured), folder / f"{name}.png")
+        picture.save(measured.draw(), folder / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -23,10 +23,6 @@ from coordinator.simulation.simulated_worker import SimulatedWorker
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WORKERS = 100
-BACKUPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30)
-_UPDATES = 150
-
 
 @dataclasses.dataclass(frozen=True)
 class WithBackups(Synchronous):
@@ -59,62 +55,62 @@ class BackupWorkers:
     """The measured figures.
 
     Attributes:
-      backups: the number of backup workers; int64 [settings].
       update_seconds: the mean time between two updates; float64 [settings].
       gradients_per_second: gradients that are part of an update; float64 [settings].
     """
 
-    backups: Array
     update_seconds: Array
     gradients_per_second: Array
+
+    _WORKERS = 100
+    # Their number in each setting.
+    _BACKUPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30)
+
+    @classmethod
+    def measure(cls) -> "BackupWorkers":
+        """Simulates it: most steps take about the same time, four in a thousand four times that."""
+        results = [
+            simulate(
+                Setting(
+                    workers=cls._WORKERS,
+                    rule=WithBackups(cls._WORKERS - backups),
+                    compute=LogNormal(1.0, 0.05),
+                    slow_steps=0.004,
+                    slow_step_factor=4.0,
+                    pushes=150 * cls._WORKERS,
+                )
+            )
+            for backups in cls._BACKUPS
+        ]
+        return cls(
+            np.array([result.seconds / result.updates for result in results]),
+            np.array([result.gradients_per_second for result in results]),
+        )
 
     @property
     def best(self) -> int:
         """The number of backup workers with the most gradients per second."""
-        return int(self.backups[self.gradients_per_second.argmax()])
+        return self._BACKUPS[int(self.gradients_per_second.argmax())]
 
     def __str__(self) -> str:
         first, best = self.update_seconds[0], self.update_seconds[self.gradients_per_second.argmax()]
         return (
-            f"Of {WORKERS} workers, {self.best} as backups are best: an update takes {1e3 * best:.0f} ms in place of "
-            f"{1e3 * first:.0f} ms, and {self.gradients_per_second.max() / self.gradients_per_second[0]:.2f} times as "
-            f"many gradients are used in a second. The paper: of 100, from 4 to 6."
+            f"Of {self._WORKERS} workers, {self.best} as backups are best: an update takes {1e3 * best:.0f} ms in "
+            f"place of {1e3 * first:.0f} ms, and {self.gradients_per_second.max() / self.gradients_per_second[0]:.2f} "
+            f"times as many gradients are used in a second. The paper: of 100, from 4 to 6."
         )
 
-
-def measure() -> BackupWorkers:
-    """Simulates it: most steps take about the same time, four in a thousand four times that."""
-    results = [
-        simulate(
-            Setting(
-                workers=WORKERS,
-                rule=WithBackups(WORKERS - backups),
-                compute=LogNormal(1.0, 0.05),
-                slow_steps=0.004,
-                slow_step_factor=4.0,
-                pushes=_UPDATES * WORKERS,
-            )
-        )
-        for backups in BACKUPS
-    ]
-    return BackupWorkers(
-        np.array(BACKUPS),
-        np.array([result.seconds / result.updates for result in results]),
-        np.array([result.gradients_per_second for result in results]),
-    )
-
-
-def draw(measured: BackupWorkers) -> "Figure":
-    """Draws the time of an update, and the gradients per second, against the number of backup workers."""
-    figure = picture.new_figure(10, 4.2)
-    left, right = figure.subplots(1, 2)
-    left.plot(measured.backups, measured.update_seconds, "o-", color=picture.BLUE)
-    left.set(title=f"An update of {WORKERS} workers' gradients less the backups'", ylabel="time [s]", ylim=(0, None))
-    right.plot(measured.backups, measured.gradients_per_second, "o-", color=picture.BLUE)
-    right.axvline(measured.best, color=picture.RED, linestyle="--", label=f"best: {measured.best}")
-    right.set(title="Speed", ylabel="gradients used per second", ylim=(0, None))
-    right.legend()
-    for axes in (left, right):
-        axes.set_xlabel("backup workers")
-        axes.grid(alpha=0.3)
-    return figure
+    def draw(self) -> "Figure":
+        """Draws the time of an update, and the gradients per second, against the number of backup workers."""
+        figure = picture.new_figure(10, 4.2)
+        left, right = figure.subplots(1, 2)
+        left.plot(self._BACKUPS, self.update_seconds, "o-", color=picture.BLUE)
+        left.set(title=f"An update of {self._WORKERS} workers' gradients less the backups'", ylabel="time [s]")
+        right.plot(self._BACKUPS, self.gradients_per_second, "o-", color=picture.BLUE)
+        right.axvline(self.best, color=picture.RED, linestyle="--", label=f"best: {self.best}")
+        right.set(title="Speed", ylabel="gradients used per second")
+        right.legend()
+        for axes in (left, right):
+            axes.set(xlabel="backup workers", ylim=(0, None))
+            axes.grid(alpha=0.3)
+        return figure
