@@ -19,7 +19,7 @@ import os
 import time
 
 from coordinator.evaluation.checkpoint_file import CheckpointFile, find_newest
-from coordinator.evaluation.status_files import EvaluationResult, TrainingMarker, read_marker
+from coordinator.evaluation.status_files import EvaluationResult, TrainingMarker, read_marker, results
 
 _LOG = logging.getLogger("coordinator")
 
@@ -102,30 +102,22 @@ def _has_evaluated_enough(situation: Situation) -> bool:
 
 
 class CheckpointWatch:
-    """Observes a checkpoint directory, which need not exist yet.
+    """Observes a checkpoint directory, which need not exist yet, and logs what an evaluator waits for there.
 
     Args:
       directory: the checkpoint directory, on a file system that training and evaluator share.
-      known: results of earlier evaluations of its checkpoints.
       max_evaluations: see `Situation`.
       new_training_grace: length of the grace period after construction, in seconds.
-      patience: seconds after which an unreadable checkpoint is not expected to become readable.
+      advice_after: seconds between advice messages while no new checkpoint is evaluated; and after which an unreadable
+        checkpoint is not expected to become readable.
     """
 
-    def __init__(
-        self,
-        directory: str,
-        known: list[EvaluationResult],
-        *,
-        max_evaluations: int | None,
-        new_training_grace: float,
-        patience: float,
-    ):
+    def __init__(self, directory: str, *, max_evaluations: int | None, new_training_grace: float, advice_after: float):
         self._directory = directory
-        self._results = {(os.path.basename(result.checkpoint), result.written_ns): result for result in known}
+        self._results = {(os.path.basename(known.checkpoint), known.written_ns): known for known in results(directory)}
         self._max_evaluations = max_evaluations
         self._grace = new_training_grace
-        self._patience = patience
+        self._advice_after = advice_after
         self._started = time.monotonic()
         self._marker_at_start = read_marker(directory)
         newest = find_newest(directory)
@@ -134,6 +126,8 @@ class CheckpointWatch:
         self._newest_since = 0.0
         self._unreadable: CheckpointFile | None = None
         self._unreadable_since = 0.0
+        self._waiting_since: float | None = None
+        self._advised = 0
 
     @property
     def evaluations(self) -> int:
@@ -159,13 +153,13 @@ class CheckpointWatch:
             is_in_grace_period=now - self._started < self._grace,
             is_long_unreadable=newest is not None
             and newest == self._unreadable
-            and now - self._unreadable_since >= self._patience,
+            and now - self._unreadable_since >= self._advice_after,
         )
 
     def add_result(self, checkpoint: CheckpointFile, result: EvaluationResult) -> None:
-        """Records the result of a checkpoint."""
+        """Records the result of a checkpoint; the next wait starts from zero."""
         self._results[checkpoint.identity] = result
-        self._unreadable = None
+        self._unreadable = self._waiting_since = None
 
     def add_unreadable(self, checkpoint: CheckpointFile) -> bool:
         """Records that a checkpoint could not be read. Returns True the first time."""
@@ -174,34 +168,15 @@ class CheckpointWatch:
             self._unreadable, self._unreadable_since = checkpoint, time.monotonic()
         return is_first
 
-
-class WaitReport:
-    """Logs what an evaluator waits for, and advice when a wait is long.
-
-    Args:
-      directory: the checkpoint directory.
-      advice_after: seconds between advice messages while no new checkpoint is evaluated.
-    """
-
-    def __init__(self, directory: str, advice_after: float):
-        self._directory = directory
-        self._advice_after = advice_after
-        self._since: float | None = None
-        self._advised = 0
-
-    def end_wait(self) -> None:
-        """Records that a checkpoint was evaluated: the next wait starts from zero."""
-        self._since = None
-
-    def wait(self, situation: Situation) -> None:
+    def report_wait(self, situation: Situation) -> None:
         """Logs the start of a wait, or advice when it is due."""
         now = time.monotonic()
-        if self._since is None:
-            self._since, self._advised = now, 0
+        if self._waiting_since is None:
+            self._waiting_since, self._advised = now, 0
             _LOG.info("Evaluator is waiting %s.", awaited(situation, self._directory))
-        elif now - self._since >= (self._advised + 1) * self._advice_after:
-            self._advised = int((now - self._since) / self._advice_after)
-            _LOG.warning("%s", advice(situation, self._directory, now - self._since))
+        elif now - self._waiting_since >= (self._advised + 1) * self._advice_after:
+            self._advised = int((now - self._waiting_since) / self._advice_after)
+            _LOG.warning("%s", advice(situation, self._directory, now - self._waiting_since))
 
 
 def awaited(situation: Situation, directory: str) -> str:

@@ -30,18 +30,11 @@ import keras
 import tensorflow as tf
 
 from coordinator.errors import EvaluationError
-from coordinator.evaluation.checkpoint_loaders import KerasModelLoader, TrackableLoader
-from coordinator.evaluation.checkpoint_watch import (
-    SETTLING_TIME,
-    CheckpointWatch,
-    Move,
-    Situation,
-    WaitReport,
-    awaited,
-    next_move,
-)
+from coordinator.evaluation.checkpoint_file import CheckpointFile
+from coordinator.evaluation.checkpoint_loader import CheckpointLoader
+from coordinator.evaluation.checkpoint_watch import SETTLING_TIME, CheckpointWatch, Move, awaited, next_move
 from coordinator.evaluation.evaluation_record import BestCheckpoint, EvaluationRecord, flat_metrics
-from coordinator.evaluation.status_files import EvaluationResult, results
+from coordinator.evaluation.status_files import EvaluationResult
 from coordinator.setting_checks import check_number
 
 _LOG = logging.getLogger("coordinator")
@@ -123,8 +116,7 @@ class SidecarEvaluator:
             raise ValueError(f"A {type(model).__name__} has no `evaluate`: pass a function as evaluate=.")
         self._model, self._data, self._steps, self._callbacks = model, data, steps, list(callbacks or ())
         self._evaluate = evaluate
-        is_keras_model = isinstance(model, keras.Model)
-        self._loader = KerasModelLoader(model, data) if is_keras_model else TrackableLoader(model)
+        self._loader = CheckpointLoader(model, data)
         best = None if best_dir is None else BestCheckpoint(best_dir, best_metric, best_mode)
         self._directory = os.fspath(checkpoint_dir)
         self._record = EvaluationRecord(self._directory, log_dir, best, on_evaluation)
@@ -160,10 +152,9 @@ class SidecarEvaluator:
             )
         watch = CheckpointWatch(
             self._directory,
-            results(self._directory),
             max_evaluations=self._max_evaluations,
             new_training_grace=self._grace,
-            patience=self._advice_after,
+            advice_after=self._advice_after,
         )
         try:
             return self._evaluate_until_end(watch, deadline)
@@ -175,41 +166,28 @@ class SidecarEvaluator:
         self._stop.set()
 
     def _evaluate_until_end(self, watch: CheckpointWatch, deadline: float) -> list[EvaluationResult]:
-        report = WaitReport(self._directory, self._advice_after)
         added: list[EvaluationResult] = []
-        while (situation := self._look(watch)) is not None:
+        while (move := next_move(situation := watch.look(self._stop.is_set()))) is not Move.END:
+            newest = situation.newest
+            if move is Move.FAIL and newest is not None:
+                raise EvaluationError(
+                    f"Training has finished, and its last checkpoint {newest.path!r} could not be read for "
+                    f"{self._advice_after:g} s. It is damaged, or partly deleted."
+                )
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"The evaluator timed out while waiting {awaited(situation, self._directory)}.")
-            result = self._evaluate_newest(situation, watch)
-            if result is not None:
+            if move is Move.EVALUATE and newest is not None and (result := self._evaluate_checkpoint(newest, watch)):
                 added.append(result)
-                report.end_wait()
                 continue
-            report.wait(situation)
+            watch.report_wait(situation)
             pause = min(self._poll_interval, SETTLING_TIME) if situation.is_settling else self._poll_interval
             self._stop.wait(min(pause, max(0.0, deadline - time.monotonic())))
-        return added
-
-    def _look(self, watch: CheckpointWatch) -> Situation | None:
-        """Returns the current situation; None if the evaluator ends."""
-        situation = watch.look(self._stop.is_set())
-        move = next_move(situation)
-        if move is Move.FAIL and situation.newest is not None:
-            raise EvaluationError(
-                f"Training has finished, and its last checkpoint {situation.newest.path!r} could not be read for "
-                f"{self._advice_after:g} s. It is damaged, or partly deleted."
-            )
-        if move is not Move.END:
-            return situation
         if situation.newest is None and not situation.is_stopped:
             _LOG.warning("Training finished without a checkpoint in %r: nothing to evaluate.", self._directory)
-        return None
+        return added
 
-    def _evaluate_newest(self, situation: Situation, watch: CheckpointWatch) -> EvaluationResult | None:
-        """Evaluates the newest checkpoint; returns None if that is not the next move, or it is unreadable."""
-        checkpoint = situation.newest
-        if checkpoint is None or next_move(situation) is not Move.EVALUATE:
-            return None
+    def _evaluate_checkpoint(self, checkpoint: CheckpointFile, watch: CheckpointWatch) -> EvaluationResult | None:
+        """Evaluates a checkpoint; returns None if it is unreadable."""
         with contextlib.ExitStack() as stack:
             try:
                 path = stack.enter_context(self._record.copied(checkpoint))

@@ -3,7 +3,7 @@
 Supports object-based checkpoints, as written by `tf.train.Checkpoint` and `tf.train.CheckpointManager`.
 """
 
-import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -14,29 +14,6 @@ from coordinator.errors import EvaluationError
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _USER_COUNTERS = ("step", "global_step")
 _OPTIMIZER_COUNTERS = ("_iterations", "iterations", "iter")
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedVariable:
-    """The key of a variable in the checkpoint, and its shape."""
-
-    key: str
-    shape: tuple[int, ...]
-
-
-def named_objects(trackable: Any) -> dict[str, Any]:
-    """Returns the objects that `trackable` saves, by name.
-
-    Args:
-      trackable: any trackable object. For a `tf.train.Checkpoint` with a root, the result holds the root's objects and
-        its own side by side, as in the checkpoint.
-    """
-    objects = dict(tf.train.TrackableView(trackable).children(trackable))
-    if isinstance(trackable, tf.train.Checkpoint):
-        objects = {name: item for name, item in objects.items() if name not in ("_root", "save_counter")}
-        root = objects.pop("root", None)
-        return objects if root is None else {**named_objects(root), **objects}
-    return objects
 
 
 class TensorFlowCheckpoint:
@@ -69,25 +46,42 @@ class TensorFlowCheckpoint:
         """Returns the names of the objects that were passed to `tf.train.Checkpoint`."""
         return sorted(self._children(0))
 
-    def value(self, saved: SavedVariable) -> Any:
+    def value(self, key: str) -> Any:
         """Returns the value of a variable as a NumPy array; shards are concatenated."""
-        return self._reader.get_tensor(saved.key)
+        return self._reader.get_tensor(key)
 
-    def matches(self, root: Any) -> dict[int, SavedVariable]:
-        """Finds the variables of `root` in the checkpoint.
+    def find(self, root: Any, variables: Iterable[tuple[str, Any]]) -> list[str]:
+        """Finds variables in the checkpoint.
 
         Args:
           root: a trackable object with the structure of the saved one.
+          variables: (name, variable) pairs, of variables below `root`.
 
         Returns:
-          The saved variable for each `id(variable)`.
+          The key of each variable, for `value`.
+
+        Raises:
+          EvaluationError: a variable is missing or has another shape.
         """
-        found = {}
-        for node, trackable in tf.train.CheckpointView(self._path).match(root).items():
-            saved = self._variable(node)
-            if saved is not None:
-                found[id(trackable)] = saved
-        return found
+        matches = tf.train.CheckpointView(self._path).match(root).items()
+        saved = {id(trackable): key for node, trackable in matches if (key := self._key(node)) is not None}
+        keys = []
+        for name, variable in variables:
+            key = saved.get(id(variable))
+            if key is None:
+                raise EvaluationError(
+                    f"The checkpoint {self._label!r} holds no value for the variable {name!r}; it holds {self.names()} "
+                    "at its root. Evaluate the model that was trained, saved under the name 'model', or pass as model "
+                    "a tf.train.Checkpoint with the names under which training saves."
+                )
+            shape, saved_shape = tuple(variable.shape), tuple(self._shapes[key])
+            if shape != saved_shape:
+                raise EvaluationError(
+                    f"The variable {name!r} has shape {shape} in the evaluator and {saved_shape} in the checkpoint "
+                    f"{self._label!r}. Build the evaluator's model as the trained one was built."
+                )
+            keys.append(key)
+        return keys
 
     def trained_step(self) -> int | None:
         """Returns the number of training steps before the checkpoint; None if it holds no counter.
@@ -112,9 +106,8 @@ class TensorFlowCheckpoint:
 
     def _iterations(self, optimizer: int) -> int | None:
         children = self._children(optimizer)
-        if (
-            "inner_optimizer" in children
-        ):  # a loss-scaling optimizer also has a counter, but only the inner one is right
+        if "inner_optimizer" in children:
+            # A loss-scaling optimizer also has a counter, but only the inner one is right.
             return self._iterations(children["inner_optimizer"])
         counts = (self._count(children.get(name)) for name in _OPTIMIZER_COUNTERS)
         return next((count for count in counts if count is not None), None)
@@ -122,15 +115,15 @@ class TensorFlowCheckpoint:
     def _children(self, node: int) -> dict[str, int]:
         return {child.local_name: child.node_id for child in self._nodes[node].children}
 
-    def _variable(self, node: int) -> SavedVariable | None:
+    def _key(self, node: int) -> str | None:
+        """Returns the key of the variable at a node; None if there is none."""
         for attribute in self._nodes[node].attributes:
             if attribute.name == "VARIABLE_VALUE" and attribute.checkpoint_key in self._shapes:
-                key = attribute.checkpoint_key
-                return SavedVariable(key, tuple(self._shapes[key]))
+                return attribute.checkpoint_key
         return None
 
     def _count(self, node: int | None) -> int | None:
-        saved = None if node is None else self._variable(node)
-        if saved is None or saved.shape or not self._dtypes[saved.key].is_integer:
+        key = None if node is None else self._key(node)
+        if key is None or self._shapes[key] or not self._dtypes[key].is_integer:
             return None
-        return int(self.value(saved))
+        return int(self.value(key))

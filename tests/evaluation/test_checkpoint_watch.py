@@ -8,8 +8,8 @@ import pytest
 
 from coordinator.evaluation import EvaluationResult
 from coordinator.evaluation.checkpoint_file import CheckpointFile
-from coordinator.evaluation.checkpoint_watch import CheckpointWatch, Move, Situation, WaitReport, advice, next_move
-from coordinator.evaluation.status_files import TrainingMarker
+from coordinator.evaluation.checkpoint_watch import CheckpointWatch, Move, Situation, advice, next_move
+from coordinator.evaluation.status_files import TrainingMarker, append_result
 from tests.evaluation.tiny_training import DEADLINE, set_written
 
 CHECKPOINT = CheckpointFile("/runs/ckpt-3", 100)
@@ -63,8 +63,8 @@ def test_the_next_move_follows_from_the_situation(situation: Situation, move: Mo
     assert next_move(situation) is move
 
 
-def build_watch(directory: Path, known: list[EvaluationResult] | None = None, patience: float = 0.0) -> CheckpointWatch:
-    return CheckpointWatch(str(directory), known or [], max_evaluations=None, new_training_grace=0.0, patience=patience)
+def build_watch(directory: Path, advice_after: float = 0.0) -> CheckpointWatch:
+    return CheckpointWatch(str(directory), max_evaluations=None, new_training_grace=0.0, advice_after=advice_after)
 
 
 def test_a_weights_file_settles_once_it_stops_changing(tmp_path: Path) -> None:
@@ -89,7 +89,8 @@ def test_a_known_result_does_not_belong_to_a_later_checkpoint_of_that_name(tmp_p
     path = tmp_path / "a-1.index"
     path.write_text("x")
     known = EvaluationResult("/elsewhere/a-1", 1, 10, {}, 0.0, path.stat().st_mtime_ns)
-    watch = build_watch(tmp_path, [known])
+    append_result(tmp_path, known)
+    watch = build_watch(tmp_path)
     assert watch.look().result == known
     assert watch.look().evaluated_at_start == watch.look().newest
     set_written(str(path), 10.0)
@@ -125,16 +126,18 @@ def test_advice_says_what_is_awaited_and_what_to_check(situation: Situation, sai
     assert all(part in text for part in said), text
 
 
-def test_a_wait_is_logged_once_and_advice_follows_after_its_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wait_is_logged_once_and_advice_follows_after_its_time(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     caplog.set_level(logging.INFO, "coordinator")
-    patient, hasty = WaitReport("/runs", 1000.0), WaitReport("/runs", 1e-9)
+    patient, hasty = build_watch(tmp_path, 1000.0), build_watch(tmp_path, 1e-9)
     for _ in range(3):
-        patient.wait(Situation())
+        patient.report_wait(Situation())
     assert [record.levelno for record in caplog.records] == [logging.INFO]
-    patient.end_wait()
-    patient.wait(Situation())
+    patient.add_result(CHECKPOINT, RESULT)
+    patient.report_wait(Situation())
     assert [record.levelno for record in caplog.records] == [logging.INFO, logging.INFO]
     caplog.clear()
-    hasty.wait(Situation())
-    hasty.wait(Situation())
+    hasty.report_wait(Situation())
+    hasty.report_wait(Situation())
     assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]

@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from coordinator.errors import EvaluationError
 from coordinator.evaluation.checkpoint_file import CheckpointFile
-from coordinator.evaluation.checkpoint_loaders import KerasModelLoader, TrackableLoader
+from coordinator.evaluation.checkpoint_loader import CheckpointLoader
 from tests.evaluation.tiny_training import TinyTraining, build_data, build_model, same_weights
 
 
 def load_keras(model: keras.Model, path: str) -> int:
     checkpoint = CheckpointFile.of_file(path if path.endswith(".h5") else f"{path}.index")
-    return KerasModelLoader(model, build_data()).load(checkpoint, checkpoint.path)
+    return CheckpointLoader(model, build_data()).load(checkpoint, checkpoint.path)
 
 
 def test_weights_and_iterations_come_from_a_checkpoint(tmp_path: Path) -> None:
@@ -134,14 +134,14 @@ def test_reading_a_weights_file_does_not_disturb_its_writer(tmp_path: Path) -> N
 def test_an_unbuilt_model_has_nothing_to_load() -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     with pytest.raises(EvaluationError, match="Nothing to load"):
-        KerasModelLoader(model, build_data()).require_variables()
+        CheckpointLoader(model, build_data()).require_variables()
 
 
 def test_a_compiled_model_is_built_from_its_data(tmp_path: Path) -> None:
     training = TinyTraining(tmp_path)
     model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(1)])
     model.compile("adam", "mse")
-    KerasModelLoader(model, build_data()).require_variables()
+    CheckpointLoader(model, build_data()).require_variables()
     training.model.save_weights(str(tmp_path / "ckpt-1.weights.h5"))
     load_keras(model, str(tmp_path / "ckpt-1.weights.h5"))
     assert same_weights(model, training.model)
@@ -155,7 +155,7 @@ class Line(tf.Module):
 
 
 def load_trackable(trackable: object, path: str) -> int:
-    return TrackableLoader(trackable).load(CheckpointFile(path, 0), path)
+    return CheckpointLoader(trackable).load(CheckpointFile(path, 0), path)
 
 
 def saved(directory: Path, **objects: object) -> str:
@@ -228,7 +228,7 @@ def test_a_module_checkpoint_without_a_step_counter_is_an_error(tmp_path: Path) 
 @pytest.mark.parametrize("empty", [tf.Module(), tf.train.Checkpoint(model=tf.Module())])
 def test_an_object_without_variables_has_nothing_to_load(empty: object) -> None:
     with pytest.raises(EvaluationError, match="Nothing to load"):
-        TrackableLoader(empty).require_variables()
+        CheckpointLoader(empty).require_variables()
 
 
 def test_a_weights_file_is_refused_for_a_module() -> None:

@@ -1,0 +1,172 @@
+"""Loads checkpoints into the object that is evaluated, and finds the training step in them.
+
+TensorFlow checkpoints are loaded into any trackable object, `.weights.h5` files into a Keras model.
+
+Promise: after `load`, every variable holds the value from the checkpoint. If one does not fit, `load` raises.
+"""
+
+import os
+import tempfile
+import warnings
+from typing import Any
+
+import h5py
+import keras
+import tensorflow as tf
+
+from coordinator.errors import EvaluationError
+from coordinator.evaluation.checkpoint_file import CheckpointFile
+from coordinator.evaluation.tensorflow_checkpoint import TensorFlowCheckpoint
+
+# In a loss-scaling optimizer, the inner optimizer holds the counter.
+_WEIGHTS_FILE_COUNTERS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0")
+
+
+class CheckpointLoader:
+    """Loads checkpoints into one object.
+
+    Of a Keras model the weights are loaded; the optimizer's slot variables are not, since evaluation does not need
+    them. The optimizer's `iterations` are set to the training step, for callbacks that read them.
+
+    Args:
+      target: a Keras model or another trackable object, which training saves under the name `model` or as the root; or
+        a `tf.train.Checkpoint` with the names that training uses (objects that only training needs may be left out).
+      data: the evaluation data. A Keras model that is compiled but not built is built with its first batch.
+    """
+
+    def __init__(self, target: Any, data: Any = None):
+        self._target = target
+        self._data = data
+        self._is_model = isinstance(target, keras.Model)
+
+    def require_variables(self) -> None:
+        """Raises `EvaluationError` if the object has no variables that could be loaded."""
+        target = self._target
+        if not self._is_model:
+            if not self._variables(tf.train.Checkpoint(**self._objects(is_named=True))):
+                raise EvaluationError(
+                    f"Nothing to load: {type(target).__name__} has no variables yet. Create them before it is "
+                    "evaluated, for example by calling it once."
+                )
+            return
+        if not target.weights and target.compiled and isinstance(self._data, tf.data.Dataset):
+            target.evaluate(self._data.take(1), verbose=0)
+        if not target.weights:
+            raise EvaluationError(
+                f"Nothing to load: the model {target.name!r} has no weights yet. Build it before it is "
+                "evaluated: give it an Input, call model.build(shape), or call it on one batch."
+            )
+
+    def load(self, checkpoint: CheckpointFile, path: str) -> int:
+        """Loads a checkpoint; returns its training step.
+
+        Args:
+          checkpoint: a TensorFlow checkpoint or a weights file.
+          path: where to read it: its own path, or that of a copy.
+
+        Raises:
+          EvaluationError: the checkpoint does not fit the object, or holds no counter of training steps.
+          tf.errors.OpError, OSError, IndexError, KeyError: its files cannot be read at the moment.
+        """
+        read = self._load_weights_file if checkpoint.is_keras_weights else self._load_tensorflow
+        step = read(checkpoint, path)
+        if self._is_model and getattr(self._target, "optimizer", None) is not None:
+            self._target.optimizer.iterations.assign(step)
+        return step
+
+    def _load_tensorflow(self, checkpoint: CheckpointFile, path: str) -> int:
+        opened = TensorFlowCheckpoint(path, label=checkpoint.path)
+        # A new root each time: a root keeps every value for which it has no object.
+        root = tf.train.Checkpoint(**self._objects(is_named="model" in opened.names()))
+        step = _require_step(opened.trained_step(), checkpoint.path)
+        variables = self._variables(root)
+        keys = opened.find(root, variables)
+        if self._is_model:
+            # Assigned here rather than by `root.read`, which keeps the values for which the evaluator's optimizer has
+            # no variables, and with each further checkpoint keeps them once more.
+            for (_, weight), key in zip(variables, keys, strict=True):
+                weight.assign(opened.value(key))
+            return step
+        try:
+            root.read(path).assert_existing_objects_matched().expect_partial()
+        except (AssertionError, ValueError) as error:
+            raise EvaluationError(
+                f"The checkpoint {checkpoint.path!r} does not fit what is evaluated: {error} It holds {opened.names()}."
+            ) from error
+        return step
+
+    def _load_weights_file(self, checkpoint: CheckpointFile, path: str) -> int:
+        if not self._is_model:
+            raise EvaluationError(
+                f"{checkpoint.path!r} is a Keras weights file and can be loaded into a Keras model only, not into a "
+                f"{type(self._target).__name__}."
+            )
+        # From a copy: a reader locks an HDF5 file, and training fails if it rewrites the file at that moment.
+        with tempfile.TemporaryDirectory(prefix="evaluated-") as directory:
+            source = CheckpointFile.of_file(path)
+            if source is None:
+                raise FileNotFoundError(path)
+            copy = source.copy_to(os.path.join(directory, "copy"))
+            try:
+                step = _require_step(_weights_file_step(copy), checkpoint.path)
+                self._load_weights(copy, checkpoint.path)
+            except (EvaluationError, KeyError):
+                source.require_unchanged()
+                raise
+            return step
+
+    def _load_weights(self, path: str, label: str) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
+                self._target.load_weights(path)
+        except ValueError as error:
+            raise EvaluationError(
+                f"The weights file {label!r} does not fit the model {self._target.name!r}. Build the evaluator's model "
+                f"as the trained one was built. Keras says: {error}"
+            ) from error
+
+    def _objects(self, is_named: bool) -> dict[str, Any]:
+        """Returns the objects to load, by their names at the root of the checkpoint."""
+        if is_named and not isinstance(self._target, tf.train.Checkpoint):
+            return {"model": self._target}
+        return _named_objects(self._target)
+
+    def _variables(self, root: tf.train.Checkpoint) -> list[tuple[str, Any]]:
+        """Returns (name, variable) for every variable to load; `root` has the objects."""
+        if self._is_model:
+            return [(weight.path, weight) for weight in self._target.weights]
+        found = tf.train.TrackableView(root).descendants()
+        keras_variables = [(item.path, item) for item in found if isinstance(item, keras.Variable)]
+        return keras_variables + [(item.name, item) for item in found if isinstance(item, tf.Variable)]
+
+
+def _named_objects(trackable: Any) -> dict[str, Any]:
+    """Returns the objects that `trackable` saves, by name.
+
+    Those of a `tf.train.Checkpoint` with a root are the root's and its own, side by side as in the checkpoint.
+    """
+    objects = dict(tf.train.TrackableView(trackable).children(trackable))
+    if isinstance(trackable, tf.train.Checkpoint):
+        objects = {name: item for name, item in objects.items() if name not in ("_root", "save_counter")}
+        root = objects.pop("root", None)
+        return objects if root is None else {**_named_objects(root), **objects}
+    return objects
+
+
+def _weights_file_step(path: str) -> int | None:
+    with h5py.File(path, "r") as file:
+        counters = [file[name] for name in _WEIGHTS_FILE_COUNTERS if name in file]
+        steps = [int(counter[()]) for counter in counters if counter.shape == () and counter.dtype.kind in "iu"]
+    return steps[0] if steps else None
+
+
+def _require_step(step: int | None, path: str) -> int:
+    """Returns `step`; raises `EvaluationError` if the checkpoint at `path` has none."""
+    if step is None:
+        raise EvaluationError(
+            f"The checkpoint {path!r} holds no counter of training steps, so its metrics have no step. Save the "
+            "optimizer with the model, whose `iterations` count steps, or a counter of your own: "
+            "tf.train.Checkpoint(model=model, optimizer=optimizer, step=step)."
+        )
+    return step
