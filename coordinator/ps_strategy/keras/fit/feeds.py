@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Self
 import tensorflow as tf
 
 from coordinator.future import Future
-from coordinator.ps_strategy.keras.fit.steps import ModelSteps, Scheduler, StepsInFlight
+from coordinator.ps_strategy.keras.fit.steps import ModelSteps, StepsInFlight
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 
 _CALLS_AHEAD_PER_WORKER = 2
@@ -30,7 +30,7 @@ class Feed(abc.ABC):
       strategy: the strategy that steps are scheduled on.
     """
 
-    def __init__(self, strategy: Scheduler) -> None:
+    def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._in_flight = StepsInFlight(strategy)
 
@@ -63,7 +63,7 @@ class ClientFeed(Feed):
       strategy: the strategy that steps are scheduled on.
     """
 
-    def __init__(self, batches: Iterator[Any], strategy: Scheduler) -> None:
+    def __init__(self, batches: Iterator[Any], strategy: Any) -> None:
         super().__init__(strategy)
         self._batches = batches
         self._last_read: Any = None
@@ -109,7 +109,7 @@ class ClientFeed(Feed):
         return future
 
 
-def schedule_batches(strategy: Scheduler, function: Any, batches: Sequence[Any]) -> Future:
+def schedule_batches(strategy: Any, function: Any, batches: Sequence[Any]) -> Future:
     """Schedules a function that takes a tuple of batches."""
 
     def present(part: Any) -> Any:
@@ -127,7 +127,7 @@ class WorkerFeed(Feed):
       strategy: the strategy that steps are scheduled on.
     """
 
-    def __init__(self, dataset: PerWorkerDataset, strategy: Scheduler) -> None:
+    def __init__(self, dataset: PerWorkerDataset, strategy: Any) -> None:
         super().__init__(strategy)
         self._iterator = iter(dataset)
 
@@ -152,7 +152,7 @@ class FiniteWorkerFeed(WorkerFeed):
     the beginning.
     """
 
-    def __init__(self, dataset: PerWorkerDataset, strategy: Scheduler) -> None:
+    def __init__(self, dataset: PerWorkerDataset, strategy: Any) -> None:
         super().__init__(dataset, strategy)
         self._ended: set[int | None] = set()
 

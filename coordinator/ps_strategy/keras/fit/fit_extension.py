@@ -9,14 +9,14 @@ import keras
 import tensorflow as tf
 
 from coordinator.ps_strategy.keras.fit.feeds import ClientFeed, Feed, FiniteWorkerFeed, WorkerFeed, schedule_batches
-from coordinator.ps_strategy.keras.fit.steps import ModelSteps, Scheduler, Step
+from coordinator.ps_strategy.keras.fit.steps import ModelSteps, Step
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
 from coordinator.ps_strategy.keras.internals.optimizers import variable_of
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 
 
 class FitExtension:
-    """Schedules the steps of `fit`, `evaluate` and `predict`. Implements `keras_patches.TrainerExtension`.
+    """Schedules the steps of `fit`, `evaluate` and `predict`; `keras_patches.trainer_extended` has Keras' loop use it.
 
     Args:
       strategy_class: the class of the strategies whose models are trained this way.
@@ -58,7 +58,12 @@ class FitExtension:
         )
 
     def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
-        """Returns the function for a turn of `train`, `test` or `predict`.
+        """Returns the function that is called for each turn of training, evaluation or prediction.
+
+        Args:
+          model: the model.
+          kind: `train` or `test`: it is called with a feed and returns logs; `predict`: with a list of batches, and
+            returns outputs.
 
         Raises:
           ValueError: the model runs eagerly, is compiled by XLA, or has variables off the parameter servers.
@@ -98,7 +103,7 @@ class FitExtension:
 
         return run_turn
 
-    def _client_feed(self, dataset: tf.data.Dataset, strategy: Scheduler) -> ClientFeed:
+    def _client_feed(self, dataset: tf.data.Dataset, strategy: Any) -> ClientFeed:
         feed = ClientFeed(iter(dataset), strategy)
         self._latest_feed = weakref.ref(feed)
         return feed

@@ -5,14 +5,18 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
 from coordinator.future import Future
-from coordinator.workers.cluster import Cluster
+
+_logger = logging.getLogger("coordinator")
 
 Step = Callable[[Any], Any]
+
+# In seconds.
+_STALL_REPORT_INTERVAL = 60.0
 
 
 class ModelSteps:
@@ -75,25 +79,6 @@ class ModelSteps:
         return count, outputs
 
 
-class Scheduler(Protocol):
-    """The part of `ParameterServerStrategy` that the loop uses."""
-
-    @property
-    def cluster(self) -> Cluster:
-        """The workers."""
-
-    def schedule(self, fn: Any, args: Sequence[Any] | None = None, *, worker: int | None = None) -> Future:
-        """Queues one call."""
-
-    def join(self) -> None:
-        """Waits for all calls and raises the first error."""
-
-
-_logger = logging.getLogger("coordinator")
-# In seconds.
-_STALL_REPORT_INTERVAL = 60.0
-
-
 class StepsInFlight:
     """Limits and collects the calls of one loop: enough to keep all workers busy, few enough that logs are recent.
 
@@ -107,7 +92,7 @@ class StepsInFlight:
       newest_result: the result of the call that finished last, or None.
     """
 
-    def __init__(self, strategy: Scheduler, per_worker: int = 4) -> None:
+    def __init__(self, strategy: Any, per_worker: int = 4) -> None:
         self._strategy = strategy
         self._per_worker = per_worker
         self._finished: queue.SimpleQueue[Future] = queue.SimpleQueue()

@@ -1,9 +1,9 @@
 """Functions of Keras 3 that are replaced while a strategy is open: row look-ups and the training loop.
 
 `Model.fit`, `evaluate` and `predict` stay Keras' code, with its callbacks. They need two things from a strategy: an
-epoch iterator, and a function that is called for each turn of it. A `TrainerExtension` provides both for the models
-that it is for; other models are trained as usual. The models of an extension are built from the type of their batches,
-where Keras would read the first batch, because not all data can be read twice.
+epoch iterator, and a function that is called for each turn of it. `coordinator.ps_strategy.keras.fit` provides both for
+the models of its strategies; other models are trained as usual. The models of these strategies are built from the type
+of their batches, where Keras would read the first batch, because not all data can be read twice.
 
 Leaving the context managers restores Keras' own functions, unless other code has replaced them in the meantime.
 """
@@ -13,7 +13,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -78,34 +78,13 @@ def _table_on_server(value: Any) -> tf.Variable | None:
     return table if is_known and tf.DeviceSpec.from_string(table.device).job == "ps" else None
 
 
-class TrainerExtension(Protocol):
-    """Trains, evaluates and predicts in Keras' loop.
-
-    A turn of the loop is given a *feed*: an iterator of the batches to come, with a method `wait_finished()`, which
-    waits for all steps that were started and raises what failed.
-    """
-
-    def is_for(self, strategy: Any) -> bool:
-        """Returns True if the models of this strategy use the extension."""
-
-    def epoch_iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> "EpochIterator":
-        """Returns the turns of an epoch over `x`; the other arguments are those of Keras' `EpochIterator`."""
-
-    def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
-        """Returns the function that is called for each turn of training, evaluation or prediction.
-
-        Args:
-          model: the model.
-          kind: `train` or `test`: it is called with a feed and returns logs; `predict`: with a list of batches, and
-            returns outputs.
-        """
-
-
 class EpochIterator(StockEpochIterator):
     """The turns of an epoch, which ends when all steps that were started in it have finished.
 
     Args:
-      create_feed: creates a feed that reads a `tf.data.Dataset` (or the dataset of `OwnData`) from its beginning.
+      create_feed: creates a feed that reads a `tf.data.Dataset` (or the data of `OwnData`) from its beginning. A turn
+        of the loop is given a feed: an iterator of the batches to come, with a method `wait_finished()`, which waits
+        for all steps that were started and raises what failed.
       x: anything that `fit` takes, or `OwnData`.
       arguments: the other arguments of Keras' `EpochIterator`.
     """
@@ -181,8 +160,8 @@ class OwnData(DataAdapter):
 
 
 @contextlib.contextmanager
-def trainer_extended(extension: TrainerExtension) -> Iterator[None]:
-    """Makes Keras' loop use an extension for the models that it is for."""
+def trainer_extended(extension: Any) -> Iterator[None]:
+    """Makes Keras' loop use an extension, a `FitExtension`, for the models that it is for."""
     stock_iterator = trainer.TFEpochIterator
 
     def epoch_iterator(distribute_strategy: Any = None, x: Any = None, **arguments: Any) -> Any:
@@ -209,7 +188,7 @@ def trainer_extended(extension: TrainerExtension) -> Iterator[None]:
         yield
 
 
-def _make_function(kind: str, extension: TrainerExtension) -> Callable[..., Any]:
+def _make_function(kind: str, extension: Any) -> Callable[..., Any]:
     stock = getattr(keras.Model, f"make_{kind}_function")
     name = f"{kind}_function"
 
