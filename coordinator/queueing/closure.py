@@ -57,41 +57,37 @@ _ALLOWED = {
 }
 
 
-class SharedCancellation:
-    """Cancels a fused call once all attempts in it are cancelled, since one of them must not cancel the others.
-
-    Args:
-      call: cancels the call.
-      count: how many attempts share it.
-
-    Attributes:
-      shares: one `Cancellation` for each attempt.
-    """
-
-    def __init__(self, call: Cancellation, count: int) -> None:
-        self._call = call
-        # A leaf lock: nothing is called while it is held.
-        self._lock = threading.Lock()
-        self.shares: Sequence[Cancellation] = tuple(_Share(self) for _ in range(count))
-        self._active = set(self.shares)
-
-    def cancel_share(self, share: "_Share") -> None:
-        """Cancels one share, and the call if it was the last one. Calling it again does nothing."""
-        with self._lock:
-            was_last = share in self._active and len(self._active) == 1
-            self._active.discard(share)
-        if was_last:
-            self._call.cancel()
+def shared_cancellations(call: Cancellation, count: int) -> Sequence[Cancellation]:
+    """Returns one cancellation for each of `count` attempts in a call, which is cancelled once all of them are."""
+    # A leaf lock: nothing is called while it is held.
+    lock = threading.Lock()
+    active: set[_Share] = set()
+    shares = tuple(_Share(call, lock, active) for _ in range(count))
+    active.update(shares)
+    return shares
 
 
 class _Share:
-    """Implements `coordinator.runtime.Cancellation` for one attempt of a fused call."""
+    """Implements `coordinator.runtime.Cancellation` for one attempt of a fused call.
 
-    def __init__(self, whole: SharedCancellation) -> None:
-        self._whole = whole
+    Args:
+      call: cancels the call.
+      lock: guards `active`.
+      active: the shares of the call that are not cancelled.
+    """
+
+    def __init__(self, call: Cancellation, lock: threading.Lock, active: set["_Share"]) -> None:
+        self._call = call
+        self._lock = lock
+        self._active = active
 
     def cancel(self) -> None:
-        self._whole.cancel_share(self)
+        """Cancels this share, and the call if it was the last one. Calling it again does nothing."""
+        with self._lock:
+            was_last = self._active == {self}
+            self._active.discard(self)
+        if was_last:
+            self._call.cancel()
 
 
 class Attempt:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 
 from coordinator.errors import StrategyClosedError
-from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope, SharedCancellation
+from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope, shared_cancellations
 from coordinator.queueing.idle_workers import IdleWorkers
 from coordinator.queueing.queue_state import Effects, QueueState, WorkerCounts
 from coordinator.queueing.waiting import QueueWaits
@@ -60,10 +60,10 @@ class ClosureQueue:
         self._waits = QueueWaits(self._lock, self._state, report_stall, stall_interval)
 
     def put(self, closure: Closure, timeout: float | None = None) -> None:
-        """Adds a closure, waiting for room if the queue is full.
+        """Adds a closure, waiting for room if the queue is full. An internal closure never waits.
 
         Args:
-          closure: a new closure that a user scheduled.
+          closure: a new closure.
           timeout: in seconds; None for none.
 
         Raises:
@@ -75,7 +75,8 @@ class ClosureQueue:
         is_added = False
         try:
             with self._lock:
-                if state.waiting >= self.capacity or state.error is not None or state.stopped:
+                must_wait = (state.waiting >= self.capacity or state.error is not None) and not closure.is_internal
+                if must_wait or state.stopped:
                     deadline = None if timeout is None else time.monotonic() + timeout
                     self._waits.for_room(closure, self.capacity, deadline)
                 is_added = True
@@ -86,18 +87,6 @@ class ClosureQueue:
             if not is_added:
                 self.cancel(closure, closure.cancelled_error("it could not be scheduled: see what schedule raised"))
             raise
-
-    def put_internal(self, closure: Closure) -> None:
-        """Adds an internal closure; never waits. Only its future reports its failure.
-
-        Raises:
-          StrategyClosedError: the queue was stopped.
-        """
-        assert closure.is_internal
-        with self._lock:
-            self.refuse_stopped(f"{closure} cannot be scheduled")
-            self._state.add(closure)
-            self._hand_out(closure.target)
 
     def unblock(self, closure: Closure) -> None:
         """Records that one of the results that a closure waits for exists."""
@@ -157,18 +146,14 @@ class ClosureQueue:
             if count == 1:
                 return [attempt]
             self._waits.has_room.notify(count - 1)
-            return state.start_batch(attempt, SharedCancellation(attempt.call_cancellation, count).shares)
+            return state.start_batch(attempt, shared_cancellations(attempt.call_cancellation, count))
 
-    def requeue(self, attempt: Attempt) -> bool:
-        """Ends an attempt without an outcome. Returns True if its closure, now at the front, will be tried again."""
+    def requeue(self, attempt: Attempt) -> None:
+        """Ends an attempt without an outcome; its closure waits at the front, unless it is not wanted any more."""
         with self._lock:
             effects = self._state.requeue(attempt)
-            if effects is None:
-                self._hand_out(attempt.closure.target)
-            self._waits.notify_settled()
-        if effects is not None:
-            self._carry_out(effects)
-        return effects is None
+            self._hand_out(attempt.closure.target)
+        self._carry_out(effects)
 
     def requeue_overdue(self) -> float | None:
         """Requeues each closure that exceeded its timeout, and returns the next deadline; see `QueueState`."""
@@ -178,17 +163,17 @@ class ClosureQueue:
                 self._hand_out(closure.target)
             return deadline
 
-    def finish(self, attempt: Attempt, result: object) -> bool:
-        """Records an attempt's result. Returns True if it decided the closure."""
+    def finish(self, attempt: Attempt, result: object) -> None:
+        """Records an attempt's result, which decides the closure unless another attempt was earlier."""
         with self._lock:
-            effects = self._state.finish(attempt, result)
-        return self._carry_out(effects, attempt)
+            effects = self._state.decide(attempt, ClosureState.DONE, result)
+        self._carry_out(effects, attempt)
 
-    def fail(self, attempt: Attempt, error: BaseException, scope: ErrorScope) -> bool:
-        """Records an attempt's error, which is not to be retried. Returns True if it decided the closure."""
+    def fail(self, attempt: Attempt, error: BaseException, scope: ErrorScope) -> None:
+        """Records an attempt's error, which is not to be retried, in the same way."""
         with self._lock:
-            effects = self._state.fail(attempt, error, scope)
-        return self._carry_out(effects, attempt)
+            effects = self._state.decide(attempt, ClosureState.FAILED, error, scope)
+        self._carry_out(effects, attempt)
 
     def fail_waiting(self, closure: Closure, error: BaseException, scope: ErrorScope) -> None:
         """Ends a closure that waits and can never run. Does nothing if it does not wait any more."""
@@ -250,7 +235,7 @@ class ClosureQueue:
         """Undoes `pause`."""
         with self._lock:
             self._state.paused = ""
-            for worker in self._idle.indices():
+            for worker in list(self._idle.workers):
                 if self._state.waiting_for(worker):
                     self._hand_out(worker)
             self._hand_out()
@@ -283,7 +268,7 @@ class ClosureQueue:
         """Cancels everything, and makes every `take` return. May be called again."""
         with self._lock:
             effects = self._state.stop()
-            for worker in self._idle.indices():
+            for worker in list(self._idle.workers):
                 self._idle.wake_empty(worker)
             self._waits.notify_all()
         self._carry_out(effects)
@@ -311,7 +296,7 @@ class ClosureQueue:
     def idle_workers(self) -> list[int]:
         """Returns the workers that wait in `take`, longest first."""
         with self._lock:
-            return self._idle.indices()
+            return list(self._idle.workers)
 
     def statistics(self) -> ClusterStatistics:
         """Returns the counts of all closures, without the workers'."""
@@ -326,9 +311,8 @@ class ClosureQueue:
     def _hand_out(self, worker: int | None = None) -> None:
         self._waits.has_room.notify(self._idle.hand_out(self._state, worker))
 
-    def _carry_out(self, effects: Effects | None, ended: Attempt | None = None) -> bool:
+    def _carry_out(self, effects: Effects, ended: Attempt | None = None) -> None:
         """Sets futures and cancels attempts; only then are their closures settled, and the attempt `ended` over."""
-        has_effects, effects = effects is not None, effects or Effects()
         for closure, value in effects.outcomes:
             closure.report(value)
         for attempt in effects.cancelled:
@@ -344,4 +328,3 @@ class ClosureQueue:
             self._waits.notify_settled()
         for closure, _ in effects.outcomes:
             closure.release_work()
-        return has_effects

@@ -114,7 +114,3 @@ class IdleWorkers:
             idle.wake(state.start_next(idle.index, idle.cancellation))
             count += 1
         return count
-
-    def indices(self) -> list[int]:
-        """Returns the indices of the idle workers, longest first."""
-        return list(self.workers)

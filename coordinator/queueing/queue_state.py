@@ -184,12 +184,8 @@ class QueueState:
         attempt.closure.end_attempt(attempt)
         self.uncount(attempt.closure)
 
-    def requeue(self, attempt: Attempt) -> Effects | None:
-        """Ends an attempt without an outcome, and puts its closure at the front unless it is not wanted any more.
-
-        Returns:
-          None if the closure waits again; otherwise what follows from the end of the attempt.
-        """
+    def requeue(self, attempt: Attempt) -> Effects:
+        """Ends an attempt without an outcome, and puts its closure at the front unless it is not wanted any more."""
         closure = attempt.closure
         self.end_attempt(attempt)
         if closure.has_ended or closure.live:
@@ -202,21 +198,20 @@ class QueueState:
             self._enqueue(closure, at_front=True)
         self.retried += 1
         self.worker_counts[attempt.worker].retried += 1
-        return None
+        return Effects()
 
-    def finish(self, attempt: Attempt, result: Any) -> Effects | None:
-        """Decides a closure by an attempt's result; None if it was decided already."""
+    def decide(
+        self, attempt: Attempt, state: ClosureState, value: Any, scope: ErrorScope = ErrorScope.FUTURE
+    ) -> Effects:
+        """Decides a closure by an attempt's result or error (see `end`), unless it was decided already."""
         if attempt.closure.has_ended:
-            return None
-        self.worker_counts[attempt.worker].finished += 1
-        return self.end(attempt.closure, ClosureState.DONE, result)
-
-    def fail(self, attempt: Attempt, error: BaseException, scope: ErrorScope) -> Effects | None:
-        """Decides a closure by an attempt's error; None if it was decided already."""
-        if attempt.closure.has_ended:
-            return None
-        self.worker_counts[attempt.worker].failed += 1
-        return self.end(attempt.closure, ClosureState.FAILED, error, scope)
+            return Effects()
+        counts = self.worker_counts[attempt.worker]
+        if state is ClosureState.DONE:
+            counts.finished += 1
+        else:
+            counts.failed += 1
+        return self.end(attempt.closure, state, value, scope)
 
     def end(self, closure: Closure, state: ClosureState, value: Any, scope: ErrorScope = ErrorScope.FUTURE) -> Effects:
         """Decides a closure that has no outcome.

@@ -115,7 +115,7 @@ class Scheduler:
         future = Future(name, number)
         closure = Closure(work, name, number, future, target=worker, is_internal=True)
         future.on_cancel = types.MethodType(self._cancel, closure)
-        self.queue.put_internal(closure)
+        self.queue.put(closure)
         self.cluster.fail_orphaned(worker)
         return future
 

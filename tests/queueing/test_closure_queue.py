@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from coordinator.errors import ClosureCancelledError
-from coordinator.queueing.closure import Closure
+from coordinator.queueing.closure import Closure, ClosureState
 from coordinator.queueing.closure_queue import ClosureQueue
 from tests.deadline import LIMIT
 from tests.queueing.closure_queue_bench import Stalls, fail, new_closure, new_internal, new_queue, put_new, take
@@ -34,11 +34,13 @@ def test_a_closure_is_pending_from_put_to_finish_also_when_requeued(queue: Closu
     attempt = take(queue)
     assert attempt.closure is closure
     assert not queue.is_settled()
-    assert queue.requeue(attempt)
+    queue.requeue(attempt)
+    assert closure.state is ClosureState.WAITING
     attempt = take(queue, worker=1)
     assert attempt.closure is closure
     assert not queue.is_settled()
-    assert queue.finish(attempt, "result")
+    queue.finish(attempt, "result")
+    assert closure.state is ClosureState.DONE
     assert queue.is_settled()
     queue.wait_settled(LIMIT)
     queue.wait_settled(LIMIT)
@@ -94,7 +96,7 @@ def test_an_internal_closure_goes_first_to_its_worker_and_join_ignores_it(
 ) -> None:
     ordinary = put_new(queue)
     internal = new_internal(queue, 1, target=1)
-    queue.put_internal(internal)
+    queue.put(internal)
     attempt = take(queue, worker=0)
     assert attempt.closure is ordinary
     queue.finish(attempt, None)
@@ -207,7 +209,8 @@ def test_a_closure_handed_back_after_an_error_is_cancelled(queue: ClosureQueue) 
     _, handed_back = put_new(queue), put_new(queue)
     failing, running = take(queue), take(queue)
     fail(queue, failing, ValueError("first"))
-    assert not queue.requeue(running)
+    queue.requeue(running)
+    assert handed_back.state is ClosureState.CANCELLED
     assert isinstance(handed_back.future.exception(0), ClosureCancelledError)
     with pytest.raises(ValueError, match="first"):
         queue.wait_settled(LIMIT)

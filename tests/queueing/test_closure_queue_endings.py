@@ -59,14 +59,14 @@ def test_a_closure_cancelled_while_it_runs_ends_at_once_and_its_attempt_is_await
         queue.wait_settled(timeout=0)
     match outcome:
         case "result":
-            assert not queue.finish(attempt, "too late")
+            queue.finish(attempt, "too late")
         case "error":
-            assert not queue.fail(attempt, KeyError("too late"), ErrorScope.ALL_CLOSURES)
+            queue.fail(attempt, KeyError("too late"), ErrorScope.ALL_CLOSURES)
         case _:
-            assert not queue.requeue(attempt)
+            queue.requeue(attempt)
     queue.wait_settled(LIMIT)
     assert closure.future.cancelled()
-    assert (queue.statistics().cancelled, queue.statistics().running, queue.statistics().waiting) == (1, 0, 0)
+    assert queue.statistics() == ClusterStatistics(waiting=0, running=0, finished=0, failed=0, cancelled=1, retried=0)
 
 
 def test_a_cancel_that_races_with_a_worker_is_atomic(stalls: Stalls) -> None:
@@ -145,7 +145,7 @@ def test_stop_withdraws_waiting_and_cancels_running_closures_and_ends_workers(st
     running, waiting, targeted = put_new(queue, 1), put_new(queue, 2), new_internal(queue, 3, target=7)
     attempt = take(queue)
     put_new(queue, 4)
-    queue.put_internal(targeted)
+    queue.put(targeted)
     with ThreadPoolExecutor() as pool:
         putting, joining = pool.submit(put_new, queue, 99), pool.submit(queue.wait_settled, LIMIT)
         stalls.wait_for("room for closure 99")
@@ -174,7 +174,7 @@ def test_stop_ends_a_waiting_worker_and_refuses_later_closures(queue: ClosureQue
     with pytest.raises(StrategyClosedError, match="is closed"):
         put_new(queue)
     with pytest.raises(StrategyClosedError, match="is closed"):
-        queue.put_internal(new_internal(queue, target=0))
+        queue.put(new_internal(queue, target=0))
     queue.wait_settled(LIMIT)
 
 

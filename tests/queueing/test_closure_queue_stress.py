@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coordinator.queueing.closure import Closure
+from coordinator.queueing.closure import Closure, ClosureState
 from coordinator.queueing.closure_queue import ClosureQueue
 from tests.deadline import LIMIT
 from tests.queueing.closure_queue_bench import Stalls, new_queue, put_new
@@ -40,9 +40,10 @@ class Stress:
                 pause.wait(0.0002)
             elif attempt.number < 3 and chance.random() < 0.2:
                 self._queue.requeue(attempt)
-            elif self._queue.finish(attempt, worker):
+            else:
+                self._queue.finish(attempt, worker)
                 with self._counting:
-                    self.finished[attempt.closure.number] += 1
+                    self.finished[attempt.closure.number] += attempt.closure.state is ClosureState.DONE
 
     def use(self, user: int) -> list[Closure]:
         chance = random.Random(100 + user)

@@ -78,7 +78,7 @@ def test_a_closure_for_one_worker_wakes_that_worker_alone(
     with asleep(queue) as got:
         if internal:
             closure = new_internal(queue, target=17)
-            queue.put_internal(closure)
+            queue.put(closure)
         else:
             closure = put_new(queue, target=17)
         assert closure_taken(got) == (17, closure)
@@ -207,7 +207,7 @@ def test_only_a_few_workers_are_woken_at_a_time() -> None:
     # Whom alone a closure is for is woken at once.
     certain = idle_workers.pop(8)
     assert certain is not None
-    assert idle_workers.indices() == [5, 6, 7, 9]
+    assert list(idle_workers.workers) == [5, 6, 7, 9]
 
 
 def test_a_worker_whose_wait_times_out_takes_a_closure_meant_for_a_waking_one(

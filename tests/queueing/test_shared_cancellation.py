@@ -1,6 +1,6 @@
 """A call that several closures share is cancelled when none of them wants it any more."""
 
-from coordinator.queueing.closure import SharedCancellation
+from coordinator.queueing.closure import shared_cancellations
 
 
 class Counted:
@@ -15,7 +15,7 @@ class Counted:
 
 def test_a_call_continues_when_one_of_its_closures_is_cancelled() -> None:
     call = Counted()
-    first, second, third = SharedCancellation(call, 3).shares
+    first, second, third = shared_cancellations(call, 3)
     first.cancel()
     first.cancel()
     third.cancel()
