@@ -15,7 +15,8 @@ it in `__init__.pyi`. It overrides what differs:
     _begin_step            waits until a worker may pull
     _pull_model            gives the model that a step computes on
     _push, _is_accepted    decide what happens to a gradient
-    _finish, _take_over    apply what waits, and continue after another rule, at a switch
+    _finish                applies what waits, when the rule is replaced by another
+    _use_state             creates what depends on `state`, which another rule may hand on
 
 Decisions of plain numbers go to `decisions`, so that a simulation can use them.
 """

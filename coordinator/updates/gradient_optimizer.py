@@ -4,7 +4,7 @@ Both are applied server by server, where the variables and their slots are.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -12,26 +12,6 @@ from coordinator.ps_strategy.keras.internals import optimizers as keras_optimize
 from coordinator.updates.transport.gradients import without_repeats
 
 UpdateFunction = Callable[[tf.Variable, Any, Any], object]
-
-
-class GradientOptimizer(Protocol):
-    """Applies gradients to variables."""
-
-    @property
-    def scalars(self) -> Sequence[Any]:
-        """The scalar `tf.Variable`s whose values an update needs; they are pulled with the model."""
-
-    def learning_rate(self, scalars: Sequence[Any]) -> Any:
-        """Returns the learning rate of the next update, before it is scaled for staleness; a float scalar."""
-
-    def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Prepares all gradients of a step on the worker, before they are sent."""
-
-    def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
-        """Changes the variables of one server. All arguments are on that server."""
-
-    def count(self) -> None:
-        """Counts one update."""
 
 
 class KerasOptimizer:
@@ -75,15 +55,18 @@ class KerasOptimizer:
 
     @property
     def scalars(self) -> Sequence[Any]:
-        """`iterations`, and the learning rate if it is a variable."""
+        """`iterations`, and the learning rate if it is a variable. Their values are pulled with the model."""
         return keras_optimizers.scalar_variables(self._optimizer)
 
     def learning_rate(self, scalars: Sequence[Any]) -> Any:
-        """Returns the value of the schedule, or of the variable."""
+        """Returns the learning rate of the next update, before it is scaled for staleness; a float32 scalar."""
         return keras_optimizers.learning_rate(self._optimizer, scalars)
 
     def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Sums rows of the same index, and clips by the global norm if the optimizer does."""
+        """Prepares all gradients of a step on the worker, before they are sent.
+
+        Rows of the same index are summed, and gradients are clipped by the global norm if the optimizer does that.
+        """
         gradients = [without_repeats(gradient) for gradient in gradients]
         greatest = self._optimizer.global_clipnorm
         if greatest is None:
@@ -94,20 +77,28 @@ class KerasOptimizer:
         return tf.clip_by_global_norm(gradients, greatest, norm)[0]
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
-        """Applies the whole optimizer to these variables."""
+        """Applies the optimizer to variables of one server, or to a worker's copies; all arguments are there."""
         view = keras_optimizers.view_for_variables(self._optimizer, variables, scalars, rate)
         view.apply(list(gradients), list(variables))
 
     def count(self) -> None:
-        """Adds one to `iterations`."""
+        """Counts one update: adds one to `iterations`."""
         self.scalars[0].assign_add(1, read_value=False)
+
+    def for_copies(self, originals: Sequence[Any], copies: Sequence[Any]) -> "KerasOptimizer":
+        """Clones the optimizer for copies of variables, in its initial state; the current scope places its slots."""
+        # The learning rate is always passed, so a schedule that Keras cannot clone need not be cloned.
+        own = type(self._optimizer).from_config({**self._optimizer.get_config(), "learning_rate": 0.0})
+        exempt = keras_optimizers.exempt_from_weight_decay(self._optimizer, originals)
+        own.exclude_from_weight_decay(var_list=[copies[number] for number in exempt])
+        return KerasOptimizer(own, copies)
 
     def __repr__(self) -> str:
         return f"<KerasOptimizer {type(self._optimizer).__name__}>"
 
 
 class FunctionOptimizer:
-    """A function `(variable, gradient, learning_rate)` that changes a variable.
+    """A function `(variable, gradient, learning_rate)` that changes a variable; its methods are as `KerasOptimizer`'s.
 
     Args:
       update: takes a `tf.Variable`, its gradient (a tensor, or `tf.IndexedSlices`), and a float32 scalar.
@@ -141,8 +132,15 @@ class FunctionOptimizer:
     def count(self) -> None:
         """Does nothing."""
 
+    def for_copies(self, originals: Sequence[Any], copies: Sequence[Any]) -> "FunctionOptimizer":
+        """Returns this: it has no state."""
+        return self
+
     def __repr__(self) -> str:
         return f"<FunctionOptimizer {getattr(self._update, '__name__', self._update)!r}>"
+
+
+GradientOptimizer = KerasOptimizer | FunctionOptimizer
 
 
 def gradient_optimizer(

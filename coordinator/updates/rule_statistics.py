@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.updates.state.rule_state import COUNTS, FIRST_SEEN, LAST_SEEN, WAITED, RuleState
+from coordinator.updates.state.rule_state import COUNTS, FIRST_SEEN, HISTOGRAM, LAST_SEEN, STEPS, WAITED, RuleState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +92,12 @@ class RuleStatistics:
         Raises:
           tf.errors.OpError: the home server does not answer.
         """
-        counts, histogram, steps, seconds = state.snapshot()
+        counts, seconds = (tensor.numpy() for tensor in state.read())
+        named, histogram, steps = np.split(counts, [HISTOGRAM, STEPS])
         seen = np.flatnonzero((seconds[:, FIRST_SEEN] > 0) | (steps > 0))
         lengths = np.maximum(seconds[:, LAST_SEEN] - seconds[:, FIRST_SEEN], 1e-9)
         return cls(
-            **counts,
+            **dict(zip(COUNTS, map(int, named), strict=True)),
             staleness=Staleness(tuple(map(int, histogram[: int(histogram.nonzero()[0].max(initial=0)) + 1]))),
             clocks={int(worker): int(steps[worker]) for worker in seen},
             idle_shares={int(worker): float(min(seconds[worker, WAITED] / lengths[worker], 1.0)) for worker in seen},

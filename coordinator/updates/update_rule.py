@@ -16,34 +16,13 @@ import tensorflow as tf
 from coordinator.ps_strategy.fusing.repeated_function import disable_fusing
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.tensorflow_internals.reads import graph_around, reads_as_ever
-from coordinator.updates.gradient_optimizer import GradientOptimizer, gradient_optimizer
+from coordinator.updates.gradient_optimizer import gradient_optimizer
 from coordinator.updates.rule_statistics import RuleStatistics
 from coordinator.updates.state.rule_state import RuleState
 from coordinator.updates.state.server_mutex import ServerMutex
-from coordinator.updates.transport.gradients import SentGradients, checked, flat, rebuilt
+from coordinator.updates.transport.gradients import checked, flat, rebuilt
 from coordinator.updates.transport.model import Model, pull, transfer
 from coordinator.updates.transport.pulled_variables import PulledModel, PulledVariables
-
-
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """The collaborators of a rule. Not in checkpoints: TensorFlow does not track the attributes of a dataclass.
-
-    Attributes:
-      strategy: its parameter servers have the model.
-      model: the variables.
-      optimizer: changes them.
-      locks: by device of a server: held while that server's variables are changed, if `use_locking`.
-      key: of the collection in which a graph stores its pulls.
-      successor: the rule that this one was switched to, if any.
-    """
-
-    strategy: ParameterServerStrategy
-    model: Model
-    optimizer: GradientOptimizer
-    locks: dict[str, ServerMutex]
-    key: str
-    successor: list["UpdateRule"] = dataclasses.field(default_factory=list)
 
 
 class UpdateRule(tf.Module):
@@ -57,7 +36,6 @@ class UpdateRule(tf.Module):
       variables: `tf.Variable`s or `keras.Variable`s, for which gradients are pushed.
       embeddings: those of which steps look up rows. They are never copied to a worker as a whole ahead of time.
       learning_rate: for an update function: a number or a scalar `tf.Variable`.
-      use_locking: whether one gradient at a time is applied to the variables of a server.
       allow_duplicate_indices: whether an update function accepts `tf.IndexedSlices` with repeated indices. A function
         that only adds multiples of the gradient, as plain SGD does with `scatter_sub`, has the same effect then.
         Otherwise rows of the same index are summed first, on the worker.
@@ -74,7 +52,6 @@ class UpdateRule(tf.Module):
         *,
         embeddings: Sequence[Any] = (),
         learning_rate: Any = None,
-        use_locking: bool = True,
         allow_duplicate_indices: bool = False,
     ) -> None:
         super().__init__(type(self).__name__)
@@ -83,17 +60,15 @@ class UpdateRule(tf.Module):
             raise RuntimeError(
                 "An update rule is created inside strategy.scope() of a coordinator.ParameterServerStrategy."
             )
-        model = Model(variables, embeddings)
         self.state = RuleState()
-        key = f"coordinator/updates/{self.state.number}"
-        self._parts = Parts(
-            strategy,
-            model,
-            gradient_optimizer(optimizer, model.originals, learning_rate, allow_duplicate_indices),
-            {device: ServerMutex(f"{key}/{number}", device) for number, device in enumerate(model.by_device)},
-            key,
-        )
-        self._use_locking = use_locking
+        # Of the locks on the servers, and of the collection in which a graph stores its pulls.
+        self._key = f"coordinator/updates/{self.state.number}"
+        self._strategy = strategy
+        self._model = Model(variables, embeddings)
+        self._optimizer = gradient_optimizer(optimizer, self._model.originals, learning_rate, allow_duplicate_indices)
+        # Returns the rule that follows this one. TensorFlow would save a rule with the checkpoints of this one, but not
+        # a function.
+        self._successor: Callable[[], UpdateRule] | None = None
 
     @property
     def version(self) -> tf.Variable:
@@ -186,16 +161,17 @@ class UpdateRule(tf.Module):
         """
         self._refuse_closed("switch_to")
         current = self._current()
-        if rule is current or rule._parts.successor or current._parts.strategy is not rule._parts.strategy:
+        if rule is current or rule._successor or current._strategy is not rule._strategy:
             raise ValueError("switch_to takes a rule of the same strategy that was not used before.")
-        mine, theirs = ([id(v) for v in each._parts.model.variables] for each in (current, rule))
+        mine, theirs = ([id(v) for v in each._model.variables] for each in (current, rule))
         if mine != theirs:
             raise ValueError("switch_to takes a rule that was created for the same variables, in the same order.")
-        strategy = current._parts.strategy
+        strategy = current._strategy
         strategy.join()
         current._finish()
-        rule._take_over(current)
-        current._parts.successor.append(rule)
+        rule.state = current.state
+        rule._use_state()
+        current._successor = rule._current
         strategy.extended.services.retrace()
 
     # Overridden by the rules.
@@ -222,9 +198,8 @@ class UpdateRule(tf.Module):
         raise NotImplementedError
 
     def _pull_model(self, version: Any) -> PulledModel:
-        parts = self._parts
-        numbers = parts.model.pulled_at_once()
-        variables = [*(parts.model.variables[number] for number in numbers), *parts.optimizer.scalars]
+        numbers = self._model.pulled_at_once()
+        variables = [*(self._model.variables[number] for number in numbers), *self._optimizer.scalars]
         only_on = None if self._pulls_after_version else self.state.home
         values, size = pull(variables, [version], only_on, is_packed=self.may_wait)
         return PulledModel(version, values[len(numbers) :], dict(zip(numbers, values, strict=False)), size, 1)
@@ -232,31 +207,29 @@ class UpdateRule(tf.Module):
     def _finish(self) -> None:
         """Applies all that was pushed to the shared model; nothing is scheduled meanwhile."""
 
-    def _take_over(self, rule: "UpdateRule") -> None:
-        """Continues with the state of another rule."""
-        self.state = rule.state
+    def _use_state(self) -> None:
+        """Creates what depends on `state`; called again if the rule continues with the state of another one."""
 
     # Used by the rules.
 
     def _current(self) -> "UpdateRule":
-        return self._parts.successor[0]._current() if self._parts.successor else self
+        return self._successor() if self._successor else self
 
     def _refuse_closed(self, called: str) -> None:
         """Raises StrategyClosedError if the strategy is closed: then it is disconnected from the parameter servers."""
-        self._parts.strategy.extended.services.refuse_closed(
+        self._strategy.extended.services.refuse_closed(
             f"rule.{called}() asks the parameter servers and cannot be called any more; call it before strategy.close()"
         )
 
     @contextlib.contextmanager
     def _pull_scope(self) -> Iterator[Any]:
         self._prepare_trace("pull")
-        parts = self._parts
-        worker = parts.strategy.extended.services.worker_index()
+        worker = self._strategy.extended.services.worker_index()
         model = self._pull_model(self._begin_step())
-        copies = PulledVariables(parts.model.variables, model.values)
+        copies = PulledVariables(self._model.variables, model.values)
         # Stored in the graph, whose tensors it holds, so that both are freed together.
         graph = tf.compat.v1.get_default_graph()
-        graph.add_to_collection(parts.key, dataclasses.replace(model, worker=worker))
+        graph.add_to_collection(self._key, dataclasses.replace(model, worker=worker))
         with copies.active():
             yield model.version
         # Identities are on the worker: the size of a tensor on its server would be a message.
@@ -265,7 +238,7 @@ class UpdateRule(tf.Module):
 
     def _push_all(self, gradients: Sequence[Any], version: Any) -> Any:
         self._prepare_trace("push")
-        model = self._parts.model
+        model = self._model
         if len(gradients) != len(model.variables):
             raise ValueError(
                 f"push takes {len(model.variables)} gradients, one for each variable; got {len(gradients)}."
@@ -274,7 +247,7 @@ class UpdateRule(tf.Module):
         if not given:
             raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
         given, checks = checked(given, model.variables, checks_ids=self._checks_ids)
-        prepared = self._parts.optimizer.prepared(list(given.values()))
+        prepared = self._optimizer.prepared(list(given.values()))
         with reads_as_ever(model.variables):
             pulled = dataclasses.replace(self._latest_pull(), version=tf.convert_to_tensor(version, tf.int64))
             return self._push(dict(zip(given, prepared, strict=True)), pulled.after(checks))
@@ -288,33 +261,41 @@ class UpdateRule(tf.Module):
 
     def _latest_pull(self) -> PulledModel:
         """Returns this step's pull; if that was in another function, the scalars are pulled now."""
-        parts = self._parts
         graph = tf.compat.v1.get_default_graph()
         while graph is not None:
-            if found := graph.get_collection_ref(parts.key):
+            if found := graph.get_collection_ref(self._key):
                 pulled: PulledModel = found[-1]
                 return pulled
             graph = graph_around(graph)
-        scalars, size = pull(parts.optimizer.scalars, [], is_packed=self.may_wait)
+        scalars, size = pull(self._optimizer.scalars, [], is_packed=self.may_wait)
         return PulledModel(
-            tf.constant(0, tf.int64), scalars, {}, size, 0, worker=parts.strategy.extended.services.worker_index()
+            tf.constant(0, tf.int64), scalars, {}, size, 0, worker=self._strategy.extended.services.worker_index()
         )
 
-    def _send_to(self, device: str, gradients: dict[int, Any], extras: Sequence[Any]) -> SentGradients:
-        """Sends the gradients of a server's variables there, with further tensors."""
-        numbers = [number for number in self._parts.model.by_device.get(device, ()) if number in gradients]
-        tensors = flat(gradients, numbers)
+    def _send_to(
+        self, device: str, gradients: dict[int, Any], extras: Sequence[Any]
+    ) -> tuple[dict[int, Any], list[Any], Any]:
+        """Sends the gradients of a server's variables there, with further tensors.
+
+        Returns:
+          These gradients and the further tensors, on the server; the size of all in bytes, an int64 scalar.
+        """
+        mine = {number: gradients[number] for number in self._model.by_device.get(device, ()) if number in gradients}
+        tensors = flat(mine)
         arrived, size = transfer([*tensors, *extras], None, device, is_packed=self.may_wait)
         with tf.device(device):
-            rebuilt_gradients = rebuilt(gradients, numbers, arrived[: len(tensors)])
-            return SentGradients(device, numbers, rebuilt_gradients, arrived[len(tensors) :], size)
+            return rebuilt(mine, arrived[: len(tensors)]), arrived[len(tensors) :], size
 
-    def _apply(self, sent: SentGradients, scalars: Sequence[Any], rate: Any) -> None:
-        """Has the optimizer change a server's variables; all arguments are on that server."""
-        variables = [self._parts.model.originals[number] for number in sent.numbers]
-        if variables:
-            with tf.device(sent.device):
-                self._parts.optimizer.apply(variables, sent.gradients, scalars, rate)
+    def _apply(self, device: str, gradients: dict[int, Any], scalars: Sequence[Any], rate: Any) -> None:
+        """Has the optimizer change a server's variables; all tensors are on that server."""
+        if gradients:
+            with tf.device(device):
+                variables = [self._model.originals[number] for number in gradients]
+                self._optimizer.apply(variables, list(gradients.values()), scalars, rate)
+
+    def _lock(self, device: str) -> ServerMutex:
+        """Returns the lock of a server's variables, and of the optimizer's that are there."""
+        return ServerMutex(f"{self._key}/variables", device)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self._parts.optimizer!r}, {self._parts.model!r}>"
+        return f"<{type(self).__name__}: {self._optimizer!r}, {self._model!r}>"

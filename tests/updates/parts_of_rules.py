@@ -3,17 +3,27 @@
 
 def model_of(rule):
     """Returns the model that a rule trains, with its variables by server."""
-    return rule._parts.model
+    return rule._model
 
 
-def accumulator_of(rule):
-    """Returns the parts of a rule that hold its gradients on the servers."""
-    return rule._accumulator
+def stores_of(rule):
+    """Returns the gradients that a rule has collected, by server."""
+    return rule._stores
 
 
-def averaging_of(rule):
-    """Returns the workers' own models and the sums of them on the servers."""
-    return rule._averaging
+def log_of(rule):
+    """Returns the log that decides which gradients make the next updates."""
+    return rule._log
+
+
+def own_model_of(rule):
+    """Returns the models that the workers train themselves."""
+    return rule._own
+
+
+def sums_of(rule):
+    """Returns the sums of the workers' models on the servers."""
+    return rule._sums
 
 
 def finish_updates(rule):

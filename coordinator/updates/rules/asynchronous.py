@@ -9,7 +9,7 @@ import tensorflow as tf
 from coordinator.updates import decisions
 from coordinator.updates.settings import AsynchronousSettings
 from coordinator.updates.state.server_mutex import operations_added
-from coordinator.updates.transport.gradients import SentGradients, flat
+from coordinator.updates.transport.gradients import flat
 from coordinator.updates.transport.model import bytes_of
 from coordinator.updates.transport.pulled_variables import PulledModel
 from coordinator.updates.update_rule import UpdateRule
@@ -49,9 +49,9 @@ class Asynchronous(UpdateRule):
             variables,
             embeddings=embeddings,
             learning_rate=learning_rate,
-            use_locking=use_locking,
             allow_duplicate_indices=allow_duplicate_indices,
         )
+        self._use_locking = use_locking
         self._scale = tf.function(scale) if scale else None
 
     # An update is counted when the home server has applied it, before or after the other servers do.
@@ -63,34 +63,46 @@ class Asynchronous(UpdateRule):
         return type(self) is not Asynchronous
 
     def _push(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
-        parts, home = self._parts, self.state.home
-        rate = parts.optimizer.learning_rate(pulled.scalars)
+        home = self.state.home
+        rate = self._optimizer.learning_rate(pulled.scalars)
         scalars = [*pulled.scalars, rate]
-        others = [device for device in parts.model.by_device if device != home]
+        others = [device for device in self._model.by_device if device != home]
         # Everything for the home server goes with its gradients, the size of the messages to the others included.
-        sent = [*flat(gradients, list(gradients)), *scalars * (1 + len(others)), pulled.version, pulled.worker]
-        arrived = self._send_to(home, gradients, [*scalars, pulled.version, pulled.worker, bytes_of(sent, None)])
+        sent = [*flat(gradients), *scalars * (1 + len(others)), pulled.version, pulled.worker]
+        extras = [*scalars, pulled.version, pulled.worker, bytes_of(sent, None)]
         with operations_added() as operations:
-            scaled = self._on_its_server(self._update_home, arrived)
+            scaled = self._update(home, gradients, extras, self._change_home)
             for device in others:
-                arrived = self._send_to(device, gradients, [*pulled.scalars, scaled if self._scale else rate])
-                self._on_its_server(self._update, arrived)
+                extras = [*pulled.scalars, scaled if self._scale else rate]
+                self._update(device, gradients, extras, self._change)
             # A worker that dies before this has not made the update.
             with tf.control_dependencies([scaled]):
-                parts.optimizer.count()
+                self._optimizer.count()
         with tf.control_dependencies(operations):
             return tf.constant(True)
 
-    def _update_home(self, sent: SentGradients) -> Any:
+    def _update(self, device: str, gradients: dict[int, Any], extras: Sequence[Any], change: Callable[..., Any]) -> Any:
+        """Sends gradients to a server, and has `change(device, gradients, extras)` change its variables there.
+
+        A lock in a separate function waits only for what uses the same variables; TensorFlow would have locks in one
+        function wait for each other, on whatever servers they are.
+        """
+        arrived, extras_there, _ = self._send_to(device, gradients, extras)
+        with tf.device(device):
+            if not self._use_locking:
+                return change(device, arrived, extras_there)
+            return tf.function(lambda: change(device, arrived, extras_there), autograph=False)()
+
+    def _change_home(self, device: str, gradients: dict[int, Any], extras: Sequence[Any]) -> Any:
         """Changes the home server's variables, and counts the update; returns the learning rate that was used."""
         state = self.state
-        *scalars, rate, version, worker, size = sent.extras
-        with self._locked(state.home, sent.tensors):
+        *scalars, rate, version, worker, size = extras
+        with self._locked(device, [*flat(gradients), *extras]):
             staleness = decisions.staleness(state.version.read_value(), version)
             if self._scale is not None:
                 rate = rate * tf.cast(self._scale(staleness), tf.float32)
             with operations_added() as applied:
-                self._apply(sent, scalars, rate)
+                self._apply(device, gradients, scalars, rate)
             with tf.control_dependencies(applied):
                 counted = state.version.assign_add(1, read_value=False)
                 state.advance_clock(worker)
@@ -98,29 +110,18 @@ class Asynchronous(UpdateRule):
             state.count(updates=1, pushes=1, bytes_pushed=size, staleness=staleness, worker=worker)
             return tf.identity(rate)
 
-    def _update(self, sent: SentGradients) -> None:
+    def _change(self, device: str, gradients: dict[int, Any], extras: Sequence[Any]) -> None:
         """Changes the variables of another server."""
-        *scalars, rate = sent.extras
-        with self._locked(sent.device, sent.tensors):
-            self._apply(sent, scalars, rate)
+        *scalars, rate = extras
+        with self._locked(device, [*flat(gradients), *extras]):
+            self._apply(device, gradients, scalars, rate)
 
     @contextlib.contextmanager
     def _locked(self, device: str, after: Sequence[Any]) -> Iterator[None]:
         """Opens a scope for changes of a server's variables after some tensors, under its lock with `use_locking`."""
-        if self._use_locking and device in self._parts.locks:
-            with self._parts.locks[device].hold(after):
+        if self._use_locking and device in self._model.by_device:
+            with self._lock(device).hold(after):
                 yield
         else:
             with tf.device(device), tf.control_dependencies(list(after)):
                 yield
-
-    def _on_its_server(self, update: Callable[[SentGradients], Any], sent: SentGradients) -> Any:
-        """Calls a function in the graph, on the server that gradients were sent to.
-
-        A lock in a separate function waits only for what uses the same variables; TensorFlow would have locks in one
-        function wait for each other, on whatever servers they are.
-        """
-        with tf.device(sent.device):
-            if not self._use_locking:
-                return update(sent)
-            return tf.function(lambda: update(sent), autograph=False)()

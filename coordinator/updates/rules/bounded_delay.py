@@ -10,9 +10,7 @@ from coordinator.updates import decisions
 from coordinator.updates.rules.accumulating import Accumulating
 from coordinator.updates.settings import BoundedDelaySettings
 from coordinator.updates.state.gate import Gate
-from coordinator.updates.state.push_log import PendingPush
 from coordinator.updates.state.rule_state import NO_STEP
-from coordinator.updates.update_rule import UpdateRule
 
 
 class BoundedDelay(Accumulating):
@@ -49,28 +47,24 @@ class BoundedDelay(Accumulating):
         super().__init__(
             optimizer, variables, grads_to_wait=grads_to_wait, embeddings=embeddings, learning_rate=learning_rate
         )
-        self._gate = self._new_gate()
+
+    def _use_state(self) -> None:
+        super()._use_state()
+        self._gate = Gate(self._strategy, self.state, lambda worker, _: self._may_begin(worker))
 
     def _begin_step(self) -> Any:
         return self._gate.wait_open()
-
-    def _new_gate(self) -> Gate:
-        return Gate(self._parts.strategy, self.state, lambda worker, _: self._may_begin(worker))
 
     def _may_begin(self, worker: Any) -> Any:
         """Returns whether a worker may compute a gradient; on the home server, under the state's lock."""
         state = self.state
         version, in_flight = state.version.read_value(), state.workers.pulled_version.read_value()
         is_other = (in_flight != NO_STEP) & (tf.range(MAX_WORKERS, dtype=tf.int64) != worker)
-        pushed = version * self._grads_to_wait + self._accumulator.log.waiting()
+        pushed = version * self._grads_to_wait + self._log.waiting()
         oldest = tf.reduce_min(tf.where(is_other, tf.minimum(in_flight, version), version))
         before = pushed + tf.math.count_nonzero(is_other)
         return decisions.may_start(before, oldest, self._grads_to_wait, self._max_delay)
 
-    def _is_accepted(self, push: PendingPush) -> Any:
+    def _is_accepted(self, worker: Any, pulled_version: Any) -> Any:
         """Accepts all pushes but those of abandoned calls, for which no worker has waited."""
-        return self.state.workers.pulled_version.sparse_read(push.worker) == push.pulled_version
-
-    def _take_over(self, rule: UpdateRule) -> None:
-        super()._take_over(rule)
-        self._gate = self._new_gate()
+        return self.state.workers.pulled_version.sparse_read(worker) == pulled_version

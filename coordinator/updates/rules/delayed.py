@@ -14,12 +14,9 @@ import tensorflow as tf
 
 from coordinator.updates.rules.accumulating import Accumulating
 from coordinator.updates.settings import DelayedSettings
-from coordinator.updates.state.gradient_columns import ChosenRows
-from coordinator.updates.state.gradient_store import GradientStore
-from coordinator.updates.state.push_log import DelayedPushes, PushLog
+from coordinator.updates.state.gradient_columns import ChosenRows, GradientColumns
+from coordinator.updates.state.push_log import DelayedPushes
 from coordinator.updates.state.queued_gradients import QueuedGradients
-from coordinator.updates.transport.gradients import SentGradients
-from coordinator.updates.update_rule import UpdateRule
 
 
 class Delayed(Accumulating):
@@ -49,6 +46,7 @@ class Delayed(Accumulating):
     """
 
     _has_kinds = True
+    _log: DelayedPushes
 
     def __init__(
         self,
@@ -61,30 +59,24 @@ class Delayed(Accumulating):
     ) -> None:
         self._delay = _delay_function(DelayedSettings(delay).delay)
         super().__init__(optimizer, variables, grads_to_wait=1, embeddings=embeddings, learning_rate=learning_rate)
-        self._add_to_checkpoint()
 
     def _begin_step(self) -> Any:
-        with tf.device(self.state.home):
-            applied = self._build_updates(self._log.release(False))
-            with tf.control_dependencies(applied):
-                return self.state.version.read_value()
+        with tf.control_dependencies(self._build_updates(self._log.release(False))):
+            return super()._begin_step()
 
-    def _apply_rows(self, store: GradientStore, rows: ChosenRows) -> None:
-        device = store.device
-        *scalars, rate = store.columns.scalars(rows)
+    def _apply_rows(self, columns: GradientColumns, rows: ChosenRows) -> None:
+        *scalars, rate = columns.scalars(rows)
 
         def apply(number: int, gradient: Any) -> None:
-            self._apply(SentGradients(device, [number], [gradient], [], 0), scalars, rate)
+            self._apply(columns.device, {number: gradient}, scalars, rate)
 
-        store.columns.apply_first(rows, apply)
+        columns.apply_first(rows, apply)
 
-    def _new_log(self) -> PushLog:
-        self._log = DelayedPushes(self.state, self._delay)
-        self._release = tf.function(self._log.release, input_signature=[tf.TensorSpec([], tf.bool)], autograph=False)
-        return self._log
+    def _new_log(self) -> DelayedPushes:
+        return DelayedPushes(self.state, self._delay)
 
     def _make_last_updates(self) -> int:
-        queued = len(self._release(tf.constant(True)))
+        queued = len(self._log.release(True))
         # Counted before, since another thread may be finishing some of the updates of a dead worker now.
         super()._make_last_updates()
         return queued
@@ -94,12 +86,9 @@ class Delayed(Accumulating):
         # Checkpoints of the next rule have no queue.
         del self.state.queued
 
-    def _take_over(self, rule: UpdateRule) -> None:
-        super()._take_over(rule)
-        self._add_to_checkpoint()
-
-    def _add_to_checkpoint(self) -> None:
-        self.state.queued = QueuedGradients(self._log, self._accumulator.stores)
+    def _use_state(self) -> None:
+        super()._use_state()
+        self.state.queued = QueuedGradients(self._log, self._stores)
 
 
 def _delay_function(delay: Any) -> Callable[[Any, Any], Any]:

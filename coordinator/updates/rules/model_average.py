@@ -15,27 +15,12 @@ from coordinator.updates import decisions
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.settings import ModelAverageSettings
 from coordinator.updates.state.averaging_control import AveragingControl
-from coordinator.updates.state.local_model import AveragedModel, LocalModel
+from coordinator.updates.state.local_model import AveragedModel
 from coordinator.updates.state.model_sum import ModelSum
 from coordinator.updates.state.server_mutex import operations_added
 from coordinator.updates.transport.model import pull, transfer
 from coordinator.updates.transport.pulled_variables import PulledModel
 from coordinator.workers.worker import WorkerState
-
-
-@dataclasses.dataclass(frozen=True)
-class _Averaging:
-    """The collaborators. Not in checkpoints: TensorFlow does not track the attributes of a dataclass.
-
-    Attributes:
-      own: the model of each worker.
-      sums: the sum of all models, on each parameter server that has a part of the shared one.
-      control: says whether models are averaged.
-    """
-
-    own: AveragedModel
-    sums: tuple[ModelSum, ...]
-    control: AveragingControl
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,13 +90,14 @@ class ModelAverage(Asynchronous):
         )
         self._period = float(period)
         self._warmup_steps = warmup_steps
-        model, lock_name = self._parts.model, f"{self._parts.key}/own_model"
-        if not model.dense:
+        if not self._model.dense:
             raise ValueError("ModelAverage has nothing to average: all of its variables are embeddings.")
-        own = AveragedModel(LocalModel(model, model.dense, optimizer, learning_rate), lock_name)
-        self._averaging = _Averaging(own, tuple(self._new_sums()), AveragingControl(self.state.version))
+        self._own = AveragedModel(self._model, self._optimizer, f"{self._key}/own_model")
+        # The sum of all models, on each parameter server that has a part of the shared one.
+        self._sums = tuple(self._new_sums())
+        self._control = AveragingControl(self.state.version)
         self._bring = tf.function(self._build_bringing, autograph=False)
-        self._parts.strategy.extended.services.add_idle_callback(self._leave_out)
+        self._strategy.extended.services.add_idle_callback(self._leave_out)
 
     def abort(self, timeout: float | None = None) -> None:
         """Stops averaging, and assigns the exact mean of all workers' models to the shared and the local ones.
@@ -128,7 +114,7 @@ class ModelAverage(Asynchronous):
           Exception: what `strategy.join` raises.
         """
         self._refuse_closed("abort")
-        self._parts.strategy.join(timeout)
+        self._strategy.join(timeout)
         current = self._current()
         if current is self:
             self._finish()
@@ -144,20 +130,20 @@ class ModelAverage(Asynchronous):
         self._refuse_closed("resume")
         current = self._current()
         if current is self:
-            self._averaging.control.resume()
+            self._control.switch(is_on=True)
         elif isinstance(current, ModelAverage):
             current.resume()
 
     def _pull_model(self, version: Any) -> PulledModel:
-        own = self._averaging.own
-        generation, is_on = self._averaging.control.read()
+        own = self._own
+        generation, is_on = self._control.read()
         is_warming_up, clock = self._warm_up()
         is_current, averaged_at = own.is_of(generation), own.averaged_at.read_value()
         with tf.control_dependencies([averaged_at]):
             now = tf.timestamp()
         *values, size, pulls = tf.cond(
             is_current,
-            lambda: [*own.read(), *[tf.constant(0, tf.int64)] * 2],
+            lambda: [*own.values(), *[tf.constant(0, tf.int64)] * 2],
             lambda: self._take_shared(tf.where(is_warming_up, tf.zeros_like(generation), generation), version, now),
         )
         # The absolute value: a worker whose clock is set back must not wait until it shows that time again.
@@ -167,7 +153,7 @@ class ModelAverage(Asynchronous):
         *averages, received = tf.cond(
             is_due, lambda: self._average(values, generation, now), lambda: [*values, tf.constant(0, tf.int64)]
         )
-        scalars, size_of_scalars = pull(self._parts.optimizer.scalars, [])
+        scalars, size_of_scalars = pull(self._optimizer.scalars, [])
         return PulledModel(
             tf.identity(version),
             scalars,
@@ -192,18 +178,17 @@ class ModelAverage(Asynchronous):
         )
 
     def _finish(self) -> None:
-        control = self._averaging.control
-        control.stop()
-        if control.gather(self._parts.strategy, self._bring):
+        self._control.switch(is_on=False)
+        if self._control.gather(self._strategy, self._bring):
             self.state.version.assign_add(1, read_value=False)
             self.state.count(updates=1)
 
     def _new_sums(self) -> Iterator[ModelSum]:
-        model = self._parts.model
+        model = self._model
         for device, all_numbers in model.by_device.items():
             numbers = [number for number in all_numbers if number not in model.embeddings]
             if numbers:
-                yield ModelSum(numbers, [model.variables[number] for number in numbers], self._parts.locks[device])
+                yield ModelSum(numbers, [model.variables[number] for number in numbers], self._lock(device))
 
     def _warm_up(self) -> tuple[Any, Any]:
         """Returns whether the shared model is trained, and the steps that the fastest worker has finished."""
@@ -216,14 +201,14 @@ class ModelAverage(Asynchronous):
 
     def _take_shared(self, generation: Any, version: Any, now: Any) -> list[Any]:
         """Copies the shared model to the worker's; returns its values, their size in bytes, and 1 pull."""
-        own = self._averaging.own
-        values, size = pull([self._parts.model.variables[number] for number in own.numbers], [version])
+        own = self._own
+        values, size = pull([self._model.variables[number] for number in own.numbers], [version])
         own.replace(values, generation, version, now)
         return [*values, size, tf.constant(1, tf.int64)]
 
     def _average(self, values: Sequence[Any], generation: Any, now: Any) -> list[Any]:
         """Averages the worker's model with all others; returns the mean, and its size in bytes."""
-        own, state = self._averaging.own, self.state
+        own, state = self._own, self.state
         averages, accepted, sent, received = self._exchange(values, generation)
         at_home, _ = transfer([own.version.read_value(), accepted], None, state.home)
         before, is_accepted = at_home
@@ -241,12 +226,12 @@ class ModelAverage(Asynchronous):
         Returns:
           The means, in the order of the values; whether the model was accepted; the bytes sent, and those received.
         """
-        services, numbers = self._parts.strategy.extended.services, self._averaging.own.numbers
+        services, numbers = self._strategy.extended.services, self._own.numbers
         worker_ids = [services.worker_index(), services.connection_number(), generation]
         mine = dict(zip(numbers, values, strict=True))
         averages: dict[int, Any] = {}
         accepted, sent, received = [], [], []
-        for model_sum in self._averaging.sums:
+        for model_sum in self._sums:
             device = model_sum.device
             there, size_there = transfer([*(mine[number] for number in model_sum.numbers), *worker_ids], None, device)
             *values_there, worker, connection, generation_there = there
@@ -264,17 +249,17 @@ class ModelAverage(Asynchronous):
 
     def _push_own(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
         """Applies the gradients of a step to the worker's model, and pushes those of embeddings."""
-        embeddings, start = self._parts.model.embeddings, pulled.rule_data
+        embeddings, start = self._model.embeddings, pulled.rule_data
         dense = {number: gradient for number, gradient in gradients.items() if number not in embeddings}
         rest = {number: gradient for number, gradient in gradients.items() if number in embeddings}
-        rate = self._parts.optimizer.learning_rate(pulled.scalars)
+        rate = self._optimizer.learning_rate(pulled.scalars)
         with operations_added() as operations:
-            self._averaging.own.train(dense, rate, start.values, start.averages, start.is_averaged)
+            self._own.train(dense, rate, start.values, start.averages, start.is_averaged)
             if rest:
                 self._push_shared(rest, pulled)
             else:
                 with tf.control_dependencies(list(pulled.checks)):
-                    self._parts.optimizer.count()
+                    self._optimizer.count()
                 [worker], _ = transfer([pulled.worker], None, self.state.home)
                 with self.state.lock.hold([worker]):
                     self.state.advance_clock(worker)
@@ -284,15 +269,15 @@ class ModelAverage(Asynchronous):
 
     def _leave_out(self, index: int) -> None:
         """Removes the model of an idle or lost worker from the sums."""
-        workers = self._parts.strategy.cluster.workers
+        workers = self._strategy.cluster.workers
         is_live = any(worker.index == index and worker.state is WorkerState.LIVE for worker in workers)
-        for model_sum in self._averaging.sums:
+        for model_sum in self._sums:
             model_sum.remove(index, is_lost=not is_live)
 
     def _build_bringing(self, generation: Any) -> Any:
         """Adds the worker's model, if it has one, as one of the given generation; returns whether it did."""
-        current, _ = self._averaging.control.read()
-        own = self._averaging.own
+        current, _ = self._control.read()
+        own = self._own
         return tf.cond(
-            own.is_of(current), lambda: self._exchange(own.read(), generation)[1], lambda: tf.constant(False)
+            own.is_of(current), lambda: self._exchange(own.values(), generation)[1], lambda: tf.constant(False)
         )

@@ -20,7 +20,6 @@ from coordinator.updates.state.gate import Gate
 from coordinator.updates.state.local_model import LocalModel
 from coordinator.updates.transport.model import pull
 from coordinator.updates.transport.pulled_variables import PulledModel
-from coordinator.updates.update_rule import UpdateRule
 
 
 class StaleSynchronous(Asynchronous):
@@ -71,15 +70,24 @@ class StaleSynchronous(Asynchronous):
         )
         self._frequency = get_model_frequency
         self._max_lead = max_lead
-        model = self._parts.model
-        self._local = LocalModel(model, model.dense, optimizer, learning_rate)
-        self._gate = self._new_gate()
+        self._local = LocalModel(self._model, self._optimizer)
+        self._use_state()
+
+    def _use_state(self) -> None:
+        state, max_lead = self.state, self._max_lead
+        self._gate = None
+        if max_lead is not None:
+            self._gate = Gate(
+                self._strategy,
+                state,
+                lambda worker, clock: decisions.may_lead(clock, state.slowest_clock(besides=worker), max_lead),
+            )
 
     def _begin_step(self) -> Any:
         return super()._begin_step() if self._gate is None else self._gate.wait_open()
 
     def _pull_model(self, version: Any) -> PulledModel:
-        local, optimizer = self._local, self._parts.optimizer
+        local, optimizer = self._local, self._optimizer
         is_due = tf.function(decisions.is_pull_due)
         # Without a gate, a step that pulls nothing need not wait for the version.
         opened = [] if self._gate is None else [version]
@@ -93,22 +101,18 @@ class StaleSynchronous(Asynchronous):
 
     def _push(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
         is_accepted = super()._push(gradients, pulled)
-        local, parts = self._local, self._parts
-        dense = {number: gradient for number, gradient in gradients.items() if number not in parts.model.embeddings}
+        local = self._local
+        dense = {number: gradient for number, gradient in gradients.items() if number not in self._model.embeddings}
         with tf.control_dependencies(list(pulled.checks)):
-            local.apply(dense, parts.optimizer.learning_rate(pulled.scalars))
+            local.apply(dense, self._optimizer.learning_rate(pulled.scalars))
             local.steps.assign_add(1, read_value=False)
         return is_accepted
-
-    def _take_over(self, rule: UpdateRule) -> None:
-        super()._take_over(rule)
-        self._gate = self._new_gate()
 
     def _pull_all(self, version: Any) -> list[Any]:
         """Refreshes the local data; returns the dense variables, their version, the size in bytes, and 1 pull."""
         local = self._local
-        values, size = pull([self._parts.model.variables[number] for number in local.numbers], [version])
-        local.assign(dict(zip(local.numbers, values, strict=True)))
+        values, size = pull([self._model.variables[number] for number in local.numbers], [version])
+        local.assign(values)
         local.steps.assign(0, read_value=False)
         local.version.assign(version, read_value=False)
         return [*values, tf.identity(version), size, tf.constant(1, tf.int64)]
@@ -116,14 +120,4 @@ class StaleSynchronous(Asynchronous):
     def _read_local(self) -> list[Any]:
         """Returns the same of the local data, with a size of 0 and 0 pulls."""
         nothing = tf.constant(0, tf.int64)
-        return [*self._local.values().values(), self._local.version.read_value(), nothing, nothing]
-
-    def _new_gate(self) -> Gate | None:
-        state, max_lead = self.state, self._max_lead
-        if max_lead is None:
-            return None
-        return Gate(
-            self._parts.strategy,
-            state,
-            lambda worker, clock: decisions.may_lead(clock, state.slowest_clock(besides=worker), max_lead),
-        )
+        return [*self._local.values(), self._local.version.read_value(), nothing, nothing]

@@ -4,7 +4,6 @@ from typing import Any
 
 from coordinator.updates import decisions
 from coordinator.updates.rules.accumulating import Accumulating
-from coordinator.updates.state.push_log import PendingPush
 
 
 class Synchronous(Accumulating):
@@ -27,5 +26,6 @@ class Synchronous(Accumulating):
 
     may_reject = True
 
-    def _is_accepted(self, push: PendingPush) -> Any:
-        return decisions.is_accepted(push.version, push.pulled_version, push.waiting, self._grads_to_wait)
+    def _is_accepted(self, _: Any, pulled_version: Any) -> Any:
+        version, waiting = self.state.version.read_value(), self._log.waiting()
+        return decisions.is_accepted(version, pulled_version, waiting, self._grads_to_wait)

@@ -41,14 +41,9 @@ class AveragingControl:
         generation, is_on = tf.unstack(value)
         return generation, is_on > 0
 
-    def stop(self) -> None:
-        """Stops averaging."""
-        self._is_on = False
-        self._write()
-
-    def resume(self) -> None:
-        """Resumes averaging."""
-        self._is_on = True
+    def switch(self, *, is_on: bool) -> None:
+        """Stops or resumes averaging."""
+        self._is_on = is_on
         self._write()
 
     def gather(self, strategy: ParameterServerStrategy, bring: Any) -> bool:

@@ -10,6 +10,7 @@ from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.updates import decisions
 from coordinator.updates.state.rule_state import NO_CLOCK, NO_STEP, RuleState
+from coordinator.updates.state.server_mutex import client_may_call
 
 # Seconds that a waiting worker pauses before it asks again, times the number of waiting workers. So the home server is
 # asked a thousand times a second, however many workers wait.
@@ -35,9 +36,6 @@ class Gate:
         self._strategy = strategy
         self._state = state
         self._may_begin = may_begin
-        self._dismiss = tf.function(
-            self._build_dismissal, input_signature=[tf.TensorSpec([], tf.int64)], autograph=False
-        )
         strategy.extended.services.add_idle_callback(self.dismiss)
 
     def wait_open(self) -> Any:
@@ -64,7 +62,7 @@ class Gate:
         """Records that a worker has no step in flight, so that no other waits for it; called on the client."""
         # If the home server is down, its record is lost with it.
         with contextlib.suppress(*UNREACHED):
-            self._dismiss(tf.constant(worker, tf.int64))
+            self._dismiss(worker)
 
     def _ask(self, worker: Any, connection: Any, waited: Any) -> tuple[Any, Any, Any]:
         """Returns whether the worker may begin, how many workers wait (itself included), and the version."""
@@ -97,7 +95,8 @@ class Gate:
         workers.is_active.scatter_nd_update([[worker]], [True])
         return clock
 
-    def _build_dismissal(self, worker: Any) -> None:
+    @client_may_call(tf.TensorSpec([], tf.int64))
+    def _dismiss(self, worker: Any) -> None:
         workers = self._state.workers
         with self._state.lock.hold([worker]):
             workers.is_active.scatter_nd_update([[worker]], [False])

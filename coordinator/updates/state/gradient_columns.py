@@ -2,9 +2,9 @@
 
     per variable: values | indices | kind     per optimizer: scalar | scalar ...
 
-By default all pushes have the same kinds of gradients: `kind` does not exist, and the indices of dense gradients are
-left out. With `has_kinds`, each row has all columns and tells its kinds itself: the step that applies a gradient may
-have been traced before any push, or in another program.
+Usually all pushes have the same kinds of gradients: `kind` does not exist, and the indices of dense gradients are left
+out. With `has_kinds`, each row has all columns and tells its kinds itself: the step that applies a gradient may have
+been traced before any push, or in another program.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.updates.transport.gradients import SentGradients, without_repeats
+from coordinator.updates.transport.gradients import without_repeats
 from coordinator.updates.transport.model import Model
 
 # The kinds of gradients of a variable in one push.
@@ -33,11 +33,6 @@ class ChosenRows:
     lists: Sequence[Any]
     places: Any
     is_chosen: Any
-
-    @property
-    def count(self) -> Any:
-        """The number of chosen rows, an int64 scalar."""
-        return tf.size(self.places, tf.int64)
 
     def first(self, column: int, dtype: tf.DType) -> Any:
         """Returns a column of the first row, in the shape that it was added with."""
@@ -77,19 +72,25 @@ class GradientColumns:
       model: the variables of all servers.
       device: the server's CPU; it may have no variable of the model.
       scalars: the dtypes of the scalars that the optimizer needs.
-      has_kinds: whether each push may have other kinds of gradients.
+      is_sparse: by the positions of the variables that have gradients, whether these are `tf.IndexedSlices`; filled
+        when a push is traced, and shared by all servers. None if each push may have other kinds of gradients.
 
     Attributes:
+      device, is_sparse: as given.
+      has_kinds: whether each push may have other kinds of gradients.
       dtypes: of all columns.
-      has_kinds: as given.
       places: the position of each column among those of a server that has the whole model.
       width: the number of columns of such a server.
     """
 
-    def __init__(self, model: Model, device: str, scalars: Sequence[tf.DType], *, has_kinds: bool) -> None:
-        self.has_kinds = has_kinds
+    def __init__(
+        self, model: Model, device: str, scalars: Sequence[tf.DType], is_sparse: dict[int, bool] | None
+    ) -> None:
+        self.device = device
+        self.has_kinds = is_sparse is None
+        self.is_sparse = {} if is_sparse is None else is_sparse
         self._variables = {number: model.variables[number] for number in model.by_device.get(device, ())}
-        per_variable = 3 if has_kinds else 2
+        per_variable = 3 if self.has_kinds else 2
         self._column = {number: per_variable * place for place, number in enumerate(self._variables)}
         self._scalars = dict(enumerate(scalars, start=per_variable * len(self._variables)))
         self.dtypes: list[tf.DType] = []
@@ -101,9 +102,8 @@ class GradientColumns:
         self.places = [per_variable * number + part for number in self._variables for part in range(per_variable)]
         self.places += range(of_variables, self.width)
 
-    def row(self, sent: SentGradients, scalars: Sequence[Any]) -> dict[int, Any]:
-        """Returns the columns of a push."""
-        gradients = dict(zip(sent.numbers, sent.gradients, strict=True))
+    def row(self, gradients: Mapping[int, Any], scalars: Sequence[Any]) -> dict[int, Any]:
+        """Returns the columns of a push, from the gradients by the positions of their variables."""
         found: dict[int, Any] = {}
         for number, column in self._column.items():
             dtype, gradient = self._variables[number].dtype, gradients.get(number)
@@ -117,33 +117,23 @@ class GradientColumns:
                 found[column] = tf.cast(gradient, dtype)
         return found | dict(zip(self._scalars, scalars, strict=True))
 
-    def used(self, is_sparse: Mapping[int, bool]) -> list[int]:
-        """Returns the columns that rows have.
-
-        Args:
-          is_sparse: by the positions of the variables that have gradients, whether these are `tf.IndexedSlices`;
-            ignored with `has_kinds`.
-        """
+    def used(self) -> list[int]:
+        """Returns the columns that rows have."""
         if self.has_kinds:
             return list(range(len(self.dtypes)))
         found: list[int] = []
         for number, column in self._column.items():
-            if number in is_sparse:
-                found += [column, column + 1] if is_sparse[number] else [column]
+            if number in self.is_sparse:
+                found += [column, column + 1] if self.is_sparse[number] else [column]
         return [*found, *self._scalars]
 
     def scalars(self, rows: ChosenRows) -> list[Any]:
         """Returns the scalars of the last push among the rows."""
         return [rows.stacked(column, dtype, tf.TensorShape([]))[-1] for column, dtype in self._scalars.items()]
 
-    def mean(self, rows: ChosenRows, is_sparse: Mapping[int, bool]) -> tuple[list[int], list[Any]]:
-        """Computes the mean of gradients, in float32 if they are less precise.
-
-        Returns:
-          The positions of the variables, and their gradients.
-        """
-        numbers = [number for number in self._variables if number in is_sparse]
-        return numbers, [self._mean_of(number, rows, is_sparse[number]) for number in numbers]
+    def mean(self, rows: ChosenRows) -> dict[int, Any]:
+        """Returns the means of gradients by the positions of their variables, computed in float32 if less precise."""
+        return {number: self._mean_of(number, rows) for number in self._variables if number in self.is_sparse}
 
     def apply_first(self, rows: ChosenRows, apply: Callable[[int, Any], None]) -> None:
         """Applies the first gradient of rows that tell their kinds.
@@ -159,11 +149,11 @@ class GradientColumns:
                 kinds.append(self._branch(number, rows, apply, is_sparse=True))
             tf.switch_case(tf.ensure_shape(rows.first(column + 2, tf.int32), []), kinds)
 
-    def _mean_of(self, number: int, rows: ChosenRows, is_sparse: bool) -> Any:
+    def _mean_of(self, number: int, rows: ChosenRows) -> Any:
         variable, column = self._variables[number], self._column[number]
         dtype = tf.float32 if variable.dtype in (tf.float16, tf.bfloat16) else variable.dtype
-        count = tf.cast(rows.count, dtype)
-        if not is_sparse:
+        count = tf.cast(tf.size(rows.places), dtype)
+        if not self.is_sparse[number]:
             stacked = rows.stacked(column, variable.dtype, variable.shape)
             return tf.cast(tf.reduce_sum(tf.cast(stacked, dtype), 0) / count, variable.dtype)
         values = tf.cast(rows.concatenated(column, variable.dtype, variable.shape[1:].as_list()), dtype)

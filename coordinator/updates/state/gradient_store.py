@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.updates.state.gradient_columns import ChosenRows, GradientColumns, item
-from coordinator.updates.state.server_mutex import ServerMutex
+from coordinator.updates.state.server_mutex import ServerMutex, client_may_call
 
 
 def new_vector_list(width: int) -> tf.Variable:
@@ -51,6 +51,7 @@ class GradientStore:
       beside: a variable on that server.
       columns: the layout of the rows.
       update_size: the largest number of rows in an update.
+      use: changes the server's variables by the rows of an update; called under the lock.
       may_reject: whether a push from a live worker may be rejected.
 
     Attributes:
@@ -62,13 +63,21 @@ class GradientStore:
     # workers crash on its handle.
 
     def __init__(
-        self, lock: ServerMutex, beside: tf.Variable, columns: GradientColumns, update_size: int, *, may_reject: bool
+        self,
+        lock: ServerMutex,
+        beside: tf.Variable,
+        columns: GradientColumns,
+        update_size: int,
+        use: Callable[[ChosenRows], None],
+        *,
+        may_reject: bool,
     ) -> None:
         self.device = lock.device
         self.columns = columns
         self._lock = lock
         self._may_reject = may_reject
         self._update_size = update_size
+        self._use = use
         self._dtypes = (*columns.dtypes, tf.int64)
         with tf.distribute.get_strategy().extended.colocate_vars_with(beside):
             self.lists = tf.Variable(self._empty, dtype=tf.variant, shape=[len(self._dtypes)], trainable=False)
@@ -87,40 +96,42 @@ class GradientStore:
             lists = self._with_row(self.lists.read_value(), {**row, len(self._dtypes) - 1: push})
             return self.lists.assign(lists, read_value=False)
 
-    def use_once(self, ids: Any, is_sparse: Mapping[int, bool], use: Callable[[ChosenRows], None]) -> Any:
+    @client_may_call(tf.TensorSpec([None, PUSH_ID_SIZE], tf.int64))
+    def use_once(self, ids: Any) -> Any:
         """Uses the rows of an update and drops them, unless that was done already.
 
         Args:
           ids: of the pushes in this update and the next ones, in their order; int64 [n, 3], n > 0.
-          is_sparse: see `GradientColumns.used`.
-          use: called under the lock with the rows.
 
         Returns:
           A tensor that is available afterwards.
         """
         with tf.device(self.device):
             ids = tf.identity(ids)
-        columns = self.columns.used(is_sparse)
         with self._lock.hold([ids]):
             # Used rows are dropped. A late caller, perhaps by some updates, does not find the first one.
             pushes = vectors_of(tf.unstack(self.lists.read_value(), num=len(self._dtypes))[-1], PUSH_ID_SIZE)
             is_stored = tf.reduce_any(tf.reduce_all(pushes == ids[0], 1))
-            return tf.cond(is_stored, lambda: self._use(ids, columns, use), lambda: tf.constant(False))
+            return tf.cond(is_stored, lambda: self._use_and_drop(ids), lambda: tf.constant(False))
 
-    def clear(self) -> Any:
-        """Drops all rows; returns the operation that does so."""
+    @client_may_call()
+    def clear(self) -> None:
+        """Drops all rows."""
         with self._lock.hold():
-            return self.lists.assign(self._empty(), read_value=False)
+            self.lists.assign(self._empty(), read_value=False)
 
+    @client_may_call(tf.TensorSpec([PUSH_ID_SIZE], tf.int64))
     def serialized(self, push: Any) -> Any:
         """Serializes a row that has all columns.
 
         Args:
-          push: its id, int64 [3]; on the server.
+          push: its id, int64 [3].
 
         Returns:
           The columns for `tf.io.parse_tensor`, string [columns]; string [0] if there is no such row.
         """
+        with tf.device(self.device):
+            push = tf.identity(push)
         with self._lock.hold([push]):
             lists = tf.unstack(self.lists.read_value(), num=len(self._dtypes))
             is_match = tf.reduce_all(vectors_of(lists[-1], PUSH_ID_SIZE) == push, 1)
@@ -132,7 +143,15 @@ class GradientStore:
 
             return tf.cond(tf.reduce_any(is_match), columns, lambda: tf.zeros([0], tf.string))
 
-    def _use(self, ids: Any, columns: Sequence[int], use: Callable[[ChosenRows], None]) -> Any:
+    @client_may_call(tf.TensorSpec([PUSH_ID_SIZE], tf.int64), tf.TensorSpec([None], tf.string))
+    def add_serialized(self, push: Any, strings: Any) -> None:
+        """Adds a row as `serialized` returns it."""
+        with tf.device(self.device):
+            push, strings = tf.identity(push), tf.identity(strings)
+            dtypes = enumerate(self.columns.dtypes)
+            self.add(push, {column: tf.io.parse_tensor(strings[column], dtype) for column, dtype in dtypes})
+
+    def _use_and_drop(self, ids: Any) -> Any:
         lists = tf.unstack(self.lists.read_value(), num=len(self._dtypes))
         pushes = vectors_of(lists[-1], PUSH_ID_SIZE)
         is_same = tf.reduce_all(ids[:, None] == pushes, -1)
@@ -144,16 +163,17 @@ class GradientStore:
         left = tf.cond(
             2 * tf.size(kept) > tf.size(is_kept),
             lambda: tf.stack([*lists[:-1], vector_list(tf.where(is_kept[:, None], pushes, _NO_WORKER))]),
-            lambda: self._only(lists, kept, [*columns, len(lists) - 1]),
+            lambda: self._only(lists, kept),
         )
         dropped = self.lists.assign(left, read_value=False)
         # Dropped first, so that rows whose use fails are not used again: it may have changed some of the variables.
         with tf.control_dependencies([dropped]):
-            use(ChosenRows(lists, tf.argmax(tf.cast(chosen, tf.int32), 1), is_chosen))
+            self._use(ChosenRows(lists, tf.argmax(tf.cast(chosen, tf.int32), 1), is_chosen))
         return tf.constant(True)
 
-    def _only(self, lists: Sequence[Any], kept: Any, columns: Sequence[int]) -> Any:
+    def _only(self, lists: Sequence[Any], kept: Any) -> Any:
         """Returns the lists with these rows only."""
+        columns = [*self.columns.used(), len(lists) - 1]
 
         def with_next(number: Any, found: Any) -> tuple[Any, Any]:
             row = {column: item(lists[column], kept[number], self._dtypes[column]) for column in columns}

@@ -17,7 +17,7 @@ import tensorflow as tf
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
 from coordinator.updates.state.rule_state import zeros
-from coordinator.updates.state.server_mutex import ServerMutex, operations_added
+from coordinator.updates.state.server_mutex import ServerMutex, client_may_call, operations_added
 
 
 class ModelSum:
@@ -51,8 +51,6 @@ class ModelSum:
             # The newest connection of each worker.
             self._fence = zeros([MAX_WORKERS], tf.int64, "fence")
             self._generation = zeros([], tf.int64, "generation")
-        signature = [tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool)]
-        self._remove = tf.function(self._build_removal, input_signature=signature, autograph=False)
 
     def exchange(self, values: Sequence[Any], worker: Any, connection: Any, generation: Any) -> tuple[list[Any], Any]:
         """Replaces a worker's row, and assigns the mean of all rows to the shared variables.
@@ -87,7 +85,7 @@ class ModelSum:
         """
         # If the server is down, its rows are lost with it.
         with contextlib.suppress(*UNREACHED):
-            self._remove(tf.constant(worker, tf.int64), tf.constant(is_lost))
+            self._remove(worker, is_lost)
 
     # A cancelled call may stop anywhere below. Its worker is idle then, and its removal recomputes the total. Until
     # then, a row counts only once it is stored.
@@ -137,7 +135,8 @@ class ModelSum:
             for part, variable in zip(tf.split(row, self._sizes), self._variables, strict=True)
         ]
 
-    def _build_removal(self, worker: Any, is_lost: Any) -> None:
+    @client_may_call(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool))
+    def _remove(self, worker: Any, is_lost: Any) -> None:
         with self.lock.hold([worker, is_lost]):
             self._is_present.scatter_nd_update([[worker]], [False])
             # A later connection has a greater number.

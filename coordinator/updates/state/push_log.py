@@ -7,7 +7,6 @@ The ids of all logged pushes are passed to the servers with each update, those o
 drops a row that a later update needs.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,29 +15,13 @@ import tensorflow as tf
 from coordinator.updates import decisions
 from coordinator.updates.state.gradient_store import PUSH_ID_SIZE, new_vector_list, vector_list, vectors_of
 from coordinator.updates.state.rule_state import NO_STEP, RuleState
+from coordinator.updates.state.server_mutex import client_may_call
 
 # Of a push: its id, the version that its gradient was computed on, when it was pushed and its delay, in microseconds.
 ENTRY_SIZE = PUSH_ID_SIZE + 3
 _PULLED_VERSION, _PUSHED_AT, _DELAY = range(PUSH_ID_SIZE, ENTRY_SIZE)
 # In seconds: longer delays are cut to some three thousand years, for which an int64 of microseconds has room.
 MAX_DELAY = 1e11
-
-
-@dataclasses.dataclass(frozen=True)
-class PendingPush:
-    """A push to be accepted or rejected; int64 scalars.
-
-    Attributes:
-      worker: its index.
-      pulled_version: the version that the gradient was computed on.
-      version: the current version.
-      waiting: the number of accepted gradients that are in no update yet.
-    """
-
-    worker: Any
-    pulled_version: Any
-    version: Any
-    waiting: Any
 
 
 class PushLog:
@@ -49,10 +32,10 @@ class PushLog:
     Args:
       state: counts updates, pushes, rejections and staleness.
       grads_to_wait: gradients per update.
-      is_accepted: decides about a push, on the home server and under the state's lock; returns a bool scalar.
+      is_accepted: decides about a push, see `Accumulating`; called on the home server, under the state's lock.
     """
 
-    def __init__(self, state: RuleState, grads_to_wait: int, is_accepted: Callable[[PendingPush], Any]) -> None:
+    def __init__(self, state: RuleState, grads_to_wait: int, is_accepted: Callable[[Any, Any], Any]) -> None:
         self._state = state
         self._grads_to_wait = grads_to_wait
         self._is_accepted = is_accepted
@@ -79,7 +62,7 @@ class PushLog:
             worker, _, _ = tf.unstack(push)
             version, waiting = state.version.read_value(), self.waiting()
             is_own = self._is_own(push)
-            accepted = is_own & self._is_accepted(PendingPush(worker, pulled_version, version, waiting))
+            accepted = is_own & self._is_accepted(worker, pulled_version)
             in_flight = tf.where(is_own, tf.constant(NO_STEP, tf.int64), pulled_versions.sparse_read(worker))
             pulled_versions.scatter_nd_update([[worker]], [in_flight])
             # The waiting gradients are applied before this one.
@@ -87,11 +70,13 @@ class PushLog:
             ready = self._append(self._ready, accepted, push, pulled_version, size, staleness=staleness)
             return accepted, self._due(ready, self._grads_to_wait)
 
+    @client_may_call(tf.TensorSpec([], tf.int32))
     def due(self, minimum: Any) -> Any:
         """Returns the ids, those of the next update first, int64 [n, 3]; n = 0 if fewer than `minimum` are ready."""
         with self._state.lock.hold():
             return self._due(_entries(self._ready), minimum)
 
+    @client_may_call(tf.TensorSpec([None, PUSH_ID_SIZE], tf.int64), tf.TensorSpec([], tf.int32))
     def finish(self, ids: Any, minimum: Any) -> Any:
         """Counts an update that all servers have made, unless it is counted already.
 
@@ -158,7 +143,7 @@ class DelayedPushes(PushLog):
     """
 
     def __init__(self, state: RuleState, delay: Callable[[Any, Any], Any]) -> None:
-        super().__init__(state, 1, lambda _: tf.constant(True))
+        super().__init__(state, 1, lambda _, __: tf.constant(True))
         self._delay = delay
         with tf.distribute.get_strategy().extended.colocate_vars_with(state.version):
             self._delayed = new_vector_list(ENTRY_SIZE)
@@ -174,6 +159,7 @@ class DelayedPushes(PushLog):
             self._append(self._delayed, is_own, push, pulled_version, size, *times)
             return is_own, None
 
+    @client_may_call(tf.TensorSpec([], tf.bool))
     def release(self, everything: Any) -> Any:
         """Makes the pushes ready whose delay is over.
 
@@ -191,16 +177,18 @@ class DelayedPushes(PushLog):
             _assign(self._delayed, tf.boolean_mask(delayed, ~is_over))
             return self._due(ready, 1)
 
+    @client_may_call()
     def entries(self) -> Any:
         """Returns all pushes, the ready ones first, int64 [n, ENTRY_SIZE]."""
         with self._state.lock.hold():
             return tf.concat([_entries(self._ready), _entries(self._delayed)], 0)
 
-    def replace(self, entries: Any) -> Any:
+    @client_may_call(tf.TensorSpec([None, ENTRY_SIZE], tf.int64))
+    def replace(self, entries: Any) -> None:
         """Replaces all pushes, int64 [n, ENTRY_SIZE]; the next pull finds out which are ready."""
         with self._state.lock.hold([entries]):
             _assign(self._ready, entries[:0])
-            return _assign(self._delayed, entries)
+            _assign(self._delayed, entries)
 
     def _count_update(self, updates: Any, applied: Any) -> None:
         # A sum, since there may be none.
@@ -223,5 +211,5 @@ def _entries(variable: tf.Variable) -> Any:
     return vectors_of(variable.read_value(), ENTRY_SIZE)
 
 
-def _assign(variable: tf.Variable, entries: Any) -> Any:
-    return variable.assign(vector_list(entries), read_value=False)
+def _assign(variable: tf.Variable, entries: Any) -> None:
+    variable.assign(vector_list(entries), read_value=False)

@@ -6,8 +6,6 @@ are transferred one by one; the client holds all of them at once, in one string.
 
 import io
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -31,16 +29,8 @@ class QueuedGradients(tf.train.experimental.PythonState):
     """
 
     def __init__(self, pushes: DelayedPushes, stores: Sequence[GradientStore]) -> None:
+        self._pushes = pushes
         self._stores = stores
-        self.entries = _client_function(pushes.entries)
-        self._replace = _client_function(pushes.replace, tf.TensorSpec([None, ENTRY_SIZE], tf.int64))
-        push = tf.TensorSpec([PUSH_ID_SIZE], tf.int64)
-        self._read = [_client_function(partial(_read, store), push) for store in stores]
-        self._add = [
-            _client_function(partial(_add, store), push, tf.TensorSpec([len(store.columns.dtypes)], tf.string))
-            for store in stores
-        ]
-        self._clear = [_client_function(store.clear) for store in stores]
 
     def serialize(self) -> bytes:
         """Returns the queue as a string.
@@ -49,10 +39,10 @@ class QueuedGradients(tf.train.experimental.PythonState):
           tf.errors.OpError: a parameter server does not answer.
         """
         entries, rows = [], []
-        for entry in self.entries().numpy():
+        for entry in self._pushes.entries().numpy():
             row = [b""] * self._width
-            for store, read in zip(self._stores, self._read, strict=True):
-                strings = read(entry[:PUSH_ID_SIZE]).numpy()
+            for store in self._stores:
+                strings = store.serialized(entry[:PUSH_ID_SIZE]).numpy()
                 if not len(strings):
                     break
                 for place, string in zip(store.columns.places, strings, strict=True):
@@ -85,38 +75,15 @@ class QueuedGradients(tf.train.experimental.PythonState):
             )
         ids = np.zeros([len(entries), PUSH_ID_SIZE], np.int64)
         ids[:, 0], ids[:, -1] = _RESTORED, np.arange(len(entries))
-        for clear in self._clear:
-            clear()
+        for store in self._stores:
+            store.clear()
         ends = np.cumsum(sizes).reshape(sizes.shape)
         for push, row_ends, row_sizes in zip(ids, ends, sizes, strict=True):
             row = [strings[end - size : end] for end, size in zip(row_ends, row_sizes, strict=True)]
-            for store, add in zip(self._stores, self._add, strict=True):
-                add(push, [row[place] for place in store.columns.places])
-        self._replace(np.concatenate([ids, entries], 1))
+            for store in self._stores:
+                store.add_serialized(push, [row[place] for place in store.columns.places])
+        self._pushes.replace(np.concatenate([ids, entries], 1))
 
     @property
     def _width(self) -> int:
         return self._stores[0].columns.width
-
-
-def _client_function(function: Any, *arguments: tf.TensorSpec) -> Any:
-    """Wraps a function for calls from the client; it returns None if `function` returns an operation."""
-
-    def call(*arguments: Any) -> Any:
-        result = function(*arguments)
-        return result if tf.is_tensor(result) else None
-
-    return tf.function(call, input_signature=arguments, autograph=False)
-
-
-def _read(store: GradientStore, push: Any) -> Any:
-    with tf.device(store.device):
-        return store.serialized(tf.identity(push))
-
-
-def _add(store: GradientStore, push: Any, strings: Any) -> Any:
-    with tf.device(store.device):
-        push, strings = tf.identity(push), tf.identity(strings)
-        dtypes = store.columns.dtypes
-        row = {column: tf.io.parse_tensor(strings[column], dtype) for column, dtype in enumerate(dtypes)}
-        return store.add(push, row)

@@ -8,19 +8,18 @@ restart.
 import dataclasses
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
-from coordinator.updates.state.server_mutex import ServerMutex
+from coordinator.updates.state.server_mutex import ServerMutex, client_may_call
 
 # Larger staleness counts as this.
 MAX_STALENESS = 1024
 
 COUNTS = ("updates", "pushes", "rejected", "pulls", "bytes_pulled", "bytes_pushed")
 # Where the histogram of staleness and the workers' steps begin in `counts`.
-_HISTOGRAM = len(COUNTS)
-_STEPS = _HISTOGRAM + MAX_STALENESS + 1
+HISTOGRAM = len(COUNTS)
+STEPS = HISTOGRAM + MAX_STALENESS + 1
 FIRST_SEEN, LAST_SEEN, WAITED = range(3)
 # The pulled version of a worker without a step in flight.
 NO_STEP = -1
@@ -65,7 +64,7 @@ class RuleState(tf.Module):
         super().__init__("rule_state")
         self.version = zeros([], tf.int64, "version")
         with tf.distribute.get_strategy().extended.colocate_vars_with(self.version):
-            self.counts = zeros([_STEPS + MAX_WORKERS], tf.int64, "counts")
+            self.counts = zeros([STEPS + MAX_WORKERS], tf.int64, "counts")
             self.clocks = zeros([MAX_WORKERS], tf.int64, "clocks")
             self.seconds = zeros([MAX_WORKERS, 3], tf.float64, "seconds")
             workers = _WorkerStatus(
@@ -83,7 +82,6 @@ class RuleState(tf.Module):
         # A restarted client uses the same names; a mutex has no state to keep.
         self.number = next(tf.distribute.get_strategy().extended.services.unique_numbers)
         self.lock = ServerMutex(f"coordinator/updates/{self.number}/state", self.home)
-        self._read = tf.function(self._build_read, input_signature=[], autograph=False)
 
     def count(
         self, *, staleness: Any = None, gradients: Any = 1, worker: Any = None, steps: Any = 1, **happened: Any
@@ -101,25 +99,11 @@ class RuleState(tf.Module):
         with tf.device(self.home):
             if staleness is not None:
                 slot = tf.clip_by_value(staleness, _number(0), _number(MAX_STALENESS))
-                counted.append((slot + _HISTOGRAM, gradients))
+                counted.append((slot + HISTOGRAM, gradients))
             if worker is not None:
-                counted.append((_number(worker) + _STEPS, steps))
+                counted.append((_number(worker) + STEPS, steps))
             places, times = (tf.stack([_number(value) for value in values]) for values in zip(*counted, strict=True))
             self.counts.scatter_nd_add(places[:, tf.newaxis], times)
-
-    def snapshot(self) -> tuple[dict[str, int], np.ndarray, np.ndarray, np.ndarray]:
-        """Reads the counters; called on the client.
-
-        Returns:
-          The counters of `COUNTS`, by name; the number of gradients of each staleness, int64; the number of steps that
-          each worker has finished, int64, by task index; and `seconds`.
-
-        Raises:
-          tf.errors.OpError: the home server does not answer.
-        """
-        counts, seconds = (tensor.numpy() for tensor in self._read())
-        named, histogram, steps = np.split(counts, [_HISTOGRAM, _STEPS])
-        return dict(zip(COUNTS, map(int, named), strict=True)), histogram, steps, seconds
 
     def slowest_clock(self, besides: Any) -> Any:
         """Returns the least clock of the other active workers, NO_CLOCK if there is none. Called under the lock."""
@@ -141,7 +125,9 @@ class RuleState(tf.Module):
         )
         self.record_seen(worker)
 
-    def _build_read(self) -> tuple[Any, Any]:
+    @client_may_call()
+    def read(self) -> tuple[Any, Any]:
+        """Returns `counts` and `seconds` of one moment."""
         # A rule may be between two of its counts while it holds the lock.
         with self.lock.hold():
             return self.counts.read_value(), self.seconds.read_value()

@@ -1,7 +1,8 @@
-"""A mutex on one server, shared by the graphs of all workers."""
+"""A mutex on one server, shared by the graphs of all workers and the client."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,27 @@ def operations_added() -> Iterator[list[Any]]:
     operations: list[Any] = []
     yield operations
     operations += graph.get_operations()[before:]
+
+
+def client_may_call(*signature: tf.TensorSpec) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a method that adds operations to a graph: if the client calls it, it runs as a `tf.function`.
+
+    Args:
+      *signature: of the arguments of the client, without `self`.
+    """
+
+    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
+        function: Any = tf.function(method, input_signature=signature, autograph=False)
+
+        @functools.wraps(method)
+        def call(self: Any, *arguments: Any) -> Any:
+            if tf.executing_eagerly():
+                return function.__get__(self, type(self))(*arguments)
+            return method(self, *arguments)
+
+        return call
+
+    return decorate
 
 
 class ServerMutex:

@@ -5,7 +5,6 @@ it is traced whatever is known then. Ids of rows and unknown shapes are checked 
 leaves the worker.
 """
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,48 +15,23 @@ import tensorflow as tf
 _ADVICE = "Push what the tape gives for this variable, in the order of the rule's variables."
 
 
-@dataclasses.dataclass(frozen=True)
-class SentGradients:
-    """Gradients that arrived at a server.
-
-    Attributes:
-      device: the server's CPU.
-      numbers: the positions of their variables.
-      gradients: in that order.
-      extras: tensors that were sent with them.
-      size: of all of it, in bytes, an int64 scalar on the worker.
-    """
-
-    device: str
-    numbers: Sequence[int]
-    gradients: Sequence[Any]
-    extras: Sequence[Any]
-    size: Any
-
-    @property
-    def tensors(self) -> list[Any]:
-        """All tensors that arrived."""
-        return [*flat(dict(zip(self.numbers, self.gradients, strict=True)), self.numbers), *self.extras]
-
-
-def flat(gradients: Mapping[int, Any], numbers: Sequence[int]) -> list[Any]:
+def flat(gradients: Mapping[int, Any]) -> list[Any]:
     """Flattens gradients to tensors: of `tf.IndexedSlices`, the values and the indices."""
     found: list[Any] = []
-    for number in numbers:
-        gradient = gradients[number]
+    for gradient in gradients.values():
         found += [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
     return found
 
 
-def rebuilt(gradients: Mapping[int, Any], numbers: Sequence[int], tensors: Sequence[Any]) -> list[Any]:
+def rebuilt(gradients: Mapping[int, Any], tensors: Sequence[Any]) -> dict[int, Any]:
     """Returns gradients of the same structure from tensors in the order of `flat`."""
     rest = iter(tensors)
-    return [
-        tf.IndexedSlices(next(rest), next(rest), gradients[number].dense_shape)
-        if isinstance(gradients[number], tf.IndexedSlices)
+    return {
+        number: tf.IndexedSlices(next(rest), next(rest), gradient.dense_shape)
+        if isinstance(gradient, tf.IndexedSlices)
         else next(rest)
-        for number in numbers
-    ]
+        for number, gradient in gradients.items()
+    }
 
 
 def without_repeats(gradient: Any) -> Any:

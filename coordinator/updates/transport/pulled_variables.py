@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import functools
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -72,11 +74,14 @@ class PulledVariables:
         Raises:
           ValueError: copies of one of the variables are active already.
         """
-        readers = [_Reader(self, number) for number in range(len(self._variables))]
+        readers: list[Any] = [
+            types.SimpleNamespace(copy=functools.partial(self._copy, number), note_rows=self._note_rows)
+            for number in range(len(self._variables))
+        ]
         with reads_replaced(self._variables, readers):
             yield
 
-    def copy(self, number: int, *, may_make: bool) -> Any:
+    def _copy(self, number: int, *, may_make: bool) -> Any:
         """Returns what is read instead of a variable; None for the variable itself."""
         if not is_within(self._graph):
             return None
@@ -87,21 +92,7 @@ class PulledVariables:
             self.read_later.append(self._copies[number])
         return self._copies.get(number)
 
-    def note_rows(self, rows: Any) -> None:
+    def _note_rows(self, rows: Any) -> None:
         """Records rows that were looked up, except in a branch or a loop, whose tensors cannot be used outside."""
         if tf.compat.v1.get_default_graph() is self._graph:
             self.read_later.append(rows)
-
-
-class _Reader:
-    """The reader of one variable, for `reads_replaced`."""
-
-    def __init__(self, pulled: PulledVariables, number: int) -> None:
-        self._pulled = pulled
-        self._number = number
-
-    def copy(self, *, may_make: bool) -> Any:
-        return self._pulled.copy(self._number, may_make=may_make)
-
-    def note_rows(self, rows: Any) -> None:
-        self._pulled.note_rows(rows)

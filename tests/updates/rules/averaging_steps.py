@@ -5,7 +5,7 @@ import tensorflow as tf
 from coordinator.updates import ModelAverage
 from coordinator.updates.state.gate import pause
 from tests.ps_strategy.every_worker import TIMEOUT
-from tests.updates.parts_of_rules import averaging_of
+from tests.updates.parts_of_rules import own_model_of
 
 WORKERS = 3
 # So long that no test sees a second averaging, in seconds.
@@ -45,7 +45,7 @@ def run(strategy, step, worker, by=1.0):
 
 def own_models(rule):
     """What each worker has now of the second weight."""
-    return [float(value) for value in averaging_of(rule).own.model.variables[1].read_all()]
+    return [float(value) for value in own_model_of(rule).variables[1].read_all()]
 
 
 def looks_until(is_true):

@@ -5,6 +5,7 @@ import tensorflow as tf
 from coordinator.updates import Delayed
 from tests.ps_strategy.every_worker import TIMEOUT
 from tests.updates.descent import descend
+from tests.updates.parts_of_rules import log_of
 
 
 def make_rule(strategy, variables, delay, update=descend):
@@ -32,4 +33,4 @@ def new_step(strategy, rule, variables):
 
 def entries(rule):
     """What is known of each push that is queued, those that are due first."""
-    return rule.state.queued.entries().numpy()
+    return log_of(rule).entries().numpy()

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from coordinator.updates import BoundedDelay, Synchronous
 from tests.updates.descent import descend, mostly_long, value_of
-from tests.updates.parts_of_rules import accumulator_of, finish_updates
+from tests.updates.parts_of_rules import finish_updates, log_of, stores_of
 from tests.updates.state.unfinished_pushes import add, ids
 
 TIMEOUT = 120
@@ -37,7 +37,7 @@ def commit(rule, push, version=0):
     def run():
         with tf.device(rule.state.home):
             arguments = tf.identity(push), tf.constant(version, tf.int64), tf.constant(0, tf.int64)
-            return accumulator_of(rule).log.add(*arguments)
+            return log_of(rule).add(*arguments)
 
     accepted, update = run()
     assert accepted
@@ -46,9 +46,9 @@ def commit(rule, push, version=0):
 
 @pytest.mark.long
 def test_a_gradient_that_reached_one_server_only_is_in_no_update(rule, variables, push):
-    add(rule, accumulator_of(rule).stores[0], ids(1)[0], 100.0)
+    add(rule, stores_of(rule)[0], ids(1)[0], 100.0)
     assert push(0)
-    add(rule, accumulator_of(rule).stores[1], ids(2)[0], 100.0)
+    add(rule, stores_of(rule)[1], ids(2)[0], 100.0)
     assert push(0)
     assert value_of(variables) == -1.0
     assert rule.version.numpy() == 1
@@ -56,7 +56,7 @@ def test_a_gradient_that_reached_one_server_only_is_in_no_update(rule, variables
 
 @pytest.mark.long
 def test_a_gradient_that_reached_all_servers_and_was_not_committed_is_in_no_update(rule, variables, push):
-    for store in accumulator_of(rule).stores:
+    for store in stores_of(rule):
         add(rule, store, ids(1)[0], 100.0)
     assert push(0)
     assert push(0)
@@ -71,14 +71,14 @@ def test_a_gradient_that_reached_all_servers_and_was_not_committed_is_in_no_upda
     ),
 )
 def test_an_unfinished_update_is_finished_once(rule, variables, push, made_on, finisher):
-    stores = accumulator_of(rule).stores
+    stores = stores_of(rule)
     assert push(0)
     for store in stores:
         add(rule, store, ids(1)[0], 3.0)
     update = commit(rule, ids(1)[0])
     assert len(update) == 2
     for number in made_on:
-        accumulator_of(rule).use[number](update)
+        stores_of(rule)[number].use_once(update)
     assert rule.version.numpy() == 0
     if finisher == "a push":
         assert not push(0)
@@ -92,16 +92,16 @@ def test_an_unfinished_update_is_finished_once(rule, variables, push, made_on, f
 @pytest.mark.long
 def test_using_an_earlier_update_again_changes_nothing(rule, variables, push):
     assert push(0)
-    for store in accumulator_of(rule).stores:
+    for store in stores_of(rule):
         add(rule, store, ids(1)[0], 3.0)
     late = commit(rule, ids(1)[0])
     finish_updates(rule)
     assert push(1)
     assert push(1)
     assert push(2)
-    for use in accumulator_of(rule).use:
-        use(late)
-    accumulator_of(rule).finish(late, tf.constant(2))
+    for store in stores_of(rule):
+        store.use_once(late)
+    log_of(rule).finish(late, tf.constant(2))
     assert rule.version.numpy() == 2
     assert value_of(variables) == -3.0
 
@@ -109,25 +109,25 @@ def test_using_an_earlier_update_again_changes_nothing(rule, variables, push):
 def test_removing_incomplete_pushes_drops_no_accepted_gradient(strategy, variables):
     with strategy.scope():
         rule = BoundedDelay(descend, variables, max_delay=None, learning_rate=1.0)
-    stores = accumulator_of(rule).stores
+    stores = stores_of(rule)
     # All of one worker and one connection, in their order.
     first, second, third = tf.constant([[900, 1, 1], [901, 1, 1], [901, 1, 2]], tf.int64)
-    accumulator_of(rule).is_sparse.update({0: False, 1: False})
+    stores[0].columns.is_sparse.update({0: False, 1: False})
     for push in (first, second, third):
         for store in stores:
             add(rule, store, push, 1.0)
     knows_too_little = first[None]
-    for use in accumulator_of(rule).use:
-        use(knows_too_little)
+    for store in stores:
+        store.use_once(knows_too_little)
     for push in (second, third):
-        for use in accumulator_of(rule).use:
-            use(push[None])
+        for store in stores:
+            store.use_once(push[None])
     assert value_of(variables) == -3.0
 
 
 @pytest.mark.long
 def test_gradients_that_are_in_no_update_are_removed(rule, variables, push):
-    store = accumulator_of(rule).stores[0]
+    store = stores_of(rule)[0]
     for _ in range(2):
         for _ in range(3):
             add(rule, store, ids(1)[0], 100.0)

@@ -9,7 +9,7 @@ from coordinator.updates import ModelAverage
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import TIMEOUT
 from tests.updates.descent import mostly_long
-from tests.updates.parts_of_rules import averaging_of
+from tests.updates.parts_of_rules import own_model_of, sums_of
 from tests.updates.rules.averaging_steps import (
     LOOKS,
     NEVER,
@@ -126,7 +126,7 @@ def test_variables_of_all_dtypes_and_servers_are_averaged(strategy):
     for worker, by in enumerate((1.0, 2.0, 6.0)):
         strategy.schedule(step, (tf.constant(by),), worker=worker)
     strategy.join(TIMEOUT)
-    models = [np.array(variable.read_all()) for variable in averaging_of(rule).own.model.variables]
+    models = [np.array(variable.read_all()) for variable in own_model_of(rule).variables]
     rule.abort()
     for weight, values in zip(weights, models, strict=True):
         assert weight.numpy().dtype == values.dtype
@@ -177,7 +177,7 @@ def test_averaging_completes_while_gradients_are_computed(strategy, weights):
 def test_gradients_are_computed_while_averaging_is_delayed(strategy, weights, turn):
     rule = make_rule(strategy, weights)
 
-    model_sum = averaging_of(rule).sums[0]
+    model_sum = sums_of(rule)[0]
 
     @tf.function(autograph=False)
     def hold_up():

@@ -11,7 +11,7 @@ import coordinator
 from coordinator.updates import Asynchronous, Synchronous
 from tests.deadline import wait_until
 from tests.updates.descent import descend, value_of
-from tests.updates.parts_of_rules import accumulator_of
+from tests.updates.parts_of_rules import log_of
 from tests.updates.small_model import loss_and_gradients, new_model
 
 TIMEOUT = 240
@@ -104,7 +104,7 @@ def new_step(rule, variables):
 def assert_consistent(rule, variables, grads_to_wait):
     """The counts agree with each other and with the model, on all servers."""
     statistics = rule.statistics()
-    waiting = int(accumulator_of(rule).log.waiting())
+    waiting = int(log_of(rule).waiting())
     assert statistics.updates * grads_to_wait + waiting == statistics.pushes - statistics.rejected
     assert value_of(variables) == -float(statistics.updates)
     assert statistics.updates == rule.version.numpy()

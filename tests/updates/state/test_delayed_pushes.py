@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.deadline import wait_until
 from tests.updates.descent import value_of
-from tests.updates.parts_of_rules import accumulator_of, finish_updates
+from tests.updates.parts_of_rules import finish_updates, log_of, stores_of
 from tests.updates.rules.delayed_steps import TIMEOUT, entries, make_rule, new_step
 from tests.updates.state.locked_sections import waits_under_locks
 from tests.updates.state.unfinished_pushes import add, ids
@@ -22,7 +22,7 @@ def commit(rule, push):
     def run():
         with tf.device(rule.state.home):
             nothing = tf.constant(0, tf.int64)
-            return accumulator_of(rule).log.add(tf.identity(push), nothing, nothing)[0]
+            return log_of(rule).add(tf.identity(push), nothing, nothing)[0]
 
     assert run()
 
@@ -31,7 +31,7 @@ def commit(rule, push):
 def test_a_push_that_did_not_reach_all_servers_or_was_not_queued_is_in_no_update(strategy, variables):
     rule = make_rule(strategy, variables, 0)
     step = new_step(strategy, rule, variables)
-    stores = accumulator_of(rule).stores
+    stores = stores_of(rule)
     add(rule, stores[0], ids(1)[0], 100.0)
     for store in stores:
         add(rule, store, ids(2)[0], 100.0)
@@ -54,14 +54,14 @@ def test_a_push_that_did_not_reach_all_servers_or_was_not_queued_is_in_no_update
 )
 def test_an_update_that_a_dead_worker_left_unfinished_is_finished_once(strategy, variables, made_on, finisher):
     rule = make_rule(strategy, variables, 0)
-    accumulator = accumulator_of(rule)
+    stores, log = stores_of(rule), log_of(rule)
     for push, value in zip(ids(1, 2), (3.0, 4.0), strict=True):
-        for store in accumulator.stores:
+        for store in stores:
             add(rule, store, push, value)
         commit(rule, push)
-    due = tf.function(accumulator.log.release, autograph=False)(tf.constant(False))
+    due = log.release(tf.constant(False))
     for number in made_on:
-        accumulator.use[number](due)
+        stores[number].use_once(due)
     assert rule.version.numpy() == 0
     if finisher == "a pull":
         assert new_step(strategy, rule, variables)(0) == (2, -7)
@@ -70,9 +70,9 @@ def test_an_update_that_a_dead_worker_left_unfinished_is_finished_once(strategy,
     assert value_of(variables) == -7.0
     assert rule.statistics().staleness.histogram == (1, 1)
     # Who comes late changes nothing.
-    for use in accumulator.use:
-        use(due)
-    accumulator.finish(due, tf.constant(1))
+    for store in stores:
+        store.use_once(due)
+    log.finish(due, tf.constant(1))
     assert rule.version.numpy() == 2
     assert value_of(variables) == -7.0
 
@@ -96,7 +96,7 @@ def test_applied_rows_are_removed_although_earlier_ones_wait(strategy, variables
         step(100, worker=0)
     for _ in range(12):
         step(1, worker=1)
-    lists = tf.unstack(accumulator_of(rule).stores[0].lists.read_value())
+    lists = tf.unstack(stores_of(rule)[0].lists.read_value())
     # Three and the last, and as many places that are empty.
     assert {int(tf.raw_ops.TensorListLength(input_handle=rows)) for rows in lists} <= {4, 5, 6, 7, 8}
     assert rule.flush() == 4

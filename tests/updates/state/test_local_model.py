@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from coordinator.updates.gradient_optimizer import gradient_optimizer
 from coordinator.updates.state.local_model import LocalModel
 from coordinator.updates.transport.model import Model
 from tests.ps_strategy.every_worker import TIMEOUT, on_every_worker
@@ -36,10 +37,11 @@ OPTIMIZERS = {
 
 
 def local_model(strategy, make_optimizer, learning_rate=None):
+    """Returns the copies, the optimizer of the shared model, and its variables."""
     with strategy.scope():
         variables = [keras.Variable(START[0]), tf.Variable(START[1])]
-        optimizer = make_optimizer(variables)
-        return LocalModel(Model(variables), [0, 1], optimizer, learning_rate), optimizer, variables
+        optimizer = gradient_optimizer(make_optimizer(variables), variables, learning_rate)
+        return LocalModel(Model(variables), optimizer), optimizer, variables
 
 
 def in_one_process(make_optimizer, scales):
@@ -50,25 +52,35 @@ def in_one_process(make_optimizer, scales):
     return [variable.numpy() for variable in variables]
 
 
-def on_workers(strategy, local, **options):
-    """Returns a function that runs a local step on every worker, and returns the values of the copies."""
+def on_workers(strategy, local, learning_rate):
+    """Returns a function that runs a local step on every worker, and returns the values of the copies.
+
+    Args:
+      learning_rate: returns the rate of a step.
+    """
 
     @tf.function
     def step():
         if local.steps == 0:
-            local.assign(START)
+            local.assign(list(START.values()))
         scale = tf.cast(strategy.extended.services.worker_index() + 1, tf.float32)
-        local.apply({0: tf.constant([1.0, -2.0]) * scale, 1: rows(scale)}, **options)
+        local.apply({0: tf.constant([1.0, -2.0]) * scale, 1: rows(scale)}, learning_rate())
         local.steps.assign_add(1)
         return local.values()
 
     return lambda: on_every_worker(strategy, step)
 
 
+def own_rate(local, optimizer):
+    """Returns the rate of the shared optimizer for the number of local steps."""
+    count, *rest = optimizer.scalars
+    return lambda: optimizer.learning_rate([tf.cast(local.steps, count.dtype), *(each.read_value() for each in rest)])
+
+
 @pytest.mark.parametrize("kind", mostly_long(OPTIMIZERS, "weight decay, not of all"))
 def test_every_worker_trains_its_copies_as_one_process_trains_variables(strategy, kind):
     local, optimizer, variables = local_model(strategy, OPTIMIZERS[kind])
-    step = on_workers(strategy, local)
+    step = on_workers(strategy, local, own_rate(local, optimizer))
     for _ in range(STEPS):
         found = step()
     for worker, values in enumerate(found):
@@ -78,7 +90,7 @@ def test_every_worker_trains_its_copies_as_one_process_trains_variables(strategy
             np.testing.assert_array_equal(local.variables[number].read_all()[worker], values[number])
     assert local.steps.read_all() == [STEPS] * WORKERS
     # Nobody else's model was touched.
-    assert optimizer.iterations == 0
+    assert optimizer.scalars[0] == 0
     for number in (0, 1):
         np.testing.assert_array_equal(variables[number].numpy(), START[number])
         np.testing.assert_array_equal(local.variables[number].numpy(), np.zeros_like(START[number]))
@@ -95,8 +107,8 @@ def test_the_copies_are_zero_with_zero_iterations_until_they_are_initialized(str
 def test_an_update_function_gets_the_value_of_a_learning_rate_variable(strategy):
     with strategy.scope():
         rate = tf.Variable(0.5)
-    local, *_ = local_model(strategy, lambda _: descend, rate)
-    step = on_workers(strategy, local)
+    local, optimizer, _ = local_model(strategy, lambda _: descend, rate)
+    step = on_workers(strategy, local, lambda: optimizer.learning_rate([rate.read_value()]))
     assert [list(values[0]) for values in step()] == [[2.5, -3.0], [2.0, -2.0], [1.5, -1.0]]
     rate.assign(1.0)
     assert [list(values[0]) for values in step()] == [[1.5, -1.0], [0.0, 2.0], [-1.5, 5.0]]
@@ -104,10 +116,12 @@ def test_an_update_function_gets_the_value_of_a_learning_rate_variable(strategy)
 
 
 def test_a_changed_learning_rate_of_a_keras_optimizer_is_used(strategy):
-    local, optimizer, _ = local_model(strategy, lambda _: keras.optimizers.SGD(0.5))
-    step = on_workers(strategy, local)
+    with strategy.scope():
+        sgd = keras.optimizers.SGD(0.5)
+    local, optimizer, _ = local_model(strategy, lambda _: sgd)
+    step = on_workers(strategy, local, own_rate(local, optimizer))
     assert list(step()[0][0]) == [2.5, -3.0]
-    optimizer.learning_rate = 1.0
+    sgd.learning_rate = 1.0
     assert list(step()[0][0]) == [1.5, -1.0]
 
 
@@ -115,35 +129,36 @@ def test_a_changed_learning_rate_of_a_keras_optimizer_is_used(strategy):
 def test_a_given_learning_rate_overrides_that_of_the_optimizer(strategy, make):
     learning_rate = 0.5 if make(None) is descend else None
     local, *_ = local_model(strategy, make, learning_rate)
-    assert list(on_workers(strategy, local, rate=tf.constant(1.0))()[0][0]) == [2.0, -2.0]
+    assert list(on_workers(strategy, local, lambda: tf.constant(1.0))()[0][0]) == [2.0, -2.0]
 
 
-def test_some_variables_may_be_copied_and_some_copies_updated(strategy):
+def test_embeddings_are_not_copied_and_some_copies_may_be_updated(strategy):
     with strategy.scope():
-        model = Model([tf.Variable([float(number)]) for number in range(4)])
-        local = LocalModel(model, [3, 1], keras.optimizers.Adam(1.0))
+        variables = [tf.Variable([float(number)]) for number in range(4)]
+        optimizer = gradient_optimizer(keras.optimizers.Adam(1.0), variables, None)
+        local = LocalModel(Model(variables, embeddings=[variables[2], variables[0]]), optimizer)
+    assert local.numbers == (1, 3)
 
     @tf.function
     def step():
-        local.assign({1: tf.constant([5.0]), 3: tf.constant([7.0])})
-        local.apply({3: tf.constant([2.0])})
+        local.assign([tf.constant([5.0]), tf.constant([7.0])])
+        local.apply({3: tf.constant([2.0])}, tf.constant(1.0))
         return local.values()
 
     values = strategy.schedule(step).result(TIMEOUT)
-    assert sorted(values) == [1, 3]
-    np.testing.assert_allclose([values[1], values[3]], [[5.0], [6.0]], rtol=1e-5)
+    np.testing.assert_allclose(values, [[5.0], [6.0]], rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])
 def test_a_copy_has_the_shape_and_dtype_of_its_variable_and_keeps_its_constraint(strategy, dtype):
     with strategy.scope():
         variable = tf.Variable(tf.ones([2, 3], dtype), constraint=lambda value: tf.maximum(value, 0))
-        local = LocalModel(Model([variable]), [0], keras.optimizers.SGD(4.0))
+        local = LocalModel(Model([variable]), gradient_optimizer(keras.optimizers.SGD(4.0), [variable], None))
 
     @tf.function
     def step():
-        local.assign({0: tf.ones([2, 3], dtype)})
-        local.apply({0: tf.ones([2, 3], dtype)})
+        local.assign([tf.ones([2, 3], dtype)])
+        local.apply({0: tf.ones([2, 3], dtype)}, tf.constant(4.0))
         return local.values()[0]
 
     assert (local.variables[0].shape, local.variables[0].dtype) == ((2, 3), dtype)

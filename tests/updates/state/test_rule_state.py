@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from coordinator.updates.rule_statistics import RuleStatistics
 from coordinator.updates.state.rule_state import COUNTS, MAX_STALENESS, NO_CLOCK, RuleState
 from tests.ps_strategy.every_worker import on_every_worker
 
@@ -18,6 +19,10 @@ def state(strategy):
 
 def result(strategy, step):
     return strategy.schedule(step).result(TIMEOUT)
+
+
+def counts_of(state):
+    return {name: getattr(RuleStatistics.of(state), name) for name in COUNTS}
 
 
 def test_the_whole_rule_state_is_on_one_server(state):
@@ -56,14 +61,14 @@ def test_counters_are_incremented_by_name(strategy, state):
     for _ in range(3):
         result(strategy, step)
     expected = {"pulls": 3, "bytes_pulled": 3 * 2**40, "rejected": 3, "updates": 6}
-    assert state.snapshot()[0] == {name: expected.get(name, 0) for name in COUNTS}
+    assert counts_of(state) == {name: expected.get(name, 0) for name in COUNTS}
 
 
 def test_racing_workers_lose_no_count(strategy, state):
     step = tf.function(lambda: state.count(pushes=1), autograph=False)
     for future in [strategy.schedule(step) for _ in range(60)]:
         future.result(TIMEOUT)
-    assert state.snapshot()[0]["pushes"] == 60
+    assert counts_of(state)["pushes"] == 60
 
 
 def test_the_last_staleness_slot_counts_all_larger_ones(strategy, state):
@@ -73,8 +78,8 @@ def test_the_last_staleness_slot_counts_all_larger_ones(strategy, state):
             state.count(staleness=tf.constant(staleness, tf.int64))
 
     result(strategy, step)
-    histogram = state.snapshot()[1]
-    assert {int(slot): int(histogram[slot]) for slot in histogram.nonzero()[0]} == {0: 2, 3: 2, MAX_STALENESS: 3}
+    histogram = RuleStatistics.of(state).staleness.histogram
+    assert {slot: count for slot, count in enumerate(histogram) if count} == {0: 2, 3: 2, MAX_STALENESS: 3}
 
 
 def test_steps_and_times_are_recorded_by_worker(strategy, state):

@@ -2,7 +2,6 @@
 
 import tensorflow as tf
 
-from coordinator.updates.transport.gradients import SentGradients
 from tests.updates.parts_of_rules import model_of
 
 
@@ -19,8 +18,7 @@ def add(rule, store, push, value):
     @tf.function
     def run():
         with tf.device(store.device):
-            gradients = [tf.fill(model.variables[number].shape, value) for number in numbers]
-            sent = SentGradients(store.device, numbers, gradients, [], 0)
-            store.add(tf.identity(push), columns.row(sent, [tf.identity(1.0)]))
+            gradients = {number: tf.fill(model.variables[number].shape, value) for number in numbers}
+            store.add(tf.identity(push), columns.row(gradients, [tf.identity(1.0)]))
 
     run()

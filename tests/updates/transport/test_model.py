@@ -87,9 +87,11 @@ def test_repeated_rows_are_summed():
 
 def test_gradients_are_flattened_and_rebuilt():
     gradients = {0: tf.ones([2]), 2: rows([1], [[1.0]], 3), 3: tf.zeros([])}
-    tensors = flat(gradients, [2, 3, 0])
-    assert [tensor.shape.as_list() for tensor in tensors] == [[1, 1], [1], [], [2]]
-    sparse, scalar, dense = rebuilt(gradients, [2, 3, 0], [2 * tensor for tensor in tensors])
+    tensors = flat(gradients)
+    assert [tensor.shape.as_list() for tensor in tensors] == [[2], [1, 1], [1], []]
+    again = rebuilt(gradients, [2 * tensor for tensor in tensors])
+    assert list(again) == [0, 2, 3]
+    dense, sparse, scalar = again.values()
     np.testing.assert_array_equal(tf.convert_to_tensor(dense), [2.0, 2.0])
     assert scalar == 0
     assert isinstance(sparse, tf.IndexedSlices)
