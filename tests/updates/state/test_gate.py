@@ -114,7 +114,8 @@ def test_waiting_workers_begin_one_by_one_and_see_earlier_ones(strategy, state, 
     def none_in_flight(worker, clock):
         return tf.reduce_all(state.workers.pulled_version.read_value() == NO_STEP)
 
-    futures = begin(Gate(strategy, state, none_in_flight), 0, 1, 2)
+    gate = Gate(strategy, state, none_in_flight)
+    futures = begin(gate, 0, 1, 2)
     left = {0, 1, 2}
     while left:
         # Without the one that has ended and is not removed yet.
