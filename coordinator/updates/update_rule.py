@@ -60,11 +60,11 @@ class UpdateRule(tf.Module):
             raise RuntimeError(
                 "An update rule is created inside strategy.scope() of a coordinator.ParameterServerStrategy."
             )
+        self._strategy = strategy
+        self._model = Model(variables, embeddings)
         self.state = RuleState()
         # Of the locks on the servers, and of the collection in which a graph stores its pulls.
         self._key = f"coordinator/updates/{self.state.number}"
-        self._strategy = strategy
-        self._model = Model(variables, embeddings)
         self._optimizer = gradient_optimizer(optimizer, self._model.originals, learning_rate, allow_duplicate_indices)
         # Returns the rule that follows this one. TensorFlow would save a rule with the checkpoints of this one, but not
         # a function.
