@@ -86,7 +86,7 @@ def main() -> None:
                 return tf.debugging.check_numerics(x, "bad")
 
             iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(10).repeat()))
-            for _ in range(20):
+            for _ in range(6):
                 for x in (np.ones(3, np.float32), tf.ones(3), tf.constant(1.0)):
                     strategy.schedule(add, (x,))
                 strategy.schedule(add, (tf.constant(1.0),), {"y": tf.constant(2.0)})
