@@ -8,7 +8,8 @@ not delay training, and always takes the newest checkpoint.
 
 Promises:
   * No checkpoint is evaluated twice, not even by a restarted evaluator: `evaluations.jsonl` lists those that are
-    done. (After a kill between an evaluation and its line, it is evaluated again.) Checkpoints may be skipped.
+    done. Its line is written after everything else: after a kill between an evaluation and its line, it is evaluated
+    again. Checkpoints may be skipped.
   * Every variable that is evaluated was loaded from the checkpoint; one that does not fit is an error; it never
     keeps its random initial value.
   * It ends by itself: when training has finished (`mark_training_finished`) and the last checkpoint is evaluated, at
@@ -30,11 +31,11 @@ import keras
 import tensorflow as tf
 
 from coordinator.errors import EvaluationError
+from coordinator.evaluation.best_checkpoint import BestCheckpoint
 from coordinator.evaluation.checkpoint_file import CheckpointFile
 from coordinator.evaluation.checkpoint_loader import CheckpointLoader
 from coordinator.evaluation.checkpoint_watch import SETTLING_TIME, CheckpointWatch, Move, awaited, next_move
-from coordinator.evaluation.evaluation_record import BestCheckpoint, EvaluationRecord, flat_metrics
-from coordinator.evaluation.status_files import EvaluationResult
+from coordinator.evaluation.status_files import EvaluationResult, append_result
 from coordinator.setting_checks import check_number
 
 _LOG = logging.getLogger("coordinator")
@@ -67,8 +68,9 @@ class SidecarEvaluator:
       callbacks: Keras callbacks for `model.evaluate`. They find the training step in `model.optimizer.iterations`.
       evaluate: called with the training step instead of `model.evaluate`; returns metric names and numbers.
       on_evaluation: called with each `EvaluationResult` after it is in the results file.
-      log_dir: directory for TensorBoard summaries of the metrics; None for no summaries.
-      best_dir: directory for a copy of the best checkpoint (see `evaluation_record`); None for no copy.
+      log_dir: directory for TensorBoard summaries of the metrics; None for no summaries. Next to those of training,
+        TensorBoard draws both in one chart.
+      best_dir: directory for a copy of the best checkpoint (see `best_checkpoint`); None for no copy.
       best_metric: name of the metric that decides which checkpoint is best.
       best_mode: "min" if a lower value is better, "max" if a higher one is.
       poll_interval: seconds between two checks of the directory.
@@ -117,9 +119,11 @@ class SidecarEvaluator:
         self._model, self._data, self._steps, self._callbacks = model, data, steps, list(callbacks or ())
         self._evaluate = evaluate
         self._loader = CheckpointLoader(model, data)
-        best = None if best_dir is None else BestCheckpoint(best_dir, best_metric, best_mode)
+        self._best = None if best_dir is None else BestCheckpoint(best_dir, best_metric, best_mode)
         self._directory = os.fspath(checkpoint_dir)
-        self._record = EvaluationRecord(self._directory, log_dir, best, on_evaluation)
+        self._log_dir = None if log_dir is None else os.fspath(log_dir)
+        self._summaries: tf.summary.SummaryWriter | None = None
+        self._on_evaluation = on_evaluation
         self._max_evaluations = max_evaluations
         self._poll_interval = poll_interval
         self._advice_after = advice_after
@@ -159,7 +163,9 @@ class SidecarEvaluator:
         try:
             return self._evaluate_until_end(watch, deadline)
         finally:
-            self._record.close()
+            if self._summaries is not None:
+                self._summaries.close()
+                self._summaries = None
 
     def stop(self) -> None:
         """Ends the evaluator after the current evaluation. May be called from any thread."""
@@ -190,7 +196,8 @@ class SidecarEvaluator:
         """Evaluates a checkpoint; returns None if it is unreadable."""
         with contextlib.ExitStack() as stack:
             try:
-                path = stack.enter_context(self._record.copied(checkpoint))
+                # From a copy if it may become the best.
+                path = checkpoint.path if self._best is None else stack.enter_context(self._best.copied(checkpoint))
                 step = self._loader.load(checkpoint, path)
                 if path == checkpoint.path and not checkpoint.is_keras_weights:
                     checkpoint.require_unchanged()  # otherwise the values loaded are newer than this checkpoint
@@ -204,7 +211,7 @@ class SidecarEvaluator:
             metrics = flat_metrics(self._evaluate_model() if self._evaluate is None else self._evaluate(step))
             number = watch.evaluations + 1 if checkpoint.number is None else checkpoint.number
             result = EvaluationResult(checkpoint.path, number, step, metrics, time.time(), checkpoint.written_ns)
-            self._record.add(result, path)
+            self._write(result, path)
         watch.add_result(checkpoint, result)
         return result
 
@@ -212,3 +219,44 @@ class SidecarEvaluator:
         return self._model.evaluate(
             self._data, steps=self._steps, callbacks=self._callbacks, verbose=0, return_dict=True
         )
+
+    def _write(self, result: EvaluationResult, path: str) -> None:
+        """Writes a result; `path` is where its checkpoint was read."""
+        if self._log_dir is not None:
+            # Created with the first result, so that an evaluator without one leaves no file.
+            self._summaries = self._summaries or tf.summary.create_file_writer(self._log_dir)
+            with self._summaries.as_default(step=result.step):
+                for name, value in result.metrics.items():
+                    tf.summary.scalar(name, value)
+            self._summaries.flush()
+        if self._best is not None and self._best.offer(path, result):
+            _LOG.info("Evaluator: %r is the best checkpoint so far.", result.checkpoint)
+        append_result(self._directory, result)
+        metrics = ", ".join(f"{name}: {value:g}" for name, value in result.metrics.items())
+        _LOG.info("End of evaluation of %r at step %d. Metrics: %s", result.checkpoint, result.step, metrics)
+        if self._on_evaluation is not None:
+            self._on_evaluation(result)
+
+
+def flat_metrics(metrics: Any) -> dict[str, float]:
+    """Flattens metrics to names and numbers.
+
+    Args:
+      metrics: a mapping of names to numbers, scalar tensors or arrays, or to such mappings; the metrics of an inner
+        mapping are named `outer/inner`.
+
+    Raises:
+      EvaluationError: it is not such a mapping.
+    """
+    if not isinstance(metrics, Mapping):
+        raise EvaluationError(f"`evaluate` must return a dict of metric names to numbers, got {metrics!r}.")
+    flat: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{name}/{inner}": number for inner, number in flat_metrics(value).items()})
+            continue
+        try:
+            flat[str(name)] = float(value)
+        except (TypeError, ValueError) as error:
+            raise EvaluationError(f"The metric {name!r} is not one number: {value!r}.") from error
+    return flat
