@@ -5,7 +5,7 @@
         |              steps                               |
         v                                                  v
       train_function(feed)  -->  FitExtension       -->  feed.schedule(steps)  -->  strategy.schedule
-        |                           newest logs  <--  StepsInFlight  <--  futures
+        |                           newest logs  <--  feed           <--  futures
         v
       callbacks, progress bar, history: Keras' own
 

@@ -7,32 +7,50 @@ Feed              schedules steps, waits for them
 """
 
 import abc
-import collections
 import itertools
+import logging
+import queue
+import time
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Self
 
 import tensorflow as tf
 
 from coordinator.future import Future
-from coordinator.ps_strategy.keras.fit.steps import ModelSteps, StepsInFlight
+from coordinator.ps_strategy.keras.fit.steps import ModelSteps
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 
+_logger = logging.getLogger("coordinator")
+
+# The maximum number of calls that were not waited for, where any worker may run each.
+_CALLS_PER_WORKER = 4
+# Those of `predict` that are scheduled before Keras asks for them.
 _CALLS_AHEAD_PER_WORKER = 2
 # One runs and one waits, so that a worker does not wait for the client.
 _STEPS_PER_WORKER = 2
+# In seconds.
+_STALL_REPORT_INTERVAL = 60.0
 
 
 class Feed(abc.ABC):
-    """Schedules steps with the next batches of one or several epochs.
+    """Schedules steps with the next batches of one or several epochs, and collects their results. For one thread.
+
+    Enough calls are scheduled to keep all workers busy, and few enough that logs are recent.
 
     Args:
       strategy: the strategy that steps are scheduled on.
+
+    Attributes:
+      unfinished: the calls that were not waited for yet, each with the worker that it is for, or None.
+      newest_result: the result of the call that finished last in this epoch, or None.
     """
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        self._in_flight = StepsInFlight(strategy)
+        self._finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
+        self.unfinished: dict[Future, int | None] = {}
+        self.newest_result: Any = None
 
     def __iter__(self) -> Self:
         return self
@@ -50,9 +68,64 @@ class Feed(abc.ABC):
             the loop counts its steps.
         """
 
+    def add(self, future: Future, worker: int | None = None) -> None:
+        """Adds a call that was scheduled, for any worker or for a given one."""
+        self.unfinished[future] = worker
+        future.add_done_callback(self._finished.put)  # type: ignore[arg-type]  # it passes this very future
+
+    def wait_room(self) -> Any:
+        """Waits until another call may be added and at least one result is known; returns the newest result.
+
+        Raises:
+          Exception: what a call raised.
+        """
+        while len(self.unfinished) >= _CALLS_PER_WORKER * len(self._strategy.cluster.workers):
+            self.wait_one()
+        while not self._finished.empty() or (self.newest_result is None and self.unfinished):
+            self.wait_one()
+        return self.newest_result
+
+    def wait_one(self) -> tuple[Any, int | None]:
+        """Waits for the next call to finish.
+
+        Returns:
+          Its result, and the worker that it was added for.
+
+        Raises:
+          Exception: what the call raised.
+        """
+        future = self._next_finished()
+        worker = self.unfinished.pop(future)
+        if future.cancelled() or future.exception() is not None:
+            self.unfinished.clear()
+            # Raises the first error, which may be that of another call.
+            self._strategy.join()
+            future.result()
+        self.newest_result = future.result()
+        return self.newest_result, worker
+
     def wait_finished(self) -> None:
-        """Waits for all steps; raises what one of them raised."""
-        self._in_flight.wait_finished()
+        """Waits for all calls, then forgets their results.
+
+        Raises:
+          Exception: what a call raised.
+        """
+        while self.unfinished:
+            self.wait_one()
+        self.newest_result = None
+
+    def _next_finished(self) -> Future:
+        began = time.monotonic()
+        while True:
+            try:
+                return self._finished.get(timeout=_STALL_REPORT_INTERVAL)
+            except queue.Empty:
+                _logger.warning(
+                    "No step has finished for %.0f s, %d are scheduled: %s.",
+                    time.monotonic() - began,
+                    len(self.unfinished),
+                    self._strategy.cluster.statistics(),
+                )
 
 
 class ClientFeed(Feed):
@@ -68,8 +141,8 @@ class ClientFeed(Feed):
         self._batches = batches
         self._last_read: Any = None
         # Batches that were scheduled before Keras asked for them, and the futures of these calls.
-        self._read_ahead: collections.deque[Any] = collections.deque()
-        self._scheduled_ahead: collections.deque[Future] = collections.deque()
+        self._read_ahead: deque[Any] = deque()
+        self._scheduled_ahead: deque[Future] = deque()
 
     def __next__(self) -> Any:
         self._last_read = self._read_ahead.popleft() if self._read_ahead else next(self._batches)
@@ -80,9 +153,8 @@ class ClientFeed(Feed):
         batches = tuple(itertools.islice(self, steps.steps_per_call))
         if not batches:
             raise StopIteration
-        self._in_flight.add(schedule_batches(self._strategy, steps.last_of, batches))
-        self._in_flight.wait_room()
-        return self._in_flight.newest_result
+        self.add(schedule_batches(self._strategy, steps.last_of, batches))
+        return self.wait_room()
 
     def was_read_last(self, batch: Any) -> bool:
         """Returns True if this very object is what `next` returned last."""
@@ -140,9 +212,8 @@ class WorkerFeed(Feed):
 
     def schedule(self, steps: ModelSteps) -> Any:
         """See `Feed`."""
-        self._in_flight.add(self._strategy.schedule(steps.of_next, args=(self._iterator,)))
-        self._in_flight.wait_room()
-        return self._in_flight.newest_result
+        self.add(self._strategy.schedule(steps.of_next, args=(self._iterator,)))
+        return self.wait_room()
 
 
 class FiniteWorkerFeed(WorkerFeed):
@@ -160,9 +231,9 @@ class FiniteWorkerFeed(WorkerFeed):
         """Keeps the workers busy until one more call has taken batches. See `Feed`."""
         while True:
             self._keep_busy(steps)
-            if not len(self._in_flight):
+            if not self.unfinished:
                 raise StopIteration
-            (taken, result), worker = self._in_flight.wait_one()
+            (taken, result), worker = self.wait_one()
             if taken < steps.steps_per_call:
                 self._ended.add(worker)
             if taken:
@@ -170,10 +241,10 @@ class FiniteWorkerFeed(WorkerFeed):
 
     def _keep_busy(self, steps: ModelSteps) -> None:
         """Schedules calls for each worker that may have batches left, up to their limit."""
-        present = self._in_flight.count_by_worker()
+        present = Counter(self.unfinished.values())
         for worker in self._strategy.cluster.workers:
             if worker.index in self._ended:
                 continue
             for _ in range(_STEPS_PER_WORKER - present[worker.index]):
                 future = self._strategy.schedule(steps.of_next_if_any, args=(self._iterator,), worker=worker.index)
-                self._in_flight.add(future, worker.index)
+                self.add(future, worker.index)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from coordinator.future import Future
-from coordinator.ps_strategy.keras.fit import steps as steps_module
-from coordinator.ps_strategy.keras.fit.steps import StepsInFlight
+from coordinator.ps_strategy.keras.fit import feeds
+from coordinator.ps_strategy.keras.fit.feeds import ClientFeed, Feed
 
 
 class Scheduler:
@@ -33,60 +33,60 @@ def scheduler() -> Scheduler:
     return Scheduler()
 
 
-def added(steps: StepsInFlight, scheduler: Scheduler, count: int) -> list[Future]:
+def added(feed: Feed, scheduler: Scheduler, count: int) -> list[Future]:
     futures = [scheduler.schedule(None) for _ in range(count)]
     for future in futures:
-        steps.add(future)
+        feed.add(future)
     return futures
 
 
 def test_there_is_room_for_a_fixed_number_of_steps_per_worker(scheduler: Scheduler) -> None:
-    steps = StepsInFlight(scheduler, per_worker=2)
-    first, *others = added(steps, scheduler, 3)
+    feed = ClientFeed(iter(()), scheduler)
+    first, *others = added(feed, scheduler, 7)
     first.set_result("logs of the first")
-    steps.wait_room()
-    assert (len(steps), steps.newest_result) == (2, "logs of the first")
-    others += added(steps, scheduler, 2)
+    assert feed.wait_room() == "logs of the first"
+    assert (len(feed.unfinished), feed.newest_result) == (6, "logs of the first")
+    others += added(feed, scheduler, 2)
     finishing = threading.Timer(0.05, others[1].set_result, ["logs of another"])
     finishing.start()
-    steps.wait_room()
+    feed.wait_room()
     finishing.join()
-    assert (len(steps), steps.newest_result) == (3, "logs of another")
+    assert (len(feed.unfinished), feed.newest_result) == (7, "logs of another")
 
 
 def test_the_first_result_is_awaited(scheduler: Scheduler) -> None:
-    steps = StepsInFlight(scheduler)
-    [future] = added(steps, scheduler, 1)
+    feed = ClientFeed(iter(()), scheduler)
+    [future] = added(feed, scheduler, 1)
     finishing = threading.Timer(0.05, future.set_result, ["logs"])
     finishing.start()
-    steps.wait_room()
+    feed.wait_room()
     finishing.join()
-    assert steps.newest_result == "logs"
+    assert feed.newest_result == "logs"
 
 
 def test_the_failure_of_the_first_step_is_raised_whichever_fails_first(scheduler: Scheduler) -> None:
-    steps = StepsInFlight(scheduler)
-    first, second = added(steps, scheduler, 2)
+    feed = ClientFeed(iter(()), scheduler)
+    first, second = added(feed, scheduler, 2)
     scheduler.error = ValueError("the first failure")
     second.set_cancelled()
     first.set_exception(scheduler.error)
     with pytest.raises(ValueError, match="the first failure"):
-        steps.wait_finished()
-    assert not len(steps)
+        feed.wait_finished()
+    assert not feed.unfinished
 
 
 def test_a_failure_that_join_does_not_raise_is_raised_anyway(scheduler: Scheduler) -> None:
-    steps = StepsInFlight(scheduler)
-    [future] = added(steps, scheduler, 1)
+    feed = ClientFeed(iter(()), scheduler)
+    [future] = added(feed, scheduler, 1)
     future.set_exception(ValueError("of this step alone"))
     with pytest.raises(ValueError, match="of this step alone"):
-        steps.wait_room()
+        feed.wait_room()
 
 
 def test_a_long_wait_logs_what_it_waits_for(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps_module, "_STALL_REPORT_INTERVAL", 0.01)
-    steps = StepsInFlight(scheduler)
-    [future] = added(steps, scheduler, 1)
+    monkeypatch.setattr(feeds, "_STALL_REPORT_INTERVAL", 0.01)
+    feed = ClientFeed(iter(()), scheduler)
+    [future] = added(feed, scheduler, 1)
     reported = threading.Event()
     said: list[str] = []
 
@@ -102,6 +102,6 @@ def test_a_long_wait_logs_what_it_waits_for(scheduler: Scheduler, monkeypatch: p
 
     finishing = threading.Thread(target=finish)
     finishing.start()
-    assert steps.wait_one() == ("late", None)
+    assert feed.wait_one() == ("late", None)
     finishing.join()
     assert re.match(r"No step has finished for 0 s, 1 are scheduled: two idle workers", said[0])
