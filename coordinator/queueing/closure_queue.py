@@ -285,8 +285,8 @@ class ClosureQueue:
 
     @property
     def waiting_for_all(self) -> int:
-        """How many closures wait for any worker, approximately."""
-        return self._state.waiting_for_all
+        """How many closures wait for any worker; some that were cancelled may be counted."""
+        return len(self._state.for_all)
 
     def waiting_for(self, worker: int) -> list[Closure]:
         """Returns the closures that only this worker may run."""

@@ -92,11 +92,6 @@ class QueueState:
         """A value that changes whenever a closure makes progress."""
         return (*self._ended.values(), self.retried)
 
-    @property
-    def waiting_for_all(self) -> int:
-        """How many closures wait for any worker; some that were cancelled may be counted."""
-        return len(self.for_all)
-
     def may_start(self, worker: int) -> bool:
         """Returns whether there is a closure that this worker may start now."""
         has_next = bool(self.for_all or self._queues.get(worker))
