@@ -15,14 +15,14 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.repeated_function import disable_fusing
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-from coordinator.ps_strategy.tensorflow_internals.reads import graph_around, reads_as_ever
+from coordinator.ps_strategy.tensorflow_internals.reads import graph_around, reads_as_ever, reads_replaced
 from coordinator.updates.gradient_optimizer import gradient_optimizer
 from coordinator.updates.rule_statistics import RuleStatistics
 from coordinator.updates.state.rule_state import RuleState
 from coordinator.updates.state.server_mutex import ServerMutex
 from coordinator.updates.transport.gradients import checked, flat, rebuilt
 from coordinator.updates.transport.model import Model, pull, transfer
-from coordinator.updates.transport.pulled_variables import PulledModel, PulledVariables
+from coordinator.updates.transport.pulled_variables import PulledModel, PulledVariable
 
 
 class UpdateRule(tf.Module):
@@ -226,14 +226,16 @@ class UpdateRule(tf.Module):
         self._prepare_trace("pull")
         worker = self._strategy.extended.services.worker_index()
         model = self._pull_model(self._begin_step())
-        copies = PulledVariables(self._model.variables, model.values)
+        variables = self._model.variables
+        copies = [PulledVariable(variable, model.values.get(number)) for number, variable in enumerate(variables)]
         # Stored in the graph, whose tensors it holds, so that both are freed together.
         graph = tf.compat.v1.get_default_graph()
         graph.add_to_collection(self._key, dataclasses.replace(model, worker=worker))
-        with copies.active():
+        with reads_replaced(variables, copies):
             yield model.version
         # Identities are on the worker: the size of a tensor on its server would be a message.
-        later = [tf.size(tf.identity(tensor), tf.int64) * tensor.dtype.size for tensor in copies.read_later]
+        read = [tensor for copy in copies for tensor in copy.read_later]
+        later = [tf.size(tf.identity(tensor), tf.int64) * tensor.dtype.size for tensor in read]
         self.state.count(pulls=model.pulls, bytes_pulled=tf.add_n([model.size, *later]))
 
     def _push_all(self, gradients: Sequence[Any], version: Any) -> Any:

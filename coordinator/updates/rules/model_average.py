@@ -5,7 +5,6 @@ worker   x0 ---- gradients of x0 ----------------------. x = mean + (x - x0), th
 servers      '-> replaces its row in the sum; mean ---'  the mean of the rows is the shared model
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,23 +20,6 @@ from coordinator.updates.state.server_mutex import operations_added
 from coordinator.updates.transport.model import pull, transfer
 from coordinator.updates.transport.pulled_variables import PulledModel
 from coordinator.workers.worker import WorkerState
-
-
-@dataclasses.dataclass(frozen=True)
-class _StepStart:
-    """The data of a step's pull.
-
-    Attributes:
-      values: the local model that the gradients are computed on.
-      averages: their mean with the other models, in their order; the values themselves if they were not averaged.
-      is_averaged: whether they were.
-      is_warming_up: whether the gradients are for the shared model.
-    """
-
-    values: Sequence[Any]
-    averages: Sequence[Any]
-    is_averaged: Any
-    is_warming_up: Any
 
 
 class ModelAverage(Asynchronous):
@@ -61,8 +43,8 @@ class ModelAverage(Asynchronous):
     Embeddings have no local copies: their gradients are pushed as with `Asynchronous`, each as a separate update.
 
     Args:
-      optimizer, variables, embeddings, learning_rate, use_locking: see `UpdateRule`; `use_locking` is for the gradients
-        that are pushed, those for embeddings and of the warm-up.
+      optimizer, variables, embeddings, learning_rate: see `UpdateRule`.
+      use_locking: see `Asynchronous`; for the gradients that are pushed, those for embeddings and of the warm-up.
       period: the least time between two averagings of one worker, in seconds; 0 averages with every step.
       warmup_steps: until a worker has finished this number of steps, including those with an earlier rule or before a
         restart, all workers train the shared model as with `Asynchronous` (where Bagua's workers reduce their gradients
@@ -160,7 +142,7 @@ class ModelAverage(Asynchronous):
             dict(zip(own.numbers, values, strict=True)),
             size + received + size_of_scalars,
             pulls + tf.cast(is_due, tf.int64),
-            _StepStart(values, averages, is_due, is_warming_up),
+            rule_data=(averages, is_due, is_warming_up),
         )
 
     def _push(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
@@ -169,12 +151,13 @@ class ModelAverage(Asynchronous):
                 "The model was pulled in another function. With ModelAverage, rule.pull() and rule.push() are used in "
                 "one function, or push in a function inside of it."
             )
+        averages, is_averaged, is_warming_up = pulled.rule_data
         if not self._warmup_steps:
-            return self._push_own(gradients, pulled)
+            return self._push_own(gradients, pulled, averages, is_averaged)
         return tf.cond(
-            pulled.rule_data.is_warming_up,
+            is_warming_up,
             lambda: self._push_shared(gradients, pulled),
-            lambda: self._push_own(gradients, pulled),
+            lambda: self._push_own(gradients, pulled, averages, is_averaged),
         )
 
     def _finish(self) -> None:
@@ -247,14 +230,16 @@ class ModelAverage(Asynchronous):
     def _push_shared(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
         return super()._push(gradients, pulled)
 
-    def _push_own(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
+    def _push_own(
+        self, gradients: dict[int, Any], pulled: PulledModel, averages: Sequence[Any], is_averaged: Any
+    ) -> Any:
         """Applies the gradients of a step to the worker's model, and pushes those of embeddings."""
-        embeddings, start = self._model.embeddings, pulled.rule_data
+        embeddings = self._model.embeddings
         dense = {number: gradient for number, gradient in gradients.items() if number not in embeddings}
         rest = {number: gradient for number, gradient in gradients.items() if number in embeddings}
         rate = self._optimizer.learning_rate(pulled.scalars)
         with operations_added() as operations:
-            self._own.train(dense, rate, start.values, start.averages, start.is_averaged)
+            self._own.train(dense, rate, list(pulled.values.values()), averages, is_averaged)
             if rest:
                 self._push_shared(rest, pulled)
             else:

@@ -28,7 +28,7 @@ class Model:
     Attributes:
       originals: the variables, as given.
       variables: as `tf.Variable`s.
-      embeddings: the positions of the embeddings.
+      embeddings, dense: the positions of the embeddings, and of the other variables.
       by_device: the positions of the variables on each server, by its CPU's name.
     """
 
@@ -50,12 +50,8 @@ class Model:
         if unknown:
             raise ValueError(f"The embedding {unknown[0].name!r} is not among the rule's variables.")
         self.embeddings = frozenset(positions[id(variable_of(variable))] for variable in embeddings)
+        self.dense = tuple(number for number in range(len(self.variables)) if number not in self.embeddings)
         self.by_device = _by_device(self.variables)
-
-    @property
-    def dense(self) -> tuple[int, ...]:
-        """The positions of the variables that are not embeddings."""
-        return tuple(number for number in range(len(self.variables)) if number not in self.embeddings)
 
     def pulled_at_once(self) -> list[int]:
         """Returns the positions of the variables that are pulled before they are read: small, and not embeddings."""

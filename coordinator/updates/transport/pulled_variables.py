@@ -1,15 +1,12 @@
 """The local copies that a step reads instead of the variables themselves."""
 
-import contextlib
 import dataclasses
-import functools
-import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.reads import is_within, read_variable, reads_replaced
+from coordinator.ps_strategy.tensorflow_internals.reads import is_within, read_variable
 from coordinator.updates.transport.gradients import after_checks
 
 
@@ -45,54 +42,40 @@ class PulledModel:
         return dataclasses.replace(self, version=version, worker=worker, scalars=scalars, checks=checks)
 
 
-class PulledVariables:
-    """Local copies of variables, for the current graph and the branches and loops inside it.
+class PulledVariable:
+    """The local copy of a variable, for the current graph and the branches and loops inside it.
 
-    While it is active, a read of a variable gives its copy, the same one each time although the variable may have
-    changed, and gradients are taken with respect to the variable. A lookup of rows of a variable without a copy reads
-    these rows on the variable's server; a read of all of it creates the copy. A `tf.function` that is called meanwhile
-    reads the variables themselves, since it may be called from other places too.
+    It is the reader of the variable for `reads_replaced`: a read of the variable gives the copy, the same one each time
+    although the variable may have changed. A lookup of rows of a variable without a copy reads these rows on the
+    variable's server; a read of all of it creates the copy. A `tf.function` that is called meanwhile reads the variable
+    itself, since it may be called from other places too.
 
     Args:
-      variables: `tf.Variable`s.
-      copies: tensors, by the position of their variables; other variables are copied when they are read.
+      variable: a `tf.Variable`.
+      copy: a tensor; None to copy the variable when it is read.
 
     Attributes:
-      read_later: the copies that were created by reads, and the rows that were looked up.
+      read_later: the copy if it was created by a read, and the rows that were looked up.
     """
 
-    def __init__(self, variables: Sequence[Any], copies: Mapping[int, Any]) -> None:
+    def __init__(self, variable: Any, copy: Any) -> None:
         self.read_later: list[Any] = []
-        self._variables = variables
-        self._copies = dict(copies)
+        self._variable = variable
+        self._copy = copy
         self._graph = tf.compat.v1.get_default_graph()
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Opens a scope in which reads give the copies.
-
-        Raises:
-          ValueError: copies of one of the variables are active already.
-        """
-        readers: list[Any] = [
-            types.SimpleNamespace(copy=functools.partial(self._copy, number), note_rows=self._note_rows)
-            for number in range(len(self._variables))
-        ]
-        with reads_replaced(self._variables, readers):
-            yield
-
-    def _copy(self, number: int, *, may_make: bool) -> Any:
-        """Returns what is read instead of a variable; None for the variable itself."""
+    def copy(self, *, may_make: bool) -> Any:
+        """Returns what is read instead of the variable; None for the variable itself."""
         if not is_within(self._graph):
             return None
-        if number not in self._copies and may_make:
+        if self._copy is None and may_make:
             # In the outer graph, whichever branch or loop reads it first, so that all share it.
             with self._graph.as_default(), tf.control_dependencies(None):
-                self._copies[number] = read_variable(self._variables[number])
-            self.read_later.append(self._copies[number])
-        return self._copies.get(number)
+                self._copy = read_variable(self._variable)
+            self.read_later.append(self._copy)
+        return self._copy
 
-    def _note_rows(self, rows: Any) -> None:
+    def note_rows(self, rows: Any) -> None:
         """Records rows that were looked up, except in a branch or a loop, whose tensors cannot be used outside."""
         if tf.compat.v1.get_default_graph() is self._graph:
             self.read_later.append(rows)
