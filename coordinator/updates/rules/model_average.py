@@ -125,7 +125,7 @@ class ModelAverage(Asynchronous):
             now = tf.timestamp()
         *values, size, pulls = tf.cond(
             is_current,
-            lambda: [*own.values(), *[tf.constant(0, tf.int64)] * 2],
+            lambda: [*own.read(), *[tf.constant(0, tf.int64)] * 2],
             lambda: self._take_shared(tf.where(is_warming_up, tf.zeros_like(generation), generation), version, now),
         )
         # The absolute value: a worker whose clock is set back must not wait until it shows that time again.
@@ -264,5 +264,5 @@ class ModelAverage(Asynchronous):
         current, _ = self._control.read()
         own = self._own
         return tf.cond(
-            own.is_of(current), lambda: self._exchange(own.values(), generation)[1], lambda: tf.constant(False)
+            own.is_of(current), lambda: self._exchange(own.read(), generation)[1], lambda: tf.constant(False)
         )

@@ -95,10 +95,10 @@ class AveragedModel(LocalModel):
         """Returns whether the model is of this generation, a bool scalar."""
         return tf.equal(generation, self._generation.read_value())
 
-    def values(self) -> list[Any]:
+    def read(self) -> list[Any]:
         """Reads the copies, under the mutex."""
         with self._lock.hold():
-            return super().values()
+            return self.values()
 
     def replace(self, values: Sequence[Any], generation: Any, version: Any, now: Any) -> None:
         """Replaces the model; all arguments are on the worker.
@@ -134,7 +134,7 @@ class AveragedModel(LocalModel):
 
         def move() -> Any:
             # Exactly the average, unless an abandoned call has changed the model meanwhile.
-            moved = zip(averages, LocalModel.values(self), values, strict=True)
+            moved = zip(averages, self.values(), values, strict=True)
             self.assign([average + (current - value) for average, current, value in moved])
             return tf.no_op()
 
