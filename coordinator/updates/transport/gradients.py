@@ -122,12 +122,7 @@ def _rows(gradient: Any, variable: Any) -> tuple[Any, list[Any]]:
 
 def _ensured(tensor: Any, shape: tf.TensorShape, variable: Any) -> Any:
     """Returns the tensor with this shape, checked when the function runs if the known shape is less specific."""
-    known = tensor.shape
-    if known.rank is None or shape.rank is None:
-        is_certain = shape.rank is None
-    else:
-        is_certain = not any(size is None and wanted is not None for size, wanted in zip(known, shape, strict=True))
-    if is_certain:
+    if tensor.shape.is_subtype_of(shape):
         return tensor
     # An assertion is not enough: later operations imply the tensor's shape, and TensorFlow's optimizer then removes an
     # assertion of it as always true.
