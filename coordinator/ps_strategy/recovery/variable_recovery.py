@@ -5,9 +5,16 @@
         '-----------------'-- a server is lost, or a save is in progress '--> None: to be tried again
 
 Promises: `recover` restores all variables of all parameter servers to the checkpoint, or reports that it must be called
-again; functions that were traced before stay usable; no checkpoint is saved of variables that are half restored.
+again; functions that were traced before stay usable.
+
+Meanwhile the checkpoint manager's `save` is replaced: nothing is saved while variables are being recovered; a save that
+fails because a parameter server was lost is repeated after the recovery, and its caller does not notice. A save that
+fails leaves the latest checkpoint as it was: TensorFlow declares a checkpoint the latest one only when all of it is
+written. An asynchronous save, whose failure its caller would not see, is refused.
 """
 
+import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -20,13 +27,42 @@ from coordinator.errors import ParameterServerLost, Rollback
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointRestore
-from coordinator.ps_strategy.recovery.checkpoint_save import CheckpointSave, SavedProgress
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
-from coordinator.ps_strategy.tensorflow_internals.process import own_executor
+from coordinator.ps_strategy.tensorflow_internals.handles import asynchronous_saves_refused
+from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced, own_executor
 
 _logger = logging.getLogger("coordinator")
 
 Step = Any  # An integer variable, of TensorFlow or Keras, or a function that returns an int.
+
+
+class SavedProgress:
+    """Counts the finished functions whose effect is in the variables: not those that a recovery has undone.
+
+    Args:
+      finished: returns how many functions have finished so far, undone ones included.
+    """
+
+    def __init__(self, finished: Callable[[], int]) -> None:
+        self._finished = finished
+        self._undone = 0
+        # By the path of the checkpoint. One that is missing was written before this program began to train.
+        self._saved: dict[str, int] = {}
+
+    def count(self) -> int:
+        """Returns how many functions have finished and were not undone."""
+        return self._finished() - self._undone
+
+    def record(self, checkpoint: str, count: int) -> None:
+        """Records what `count` returned when the writing of a checkpoint began."""
+        self._saved[checkpoint] = count
+
+    def roll_back(self, checkpoint: str | None) -> tuple[int, int]:
+        """Records that a checkpoint was restored, or the initial values. Returns `count` before and after."""
+        before = self.count()
+        after = 0 if checkpoint is None else min(before, self._saved.get(checkpoint, 0))
+        self._undone += before - after
+        return before, after
 
 
 class VariableRecovery:
@@ -36,8 +72,8 @@ class VariableRecovery:
       membership: connects to them.
       variables: those on the parameter servers.
       finished: returns how many scheduled functions have finished so far.
-      wait_recovered: waits until the parameter servers are recovered, at most for a number of seconds (None: as long
-        as that can be expected); returns whether they are. It is called on threads that save a checkpoint.
+      wait_recovered: waits until the parameter servers are recovered, as long as that can be expected; returns whether
+        they are. It is called on threads that save a checkpoint.
     """
 
     def __init__(
@@ -45,7 +81,7 @@ class VariableRecovery:
         membership: Membership,
         variables: VariableStore,
         finished: Callable[[], int],
-        wait_recovered: Callable[[float | None], bool],
+        wait_recovered: Callable[[], bool],
     ) -> None:
         self._membership = membership
         self._variables = variables
@@ -54,7 +90,7 @@ class VariableRecovery:
         self._source: CheckpointRestore | None = None
         self._step: Step | None = None
         self._on_rollback: Callable[[Rollback], object] | None = None
-        self._save: CheckpointSave | None = None
+        self._replaced_of_manager = contextlib.ExitStack()
         # Held while a checkpoint is saved, and during an attempt to recover. No other lock is taken while it is held.
         self.variables_in_use = Lock()
         # Found by the attempts since the last success.
@@ -78,16 +114,16 @@ class VariableRecovery:
         self._on_rollback = on_rollback
         self.release_manager()
         if found.manager is not None:
-            self._save = CheckpointSave(
-                found.manager, self._progress, self.variables_in_use, self.missing, self._wait_for_save
+            save = functools.partial(self._save, found.manager.save, found.manager.directory)
+            self._replaced_of_manager.enter_context(attribute_replaced(found.manager, "save", save))
+            self._replaced_of_manager.enter_context(
+                asynchronous_saves_refused(found.manager.checkpoint, _asynchronous_refused)
             )
         self._source, self._step = found, step
 
     def release_manager(self) -> None:
-        """Restores the checkpoint manager's own `save`, if it was replaced."""
-        if self._save is not None:
-            self._save.release()
-            self._save = None
+        """Restores the checkpoint manager's own `save`, unless other code has replaced it, and undoes the rest."""
+        self._replaced_of_manager.close()
 
     def missing(self) -> ParameterServerLost | None:
         """Returns the error that names a parameter server whose variables are gone or half restored, or None."""
@@ -185,8 +221,38 @@ class VariableRecovery:
             parameter_servers=lost, checkpoint=checkpoint, step_before=before, step_after=after, seconds=seconds
         )
 
-    def _wait_for_save(self, timeout: float | None) -> bool:
-        return self._wait_recovered(timeout) and not self._is_half_restored
+    def _save(self, save: Callable[..., str | None], directory: str, *args: Any, **kwargs: Any) -> str | None:
+        """Saves as `save` does, the own one of a manager, while no recovery is attempted.
+
+        Raises:
+          ParameterServerLost: a parameter server is lost and does not return.
+          ValueError: the save is asynchronous.
+          tf.errors.OpError: the save failed for another reason.
+        """
+        if any(
+            isinstance(each, tf.train.CheckpointOptions) and each.enable_async for each in (*args, *kwargs.values())
+        ):
+            # Before the checkpoint's number is incremented.
+            raise _asynchronous_refused()
+        while True:
+            with self.variables_in_use:
+                missing = self.missing()
+                if missing is None:
+                    count = self._progress.count()
+                    try:
+                        path = save(*args, **kwargs)
+                    except tf.errors.OpError as error:
+                        missing = self.missing()
+                        if missing is None:
+                            raise
+                        missing.__cause__ = error
+                    else:
+                        if path is not None:
+                            self._progress.record(path, count)
+                        return path
+            _logger.warning("A checkpoint in %s is saved after the recovery: %s", directory, missing)
+            if not self._wait_recovered() or self._is_half_restored:
+                raise missing
 
 
 def _check(step: Any) -> None:
@@ -197,3 +263,13 @@ def _check(step: Any) -> None:
             f"step must be an integer variable, or a function that returns an int, such as optimizer.iterations; "
             f"got {step!r}."
         )
+
+
+def _asynchronous_refused() -> ValueError:
+    """Returns the error for a checkpoint that is to be saved or restored asynchronously."""
+    return ValueError(
+        "The checkpoint that restore_from restores cannot be saved or restored with "
+        "tf.train.CheckpointOptions(enable_async=True): TensorFlow's asynchronous checkpoint keeps using the "
+        "variables of a parameter server that was lost, so that no later save would succeed. Leave enable_async out; "
+        "workers continue to run functions while manager.save() writes a checkpoint."
+    )

@@ -1,8 +1,9 @@
 """Handles of variables and tables: what functions capture, and what a recovery replaces."""
 
+import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -48,8 +49,9 @@ def saves_asynchronously(checkpoint: Any) -> bool:
     return getattr(checkpoint, _ASYNCHRONOUS, None) is not None
 
 
-def refuse_asynchronous(checkpoint: Any, error: Callable[[], Exception]) -> None:
-    """Makes a `tf.train.Checkpoint` raise `error()` when it is saved or restored with `enable_async`."""
+@contextlib.contextmanager
+def asynchronous_saves_refused(checkpoint: Any, error: Callable[[], Exception]) -> Iterator[None]:
+    """A scope in which a `tf.train.Checkpoint` raises `error()` when it is saved or restored with `enable_async`."""
 
     def refuse() -> None:
         # It is set before this is called, and would make the next restore without options an asynchronous one.
@@ -58,11 +60,10 @@ def refuse_asynchronous(checkpoint: Any, error: Callable[[], Exception]) -> None
 
     # Private: all ways to save call this method. Set in `vars` to bypass the checkpoint's tracking of attributes.
     vars(checkpoint)[_MAKES_ASYNCHRONOUS] = refuse
-
-
-def accept_asynchronous(checkpoint: Any) -> None:
-    """Undoes `refuse_asynchronous`."""
-    vars(checkpoint).pop(_MAKES_ASYNCHRONOUS, None)
+    try:
+        yield
+    finally:
+        vars(checkpoint).pop(_MAKES_ASYNCHRONOUS, None)
 
 
 def is_on_parameter_server(tensor: Any) -> bool:

@@ -63,7 +63,7 @@ class Program:
             scheduler_of(strategy).servers,
             strategy.extended._variables,
             lambda: strategy.cluster.statistics().finished,
-            lambda timeout: self.bring_back() is not None,
+            lambda: self.bring_back() is not None,
         )
         self.manager = self.new_manager("saved")
 

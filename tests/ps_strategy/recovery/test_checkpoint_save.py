@@ -1,44 +1,45 @@
 """Tests of a checkpoint manager's `save` while parameter servers are lost and recovered."""
 
-import threading
-
 import pytest
 import tensorflow as tf
 
 from coordinator.errors import ParameterServerLost
-from coordinator.ps_strategy.recovery.checkpoint_save import CheckpointSave, SavedProgress
+from coordinator.ps_strategy.recovery.variable_recovery import SavedProgress, VariableRecovery
+from coordinator.ps_strategy.recovery.variable_store import VariableStore
 
 LOST = ParameterServerLost("/job:ps/task:0", "It does not answer.")
 UNAVAILABLE = tf.errors.UnavailableError(None, None, "Connection refused")
 
 
-class Recovery:
+class Servers:
     """Servers that a test loses, and that are recovered when a save waits for them."""
 
     def __init__(self) -> None:
         self.lost = False
         self.is_hopeless = False
         self.waits = 0
-        self.lock = threading.Lock()
+        self.recovery = VariableRecovery(self, VariableStore(), lambda: 7, self.wait_recovered)
 
-    def missing(self):
+    def lost_parameter_server(self):
         return LOST if self.lost else None
 
-    def wait_recovered(self, timeout):
-        assert not self.lock.locked(), "a recovery could not begin"
+    def lost_parameter_servers(self):
+        return ("/job:ps/task:0",) if self.lost else ()
+
+    def reconnect_parameter_servers(self):
+        self.lost = False
+        return True
+
+    def wait_recovered(self):
+        assert not self.recovery.variables_in_use.locked(), "a recovery could not begin"
         self.waits += 1
         self.lost = self.is_hopeless
         return not self.lost
 
 
 @pytest.fixture
-def recovery() -> Recovery:
-    return Recovery()
-
-
-@pytest.fixture
-def progress() -> SavedProgress:
-    return SavedProgress(lambda: 7)
+def servers() -> Servers:
+    return Servers()
 
 
 @pytest.fixture
@@ -46,84 +47,82 @@ def manager(tmp_path) -> tf.train.CheckpointManager:
     return tf.train.CheckpointManager(tf.train.Checkpoint(step=tf.Variable(1)), str(tmp_path), max_to_keep=2)
 
 
-def guard(manager, progress, recovery) -> CheckpointSave:
-    return CheckpointSave(manager, progress, recovery.lock, recovery.missing, recovery.wait_recovered)
-
-
-def failing(save, recovery, *errors):
+def failing(save, servers, *errors):
     """Makes `save` raise these errors first."""
     errors = iter(errors)
 
     def fail_or_save(*args, **kwargs):
         for error in errors:
-            recovery.lost = error is UNAVAILABLE
+            servers.lost = error is UNAVAILABLE
             raise error
         return save(*args, **kwargs)
 
     return fail_or_save
 
 
-def test_a_save_records_the_progress_of_training(manager, progress, recovery):
-    guard(manager, progress, recovery)
+def test_a_save_records_the_progress_of_training(manager, servers):
+    servers.recovery.restore_from(manager)
     path = manager.save(checkpoint_number=5)
     assert path == manager.latest_checkpoint
     assert path.endswith("ckpt-5")
-    assert progress.roll_back(path) == (7, 7)
-    assert recovery.waits == 0
+    assert servers.waits == 0
+    servers.lost = True
+    rollback = servers.recovery.recover()
+    assert (rollback.checkpoint, rollback.step_before, rollback.step_after) == (path, 7, 7)
 
 
-def test_a_save_that_a_lost_server_made_fail_is_repeated(manager, progress, recovery):
-    manager.save = failing(manager.save, recovery, UNAVAILABLE, UNAVAILABLE)
-    guard(manager, progress, recovery)
+def test_a_save_that_a_lost_server_made_fail_is_repeated(manager, servers):
+    manager.save = failing(manager.save, servers, UNAVAILABLE, UNAVAILABLE)
+    servers.recovery.restore_from(manager)
     assert manager.save() == manager.latest_checkpoint
-    assert recovery.waits == 2
+    assert servers.waits == 2
 
 
-def test_nothing_is_saved_while_variables_are_missing(manager, progress, recovery):
-    guard(manager, progress, recovery)
-    recovery.lost = True
+def test_nothing_is_saved_while_variables_are_missing(manager, servers):
+    servers.recovery.restore_from(manager)
+    servers.lost = True
     assert manager.save() == manager.latest_checkpoint
-    assert recovery.waits == 1
+    assert servers.waits == 1
 
 
-def test_a_server_that_does_not_return_is_named(manager, progress, recovery):
-    manager.save = failing(manager.save, recovery, UNAVAILABLE)
-    guard(manager, progress, recovery)
-    recovery.is_hopeless = True
+def test_a_server_that_does_not_return_is_named(manager, servers):
+    manager.save = failing(manager.save, servers, UNAVAILABLE)
+    servers.recovery.restore_from(manager)
+    servers.is_hopeless = True
     with pytest.raises(ParameterServerLost) as caught:
         manager.save()
     assert caught.value.__cause__ is UNAVAILABLE
     assert manager.latest_checkpoint is None
 
 
-def test_other_errors_are_raised_unchanged(manager, progress, recovery):
+def test_other_errors_are_raised_unchanged(manager, servers):
     full = tf.errors.ResourceExhaustedError(None, None, "No space left on device")
-    manager.save = failing(manager.save, recovery, full)
-    guard(manager, progress, recovery)
+    manager.save = failing(manager.save, servers, full)
+    servers.recovery.restore_from(manager)
     with pytest.raises(tf.errors.ResourceExhaustedError):
         manager.save()
-    assert recovery.waits == 0
+    assert servers.waits == 0
 
 
-def test_a_save_that_was_not_due_records_nothing(progress, recovery, tmp_path):
+def test_a_save_that_was_not_due_records_nothing(servers, tmp_path):
     step = tf.Variable(1)
     manager = tf.train.CheckpointManager(
         tf.train.Checkpoint(step=step), str(tmp_path), max_to_keep=1, step_counter=step, checkpoint_interval=10
     )
-    guard(manager, progress, recovery)
+    servers.recovery.restore_from(manager)
     assert manager.save()
     assert manager.save() is None
 
 
-def test_releasing_restores_the_managers_original_save(manager, progress, recovery):
+def test_releasing_restores_the_managers_original_save(manager, servers):
     own = manager.save
-    guarded = guard(manager, progress, recovery)
-    assert manager.save is guarded
-    guarded.release()
+    servers.recovery.restore_from(manager)
+    assert manager.save != own
+    servers.recovery.release_manager()
     assert manager.save == own
-    guarded = guard(manager, progress, recovery)
+    servers.recovery.restore_from(manager)
     manager.save = own
-    guarded.release()
+    servers.recovery.release_manager()
     assert manager.save == own
 
 
@@ -148,8 +147,8 @@ def ways_to_save(manager):
     }
 
 
-def test_a_checkpoint_is_not_saved_or_restored_asynchronously(manager, progress, recovery, asynchronous):
-    guarded = guard(manager, progress, recovery)
+def test_a_checkpoint_is_not_saved_or_restored_asynchronously(manager, servers, asynchronous):
+    servers.recovery.restore_from(manager)
     for use in ways_to_save(manager).values():
         with pytest.raises(ValueError, match=r"enable_async=True.*Leave enable_async out"):
             use(asynchronous)
@@ -158,19 +157,19 @@ def test_a_checkpoint_is_not_saved_or_restored_asynchronously(manager, progress,
     manager.checkpoint.step.assign(8)
     manager.checkpoint.restore(manager.save())
     assert manager.checkpoint.step.numpy() == 8
-    guarded.release()
+    servers.recovery.release_manager()
     assert manager.save(options=asynchronous)
     manager.checkpoint.sync()
 
 
-def test_the_former_name_of_the_option_is_refused_as_well(manager, progress, recovery):
-    guard(manager, progress, recovery)
+def test_the_former_name_of_the_option_is_refused_as_well(manager, servers):
+    servers.recovery.restore_from(manager)
     with pytest.raises(ValueError, match="enable_async"):
         manager.save(options=tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True))
 
 
-def test_a_refused_save_is_not_counted(manager, progress, recovery, asynchronous):
-    guard(manager, progress, recovery)
+def test_a_refused_save_is_not_counted(manager, servers, asynchronous):
+    servers.recovery.restore_from(manager)
     with pytest.raises(ValueError, match="enable_async"):
         manager.save(options=asynchronous)
     assert manager.save().endswith("ckpt-1")

@@ -8,7 +8,7 @@ from coordinator.ps_strategy.recovery.variable_store import VariableStore
 
 
 def new_recovery(runtime=None, finished=lambda: 0) -> VariableRecovery:
-    return VariableRecovery(runtime, VariableStore(), finished, lambda timeout: False)
+    return VariableRecovery(runtime, VariableStore(), finished, lambda: False)
 
 
 def test_without_a_source_nothing_can_be_recovered():
@@ -21,9 +21,9 @@ def test_a_replaced_manager_gets_its_original_save_method_back(tmp_path):
     recovery = new_recovery(runtime=Runtime())
     recovery.restore_from(manager)
     recovery.restore_from(manager)
-    assert type(manager.save).__name__ == "CheckpointSave"
+    assert "save" in vars(manager)
     recovery.restore_from(lambda: None)
-    assert type(manager.save).__name__ == "method"
+    assert "save" not in vars(manager)
     assert manager.save(options=tf.train.CheckpointOptions(enable_async=True))
     manager.checkpoint.sync()
 
