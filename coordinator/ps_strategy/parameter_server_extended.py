@@ -84,10 +84,12 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     @contextlib.contextmanager
     def scheduled_tracing(self) -> Iterator[None]:
-        """A scope in which a scheduled function is traced, so that `run` and `reduce` do not warn."""
+        """The scope in which scheduled functions are traced; in it `run` and `reduce` do not warn."""
+        strategy = self._container_strategy()
         self._scheduling.depth = getattr(self._scheduling, "depth", 0) + 1
         try:
-            yield
+            with strategy.scope(), tf.distribute.ReplicaContext(strategy, replica_id_in_sync_group=0):
+                yield
         finally:
             self._scheduling.depth -= 1
 

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -169,7 +169,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
-        call, futures = self._tracer.call_of(fn, args, kwargs, self._tracing)
+        call, futures = self._tracer.call_of(fn, args, kwargs, self.extended.scheduled_tracing)
         function = call.function
         return self._scheduler.schedule(
             call,
@@ -310,12 +310,6 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         return (
             f"<ParameterServerStrategy: {len(self.parameter_servers)} parameter servers, {self.cluster.statistics()}>"
         )
-
-    @contextlib.contextmanager
-    def _tracing(self) -> Iterator[None]:
-        """Returns the scope in which scheduled functions are traced."""
-        with self.scope(), self.extended.scheduled_tracing(), tf.distribute.ReplicaContext(self, 0):
-            yield
 
     def _trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
         with self.scope():

@@ -204,7 +204,8 @@ class FunctionTracer:
 
     def __init__(self, handles: PerWorkerHandles) -> None:
         self._handles = handles
-        self._retraced = Retraced()
+        # What is traced in place of each function that was scheduled: a copy, or None for itself.
+        self._copies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._cache = TraceCache()
         self._accepted: weakref.WeakSet[Any] = weakref.WeakSet()
         self._trace_counts = RetracedFunctions()
@@ -214,7 +215,10 @@ class FunctionTracer:
 
     def reset(self) -> None:
         """Has every function traced again when it is scheduled next."""
-        self._retraced.reset()
+        # The references are copied in one step, since functions may be scheduled meanwhile.
+        for reference in self._copies.keyrefs():
+            if (function := reference()) is not None:
+                self._copies[function] = untraced_copy(function)
         self._cache.clear()
         self._traced.clear()
         self._trace_counts.forget()
@@ -255,7 +259,7 @@ class FunctionTracer:
         concrete = fn
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             with scope():
-                concrete = self._retraced.of(fn).get_concrete_function(*args, **kwargs)
+                concrete = (self._copies.setdefault(fn, None) or fn).get_concrete_function(*args, **kwargs)
         elif not isinstance(fn, tf.types.experimental.ConcreteFunction):
             raise TypeError(
                 f"schedule takes a tf.function or a concrete function, got {fn!r}. Decorate the function with "
@@ -294,26 +298,3 @@ def _refuse_compiled(concrete: Any) -> None:
             "machine. Read the variable outside of the compiled function, pass its value as an argument, and "
             "assign what the function returns."
         )
-
-
-class Retraced:
-    """Which function is traced in place of each `tf.function`: itself, or a copy if it was traced before `reset`."""
-
-    def __init__(self) -> None:
-        self._traced: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._outdated: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._copies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
-    def reset(self) -> None:
-        """Has copies traced in place of all functions that were traced before."""
-        self._outdated |= self._traced
-        self._copies = weakref.WeakKeyDictionary()
-
-    def of(self, function: Any) -> Any:
-        """Returns the function to trace; the same one each time, until `reset` is called again."""
-        if function not in self._outdated:
-            self._traced.add(function)
-            return function
-        if function not in self._copies:
-            self._copies[function] = untraced_copy(function)
-        return self._copies[function]

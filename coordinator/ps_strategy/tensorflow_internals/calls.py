@@ -144,7 +144,7 @@ def captures_of(concrete: Any) -> list[Any]:
     return concrete._captured_inputs
 
 
-def untraced_copy(function: Any) -> Any:
-    """Returns a copy of a `tf.function` without its traces; one of a SavedModel cannot be retraced and is returned."""
+def untraced_copy(function: Any) -> Any | None:
+    """Returns a copy of a `tf.function` without its traces; None for one of a SavedModel, which cannot be retraced."""
     # Private: there is no public way to copy a function with its settings, or to see that a SavedModel holds it.
-    return function if isinstance(function, function_deserialization.RestoredFunction) else function._clone(None)
+    return None if isinstance(function, function_deserialization.RestoredFunction) else function._clone(None)

@@ -1,14 +1,17 @@
 """Tests of the cache of traces: a trace is reused for exactly the calls that TensorFlow would use it for."""
 
+import contextlib
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.calls import function_tracer
-from coordinator.ps_strategy.calls.function_tracer import Retraced, TraceCache
+from coordinator.ps_strategy.calls.function_tracer import FunctionTracer, TraceCache
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerContext
@@ -215,7 +218,13 @@ def test_an_iterator_is_freed_although_it_was_scheduled_before(strategy):
     assert sum(each() is not None for each in alive) <= 1
 
 
-def test_reset_replaces_a_traced_function_by_one_untraced_copy() -> None:
+@pytest.fixture
+def traced_by() -> Callable[[FunctionTracer, Any], Any]:
+    """Traces a function of one number; returns the concrete function."""
+    return lambda tracer, function: tracer.trace(function, (1,), {}, contextlib.nullcontext).concrete
+
+
+def test_reset_replaces_a_traced_function_by_one_untraced_copy(traced_by) -> None:
     traces: list[int] = []
 
     @tf.function
@@ -223,24 +232,23 @@ def test_reset_replaces_a_traced_function_by_one_untraced_copy() -> None:
         traces.append(number)
         return tf.constant(number)
 
-    functions = Retraced()
-    assert functions.of(function) is function
-    function(1)
-    functions.reset()
-    copy = functions.of(function)
-    assert copy is not function
-    assert functions.of(function) is copy
-    copy(1)
-    copy(1)
+    tracer = FunctionTracer(PerWorkerHandles())
+    own = traced_by(tracer, function)
+    assert own is function.get_concrete_function(1)
+    tracer.reset()
+    copy = traced_by(tracer, function)
+    assert copy is not own
+    assert traced_by(tracer, function) is copy
     assert traces == [1, 1]
-    functions.reset()
-    assert functions.of(function) not in (function, copy)
+    assert own is function.get_concrete_function(1)
+    tracer.reset()
+    assert traced_by(tracer, function) not in (own, copy)
 
 
-def test_reset_keeps_a_function_that_was_not_traced_yet() -> None:
-    function = tf.function(lambda: tf.constant(1))
-    functions = Retraced()
-    functions.reset()
-    assert functions.of(function) is function
-    functions.reset()
-    assert functions.of(function) is not function
+def test_reset_keeps_a_function_that_was_not_traced_yet(traced_by) -> None:
+    function = tf.function(lambda number: tf.constant(number) + 1)
+    tracer = FunctionTracer(PerWorkerHandles())
+    tracer.reset()
+    assert traced_by(tracer, function) is function.get_concrete_function(1)
+    tracer.reset()
+    assert traced_by(tracer, function) is not function.get_concrete_function(1)
