@@ -59,18 +59,13 @@ class TracedFunction:
         return str(self.concrete.graph.name)
 
     @property
-    def structured_outputs(self) -> Any:
-        """The symbolic values that the function returns."""
-        return self.concrete.structured_outputs
-
-    @property
     def result_spec(self) -> Any:
         """The `tf.TypeSpec`s of what it returns, with which a function that takes its result is traced."""
 
         def spec(value: Any) -> Any:
             return value if value is None or isinstance(value, tf.TypeSpec) else tf.type_spec_from_value(value)
 
-        return tf.nest.map_structure(spec, self.structured_outputs)
+        return tf.nest.map_structure(spec, self.concrete.structured_outputs)
 
     @property
     def uses_client_dataset(self) -> bool:

@@ -63,7 +63,9 @@ class DatasetDistribution:
                 )
             return traced[context.index % len(traced)].call_on(context)
 
-        element_spec = _common_element_spec(name, [function.structured_outputs.element_spec for function in traced])
+        element_spec = _common_element_spec(
+            name, [function.concrete.structured_outputs.element_spec for function in traced]
+        )
         return PerWorkerDataset(name, element_spec, build, self._prepare)
 
     def from_dataset(
