@@ -16,7 +16,7 @@ def on_every_worker(strategy: coordinator.ParameterServerStrategy, fn: Any, *arg
 
 def traced(strategy: coordinator.ParameterServerStrategy, fn: Any, *args: Any) -> Any:
     """Traces `fn(*args)` as `schedule` does, and returns the `TracedFunction`."""
-    return strategy._tracer.trace(fn, args, {}, strategy._tracing)
+    return strategy._tracer.trace(fn, args, {}, strategy.extended.scheduled_tracing)
 
 
 def concrete_function(strategy: coordinator.ParameterServerStrategy, fn: Any, *args: Any) -> Any:
