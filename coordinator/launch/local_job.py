@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from coordinator.errors import ClusterSpecError, LaunchError
-from coordinator.launch import job_state_machine as events
 from coordinator.launch.console import Console
 from coordinator.launch.job_state_machine import JobStateMachine, Role, State
 from coordinator.launch.local_servers import LocalServers, ServerProcess, free_cluster, program_environment
@@ -102,13 +101,14 @@ class LocalJob:
         self._request = request
         self._environment = {_LOG_LEVEL: "0", **environment} if request.verbose else dict(environment)
         self._console = console
-        self._roles = tuple(Role) if request.evaluator else (Role.CHIEF,)
+        roles = tuple(Role) if request.evaluator else (Role.CHIEF,)
         servers = {"worker": request.workers, "ps": request.ps}
-        self._cluster = free_cluster(servers | {role.value: 1 for role in self._roles})
+        self._cluster = free_cluster(servers | {role.value: 1 for role in roles})
         self._servers = LocalServers(self._cluster, log_folder, self._environment)
         self._programs: dict[Role, ProgramProcess] = {}
-        self._state_machine = JobStateMachine(frozenset(self._roles), request.evaluator_timeout, request.restarts)
-        self._events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
+        self._state_machine = JobStateMachine(self, roles, request.evaluator_timeout, request.restarts)
+        # Each is a call of the state machine.
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._is_closing = threading.Event()
 
@@ -118,53 +118,54 @@ class LocalJob:
         Raises:
           LaunchError: a process could not be started at all.
         """
+        machine = self._state_machine
         try:
-            with SignalReader(_SIGNALS, lambda number: self._events.put(events.SignalReceived(number))):
+            with SignalReader(_SIGNALS, lambda number: self._events.put(partial(machine.signal_received, number))):
                 self._run_to_end()
         except LaunchError:
-            if not self._is_ended_by_signal():
+            # It may be due to a signal that came before: Ctrl-C also ends a process that has no session yet.
+            while machine.state is State.STARTING and not self._events.empty():
+                self._events.get()()
+            if machine.state is not State.ENDED:
                 raise
-        return self._state_machine.exit_code
+        return machine.exit_code
 
     def _run_to_end(self) -> None:
         try:
             self._servers.start()
             self._start_thread("coordinator-servers-ready", self._wait_servers_ready)
             while self._state_machine.state is not State.ENDED:
-                for action in self._state_machine.advance(self._next_event(), time.monotonic()):
-                    self._carry_out(action)
+                self._next_event()()
         finally:
             self._close()
 
-    def _is_ended_by_signal(self) -> bool:
-        """Returns True if a signal came before the failure: Ctrl-C also ends a server that has no session yet."""
-        while not self._events.empty():
-            event = self._events.get_nowait()
-            if isinstance(event, events.SignalReceived):
-                self._state_machine.advance(event, time.monotonic())
-        return self._state_machine.state is State.ENDED
-
-    def _next_event(self) -> events.Event:
+    def _next_event(self) -> Callable[[], None]:
         deadline = self._state_machine.deadline
         try:
             return self._events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            return events.TimePassed()
+            return self._state_machine.time_passed
 
-    def _carry_out(self, action: events.Action) -> None:
-        match action:
-            case events.Say(text):
-                self._console.say(text)
-            case events.StartProgram(role):
-                if role in self._programs:
-                    self._programs[role].close()
-                self._programs[role] = self._start_program(role)
-            case events.SendSignal(number):
-                self._send(number)
-            case events.Suspend():
-                self._send(signal.SIGSTOP)
-                os.kill(os.getpid(), signal.SIGSTOP)
-                self._send(signal.SIGCONT)
+    def say(self, text: str) -> None:
+        """Reports to the user."""
+        self._console.say(text)
+
+    def start(self, role: Role) -> None:
+        """Starts the program in a role, once more if it has ended there."""
+        if role in self._programs:
+            self._programs[role].close()
+        self._programs[role] = self._start_program(role)
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to every program that runs."""
+        for program in self._programs.values():
+            program.send(number)
+
+    def suspend(self) -> None:
+        """Stops the programs and this process until the terminal continues it."""
+        self.send(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self.send(signal.SIGCONT)
 
     def _start_program(self, role: Role) -> ProgramProcess:
         log_folder = self._request.log_dir
@@ -182,12 +183,8 @@ class LocalJob:
             on_error_text=self._console.show,
             is_filtered=inherited.get(_LOG_LEVEL) == "3",
             log_path=log_folder / f"{role.value}-0.log" if log_folder else None,
-            on_end=lambda code: self._events.put(events.ProgramEnded(role, code)),
+            on_end=lambda code: self._events.put(partial(self._state_machine.program_ended, role, code)),
         )
-
-    def _send(self, number: signal.Signals) -> None:
-        for program in self._programs.values():
-            program.send(number)
 
     def _wait_servers_ready(self) -> None:
         try:
@@ -195,17 +192,18 @@ class LocalJob:
         except LaunchError as error:
             # Servers that are being closed do not answer either.
             self.is_log_needed = not self._is_closing.is_set()
-            self._events.put(events.ServersFailed(str(error)))
+            self._events.put(partial(self._state_machine.servers_failed, str(error)))
         else:
             for server in self._servers:
                 self._start_thread("coordinator-server-end", partial(self._wait_server_ended, server))
-            self._events.put(events.ServersReady())
+            self._events.put(self._state_machine.servers_ready)
 
     def _wait_server_ended(self, server: ServerProcess) -> None:
         server.wait_ended()
         if not self._is_closing.is_set():
             self.is_log_needed = True
-            self._events.put(events.ServerEnded(server.config.name, str(server.log_path)))
+            name, log = server.config.name, str(server.log_path)
+            self._events.put(partial(self._state_machine.server_ended, name, log))
 
     def _close(self) -> None:
         self._is_closing.set()

@@ -1,77 +1,97 @@
 import signal
+from collections.abc import Callable, Collection
+from operator import methodcaller
+from typing import Any
 
 import pytest
 
-from coordinator.launch.job_state_machine import (
-    Action,
-    Event,
-    JobStateMachine,
-    ProgramEnded,
-    Role,
-    Say,
-    SendSignal,
-    ServerEnded,
-    ServersFailed,
-    ServersReady,
-    SignalReceived,
-    StartProgram,
-    State,
-    Suspend,
-    TimePassed,
-)
+from coordinator.launch.job_state_machine import JobStateMachine, Role, State
 
-CTRL_C = SignalReceived(signal.SIGINT)
-TERMINATE = SendSignal(signal.SIGTERM)
-KILL = SendSignal(signal.SIGKILL)
-AGAIN = StartProgram(Role.CHIEF)
+Event = Callable[[JobStateMachine], object]
+Action = tuple[str, Any]
+
+SERVERS_READY = methodcaller("servers_ready")
+TIME_PASSED = methodcaller("time_passed")
+CTRL_C = methodcaller("signal_received", signal.SIGINT)
+TERMINATE = ("send", signal.SIGTERM)
+KILL = ("send", signal.SIGKILL)
+AGAIN = ("start", Role.CHIEF)
 
 
-def chief(code: int) -> ProgramEnded:
-    return ProgramEnded(Role.CHIEF, code)
+def chief(code: int) -> Event:
+    return methodcaller("program_ended", Role.CHIEF, code)
 
 
-def evaluator(code: int) -> ProgramEnded:
-    return ProgramEnded(Role.EVALUATOR, code)
+def evaluator(code: int) -> Event:
+    return methodcaller("program_ended", Role.EVALUATOR, code)
 
 
-def alone(restarts: int = 0) -> JobStateMachine:
-    return JobStateMachine(frozenset({Role.CHIEF}), evaluator_timeout=300, restarts=restarts)
+class RecordedJob(JobStateMachine):
+    """A run that records the actions and carries out none, at the time `now`."""
+
+    def __init__(self, roles: Collection[Role], evaluator_timeout: float, restarts: int):
+        super().__init__(self, roles, evaluator_timeout, restarts, clock=lambda: self.now)
+        self.now = 0.0
+        self.actions: list[Action] = []
+
+    def say(self, text: str) -> None:
+        self.actions.append(("say", text))
+
+    def start(self, role: Role) -> None:
+        self.actions.append(("start", role))
+
+    def send(self, number: signal.Signals) -> None:
+        self.actions.append(("send", number))
+
+    def suspend(self) -> None:
+        self.actions.append(("suspend", None))
+
+    def advance(self, event: Event, now: float) -> list[Action]:
+        """Returns the actions that the event leads to."""
+        self.now = now
+        self.actions = []
+        event(self)
+        return self.actions
 
 
-def with_evaluator(evaluator_timeout: float = 300, restarts: int = 0) -> JobStateMachine:
-    return JobStateMachine(frozenset(Role), evaluator_timeout, restarts)
+def alone(restarts: int = 0) -> RecordedJob:
+    return RecordedJob([Role.CHIEF], 300, restarts)
 
 
-def advance(job: JobStateMachine, *events: Event, now: float = 0.0) -> list[Action]:
+def with_evaluator(evaluator_timeout: float = 300, restarts: int = 0) -> RecordedJob:
+    return RecordedJob(Role, evaluator_timeout, restarts)
+
+
+def advance(job: RecordedJob, *events: Event, now: float = 0.0) -> list[Action]:
     """Handles the events one after the other; returns the actions of the last one without its messages."""
     actions: list[Action] = []
     for event in events:
         actions = job.advance(event, now)
-    return [action for action in actions if not isinstance(action, Say)]
+    return [action for action in actions if action[0] != "say"]
 
 
-def messages(job: JobStateMachine, event: Event, now: float = 0.0) -> str:
-    return " ".join(action.text for action in job.advance(event, now) if isinstance(action, Say))
+def messages(job: RecordedJob, event: Event, now: float = 0.0) -> str:
+    return " ".join(text for kind, text in job.advance(event, now) if kind == "say")
 
 
 def test_the_programs_start_when_every_server_answers() -> None:
     job = alone()
     assert job.state is State.STARTING
-    assert advance(job, ServersReady()) == [AGAIN]
+    assert advance(job, SERVERS_READY) == [AGAIN]
     assert job.state is State.RUNNING
     assert job.deadline is None
 
 
 def test_a_server_that_does_not_come_up_ends_the_run() -> None:
     job = alone()
-    assert messages(job, ServersFailed("it burnt")) == "it burnt"
+    assert messages(job, methodcaller("servers_failed", "it burnt")) == "it burnt"
     assert (job.state, job.exit_code) == (State.ENDED, 1)
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(0, 0), (7, 7), (-9, 137), (-11, 139)])
 def test_the_exit_code_is_that_of_the_chief(code: int, exit_code: int) -> None:
     job = alone()
-    assert advance(job, ServersReady(), chief(code)) == []
+    assert advance(job, SERVERS_READY, chief(code)) == []
     assert (job.state, job.exit_code) == (State.ENDED, exit_code)
 
 
@@ -82,13 +102,13 @@ def test_the_exit_code_is_that_of_the_evaluator_if_the_chief_ends_with_0(
 ) -> None:
     job = with_evaluator()
     ends = [chief(chief_code), evaluator(evaluator_code)]
-    assert advance(job, ServersReady(), *(ends if first == "chief" else reversed(ends))) == []
+    assert advance(job, SERVERS_READY, *(ends if first == "chief" else reversed(ends))) == []
     assert (job.state, job.exit_code) == (State.ENDED, exit_code)
 
 
 def test_an_evaluator_that_fails_is_mentioned_and_training_continues() -> None:
     job = with_evaluator()
-    advance(job, ServersReady())
+    advance(job, SERVERS_READY)
     assert "evaluator ended with code 3" in messages(job, evaluator(3))
     assert job.state is State.RUNNING
     advance(job, chief(4))
@@ -97,12 +117,12 @@ def test_an_evaluator_that_fails_is_mentioned_and_training_continues() -> None:
 
 def test_a_slow_evaluator_is_mentioned_after_10_s_and_terminated_at_its_timeout() -> None:
     job = with_evaluator(evaluator_timeout=60)
-    assert advance(job, ServersReady(), chief(0), now=100) == []
+    assert advance(job, SERVERS_READY, chief(0), now=100) == []
     assert job.deadline == 110
-    assert messages(job, TimePassed(), now=109) == ""
-    assert "waiting for the evaluator to end, at most 50 s more" in messages(job, TimePassed(), now=110)
+    assert messages(job, TIME_PASSED, now=109) == ""
+    assert "waiting for the evaluator to end, at most 50 s more" in messages(job, TIME_PASSED, now=110)
     assert job.deadline == 160
-    assert advance(job, TimePassed(), now=160) == [TERMINATE]
+    assert advance(job, TIME_PASSED, now=160) == [TERMINATE]
     assert job.state is State.STOPPING
     assert advance(job, evaluator(-15), now=161) == []
     assert (job.state, job.exit_code) == (State.ENDED, 143)
@@ -110,24 +130,24 @@ def test_a_slow_evaluator_is_mentioned_after_10_s_and_terminated_at_its_timeout(
 
 def test_an_evaluator_timeout_below_the_notice_is_kept() -> None:
     job = with_evaluator(evaluator_timeout=2)
-    advance(job, ServersReady(), chief(0), now=0)
+    advance(job, SERVERS_READY, chief(0), now=0)
     assert job.deadline == 2
-    assert "has not ended within 2 s" in messages(job, TimePassed(), now=2)
+    assert "has not ended within 2 s" in messages(job, TIME_PASSED, now=2)
 
 
 def test_an_evaluator_that_ignores_the_signal_is_killed() -> None:
     job = with_evaluator(evaluator_timeout=2)
-    advance(job, ServersReady(), chief(0))
-    advance(job, TimePassed(), now=2)
+    advance(job, SERVERS_READY, chief(0))
+    advance(job, TIME_PASSED, now=2)
     assert job.deadline == 7
-    assert advance(job, TimePassed(), now=7) == [KILL]
+    assert advance(job, TIME_PASSED, now=7) == [KILL]
     assert advance(job, evaluator(-9)) == []
     assert (job.state, job.exit_code) == (State.ENDED, 137)
 
 
 def test_a_chief_that_fails_ends_the_evaluator_at_once_and_its_code_stays() -> None:
     job = with_evaluator()
-    assert advance(job, ServersReady(), chief(5)) == [TERMINATE]
+    assert advance(job, SERVERS_READY, chief(5)) == [TERMINATE]
     assert advance(job, evaluator(-15)) == []
     assert (job.state, job.exit_code) == (State.ENDED, 5)
 
@@ -135,7 +155,7 @@ def test_a_chief_that_fails_ends_the_evaluator_at_once_and_its_code_stays() -> N
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_goes_to_the_programs_which_have_15_s(number: signal.Signals, exit_code: int) -> None:
     job = with_evaluator()
-    assert advance(job, ServersReady(), SignalReceived(number), now=100) == [SendSignal(number)]
+    assert advance(job, SERVERS_READY, methodcaller("signal_received", number), now=100) == [("send", number)]
     assert job.deadline == 115
     assert advance(job, chief(0), now=101) == []
     assert job.state is State.STOPPING
@@ -145,9 +165,9 @@ def test_a_signal_goes_to_the_programs_which_have_15_s(number: signal.Signals, e
 
 def test_programs_that_ignore_the_signal_for_15_s_are_killed() -> None:
     job = alone()
-    advance(job, ServersReady(), CTRL_C, now=100)
-    assert advance(job, TimePassed(), now=114) == []
-    assert advance(job, TimePassed(), now=115) == [KILL]
+    advance(job, SERVERS_READY, CTRL_C, now=100)
+    assert advance(job, TIME_PASSED, now=114) == []
+    assert advance(job, TIME_PASSED, now=115) == [KILL]
     assert job.deadline is None
     assert advance(job, chief(-9)) == []
     assert job.exit_code == 130
@@ -155,14 +175,14 @@ def test_programs_that_ignore_the_signal_for_15_s_are_killed() -> None:
 
 def test_a_second_signal_kills_at_once() -> None:
     job = alone()
-    assert advance(job, ServersReady(), CTRL_C, CTRL_C) == [KILL]
+    assert advance(job, SERVERS_READY, CTRL_C, CTRL_C) == [KILL]
     advance(job, chief(-9))
     assert (job.state, job.exit_code) == (State.ENDED, 130)
 
 
 def test_a_signal_ends_the_wait_for_the_evaluator() -> None:
     job = with_evaluator()
-    assert advance(job, ServersReady(), chief(0), CTRL_C) == [SendSignal(signal.SIGINT)]
+    assert advance(job, SERVERS_READY, chief(0), CTRL_C) == [("send", signal.SIGINT)]
     advance(job, evaluator(-2))
     assert (job.state, job.exit_code) == (State.ENDED, 130)
 
@@ -171,13 +191,13 @@ def test_a_signal_before_the_programs_start_ends_the_run() -> None:
     job = alone()
     assert advance(job, CTRL_C) == []
     assert (job.state, job.exit_code) == (State.ENDED, 130)
-    assert advance(job, ServersReady()) == []
+    assert advance(job, SERVERS_READY) == []
 
 
 def test_a_server_that_ends_is_mentioned_and_the_run_continues() -> None:
     job = alone()
-    advance(job, ServersReady())
-    said = messages(job, ServerEnded("/job:worker/task:1", "/logs/worker-1.log"))
+    advance(job, SERVERS_READY)
+    said = messages(job, methodcaller("server_ended", "/job:worker/task:1", "/logs/worker-1.log"))
     assert "/job:worker/task:1" in said
     assert "/logs/worker-1.log" in said
     assert job.state is State.RUNNING
@@ -185,7 +205,7 @@ def test_a_server_that_ends_is_mentioned_and_the_run_continues() -> None:
 
 def test_a_suspended_terminal_suspends_the_programs() -> None:
     job = alone()
-    assert advance(job, ServersReady(), SignalReceived(signal.SIGTSTP)) == [Suspend()]
+    assert advance(job, SERVERS_READY, methodcaller("signal_received", signal.SIGTSTP)) == [("suspend", None)]
     assert job.state is State.RUNNING
 
 
@@ -194,16 +214,16 @@ def test_a_suspended_terminal_suspends_the_programs() -> None:
 )
 def test_a_chief_that_fails_is_started_again_and_reported(code: int, words_for_it: str) -> None:
     job = alone(restarts=2)
-    advance(job, ServersReady())
+    advance(job, SERVERS_READY)
     expected = f"the chief {words_for_it}: starting it again, restart 1 of 2."
-    assert job.advance(chief(code), 0.0) == [Say(expected), AGAIN]
+    assert job.advance(chief(code), 0.0) == [("say", expected), AGAIN]
     assert job.state is State.RUNNING
     assert job.deadline is None
 
 
 def test_a_chief_that_keeps_failing_ends_the_run_with_its_last_code() -> None:
     job = alone(restarts=2)
-    assert advance(job, ServersReady(), chief(-9)) == [AGAIN]
+    assert advance(job, SERVERS_READY, chief(-9)) == [AGAIN]
     assert advance(job, chief(3)) == [AGAIN]
     assert advance(job, chief(4)) == []
     assert (job.state, job.exit_code) == (State.ENDED, 4)
@@ -211,27 +231,27 @@ def test_a_chief_that_keeps_failing_ends_the_run_with_its_last_code() -> None:
 
 def test_a_chief_that_succeeds_after_a_restart_ends_the_run_successfully() -> None:
     job = alone(restarts=2)
-    assert advance(job, ServersReady(), chief(-9), chief(0)) == []
+    assert advance(job, SERVERS_READY, chief(-9), chief(0)) == []
     assert (job.state, job.exit_code) == (State.ENDED, 0)
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(0, 0), (130, 130), (-2, 130)])
 def test_a_chief_that_succeeds_or_is_interrupted_is_not_started_again(code: int, exit_code: int) -> None:
     job = alone(restarts=2)
-    assert advance(job, ServersReady(), chief(code)) == []
+    assert advance(job, SERVERS_READY, chief(code)) == []
     assert (job.state, job.exit_code) == (State.ENDED, exit_code)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_after_a_signal_to_the_command_nothing_is_started_again(number: signal.Signals) -> None:
     job = alone(restarts=2)
-    assert advance(job, ServersReady(), SignalReceived(number), chief(1)) == []
+    assert advance(job, SERVERS_READY, methodcaller("signal_received", number), chief(1)) == []
     assert (job.state, job.exit_code) == (State.ENDED, 128 + number)
 
 
 def test_the_evaluator_runs_while_the_chief_is_started_again() -> None:
     job = with_evaluator(restarts=1)
-    assert advance(job, ServersReady(), chief(-9)) == [AGAIN]
+    assert advance(job, SERVERS_READY, chief(-9)) == [AGAIN]
     assert advance(job, chief(0)) == []
     assert job.state is State.AWAITING_EVALUATOR
     assert advance(job, evaluator(0)) == []
@@ -240,7 +260,7 @@ def test_the_evaluator_runs_while_the_chief_is_started_again() -> None:
 
 def test_an_evaluator_that_fails_is_not_started_again() -> None:
     job = with_evaluator(restarts=1)
-    assert advance(job, ServersReady(), evaluator(3)) == []
+    assert advance(job, SERVERS_READY, evaluator(3)) == []
     assert advance(job, chief(5)) == [AGAIN]
     assert advance(job, chief(0)) == []
     assert (job.state, job.exit_code) == (State.ENDED, 3)
@@ -248,6 +268,6 @@ def test_an_evaluator_that_fails_is_not_started_again() -> None:
 
 def test_an_evaluator_is_ended_when_no_restart_is_left() -> None:
     job = with_evaluator(restarts=1)
-    assert advance(job, ServersReady(), chief(5), chief(6)) == [TERMINATE]
+    assert advance(job, SERVERS_READY, chief(5), chief(6)) == [TERMINATE]
     assert advance(job, evaluator(-15)) == []
     assert (job.state, job.exit_code) == (State.ENDED, 6)
