@@ -51,7 +51,7 @@ class _Child:
     Attributes:
       pid: its id.
       end: a pipe that it holds open at the other end.
-      report: the socket for reports of it, which it holds open too.
+      report: the socket for reports of it, which is also its standard input.
     """
 
     pid: int
@@ -64,7 +64,7 @@ class ForkServer:
 
     Args:
       control: each message asks for one server, by descriptors: of its environment (a file, in JSON), of the folder to
-        run in, its standard input, its log, and the socket for reports of it.
+        run in, its log, and the socket for reports of it.
     """
 
     def __init__(self, control: socket.socket):
@@ -89,27 +89,25 @@ class ForkServer:
                 self._take_request()
 
     def _take_request(self) -> None:
-        _, descriptors, *_ = socket.recv_fds(self._control, 1, 5, socket.MSG_CMSG_CLOEXEC)
+        _, descriptors, *_ = socket.recv_fds(self._control, 1, 4, socket.MSG_CMSG_CLOEXEC)
         if not descriptors:
             self._end()
-        request, folder, standard_input, log, report = descriptors
+        request, folder, log, report = descriptors
         with open(request, "rb") as file:
             environment = json.load(file)
-        self.fork(environment, folder, standard_input, log, socket.socket(fileno=report))
-        for descriptor in (folder, standard_input, log):
-            os.close(descriptor)
+        self.fork(environment, folder, log, socket.socket(fileno=report))
+        os.close(folder)
+        os.close(log)
 
-    def fork(
-        self, environment: Mapping[str, str], folder: int, standard_input: int, log: int, report: socket.socket
-    ) -> None:
+    def fork(self, environment: Mapping[str, str], folder: int, log: int, report: socket.socket) -> None:
         """Forks a server, unless its report was shut down at its other end, or no process can be forked.
 
         Args:
           environment: its environment.
           folder: the folder that it runs in.
-          standard_input: what it reads.
           log: what it prints to.
-          report: where it is reported that the server begins, and its exit code. Closing it says that it has ended.
+          report: where it is reported that the server begins, and its exit code; closing it says that it has ended.
+            The server reads it, and ends when it is closed at its other end.
         """
         is_shut_down = select.poll()
         is_shut_down.register(report, select.POLLIN)
@@ -127,7 +125,7 @@ class ForkServer:
         else:
             if pid == 0:
                 os.close(end)
-                self._become_server(environment, folder, standard_input, log, report)
+                self._become_server(environment, folder, log, report)
             self._children.append(_Child(pid, end, report))
             self._poll.register(end, select.POLLIN)
         os.close(held)
@@ -147,21 +145,18 @@ class ForkServer:
         # Python's own exit would first destroy all that was loaded.
         os._exit(0)
 
-    def _become_server(
-        self, environment: Mapping[str, str], folder: int, standard_input: int, log: int, report: socket.socket
-    ) -> NoReturn:
+    def _become_server(self, environment: Mapping[str, str], folder: int, log: int, report: socket.socket) -> NoReturn:
         """Gives a forked child what a fresh process would have, and serves."""
         code = 1
         try:
             report.send(f"begun {os.getpid()}".encode())
-            report.set_inheritable(True)
-            for descriptor, number in ((standard_input, 0), (log, 1), (log, 2)):
+            for descriptor, number in ((report.fileno(), 0), (log, 1), (log, 2)):
                 os.dup2(descriptor, number)
             os.setsid()
             os.fchdir(folder)
             signal.signal(signal.SIGTERM, self._found_handler)
-            for descriptor in (folder, standard_input, log):
-                os.close(descriptor)
+            os.close(folder)
+            os.close(log)
             for child in self._children:
                 os.close(child.end)
                 child.report.close()

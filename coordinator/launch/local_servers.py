@@ -1,8 +1,8 @@
 """The servers of a cluster on this machine: one process and one log each, forked from a fork server.
 
 It promises that all of them start at the same time; that `close` leaves no process behind, frozen ones included; and
-that no server outlives this process, even if this process is killed: each reads a pipe that only this process holds
-open. Each has its own session, so a terminal's Ctrl-C does not reach it.
+that no server outlives this process, even if this process is killed: each reads a socket that only this process
+holds open at the other end. Each has its own session, so a terminal's Ctrl-C does not reach it.
 """
 
 import os
@@ -86,7 +86,6 @@ class ServerProcess:
         self._environment = environment
         self._fork_server = fork_server
         self._process: ForkedProcess | None = None
-        self._pipe: int | None = None
         self._started_at = 0.0
         self._lock = threading.Lock()
 
@@ -99,10 +98,11 @@ class ServerProcess:
         with self._lock:
             if self.is_alive():
                 raise LaunchError(f"{self.config.name} already runs, as process {self.pid}.")
-            self._close_pipe()
             self._started_at = time.monotonic()
+            environment = server_environment(self._environment, self.config)
             try:
-                self._process = self._begin()
+                with self.log_path.open("wb" if self._process is None else "ab") as log:
+                    self._process = self._fork_server.start_server(environment, log.fileno())
             except OSError as error:
                 raise LaunchError(f"{self.config.name} could not be started: {error}.") from error
 
@@ -143,7 +143,6 @@ class ServerProcess:
         """Ends the process with SIGKILL, frozen or not, and returns when it is gone."""
         if self._process is not None:
             self._process.kill()
-        self._close_pipe()
 
     def freeze(self) -> None:
         """Stops the process without ending it: its connections stay open, and it does not answer.
@@ -187,23 +186,6 @@ class ServerProcess:
         if self._process is None or not self.is_alive():
             raise LaunchError(f"{self.config.name} is not running, so it cannot get {number.name}.")
         self._process.send(number)
-
-    def _begin(self) -> ForkedProcess:
-        environment = server_environment(self._environment, self.config)
-        with self.log_path.open("wb" if self._process is None else "ab") as log:
-            standard_input, self._pipe = os.pipe()
-            try:
-                return self._fork_server.start_server(environment, standard_input=standard_input, log=log.fileno())
-            except BaseException:
-                self._close_pipe()
-                raise
-            finally:
-                os.close(standard_input)
-
-    def _close_pipe(self) -> None:
-        if self._pipe is not None:
-            os.close(self._pipe)
-            self._pipe = None
 
     def _is_own(self, devices: tuple[str, ...]) -> bool:
         prefix = f"/job:{self.config.job}/replica:0/task:{self.config.index}/"

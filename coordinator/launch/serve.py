@@ -117,8 +117,10 @@ def _name_process(config: TaskConfig) -> None:
 
 
 def _end_with_standard_input() -> NoReturn:
-    while os.read(0, 4096):
-        pass
+    # It is a socket where a fork server started this process, which may be reset instead of closed.
+    with contextlib.suppress(ConnectionResetError):
+        while os.read(0, 4096):
+            pass
     _end()
 
 

@@ -37,7 +37,7 @@ class ForkedProcess:
 
     Args:
       report: where the process reports that it began, and the fork server how it ended. It is closed at its other end
-        when both have ended, and here at the end of the process.
+        when both have ended, and here at the end of the process, which ends, too, when it is closed here.
     """
 
     def __init__(self, report: socket.socket):
@@ -133,13 +133,12 @@ class ForkServerProcess:
         self._control: socket.socket | None = None
         self._is_closed = False
 
-    def start_server(self, environment: Mapping[str, str], *, standard_input: int, log: int) -> ForkedProcess:
+    def start_server(self, environment: Mapping[str, str], log: int) -> ForkedProcess:
         """Requests a server, and returns at once; while the fork server loads TensorFlow, the server waits for it.
 
         Args:
           environment: the server's environment. The first one is also the fork server's; a server whose environment
             differs from that, other than in what describes its task, is started as a fresh process.
-          standard_input: the descriptor that the server reads, and at whose end it ends.
           log: the descriptor that it prints to.
 
         Raises:
@@ -150,7 +149,7 @@ class ForkServerProcess:
         try:
             with self._lock, fork_server_report:
                 control = self._running(environment)
-                _send_request(control, environment, standard_input, log, fork_server_report.fileno())
+                _send_request(control, environment, log, fork_server_report.fileno())
         except BaseException:
             report.close()
             raise
@@ -199,9 +198,7 @@ class ForkServerProcess:
             self._process = None
 
 
-def _send_request(
-    control: socket.socket, environment: Mapping[str, str], standard_input: int, log: int, report: int
-) -> None:
+def _send_request(control: socket.socket, environment: Mapping[str, str], log: int, report: int) -> None:
     with contextlib.ExitStack() as opened:
         # A file, as an environment may be longer than a message.
         request = os.memfd_create("environment")
@@ -210,4 +207,4 @@ def _send_request(
         # A child process would begin in the folder where this process is now.
         folder = os.open(".", os.O_PATH)
         opened.callback(os.close, folder)
-        socket.send_fds(control, [b"s"], [request, folder, standard_input, log, report])
+        socket.send_fds(control, [b"s"], [request, folder, log, report])

@@ -22,7 +22,7 @@ def test_a_server_that_cannot_be_forked_has_ended_and_its_log_says_why(
     server = ForkedProcess(report)
     assert server.wait(0) is None
     with control, other_end, (tmp_path / "log").open("wb") as log:
-        ForkServer(control).fork({}, -1, -1, log.fileno(), fork_server_report)
+        ForkServer(control).fork({}, -1, log.fileno(), fork_server_report)
     assert server.wait(30.0) == UNKNOWN_EXIT_CODE
     assert server.pid is None
     assert "no process could be forked for this server" in (tmp_path / "log").read_text()
@@ -35,6 +35,6 @@ def test_a_server_whose_report_was_shut_down_is_not_forked(monkeypatch: pytest.M
     report.shutdown(socket.SHUT_WR)
     server = ForkedProcess(report)
     with control, other_end:
-        ForkServer(control).fork({}, -1, -1, -1, fork_server_report)
+        ForkServer(control).fork({}, -1, -1, fork_server_report)
     assert server.wait(30.0) == -signal.SIGKILL
     assert server.pid is None
