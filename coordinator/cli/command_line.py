@@ -8,10 +8,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from coordinator.cli.run import add_run, request_of, run
+from coordinator.cli.run import add_run, run
 from coordinator.cli.simulate import add_simulate, simulate, with_negative_values
 from coordinator.cli.testbed import add_testbed, testbed
 from coordinator.errors import ClusterSpecError, LaunchError, SettingError
+from coordinator.launch.local_job import RunRequest
 from coordinator.launch.serve import serve
 
 _UNUSABLE = 2
@@ -30,20 +31,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments and arguments[0] in ("simulate", "testbed"):
         arguments = with_negative_values(arguments)
     given = _parser().parse_args(arguments)
+    command = vars(given).pop("command")
     try:
-        match given.command:
+        match command:
             case "simulate":
                 return simulate(given)
             case "testbed":
                 return testbed(given)
             case "serve":
-                return serve(os.environ, job=given.job, index=given.index, exit_with_parent=given.exit_with_parent)
-        return run(request_of(given), os.environ)
+                return serve(os.environ, **vars(given))
+        return run(RunRequest(**vars(given) | {"arguments": tuple(given.arguments)}), os.environ)
     except SettingError as error:
         reason = f"--{error.option.replace('_', '-')} {error.reason}"
     except (ClusterSpecError, LaunchError) as error:
         reason = str(error)
-    print(f"coordinator {given.command}: {reason}", file=sys.stderr)
+    print(f"coordinator {command}: {reason}", file=sys.stderr)
     return _UNUSABLE
 
 

@@ -56,17 +56,6 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     running.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="passed to the program")
 
 
-def request_of(given: argparse.Namespace) -> RunRequest:
-    """Checks the options.
-
-    Raises:
-      ClusterSpecError: there is no worker, or no parameter server.
-      LaunchError: another option is wrong.
-    """
-    options = {name: value for name, value in vars(given).items() if name != "command"}
-    return RunRequest(**{**options, "arguments": tuple(given.arguments)})
-
-
 def run(request: RunRequest, environment: Mapping[str, str]) -> int:
     """Runs the program on its own cluster.
 
