@@ -159,8 +159,8 @@ class JobStateMachine:
             self._job.say(f"training has finished; waiting for the evaluator to end, at most {left:.0f} s more.")
         else:
             self._stop(0, _TERMINATE_GRACE)
-            timeout = f"{self._evaluator_timeout:g} s"
-            self._job.say(f"the evaluator has not ended within {timeout} of the chief: terminating it.")
+            notice = f"the evaluator has not ended within {self._evaluator_timeout:g} s of the chief: terminating it."
+            self._job.say(notice)
             self._job.send(signal.SIGTERM)
 
     def _evaluator_ended(self, code: int) -> None:
@@ -174,8 +174,8 @@ class JobStateMachine:
         if code not in (0, _INTERRUPTED) and self._restarted < self._restarts:
             self._restarted += 1
             self._running.add(Role.CHIEF)
-            restart = f"restart {self._restarted} of {self._restarts}"
-            self._job.say(f"the chief {_ending(code)}: starting it again, {restart}.")
+            notice = f"the chief {_ending(code)}: starting it again, restart {self._restarted} of {self._restarts}."
+            self._job.say(notice)
             self._job.start(Role.CHIEF)
         elif not self._running:
             self._end(code or self._evaluator_code)
