@@ -44,7 +44,6 @@ class TaskProbe:
     """
 
     def __init__(self, address: str):
-        self._address = address
         self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._get_status = self._channel.unary_unary(GET_STATUS)
 

@@ -167,9 +167,9 @@ class Connections:
         if is_updated:
             admitted = {**kept, **self._handshake.admit(new, addresses)}
             self._lease.hold([addresses[task] for task in admitted])
-            numbered = {task.device: each.number for task, each in admitted.items() if task.job == "ps"}
-            unplaced = self._sentinels.place(numbered)
-            self.present = {task: each for task, each in admitted.items() if task.device not in unplaced}
+            devices = {each.number: task.device for task, each in admitted.items() if task.job == "ps"}
+            unplaced = self._sentinels.place(devices)
+            self.present = {task: each for task, each in admitted.items() if each.number not in unplaced}
         return is_updated
 
     def replace(self, lost: Collection[Task]) -> bool:

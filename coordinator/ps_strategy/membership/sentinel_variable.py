@@ -40,31 +40,28 @@ class SentinelVariables:
         self._traced: tuple[tuple[int, ...], Any] | None = None
         self._turns: dict[Task, threading.Lock] = {}
 
-    def place(self, numbers: Mapping[str, int]) -> set[str]:
+    def place(self, devices: Mapping[int, str]) -> set[int]:
         """Creates the sentinels that parameter servers lack.
 
         Args:
-          numbers: of the connections, by the servers' devices.
+          devices: of the servers, by the numbers of the connections.
 
         Returns:
-          The devices of those that were lost before it could be created.
+          The numbers of the connections that were lost before it could be created.
         """
 
-        def create(device: str) -> tf.Variable:
-            with tf.device(f"{device}/device:CPU:0"):
+        def create(number: int) -> tf.Variable:
+            with tf.device(f"{devices[number]}/device:CPU:0"):
                 return tf.Variable(True, trainable=False, name="coordinator_sentinel")
 
-        def try_create(device: str) -> tf.Variable | None:
+        def try_create(number: int) -> None:
             try:
-                return call_within(self._longest_call, _THREAD, lambda: create(device))
+                self._sentinels[number] = call_within(self._longest_call, _THREAD, lambda: create(number))
             except (tf.errors.OpError, TimeoutError) as error:
-                _logger.info("%s was lost immediately after connecting; it is tried again: %s", device, error)
-                return None
+                _logger.info("%s was lost immediately after connecting; it is tried again: %s", devices[number], error)
 
-        missing = [device for device, number in numbers.items() if number not in self._sentinels]
-        created = in_parallel(_THREAD, try_create, missing)
-        self._sentinels |= {numbers[device]: found for device, found in created.items() if found is not None}
-        return {device for device, found in created.items() if found is None}
+        in_parallel(_THREAD, try_create, devices.keys() - self._sentinels.keys())
+        return devices.keys() - self._sentinels.keys()
 
     def are_reachable(self, numbers: Collection[int]) -> bool:
         """Returns True if TensorFlow's connections to all of these servers work now, whatever the servers answer."""

@@ -23,8 +23,8 @@ class FakeSentinels:
         self.placed: set[int] = set()
         self.unreaching: set[Task] = set()
 
-    def place(self, numbers: Mapping[str, int]) -> set[str]:
-        self.placed.update(numbers.values())
+    def place(self, devices: Mapping[int, str]) -> set[int]:
+        self.placed.update(devices)
         return set()
 
     def are_reachable(self, numbers: Collection[int]) -> bool:

@@ -22,7 +22,7 @@ with LocalCluster(workers=1, ps=2) as cluster:
     strategy = coordinator.ParameterServerStrategy(cluster.resolver)
     devices = [server.device for server in strategy.parameter_servers]
     sentinels = SentinelVariables(10.0)
-    assert sentinels.place({device: number for number, device in enumerate(devices)}) == set()
+    assert sentinels.place(dict(enumerate(devices))) == set()
     workers = [Task("worker", 0)]
     assert sentinels.unreached_from(workers, [0, 1]) == []
     assert sentinels.reach_each_other([0, 1])
@@ -33,10 +33,10 @@ with LocalCluster(workers=1, ps=2) as cluster:
     assert not sentinels.are_reachable([0])
     assert sentinels.unreached_from(workers, [0]) == workers
     assert not sentinels.reach_each_other([0, 1])
-    assert sentinels.place({devices[0]: 2}) == {devices[0]}
+    assert sentinels.place({2: devices[0]}) == {2}
     # A call elsewhere in this thread is not harmed by what the sentinels met.
     others = SentinelVariables(10.0)
-    assert others.place({workers[0].device: 3}) == set()
+    assert others.place({3: workers[0].device}) == set()
     assert others.gone([3]) == set()
     strategy.close()
 """
@@ -106,7 +106,7 @@ def test_a_server_that_thaws_keeps_its_variables_whatever_changes_at_once(run_pr
 
 def test_a_server_that_lives_has_its_sentinel(strategy):
     sentinels = SentinelVariables(LONGEST_CALL)
-    assert sentinels.place({server.device: 7 + server.index for server in strategy.parameter_servers}) == set()
+    assert sentinels.place({7 + server.index: server.device for server in strategy.parameter_servers}) == set()
     assert sentinels.are_reachable([7, 8])
     assert sentinels.gone([7, 8]) == set()
 
@@ -124,7 +124,7 @@ def test_a_slow_read_proves_no_loss_and_a_late_error_is_tried_again(monkeypatch)
 
     monkeypatch.setattr(sentinel_variable, "call_within", call_within)
     sentinels = SentinelVariables(LONGEST_CALL)
-    assert sentinels.place({"/job:ps/task:0": 1}) == set()
+    assert sentinels.place({1: "/job:ps/task:0"}) == set()
     assert sentinels.gone([1]) == set(), "too long"
     assert not sentinels.are_reachable([1]), "too long"
     assert sentinels.gone([1]) == set(), "late, then there"
@@ -137,7 +137,7 @@ def test_workers_that_cannot_be_asked_count_as_unreached(monkeypatch, strategy):
         raise tf.errors.InvalidArgumentError(None, None, "Client for target ... not found.")
 
     sentinels, workers = SentinelVariables(LONGEST_CALL), [Task("worker", 0)]
-    sentinels.place({server.device: number for number, server in enumerate(strategy.parameter_servers)})
+    sentinels.place({server.index: server.device for server in strategy.parameter_servers})
     with monkeypatch.context() as patch:
         patch.setattr(tf, "function", refuse)
         assert sentinels.unreached_from(workers, [0, 1]) == workers
