@@ -109,11 +109,16 @@ class Accumulating(UpdateRule):
 
     def _build_updates(self, ids: Any) -> Any:
         """Makes the updates of some accepted pushes, and of those that are complete by then; returns a dependency."""
+
+        def make_first(ids: Any) -> Any:
+            with tf.control_dependencies([store.use_once(ids) for store in self._stores]):
+                return self._log.finish(ids, self._grads_to_wait)
+
         # On the home server, so that an update does not wait for a worker that was stopped meanwhile.
         with tf.device(self.state.home):
             return tf.while_loop(
                 lambda ids: tf.size(ids) > 0,
-                self._build_update,
+                make_first,
                 [ids],
                 shape_invariants=[tf.TensorShape([None, PUSH_ID_SIZE])],
                 parallel_iterations=1,
@@ -160,11 +165,6 @@ class Accumulating(UpdateRule):
             stored.append(store.add(push_there, store.columns.row(arrived, scalars_there)))
             sizes.append(size)
         return transfer([push, pulled.version, tf.add_n(sizes)], None, self.state.home)[0], stored
-
-    def _build_update(self, ids: Any) -> Any:
-        """Makes the first update of some accepted pushes on all servers; returns the ids of the next."""
-        with tf.control_dependencies([store.use_once(ids) for store in self._stores]):
-            return self._log.finish(ids, self._grads_to_wait)
 
     def _make_updates(self, minimum: int) -> int:
         """Makes the updates that are due, on the client; returns the number of gradients.

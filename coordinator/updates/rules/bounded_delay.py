@@ -50,12 +50,12 @@ class BoundedDelay(Accumulating):
 
     def _use_state(self) -> None:
         super()._use_state()
-        self._gate = Gate(self._strategy, self.state, lambda worker, _: self._may_begin(worker))
+        self._gate = Gate(self._strategy, self.state, self._may_begin)
 
     def _begin_step(self) -> Any:
         return self._gate.wait_open()
 
-    def _may_begin(self, worker: Any) -> Any:
+    def _may_begin(self, worker: Any, _: Any) -> Any:
         """Returns whether a worker may compute a gradient; on the home server, under the state's lock."""
         state = self.state
         version, in_flight = state.version.read_value(), state.workers.pulled_version.read_value()

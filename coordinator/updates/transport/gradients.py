@@ -109,8 +109,7 @@ def _rows(gradient: Any, variable: Any) -> tuple[Any, list[Any]]:
             f"{_of(variable)} must be rows of the variable of shape {variable.shape}, one for each of the indices of "
             f"shape {ids.shape}, got values of shape {values.shape}. {_ADVICE}"
         )
-    number = ids.shape[0] if ids.shape.rank else None
-    ensured_values = _ensured(values, tf.TensorShape([number]).concatenate(variable.shape[1:]), variable)
+    ensured_values = _ensured(values, expected, variable)
     ensured_ids = _ensured(ids, tf.TensorShape([ensured_values.shape[0]]), variable)
     checks = [now for before, now in ((values, ensured_values), (ids, ensured_ids)) if now is not before]
     if ensured_ids.shape[0] is None:
