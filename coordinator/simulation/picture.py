@@ -14,22 +14,20 @@ from coordinator.simulation.simulated_worker import Activity
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE = (
-    "#000000",
-    "#E69F00",
-    "#56B4E9",
-    "#009E73",
-    "#F0E442",
-    "#0072B2",
-    "#D55E00",
-    "#CC79A7",
-)
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, RED, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 # For lines, in this order; each has its own marker, too.
 SERIES = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, BLACK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 COMPUTE, COMMUNICATE, WAIT = BLUE, SKY, ORANGE
-ACTIVITY_COLORS = {Activity.COMPUTE: COMPUTE, Activity.WAIT: WAIT, Activity.DEAD: BLACK}
+_ACTIVITY_COLORS = {Activity.COMPUTE: COMPUTE, Activity.WAIT: WAIT, Activity.DEAD: BLACK}
+# In legends, and the share of the workers' time in a result.
+_USES = (
+    ("compute", COMPUTE, "compute_share"),
+    ("communicate", COMMUNICATE, "communicate_share"),
+    ("wait for the rule", WAIT, "idle_share"),
+)
 # The number of steps of an average worker that timelines show.
 _STEPS_SHOWN = 12
 
@@ -154,12 +152,12 @@ def draw_timelines(axes: Any, result: Result) -> None:
         axes.broken_barh(
             [(span.start, span.end - span.start) for span in spans],
             (row - 0.4, 0.8),
-            facecolors=[ACTIVITY_COLORS[span.activity] for span in spans],
+            facecolors=[_ACTIVITY_COLORS[span.activity] for span in spans],
             # Separates steps that follow each other at once.
             edgecolors="white",
             linewidths=0.4,
         )
-    shown = [("compute", COMPUTE), ("communicate", COMMUNICATE), ("wait for the rule", WAIT)]
+    shown = [(label, color) for label, color, _ in _USES]
     if any(span.activity is Activity.DEAD for timeline in result.timelines for span in timeline.spans):
         shown.append(("dead", BLACK))
     handles = [axes.barh(0, 0, color=color, label=label) for label, color in shown]
@@ -230,11 +228,7 @@ def _draw_spans(axes: Any, rows: Any, results: Sequence[Result]) -> None:
 def _draw_shares(axes: Any, rows: Any, results: Sequence[Result]) -> None:
     """Draws the shares of the workers' time."""
     left = np.zeros(len(results))
-    for label, color, name in (
-        ("compute", COMPUTE, "compute_share"),
-        ("communicate", COMMUNICATE, "communicate_share"),
-        ("wait for the rule", WAIT, "idle_share"),
-    ):
+    for label, color, name in _USES:
         shares = np.array([100 * getattr(result, name) for result in results])
         axes.barh(rows, shares, left=left, color=color, label=label)
         left += shares

@@ -4,6 +4,8 @@ A text of another form raises a `SettingError` with the option that it was given
 """
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 from coordinator.errors import SettingError
 
@@ -36,6 +38,14 @@ def parse_share(option: str, text: str) -> float:
     if share > 1:
         raise SettingError(option, f"must be a share from 0% to 100%, such as 5% or 0.05, got {text!r}.")
     return share
+
+
+def parse_number(kind: Callable[[Any], float], expected: str, option: str, text: Any) -> Any:
+    """Returns a number of a kind, `int` or `float`, which an error describes as expected."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise SettingError(option, f"must be {expected}, got {text!r}.") from None
 
 
 def format_seconds(seconds: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from coordinator.errors import SettingError
 from coordinator.simulation.learning import Learning
 from coordinator.simulation.problem import LogisticRegression, Problem, SmallNetwork
-from coordinator.simulation.quantity import parse_bytes, parse_rate, parse_seconds, parse_share
+from coordinator.simulation.quantity import parse_bytes, parse_number, parse_rate, parse_seconds, parse_share
 from coordinator.simulation.rule import Rule
 from coordinator.simulation.rules import RULES
 from coordinator.simulation.setting import Setting
@@ -148,14 +148,9 @@ def _learning(given: Mapping[str, Any]) -> Learning | None:
     return Learning(problem, given["learning_rate"])
 
 
-def _parse_integer_or(word: str, option: str, given: int | str) -> float:
+def _parse_integer_or(word: str, option: str, given: int | str) -> Any:
     """Returns an integer, or `inf` where that is the word that is given."""
-    if given == word:
-        return math.inf
-    try:
-        return int(given)
-    except ValueError:
-        raise SettingError(option, f"must be an integer or {word}, got {given!r}.") from None
+    return math.inf if given == word else parse_number(int, f"an integer or {word}", option, given)
 
 
 def _parse_slow_down(option: str, text: str) -> dict[int, float]:
@@ -166,26 +161,16 @@ def _parse_slow_down(option: str, text: str) -> dict[int, float]:
         raise SettingError(option, f"must be WORKER:FACTOR, such as 0:4 or 0:4,3:2; got {text!r}.") from None
 
 
-def _parse_pauses(option: str, text: str) -> list[Pause]:
-    found = _parse_absences(option, text, "WORKER@TIME+TIME, such as 3@10s+2s")
-    if any(length is None for _, _, length in found):
-        raise SettingError(option, f"must say how long, as in 3@10s+2s; got {text!r}.")
-    return [Pause(worker, at, length or 0.0) for worker, at, length in found]
-
-
-def _parse_deaths(option: str, text: str) -> list[Death]:
-    found = _parse_absences(option, text, "WORKER@TIME, or WORKER@TIME+TIME for one that returns, such as 3@10s+5s")
-    return [Death(worker, at, math.inf if length is None else length) for worker, at, length in found]
-
-
-def _parse_absences(option: str, text: str, expected: str) -> list[tuple[int, float, float | None]]:
+def _parse_absences(kind: Callable[..., Pause | Death], expected: str, option: str, text: str) -> list[Pause | Death]:
+    """Returns pauses or deaths; without a length, a death is for good."""
     found = []
     for part in text.split(","):
         match = _ABSENCE.fullmatch(part.strip())
         if match is None:
-            raise SettingError(option, f"must be {expected}; got {part!r}.")
-        length = None if match[3] is None else parse_seconds(option, match[3])
-        found.append((int(match[1]), parse_seconds(option, match[2]), length))
+            raise SettingError(option, f"must be {expected}, such as 3@10s+2s; got {part!r}.")
+        if match[3] is None and kind is Pause:
+            raise SettingError(option, f"must say how long, as in 3@10s+2s; got {text!r}.")
+        found.append(kind(int(match[1]), *(parse_seconds(option, time) for time in match.groups()[1:] if time)))
     return found
 
 
@@ -198,8 +183,8 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "slow_down": _parse_slow_down,
     "stragglers": parse_share,
     "slow_steps": parse_share,
-    "pauses": _parse_pauses,
-    "deaths": _parse_deaths,
+    "pauses": functools.partial(_parse_absences, Pause, "WORKER@TIME+TIME"),
+    "deaths": functools.partial(_parse_absences, Death, "WORKER@TIME, or WORKER@TIME+TIME for one that returns"),
     "detection": parse_seconds,
     "bandwidth": parse_rate,
     "model_bytes": parse_bytes,

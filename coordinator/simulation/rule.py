@@ -25,38 +25,36 @@ from coordinator.updates import decisions
 class IntegerMultiset:
     """Integers with their minimum, at a cost that does not grow with their number.
 
-    It relies on integers that grow, as clocks and versions do: what is added is at most a little below the minimum.
+    It relies on integers that grow from 0, as clocks and versions do: what is added is at most a little below the
+    minimum.
     """
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
         self._size = 0
-        self._minimum = 0
+        # At most the minimum.
+        self._least = 0
 
     def add(self, value: int) -> None:
         """Adds an integer."""
-        if not self._counts or value < self._minimum:
-            self._minimum = value
         self._counts[value] = self._counts.get(value, 0) + 1
         self._size += 1
+        self._least = min(self._least, value)
 
     def remove(self, value: int) -> None:
         """Removes one occurrence of an integer, which must be present."""
-        counts = self._counts
-        left = counts[value] - 1
+        self._counts[value] -= 1
         self._size -= 1
-        if left:
-            counts[value] = left
-            return
-        del counts[value]
-        if counts and value == self._minimum:
-            while value not in counts:
-                value += 1
-            self._minimum = value
+        if not self._counts[value]:
+            del self._counts[value]
 
     def minimum(self, default: int) -> int:
         """Returns the minimum, or a default if there are no integers."""
-        return self._minimum if self._counts else default
+        if not self._counts:
+            return default
+        while self._least not in self._counts:
+            self._least += 1
+        return self._least
 
     def __len__(self) -> int:
         return self._size

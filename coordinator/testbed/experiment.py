@@ -1,6 +1,7 @@
 """The settings of an experiment, checked when it is created: each error names the option and what is allowed."""
 
 import dataclasses
+import functools
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 from coordinator.errors import LaunchError, SettingError
 from coordinator.setting_checks import check_integer, check_number
+from coordinator.simulation.quantity import parse_number
 
 SEQUENTIAL, SYNCHRONOUS, ASYNCHRONOUS = MODES = ("sequential", "synchronous", "asynchronous")
 
@@ -172,18 +174,8 @@ def _check_word(name: str, value: Any, allowed: Sequence[str]) -> None:
         raise SettingError(name, f"must be of {', '.join(allowed)}, got {value!r}.")
 
 
-def _integer(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise SettingError(name, f"must be an integer, got {text!r}.") from None
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise SettingError(name, f"must be a number, got {text!r}.") from None
+_integer = functools.partial(parse_number, int, "an integer")
+_number = functools.partial(parse_number, float, "a number")
 
 
 def _words(_: str, text: str) -> tuple[str, ...]:

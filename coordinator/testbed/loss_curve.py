@@ -10,7 +10,7 @@ import numpy as np
 
 from coordinator.testbed.experiment import Trial
 
-# In units of the loss; guessing one of ten classes has a loss of 2.3.
+# The least rise of a spike, in units of the loss; guessing one of ten classes has a loss of 2.3.
 HEIGHT = 0.1
 # The number of minibatches over which the loss is averaged.
 WINDOW = 10
@@ -18,16 +18,12 @@ WINDOW = 10
 FINAL_SHARE = 0.1
 
 
-def count_spikes(losses: Iterable[float], height: float = HEIGHT) -> int:
+def count_spikes(losses: Iterable[float]) -> int:
     """Counts the spikes of a smoothed loss.
 
-    A spike begins when the loss is more than `height` above the least that it was since the last spike, and ends when
-    it is more than `height` below the spike's top. So a rise in many small steps, or one that never comes down again,
+    A spike begins when the loss is more than `HEIGHT` above the least that it was since the last spike, and ends when
+    it is more than `HEIGHT` below the spike's top. So a rise in many small steps, or one that never comes down again,
     is one spike. NaN counts as infinitely high.
-
-    Args:
-      losses: in their order.
-      height: the least rise of a spike.
     """
     count, is_up, low, top = 0, False, math.inf, -math.inf
     for loss in losses:
@@ -35,10 +31,10 @@ def count_spikes(losses: Iterable[float], height: float = HEIGHT) -> int:
         if is_up:
             top = max(top, value)
             # An infinite top is never left: the training has diverged.
-            is_up, low = value >= top - height, value
+            is_up, low = value >= top - HEIGHT, value
         else:
             low = min(low, value)
-            is_up, top = value > low + height, value
+            is_up, top = value > low + HEIGHT, value
             count += int(is_up)
     return count
 

@@ -33,17 +33,13 @@ class RecordFile:
     Each record is a label, then an image, byte by byte.
 
     Args:
-      data: the images.
+      data: the images, an attribute too.
       path: of the file.
-
-    Attributes:
-      shape: of an image: height, width and channels.
     """
 
     def __init__(self, data: ImageData, path: pathlib.Path) -> None:
-        self.shape, self._highest, self._path = data.shape, data.highest, path
-        self._count = len(data.images)
-        np.concatenate([data.labels[:, None], data.images.reshape(self._count, -1)], axis=1).tofile(path)
+        self.data, self._path = data, path
+        np.concatenate([data.labels[:, None], data.images.reshape(len(data.images), -1)], axis=1).tofile(path)
 
     def minibatches(self, batch_size: int, worker: int, workers: int, seed: int) -> tf.data.Dataset:
         """Returns a worker's part of the images, repeated without end and shuffled for each repetition.
@@ -51,14 +47,15 @@ class RecordFile:
         Returns:
           Pairs of images, float32 [batch_size, height, width, channels] from 0 to 1, and labels, int32 [batch_size].
         """
+        data = self.data
 
         def decoded(records: Any) -> Any:
             values = tf.reshape(tf.io.decode_raw(records, tf.uint8), [batch_size, -1])
-            images = tf.reshape(tf.cast(values[:, 1:], tf.float32) / self._highest, [batch_size, *self.shape])
+            images = tf.reshape(tf.cast(values[:, 1:], tf.float32) / data.highest, [batch_size, *data.shape])
             return images, tf.cast(values[:, 0], tf.int32)
 
-        records = tf.data.FixedLengthRecordDataset(str(self._path), 1 + int(np.prod(self.shape)))
-        part = records.shard(workers, worker).cache().shuffle(self._count, seed=seed)
+        records = tf.data.FixedLengthRecordDataset(str(self._path), 1 + int(np.prod(data.shape)))
+        part = records.shard(workers, worker).cache().shuffle(len(data.images), seed=seed)
         return part.repeat().batch(batch_size, drop_remainder=True).map(decoded).prefetch(2)
 
 
@@ -91,7 +88,7 @@ class Runner:
         began = time.monotonic()
         kind = Training.kind(trial)
         if kind not in self._trainings:
-            self._trainings[kind] = Training(self._strategy, self._experiment, self._records.shape, trial)
+            self._trainings[kind] = Training(self._strategy, self._experiment, self._records.data.shape, trial)
         training = self._trainings[kind]
         training.reset(trial)
         minibatches = iter(self._strategy.experimental_distribute_datasets_from_function(self._dataset_of(trial)))

@@ -59,9 +59,9 @@ def test_the_text_of_a_curve_has_its_figures() -> None:
     ],
 )
 def test_a_spike_is_a_rise_and_ends_with_a_fall(losses: list[float], spikes: int) -> None:
-    assert count_spikes(losses, 0.1) == spikes
+    assert count_spikes(losses) == spikes
 
 
 def test_a_rise_counts_from_the_least_since_the_last_spike() -> None:
-    assert count_spikes([1, 1.06, 1.12], height=0.1) == 1
-    assert count_spikes([1, 1.06, 0.9, 0.96], height=0.1) == 0
+    assert count_spikes([1, 1.06, 1.12]) == 1
+    assert count_spikes([1, 1.06, 0.9, 0.96]) == 0

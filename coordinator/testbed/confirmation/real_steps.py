@@ -85,13 +85,12 @@ class RealSteps:
                     future.cancel()
         self._strategy.join(_DEADLINE)
         if any(not future.cancelled() for future in scheduled[-1]):
-            raise RuntimeError(f"A worker has run out of steps within {seconds:g} s: {self!r}.")
+            raise RuntimeError(
+                f"A worker has run out of steps within {seconds:g} s: {self._rule}, {self._workers} workers."
+            )
         updates, histogram, waited = (now - then for now, then in zip(after, before, strict=True))
         recorded = [_recorded(futures, since, until) for futures in zip(*scheduled, strict=True)]
         return Run(seconds, updates, histogram, waited, recorded)
-
-    def __repr__(self) -> str:
-        return f"<RealSteps: {self._rule}, {self._workers} workers>"
 
 
 def _descend(variable: Any, gradient: Any, rate: Any) -> None:
