@@ -11,9 +11,8 @@ The engine asks these questions; each rule overrides the answers in which it dif
 
 import dataclasses
 import enum
-import heapq
-import itertools
 from array import array
+from collections import deque
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -25,36 +24,38 @@ from coordinator.updates import decisions
 class IntegerMultiset:
     """Integers with their minimum, at a cost that does not grow with their number.
 
-    It relies on integers that grow from 0, as clocks and versions do: what is added is at most a little below the
-    minimum.
+    It relies on integers that grow, as clocks and versions do: what is added is at most a little below the minimum.
     """
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
         self._size = 0
-        # At most the minimum.
-        self._least = 0
+        self._minimum = 0
 
     def add(self, value: int) -> None:
         """Adds an integer."""
+        if not self._counts or value < self._minimum:
+            self._minimum = value
         self._counts[value] = self._counts.get(value, 0) + 1
         self._size += 1
-        self._least = min(self._least, value)
 
     def remove(self, value: int) -> None:
         """Removes one occurrence of an integer, which must be present."""
-        self._counts[value] -= 1
+        counts = self._counts
+        left = counts[value] - 1
         self._size -= 1
-        if not self._counts[value]:
-            del self._counts[value]
+        if left:
+            counts[value] = left
+            return
+        del counts[value]
+        if counts and value == self._minimum:
+            while value not in counts:
+                value += 1
+            self._minimum = value
 
     def minimum(self, default: int) -> int:
         """Returns the minimum, or a default if there are no integers."""
-        if not self._counts:
-            return default
-        while self._least not in self._counts:
-            self._least += 1
-        return self._least
+        return self._minimum if self._counts else default
 
     def __len__(self) -> int:
         return self._size
@@ -87,7 +88,7 @@ class RuleRun:
     Attributes:
       version: the number of updates so far.
       rejected: the number of gradients that were rejected.
-      waiting: a heap of the workers that wait to begin, each after its priority and the number of its request.
+      waiting: the workers that wait to begin, in the order in which they will.
       push_times, push_workers, staleness: the time in seconds, the worker's index and the staleness in updates of every
         push, in the order of arrival at the parameter servers.
     """
@@ -95,37 +96,31 @@ class RuleRun:
     def __init__(self, model: SimulatedModel, scale: Callable[[int], float] | None = None) -> None:
         self.version = 0
         self.rejected = 0
-        self.waiting: list[tuple[int, int, SimulatedWorker]] = []
+        self.waiting: deque[SimulatedWorker] = deque()
         # There are millions: arrays hold them in eight bytes each.
         self.push_times = array("d")
         self.push_workers = array("l")
         self.staleness = array("q")
         self._model = model
         self._scale = scale
-        self._numbers = itertools.count()
 
     def may_begin(self, worker: SimulatedWorker) -> bool:
         """Returns True if a worker may begin a step."""
         del worker
         return True
 
-    def priority(self, worker: SimulatedWorker) -> int:
-        """Returns a number for a worker that waits: the lowest begins first, and of equal ones the first that asked."""
-        del worker
-        return 0
-
     def add_waiting(self, worker: SimulatedWorker) -> None:
-        """Adds a worker that may not begin yet."""
-        heapq.heappush(self.waiting, (self.priority(worker), next(self._numbers), worker))
+        """Adds a worker that may not begin yet; by default, after those that asked before."""
+        self.waiting.append(worker)
 
     def next_ready(self) -> SimulatedWorker | None:
-        """Removes and returns the next waiting worker that may begin; None if there is none."""
-        return heapq.heappop(self.waiting)[2] if self.waiting and self.may_begin(self.waiting[0][2]) else None
+        """Removes and returns the next waiting worker if it may begin; None if not, or if there is none."""
+        return self.waiting.popleft() if self.waiting and self.may_begin(self.waiting[0]) else None
 
     def remove_waiting(self, worker: SimulatedWorker) -> None:
         """Removes a worker that died from those that wait."""
-        self.waiting = [entry for entry in self.waiting if entry[2] is not worker]
-        heapq.heapify(self.waiting)
+        if worker in self.waiting:
+            self.waiting.remove(worker)
 
     def begin(self, worker: SimulatedWorker, now: float) -> Transfer:
         """Begins a worker's step at a time in seconds; returns what is sent to the worker."""

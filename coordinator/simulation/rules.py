@@ -4,6 +4,7 @@ Each class has the name, the settings and the checks of a rule of `coordinator.u
 follows the same decisions.
 """
 
+import bisect
 import dataclasses
 import heapq
 import math
@@ -72,8 +73,8 @@ class _StaleSynchronousRun(RuleRun):
         may: bool = decisions.may_lead(worker.clock, self._clocks.minimum(worker.clock), self._max_lead)
         return may
 
-    def priority(self, worker: SimulatedWorker) -> int:
-        return worker.clock
+    def add_waiting(self, worker: SimulatedWorker) -> None:
+        bisect.insort(self.waiting, worker, key=lambda other: other.clock)
 
     def begin(self, worker: SimulatedWorker, now: float) -> Transfer:
         if decisions.is_pull_due(worker.steps_since_pull, self._frequency):
@@ -216,6 +217,7 @@ class _DelayedRun(RuleRun):
     def __init__(self, model: SimulatedModel, delay: float | Callable[[int, float], float]) -> None:
         super().__init__(model)
         self._delay = delay
+        self._pushes = 0
         # A heap, so that a pull looks at one gradient more than it applies.
         self._queue: list[_QueuedGradient] = []
 
@@ -233,9 +235,9 @@ class _DelayedRun(RuleRun):
         delay = self._delay(worker.index, now) if callable(self._delay) else self._delay
         delay = math.inf if math.isnan(delay) else max(delay, 0.0)
         gradient = self._model.gradient(worker)
-        due_at, number = now + delay, next(self._numbers)
-        queued = _QueuedGradient(due_at, number, worker.index, now, delay, worker.pulled_version, gradient)
+        queued = _QueuedGradient(now + delay, self._pushes, worker.index, now, delay, worker.pulled_version, gradient)
         heapq.heappush(self._queue, queued)
+        self._pushes += 1
         worker.clock += 1
         return GRADIENT
 
