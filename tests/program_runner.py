@@ -1,7 +1,7 @@
 """Runs whole programs, each in a separate Python process.
 
-For what one process cannot do twice, such as connecting to a cluster, and for what must not happen to the process of
-the tests. No process of a program is left when the call returns, however the program ended.
+For actions that a process can do only once, such as connecting to a cluster, and for those that would affect this one.
+No process of a program is left when the call returns, however the program ended.
 """
 
 import os

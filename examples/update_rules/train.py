@@ -1,4 +1,4 @@
-"""Trains on handwritten digits under an update rule, and shows what the rule has seen.
+"""Trains on handwritten digits under an update rule, and prints the rule's statistics.
 
 coordinator run --workers 3 --ps 2 examples/update_rules/train.py
 

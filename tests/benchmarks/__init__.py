@@ -1,1 +1,1 @@
-"""The benchmarks run, and say what they found."""
+"""Tests that the benchmarks run and report their figures."""

@@ -62,7 +62,7 @@ def test_a_curve_falls_if_it_begins_high_ends_low_and_never_rises(shares, expect
     assert is_falling_to_little(shares) is expected
 
 
-GOOD, BAD, MIDDLING = Outcome(0.2, 0.94, 20.0), Outcome(2.3, 0.1, 20.0), Outcome(0.9, 0.7, 20.0)
+GOOD, BAD, MIDDLE = Outcome(0.2, 0.94, 20.0), Outcome(2.3, 0.1, 20.0), Outcome(0.9, 0.7, 20.0)
 NOT_FINITE = Outcome(None, 0.1, 20.0)
 
 
@@ -72,8 +72,8 @@ NOT_FINITE = Outcome(None, 0.1, 20.0)
         ([GOOD], [BAD], [GOOD], True),
         ([GOOD, GOOD], [BAD, NOT_FINITE], [GOOD, GOOD], True),
         ([GOOD, GOOD], [BAD, GOOD], [GOOD, GOOD], False),
-        ([GOOD], [MIDDLING], [GOOD], False),
-        ([GOOD], [BAD], [MIDDLING], False),
+        ([GOOD], [MIDDLE], [GOOD], False),
+        ([GOOD], [BAD], [MIDDLE], False),
         ([NOT_FINITE], [BAD], [GOOD], False),
     ],
 )

@@ -40,11 +40,11 @@ def test_a_sweep_gives_a_row_and_a_record_for_each_value(capsys: pytest.CaptureF
 
 
 def test_a_seed_gives_the_same_summary_except_its_own_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    sheets = []
+    outputs = []
     for _ in range(2):
         assert main(["simulate", "--seed", "3", "--compute", "exponential(1ms)", "--pushes", "500"]) == 0
-        sheets.append(capsys.readouterr().out.splitlines()[:-1])
-    assert sheets[0] == sheets[1]
+        outputs.append(capsys.readouterr().out.splitlines()[:-1])
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize(

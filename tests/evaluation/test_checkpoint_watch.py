@@ -130,7 +130,7 @@ def test_a_wait_is_logged_once_and_advice_follows_after_its_time(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level(logging.INFO, "coordinator")
-    patient, hasty = build_watch(tmp_path, 1000.0), build_watch(tmp_path, 1e-9)
+    patient, impatient = build_watch(tmp_path, 1000.0), build_watch(tmp_path, 1e-9)
     for _ in range(3):
         patient.report_wait(Situation())
     assert [record.levelno for record in caplog.records] == [logging.INFO]
@@ -138,6 +138,6 @@ def test_a_wait_is_logged_once_and_advice_follows_after_its_time(
     patient.report_wait(Situation())
     assert [record.levelno for record in caplog.records] == [logging.INFO, logging.INFO]
     caplog.clear()
-    hasty.report_wait(Situation())
-    hasty.report_wait(Situation())
+    impatient.report_wait(Situation())
+    impatient.report_wait(Situation())
     assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]

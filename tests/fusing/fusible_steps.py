@@ -1,4 +1,4 @@
-"""Work that may be fused, and a worker on which it waits until a test lets it run."""
+"""Work that may be fused, and a gate that keeps it in the queue until a test opens it."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -150,9 +150,9 @@ def test_a_closure_that_kills_workers_is_quarantined_without_those_fused_with_it
 
     with running_scheduler(runtime, FOUR) as scheduler:
         gate = behind_a_gate(scheduler, runtime)
-        first, guilty, third, fourth = schedule(scheduler, [lambda _: 0, kill, lambda _: 2, lambda _: 3])
+        first, failing, third, fourth = schedule(scheduler, [lambda _: 0, kill, lambda _: 2, lambda _: 3])
         gate.open()
-        error = guilty.exception(LIMIT)
+        error = failing.exception(LIMIT)
         assert isinstance(error, ClosureQuarantined)
         assert "attempt 3 on worker 0" in str(error)
         assert results([first, third, fourth]) == [0, 2, 3]

@@ -7,12 +7,12 @@ from coordinator.fusing.fusion_size import FusionSizeModel
 ENOUGH = 10_000
 
 
-def train(model: FusionSizeModel, overhead: float, each: float, calls: int, making: float = 0.0) -> list[int]:
-    """Runs calls that take `overhead + steps * each` seconds, the first of each size `steps * making` more."""
+def train(model: FusionSizeModel, overhead: float, each: float, calls: int, tracing: float = 0.0) -> list[int]:
+    """Runs calls that take `overhead + steps * each` seconds, the first of each size `steps * tracing` more."""
     sizes: list[int] = []
     for _ in range(calls):
         steps = model.steps("step", ENOUGH)
-        model.record("step", steps, overhead + steps * (each if steps in sizes else each + making))
+        model.record("step", steps, overhead + steps * (each if steps in sizes else each + tracing))
         sizes.append(steps)
     return sizes
 
@@ -52,11 +52,11 @@ def test_no_call_takes_longer_than_a_few_hundred_milliseconds() -> None:
 
 
 def test_a_size_is_not_traced_before_it_would_have_saved_much_of_its_tracing_time() -> None:
-    overhead, each, making = 1e-3, 2e-3, 0.1
-    sizes = train(FusionSizeModel(None), overhead, each, 100, making)
+    overhead, each, tracing = 1e-3, 2e-3, 0.1
+    sizes = train(FusionSizeModel(None), overhead, each, 100, tracing)
     first = next(number for number, size in enumerate(sizes) if size > 1)
-    assert 4 * first * (overhead + each) >= sizes[first] * making / 2
-    assert max(train(FusionSizeModel(None), overhead, each, 5000, making)) > max(sizes)
+    assert 4 * first * (overhead + each) >= sizes[first] * tracing / 2
+    assert max(train(FusionSizeModel(None), overhead, each, 5000, tracing)) > max(sizes)
 
 
 def test_few_sizes_are_traced() -> None:

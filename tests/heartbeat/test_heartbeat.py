@@ -48,7 +48,7 @@ def wait_passed(heartbeat: Heartbeat, connection: socket.socket) -> None:
 def connect(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=LIMIT)
-    # Reads all of gRPC's first message, so that nothing is left to be read.
+    # Reads all of gRPC's first message, so that no data is left to be read.
     assert connection.recv(4096)
     return connection
 
@@ -141,7 +141,7 @@ def test_a_connection_that_was_closed_here_ends(heartbeat: Heartbeat) -> None:
         heartbeat.watch(f"{host}:{port}")
         with socket.create_connection((host, port)) as connection:
             wait_passed(heartbeat, connection)
-            # The probe's own connection may have come first.
+            # The connection of the probe may have been accepted first.
             accepted = [server.accept()[0], server.accept()[0]]
             here = connection.getsockname()
         ours = next(each for each in accepted if each.getpeername() == here)
@@ -184,7 +184,7 @@ def test_closing_ends_the_process_at_once_and_may_be_repeated() -> None:
     heartbeat.watch("127.0.0.1:1")
 
 
-def test_its_representation_names_what_it_watches(heartbeat: Heartbeat, address: str) -> None:
+def test_its_repr_names_the_watched_servers(heartbeat: Heartbeat, address: str) -> None:
     assert repr(heartbeat) == "<Heartbeat: watches nothing>"
     heartbeat.watch(address)
     wait_state(heartbeat, address, Liveness.GONE)
@@ -240,7 +240,7 @@ def test_a_call_that_blocks_all_threads_of_the_client_is_freed(run_program: Prog
 def test_a_connection_opened_while_all_threads_are_blocked_is_shut_down(
     run_program: ProgramRunner, address: str
 ) -> None:
-    """If the system lets the process have descriptors of the client."""
+    """If the system allows the process to duplicate descriptors of the client."""
     host, _, port = address.rpartition(":")
     with StatusServer(address) as server:
         run_program(

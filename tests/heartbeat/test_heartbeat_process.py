@@ -36,7 +36,7 @@ def address() -> str:
 def connect(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=LIMIT)
-    # Reads all of gRPC's first message, so that nothing is left to be read.
+    # Reads all of gRPC's first message, so that no data is left to be read.
     assert connection.recv(4096)
     return connection
 

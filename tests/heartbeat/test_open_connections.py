@@ -148,7 +148,7 @@ def test_connections_may_open_and_close_during_a_search(server: socket.socket) -
             errors.append(error)
 
     thread = threading.Thread(target=churn)
-    # Accepted before the thread accepts too: each must get its own.
+    # Accepted before the thread accepts too: each must get its own connection.
     with socket.create_connection(server.getsockname()) as connection, server.accept()[0]:
         thread.start()
         for _ in range(300):

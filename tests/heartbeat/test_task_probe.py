@@ -165,7 +165,7 @@ def test_on_an_event_loop_a_server_that_does_not_answer_raises(address: str) -> 
 
 
 def test_on_an_event_loop_a_silent_listener_does_not_answer() -> None:
-    """As the kernel does for a frozen server; gRPC gives up the connection, which alone looks like no server."""
+    """As the kernel does for a frozen server; gRPC closes the connection, which would otherwise count as no server."""
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
         asyncio.run(probe_once(f"127.0.0.1:{silent.getsockname()[1]}", 0.3))
 

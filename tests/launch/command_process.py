@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import psutil
 
 TIMEOUT = 60.0
-# Makes the terminal the controlling one, so that Ctrl-C on it reaches the command, then becomes the command.
+# Makes the terminal the controlling one, so that Ctrl-C on it reaches the command, then executes the command.
 _ON_A_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 
 
@@ -60,7 +60,7 @@ class CommandProcess:
         """Waits until the terminal shows a text, and returns its match; everything shown so far is searched."""
         deadline = time.monotonic() + TIMEOUT
         while not (match := re.search(pattern, self.output)):
-            assert self._is_read(deadline), f"No {pattern!r} came. The terminal shows:\n{self.output}"
+            assert self._is_read(deadline), f"{pattern!r} was not printed. The terminal shows:\n{self.output}"
         self.record()
         return match
 
@@ -80,7 +80,7 @@ class CommandProcess:
         return self._started
 
     def left(self) -> list[psutil.Process]:
-        """Returns what still runs of the processes that the command was seen to start, some seconds after its end."""
+        """Returns the processes started by the command that still run some seconds after its end."""
         return psutil.wait_procs(self._started, timeout=10)[1]
 
     def close(self) -> None:

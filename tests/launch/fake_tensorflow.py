@@ -6,7 +6,7 @@ start, as a real one may.
 
 from pathlib import Path
 
-# What the real one may begin with on another machine: no process is forked then, and each server is a fresh one.
+# The real one may start threads on another machine: then no process is forked, and each server is a fresh process.
 STARTS_A_THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
 
 _SOURCE = """

@@ -54,10 +54,10 @@ def test_the_cursor_is_shown_again_only_on_a_terminal() -> None:
 
 
 def test_a_terminal_of_another_process_is_not_changed() -> None:
-    ours, theirs = pty.openpty()
-    with Console(io.StringIO(), io.StringIO()).restored(keyboard=theirs):
-        tty.setraw(theirs)
-        raw = termios.tcgetattr(theirs)
-    assert termios.tcgetattr(theirs) == raw
-    os.close(ours)
-    os.close(theirs)
+    controller, terminal = pty.openpty()
+    with Console(io.StringIO(), io.StringIO()).restored(keyboard=terminal):
+        tty.setraw(terminal)
+        raw = termios.tcgetattr(terminal)
+    assert termios.tcgetattr(terminal) == raw
+    os.close(controller)
+    os.close(terminal)

@@ -40,10 +40,10 @@ def closure() -> Closure:
 
 @pytest.mark.parametrize("state", ClosureState)
 def test_a_closure_makes_only_the_transitions_of_its_table(state: ClosureState) -> None:
-    way, allowed = TABLE[state]
+    path, allowed = TABLE[state]
     for name, move in MOVES.items():
-        closure = new_closure(blockers=1 if way is None else 0)
-        for step in way or []:
+        closure = new_closure(blockers=1 if path is None else 0)
+        for step in path or []:
             MOVES[step](closure)
         assert closure.state is state
         if name in allowed:

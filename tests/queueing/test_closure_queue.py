@@ -1,4 +1,4 @@
-"""The queue alone: order, room and errors."""
+"""Tests of the queue without workers: order, capacity and errors."""
 
 import contextlib
 import threading
@@ -116,7 +116,7 @@ def test_an_internal_closure_goes_first_to_its_worker_and_join_ignores_it(
     assert isinstance(internal.future.exception(), ValueError)
 
 
-# Room
+# Capacity
 
 
 def test_put_on_a_full_queue_times_out_and_cancels_its_future(stalls: Stalls) -> None:
@@ -166,11 +166,11 @@ def raise_by_wait(queue: ClosureQueue) -> None:
     queue.wait_settled(LIMIT)
 
 
-def raise_by_question(queue: ClosureQueue) -> None:
+def raise_by_done(queue: ClosureQueue) -> None:
     queue.is_settled()
 
 
-RAISERS = [raise_by_put, raise_by_wait, raise_by_question]
+RAISERS = [raise_by_put, raise_by_wait, raise_by_done]
 
 
 # rows 38, 39, 40, 41
@@ -194,7 +194,7 @@ def test_the_first_error_is_raised_once_when_all_that_ran_has_ended(
     for closure in (cancelled, waiting):
         with pytest.raises(ClosureCancelledError, match=r"another closure failed.*[Pp]lease reschedule"):
             closure.future.result()
-    # The queue is as new.
+    # The queue is usable again.
     assert queue.is_settled()
     queue.wait_settled(LIMIT)
     fresh = put_new(queue)
@@ -205,13 +205,13 @@ def test_the_first_error_is_raised_once_when_all_that_ran_has_ended(
     queue.wait_settled(LIMIT)
 
 
-def test_a_closure_handed_back_after_an_error_is_cancelled(queue: ClosureQueue) -> None:
-    _, handed_back = put_new(queue), put_new(queue)
+def test_a_closure_requeued_after_an_error_is_cancelled(queue: ClosureQueue) -> None:
+    _, requeued = put_new(queue), put_new(queue)
     failing, running = take(queue), take(queue)
     fail(queue, failing, ValueError("first"))
     queue.requeue(running)
-    assert handed_back.state is ClosureState.CANCELLED
-    assert isinstance(handed_back.future.exception(0), ClosureCancelledError)
+    assert requeued.state is ClosureState.CANCELLED
+    assert isinstance(requeued.future.exception(0), ClosureCancelledError)
     with pytest.raises(ValueError, match="first"):
         queue.wait_settled(LIMIT)
     assert queue.is_settled()
@@ -269,7 +269,7 @@ def test_one_of_several_waiting_threads_raises_the_error(
             assert sorted(outcome.result(LIMIT) for outcome in outcomes) == ["raised", "went on", "went on"]
 
 
-@pytest.mark.parametrize("waiter", [raise_by_question, put_new])
+@pytest.mark.parametrize("waiter", [raise_by_done, put_new])
 def test_a_thread_continues_at_once_when_another_one_raised_the_error(
     queue: ClosureQueue, stalls: Stalls, waiter: Callable[[ClosureQueue], object]
 ) -> None:
@@ -295,7 +295,7 @@ def test_a_thread_continues_at_once_when_another_one_raised_the_error(
 def test_an_error_of_wider_scope_withdraws_only_waiting_closures(
     queue: ClosureQueue,
 ) -> None:
-    queue.fail_all(ValueError("nobody waits"), if_idle=False)
+    queue.fail_all(ValueError("no thread waits"), if_idle=False)
     queue.wait_settled(LIMIT)
     waiting = put_new(queue)
     queue.fail_all(ValueError("lost"), if_idle=False)

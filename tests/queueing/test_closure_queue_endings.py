@@ -1,4 +1,4 @@
-"""The queue alone: how closures leave it and waits end, other than by a result or an error."""
+"""Tests of the queue without workers: cancellation, time-outs, interrupts and stopping."""
 
 import contextlib
 import gc
@@ -178,7 +178,7 @@ def test_stop_ends_a_waiting_worker_and_refuses_later_closures(queue: ClosureQue
     queue.wait_settled(LIMIT)
 
 
-# What is told and dropped, when
+# When callbacks run and references are dropped
 
 
 def test_callbacks_run_without_a_lock_while_the_closure_still_counts_as_running(queue: ClosureQueue) -> None:
@@ -203,7 +203,7 @@ def test_callbacks_run_without_a_lock_while_the_closure_still_counts_as_running(
 
 
 class Argument:
-    """Stands for an iterator that somebody finalizes."""
+    """An argument with a finalizer, such as an iterator."""
 
 
 @pytest.mark.parametrize("end", ["finish", "fail", "cancel", "withdraw", "discard", "stop"])
@@ -211,7 +211,7 @@ def test_arguments_are_dropped_with_no_lock_held(queue: ClosureQueue, end: str) 
     counted: list[ClusterStatistics] = []
     argument = Argument()
     pool = ThreadPoolExecutor()
-    # Would wait in vain if the lock were held.
+    # Would time out if the lock were held.
     weakref.finalize(argument, lambda: counted.append(pool.submit(queue.statistics).result(LIMIT)))
     closure = put_new(queue, work=argument)
     del argument

@@ -1,6 +1,6 @@
 """Many threads on one queue, at random: no wake-up is lost, and no closure is run twice or never.
 
-Closures for any worker and for certain ones, workers that wait with and without a limit, that are roused, dismissed
+Closures for any worker and for certain ones, workers that wait with and without a limit, that are interrupted, removed
 and admitted again, and a queue that is held and released meanwhile.
 """
 
@@ -23,7 +23,7 @@ CLOSURES_OF_EACH = 80
 
 
 class Stress:
-    """Workers, users and those who disturb them, on one queue."""
+    """Threads that act as workers, users and disturbances on one queue."""
 
     def __init__(self, queue: ClosureQueue) -> None:
         self.finished: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""Who is woken when there is a closure, and who is left asleep."""
+"""Tests of which idle workers are woken when there is a closure, and which are not."""
 
 import contextlib
 import queue as queues
@@ -41,7 +41,7 @@ def woken(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 def asleep(
     queue: ClosureQueue, workers: int = WORKERS, timeout: float | None = None
 ) -> Iterator["queues.Queue[tuple[int, Attempt | None]]"]:
-    """Each worker takes once; gives what they got. The block ends when all have something."""
+    """Makes each worker wait for one closure, and yields a queue of what they got. The end stops the closure queue."""
     got: queues.Queue[tuple[int, Attempt | None]] = queues.Queue()
     with ThreadPoolExecutor(workers) as pool:
         for worker in range(workers):
@@ -92,7 +92,7 @@ def unblocked(queue: ClosureQueue) -> Closure:
     return closure
 
 
-def handed_back(queue: ClosureQueue) -> Closure:
+def requeued(queue: ClosureQueue) -> Closure:
     closure = put_new(queue, target=WORKERS + 1)
     attempt = queue.take(WORKERS + 1, LIMIT)
     assert attempt is not None
@@ -109,12 +109,12 @@ def overrun(queue: ClosureQueue) -> Closure:
     return closure
 
 
-@pytest.mark.parametrize("come", [unblocked, handed_back, overrun])
+@pytest.mark.parametrize("make_runnable", [unblocked, requeued, overrun])
 def test_a_closure_that_becomes_runnable_wakes_one_worker(
-    queue: ClosureQueue, woken: Counter[int], come: Callable[[ClosureQueue], Closure]
+    queue: ClosureQueue, woken: Counter[int], make_runnable: Callable[[ClosureQueue], Closure]
 ) -> None:
     with asleep(queue) as got:
-        closure = come(queue)
+        closure = make_runnable(queue)
         assert closure_taken(got) == (0, closure)
         assert woken == {0: 1}
 
@@ -204,7 +204,7 @@ def test_only_a_few_workers_are_woken_at_a_time() -> None:
     assert following is not None
     assert following.index == 4
     assert idle_workers.pop_longest() is None
-    # Whom alone a closure is for is woken at once.
+    # The only worker that may run a closure is woken at once.
     certain = idle_workers.pop(8)
     assert certain is not None
     assert list(idle_workers.workers) == [5, 6, 7, 9]
@@ -213,21 +213,21 @@ def test_only_a_few_workers_are_woken_at_a_time() -> None:
 def test_a_worker_whose_wait_times_out_takes_a_closure_meant_for_a_waking_one(
     queue: ClosureQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_get_up = threading.Event()
+    may_wake = threading.Event()
     wait = IdleWorker.wait
 
-    def oversleep(idle: IdleWorker, timeout: float | None) -> bool:
+    def wake_late(idle: IdleWorker, timeout: float | None) -> bool:
         if idle.index == 9:
             wait_until(lambda: queue.statistics().waiting)
             return False
         was_woken = wait(idle, timeout)
-        assert may_get_up.wait(LIMIT)
+        assert may_wake.wait(LIMIT)
         return was_woken
 
-    monkeypatch.setattr(IdleWorker, "wait", oversleep)
+    monkeypatch.setattr(IdleWorker, "wait", wake_late)
     with asleep(queue, workers=10) as got:
         for number in range(5):
             put_new(queue, number)
         worker, closure = closure_taken(got)
         assert (worker, closure.number) == (9, 4)
-        may_get_up.set()
+        may_wake.set()

@@ -1,10 +1,10 @@
-"""A call that several closures share is cancelled when none of them wants it any more."""
+"""Tests that a call that several closures share is cancelled only when all of them are cancelled."""
 
 from coordinator.queueing.closure import shared_cancellations
 
 
 class Counted:
-    """A `Cancellation` that counts."""
+    """A `Cancellation` that counts its calls."""
 
     def __init__(self) -> None:
         self.count = 0

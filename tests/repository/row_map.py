@@ -43,8 +43,8 @@ def rows_without_tests(readme: str) -> list[int]:
     return [int(match[1]) for match in _TABLE_ROW.finditer(readme) if int(match[1]) not in found]
 
 
-def rows_without_words(readme: str) -> list[int]:
-    """Returns the rows that tests name and the table does not have."""
+def unknown_rows(readme: str) -> list[int]:
+    """Returns the rows that tests name and that are not in the table."""
     return sorted(set(holders_by_row()) - {int(match[1]) for match in _TABLE_ROW.finditer(readme)})
 
 

@@ -16,7 +16,7 @@ from tests import ROOT
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what setup.py would install in `lib`, and its description in `coordinator.egg-info`."""
+    """A folder with the files that setup.py would install in `lib`, and the metadata in `coordinator.egg-info`."""
     folder = tmp_path_factory.mktemp("built")
     commands = ["egg_info", f"--egg-base={folder}", "build", f"--build-base={folder}", f"--build-lib={folder / 'lib'}"]
     setup = [sys.executable, "-W", "ignore", "setup.py", "-q", *commands]

@@ -48,7 +48,7 @@ def test_the_sources_contain_every_message_on_the_page() -> None:
 
 
 def test_the_page_has_every_warning_that_is_logged() -> None:
-    worded = [text for text in logged_warnings() if len(text.replace(HOLE, "").strip()) > 10]
-    assert len(worded) > 20
-    missing = [text for text in worded if not any(matches(message, text) for message in quoted_messages())]
+    with_text = [text for text in logged_warnings() if len(text.replace(HOLE, "").strip()) > 10]
+    assert len(with_text) > 20
+    missing = [text for text in with_text if not any(matches(message, text) for message in quoted_messages())]
     assert not missing, "Explain these messages in docs/troubleshooting.md."

@@ -77,7 +77,7 @@ def test_invalid_parameters_of_a_distribution_are_refused(make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("given", "expected"),
     [
         ("constant(20ms)", Constant(0.02)),
         ("20ms", Constant(0.02)),
@@ -91,8 +91,8 @@ def test_invalid_parameters_of_a_distribution_are_refused(make) -> None:
         (Exponential(1.0), Exponential(1.0)),
     ],
 )
-def test_a_text_or_a_number_is_converted_to_a_distribution(given, meant: Distribution) -> None:
-    assert distribution_of("compute", given) == meant
+def test_a_text_or_a_number_is_converted_to_a_distribution(given, expected: Distribution) -> None:
+    assert distribution_of("compute", given) == expected
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,4 +1,4 @@
-"""The commands of `docs/simulation.md` print what it shows, and its programs run."""
+"""Tests that the commands of `docs/simulation.md` print what it shows, and that its programs run."""
 
 import re
 import shlex

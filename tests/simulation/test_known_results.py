@@ -1,4 +1,4 @@
-"""Published results, as the simulator reproduces them; each is measured once for all tests."""
+"""Tests that the simulator reproduces published results; each is simulated once for all tests."""
 
 import functools
 from pathlib import Path

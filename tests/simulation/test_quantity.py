@@ -5,7 +5,7 @@ from coordinator.simulation.quantity import format_seconds, parse_bytes, parse_r
 
 
 @pytest.mark.parametrize(
-    ("read", "text", "meant"),
+    ("read", "text", "expected"),
     [
         (parse_seconds, "200us", 200e-6),
         (parse_seconds, "50 ms", 0.05),
@@ -23,8 +23,8 @@ from coordinator.simulation.quantity import format_seconds, parse_bytes, parse_r
         (parse_share, "100%", 1.0),
     ],
 )
-def test_a_quantity_is_read_with_its_unit(read, text: str, meant: float) -> None:
-    assert read("option", text) == pytest.approx(meant)
+def test_a_quantity_is_read_with_its_unit(read, text: str, expected: float) -> None:
+    assert read("option", text) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

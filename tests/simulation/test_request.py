@@ -68,7 +68,7 @@ def test_every_option_becomes_a_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "options", "meant"),
+    ("rule", "options", "expected"),
     [
         ("asynchronous", {"lr_staleness_modulation": True, "max_delay": "3"}, Asynchronous(True)),
         ("synchronous", {}, Synchronous(4)),
@@ -81,8 +81,8 @@ def test_every_option_becomes_a_setting() -> None:
         ("delayed", {"delay": "inf"}, Delayed(math.inf)),
     ],
 )
-def test_a_rule_takes_the_options_that_it_has(rule: str, options, meant) -> None:
-    assert Request.of({"rule": rule, **options}).setting(rule).rule == meant
+def test_a_rule_takes_the_options_that_it_has(rule: str, options, expected) -> None:
+    assert Request.of({"rule": rule, **options}).setting(rule).rule == expected
 
 
 def test_a_sweep_changes_one_setting_and_those_derived_from_it() -> None:

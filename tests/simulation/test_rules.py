@@ -93,7 +93,7 @@ def test_an_invalid_setting_of_a_rule_is_refused(make) -> None:
 def test_the_synchronous_rule_takes_the_first_gradients_and_rejects_old_ones() -> None:
     setting = Setting(workers=2, rule=Synchronous(2), compute=[1.0, 3.3], seconds=7.25)
     result = simulate(setting)
-    # Worker 0 makes each update alone, with two gradients; worker 1's come one version late, or more.
+    # Worker 0 makes each update alone, with two gradients; worker 1's gradients are late by one version or more.
     assert result.push_workers.tolist() == [0, 0, 0, 1, 0, 0, 0, 1, 0]
     assert result.staleness.tolist() == [0, 0, 0, 1, 0, 0, 0, 2, 0]
     assert result.rejected == 2

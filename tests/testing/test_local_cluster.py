@@ -27,7 +27,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def quick_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Makes clusters of servers that start in a moment; returns the folder to put on `PYTHONPATH` for that."""
+    """Makes servers of clusters start quickly, and returns the folder that is put on `PYTHONPATH` for this."""
     folders = os.pathsep.join([os.environ["PYTHONPATH"], write_fake_tensorflow(tmp_path / "fake")])
     monkeypatch.setenv("PYTHONPATH", folders)
     # Variables that a client sets for itself; servers started from its process must not inherit them.

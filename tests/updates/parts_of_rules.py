@@ -1,4 +1,4 @@
-"""The parts of an update rule that users do not see. Tests take them from here alone."""
+"""Access to the internal parts of update rules, for tests."""
 
 
 def model_of(rule):

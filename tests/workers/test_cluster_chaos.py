@@ -68,7 +68,7 @@ class Chaos:
         self._runtime.restart(chance.randrange(WORKERS))
 
     def settle(self) -> None:
-        """Restarts every worker and joins until nothing is left to be raised."""
+        """Restarts every worker and joins until no error is left to be raised."""
         for worker in range(WORKERS):
             self._runtime.restart(worker)
         for future in self.futures:

@@ -169,7 +169,7 @@ def test_a_closure_for_one_worker_that_fails_stops_the_others_as_any_error_does(
         scheduler.join(LIMIT)
 
 
-# Errors that stay with their own future
+# Errors that only their future raises
 
 
 def test_an_error_may_concern_its_own_future_alone() -> None:

@@ -23,7 +23,7 @@ class Restorer:
     def __init__(self, runtime: FakeRuntime, scheduler: Scheduler) -> None:
         self.attempts = 0
         self.recoveries = 0
-        self.running_meanwhile: list[int] = []
+        self.running_during_restore: list[int] = []
         self.error: Exception | None = None
         self._runtime = runtime
         self._scheduler = scheduler
@@ -35,7 +35,7 @@ class Restorer:
 
     def _recover(self) -> bool:
         self.attempts += 1
-        self.running_meanwhile.append(self._scheduler.cluster.statistics().running)
+        self.running_during_restore.append(self._scheduler.cluster.statistics().running)
         if self.error is not None:
             raise self.error
         if not self._is_back.is_set():
@@ -87,7 +87,7 @@ def test_a_lost_parameter_server_fails_no_closure(
             joining.result(LIMIT)
             assert all(future.exception(0) is None for future in futures)
         assert restorer.recoveries == 2
-        assert set(restorer.running_meanwhile) == {0}, "nothing ran while variables were restored"
+        assert set(restorer.running_during_restore) == {0}, "nothing ran while variables were restored"
         statistics = scheduler.cluster.statistics()
         assert (statistics.finished, statistics.failed, statistics.cancelled) == (12, 0, 0)
 

@@ -54,14 +54,14 @@ def test_the_straggler_may_win_and_the_second_attempt_is_dropped() -> None:
     first, second = Gate(runtime), Gate(runtime)
 
     def work(worker: int) -> str:
-        (first if not second_may_come.is_set() else second)(worker)
+        (first if not is_second.is_set() else second)(worker)
         return f"of worker {worker}"
 
-    second_may_come = threading.Event()
+    is_second = threading.Event()
     with running_scheduler(runtime) as scheduler:
         future = scheduler.schedule(work, "step", timeout=SHORT)
         first.wait_arrived()
-        second_may_come.set()
+        is_second.set()
         second.wait_arrived()
         first.open()
         winner = future.result(LIMIT)

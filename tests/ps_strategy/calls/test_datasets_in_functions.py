@@ -31,7 +31,7 @@ def pairs():
 
 
 def loop(first, second):
-    """`first` and `second` grow by 6 and 60; returns what they were before, and 140."""
+    """Adds 6 and 60 to `first` and `second`; returns their former values, and 140."""
     before, total = (first.read_value(), second.read_value()), 0.0
     for x, y in pairs():
         first.assign_add(x)

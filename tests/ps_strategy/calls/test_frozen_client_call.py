@@ -1,4 +1,4 @@
-"""What the client itself does while a worker is frozen comes back, although TensorFlow asks every worker about it."""
+"""Operations of the client return while a worker is frozen, although TensorFlow calls every worker for them."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.program_runner import ProgramRunner
 
-# Generous: a worker is found silent after 3 seconds at most, and an idle machine needs little more than that.
+# Generous: a worker is found silent after 3 seconds at most, and an idle machine needs little more than this.
 LONGEST = 30.0
 
 PROGRAM = """
@@ -74,7 +74,7 @@ PROGRAM = """
 
 @pytest.mark.long
 @pytest.mark.cluster
-def test_what_the_client_does_while_a_worker_is_frozen_comes_back(run_program: ProgramRunner) -> None:
+def test_operations_of_the_client_return_while_a_worker_is_frozen(run_program: ProgramRunner) -> None:
     program = run_program(PROGRAM, timeout=280.0)
     took = {name: float(seconds) for name, seconds in re.findall(r"^(.*): ([0-9.]+) s$", program.stdout, re.MULTILINE)}
     assert len(took) == 7, program.stdout

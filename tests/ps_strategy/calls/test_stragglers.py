@@ -1,4 +1,4 @@
-"""Functions that take too long, and functions that are cancelled while they run, on real servers."""
+"""Tests of functions that take too long, or are cancelled while they run, on real servers."""
 
 import concurrent.futures
 

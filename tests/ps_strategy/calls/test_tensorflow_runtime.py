@@ -1,4 +1,4 @@
-"""The runtime's decisions about who is connected, over servers that are a dictionary: no network, no remote calls."""
+"""Tests of which servers the runtime connects, on servers in a dictionary: no network, no remote calls."""
 
 import threading
 from types import SimpleNamespace
@@ -86,7 +86,7 @@ def attempt(membership, worker, work) -> FailureKind | None:
         ((FIRST,), (PS,), UNAVAILABLE, FailureKind.PARAMETER_SERVER_LOST),
     ],
 )
-def test_a_failure_is_sorted_by_who_answers(servers, connect, dead, restarted, error, kind):  # rows 78, 90
+def test_a_failure_is_classified_by_which_servers_answer(servers, connect, dead, restarted, error, kind):  # rows 78, 90
     membership = connect()
 
     def fail():
@@ -98,7 +98,7 @@ def test_a_failure_is_sorted_by_who_answers(servers, connect, dead, restarted, e
     assert attempt(membership, 0, Work(error, meanwhile=fail)) is kind
 
 
-def test_only_tasks_that_answer_are_named(servers, connect):
+def test_only_servers_that_answer_are_connected(servers, connect):
     servers.kill(SECOND)
     membership = connect()
     assert servers.server_defs == [{PS, FIRST}]
@@ -110,7 +110,7 @@ def test_only_tasks_that_answer_are_named(servers, connect):
     assert servers.server_defs[1:] == [ALL]
 
 
-def test_a_worker_that_dies_while_it_is_named_harms_nobody_else(servers, connect):
+def test_a_worker_that_dies_while_it_is_connected_affects_no_other(servers, connect):
     membership = connect()
     first = Work()
     assert attempt(membership, 0, first) is None
@@ -123,10 +123,10 @@ def test_a_worker_that_dies_while_it_is_named_harms_nobody_else(servers, connect
     servers.restart(SECOND)
     assert membership.reconnect(1)
     assert attempt(membership, 0, first) is None
-    assert len(set(first.connections)) == 1, "the first worker keeps what was made on it"
+    assert len(set(first.connections)) == 1, "the first worker keeps its resources"
 
 
-def test_another_worker_that_dies_while_one_is_named_is_left_out_next_time(servers, connect):
+def test_a_worker_that_dies_while_another_is_connected_is_left_out_next_time(servers, connect):
     membership = connect()
     servers.restart(SECOND)
     with servers.dying_during_update(FIRST):
@@ -136,7 +136,7 @@ def test_another_worker_that_dies_while_one_is_named_is_left_out_next_time(serve
     assert not membership.is_reachable(0)
 
 
-def test_an_attempt_is_judged_by_the_connection_that_it_was_begun_with(servers, connect):
+def test_a_failed_attempt_is_classified_by_the_connection_that_it_began_with(servers, connect):
     membership = connect()
     servers.restart(SECOND)
 
@@ -151,23 +151,23 @@ def test_an_attempt_is_judged_by_the_connection_that_it_was_begun_with(servers, 
     assert membership.reconnect(0)
     assert len(servers.server_defs) == named, "it is connected already"
     assert attempt(membership, 0, after) is FailureKind.USER
-    assert before.connections != after.connections, "what was made on the first run of the server is made again"
+    assert before.connections != after.connections, "the resources of the server's first process are created again"
 
 
-def test_a_worker_that_was_left_out_for_a_while_has_nothing_of_ours(servers, connect):
+def test_a_worker_that_was_left_out_for_a_while_has_lost_its_resources(servers, connect):
     membership, work = connect(), Work()
     assert attempt(membership, 0, work) is None
     incarnation = servers.incarnations.pop(FIRST)
     servers.restart(SECOND)
     assert membership.reconnect(1)
-    servers.incarnations[FIRST] = incarnation  # it was not restarted: it was slow to answer
+    servers.incarnations[FIRST] = incarnation  # it was not restarted, only slow to answer
     assert attempt(membership, 0, work) is FailureKind.WORKER_LOST
     assert membership.reconnect(0)
     assert attempt(membership, 0, work) is None
     assert work.connections[0] != work.connections[1]
 
 
-def test_a_worker_that_a_failed_change_left_out_is_not_thought_connected(servers, connect):
+def test_a_worker_left_out_by_a_failed_change_does_not_count_as_connected(servers, connect):
     membership = connect()
     incarnation = servers.incarnations.pop(FIRST)
     servers.restart(SECOND)
@@ -177,7 +177,7 @@ def test_a_worker_that_a_failed_change_left_out_is_not_thought_connected(servers
     assert not membership.is_reachable(0)
 
 
-def test_no_worker_is_connected_to_while_a_parameter_server_is_lost(servers, connect):
+def test_no_worker_is_connected_while_a_parameter_server_is_lost(servers, connect):
     membership = connect()
     servers.restart(PS)
     servers.restart(FIRST)
@@ -191,7 +191,7 @@ def test_no_worker_is_connected_to_while_a_parameter_server_is_lost(servers, con
     assert not membership.is_parameter_server_reachable(0)
 
 
-def test_parameter_servers_are_connected_to_again_when_they_answer(servers, connect):
+def test_parameter_servers_are_reconnected_when_they_answer(servers, connect):
     membership, work = connect(), Work()
     assert attempt(membership, 0, work) is None
     servers.kill(PS)
@@ -201,13 +201,13 @@ def test_parameter_servers_are_connected_to_again_when_they_answer(servers, conn
     assert not membership.reconnect_parameter_servers()
     servers.restart(PS)
     assert membership.reconnect_parameter_servers()
-    assert servers.server_defs[named:] == [{PS, FIRST}], "nobody is named who does not answer"
+    assert servers.server_defs[named:] == [{PS, FIRST}], "only servers that answer are connected"
     assert membership.lost_parameter_servers() == ()
     assert attempt(membership, 0, work) is None
-    assert len(set(work.connections)) == 1, "workers keep what was made on them"
+    assert len(set(work.connections)) == 1, "workers keep their resources"
 
 
-def test_a_parameter_server_that_dies_while_it_is_named_stays_lost(servers, connect):
+def test_a_parameter_server_that_dies_while_it_is_connected_stays_lost(servers, connect):
     membership = connect()
     servers.restart(PS)
     with servers.dying_during_update(PS):
@@ -217,7 +217,7 @@ def test_a_parameter_server_that_dies_while_it_is_named_stays_lost(servers, conn
     assert membership.reconnect_parameter_servers()
 
 
-def test_nothing_is_named_without_a_parameter_server(servers, connect):
+def test_the_cluster_is_not_changed_without_a_parameter_server(servers, connect):
     membership = connect()
     servers.restart(PS)
     with servers.dying_during_update(PS):
@@ -225,14 +225,14 @@ def test_nothing_is_named_without_a_parameter_server(servers, connect):
     servers.kill(FIRST)
     named = len(servers.server_defs)
     membership.disconnect(0)
-    assert len(servers.server_defs) == named, "named later than the others, it may stay unknown to them"
+    assert len(servers.server_defs) == named, "a server connected later than the others may stay unknown to them"
     servers.incarnations[PS] = 2
     assert membership.reconnect_parameter_servers()
     assert servers.server_defs[named:] == [{PS, SECOND}]
 
 
-def test_nothing_is_named_while_a_parameter_server_is_out_of_tensorflows_reach(servers, connect, monkeypatch):
-    """It may answer a probe before TensorFlow tries its own connection again, which was cut off."""
+def test_the_cluster_is_not_changed_while_tensorflow_reaches_no_parameter_server(servers, connect, monkeypatch):
+    """The server may answer a probe before TensorFlow retries its own connection, which was cut off."""
     membership = connect()
     servers.restart(FIRST)
     named = len(servers.server_defs)
@@ -246,8 +246,8 @@ def test_nothing_is_named_while_a_parameter_server_is_out_of_tensorflows_reach(s
     assert servers.server_defs[named:] == [{PS, SECOND}, ALL]
 
 
-def test_nothing_is_named_while_a_parameter_server_does_not_answer(servers, connect):
-    """TensorFlow would take it for a new one, and drop its variables, although it may only be slow."""
+def test_the_cluster_is_not_changed_while_a_parameter_server_is_silent(servers, connect):
+    """TensorFlow would treat the server as a new one and drop its variables, although it may only be slow."""
     membership = connect()
     servers.fall_silent(PS)
     servers.kill(FIRST)
@@ -258,10 +258,10 @@ def test_nothing_is_named_while_a_parameter_server_does_not_answer(servers, conn
     assert membership.lost_parameter_server() is None, "it was frozen, and still has its variables"
     servers.restart(FIRST)
     assert membership.reconnect(0)
-    assert servers.server_defs[named:] == [{PS, SECOND}, ALL], "what the first run of the worker had is let go of first"
+    assert servers.server_defs[named:] == [{PS, SECOND}, ALL], "resources of the former process are released first"
 
 
-def test_a_parameter_server_that_lost_its_variables_in_a_change_is_lost(servers, connect, monkeypatch):
+def test_a_parameter_server_that_loses_its_variables_in_a_change_is_lost(servers, connect, monkeypatch):
     membership = connect()
     servers.restart(FIRST)
     with monkeypatch.context() as patch:
@@ -273,7 +273,7 @@ def test_a_parameter_server_that_lost_its_variables_in_a_change_is_lost(servers,
     assert membership.lost_parameter_server() is None
 
 
-def test_a_worker_that_was_hung_up_on_is_let_go_of_and_connected_to_anew(servers, connect):
+def test_a_worker_whose_connections_were_shut_down_is_reconnected(servers, connect):
     membership, work = connect(), Work()
     assert attempt(membership, 0, work) is None
     servers.fall_silent(FIRST)
@@ -281,14 +281,14 @@ def test_a_worker_that_was_hung_up_on_is_let_go_of_and_connected_to_anew(servers
     assert not membership.seems_reachable(0)
     membership.disconnect(0)
     servers.silent.clear()
-    assert not membership.is_reachable(0), "it thawed, but has missed what was registered meanwhile"
+    assert not membership.is_reachable(0), "it thawed, but has missed functions that were registered meanwhile"
     assert membership.reconnect(0)
     assert servers.server_defs[1:] == [{PS, SECOND}, ALL]
     assert attempt(membership, 0, work) is None
     assert work.connections[0] != work.connections[1]
 
 
-def test_a_parameter_server_restarted_while_connecting_is_taken_as_it_is(servers, connect):
+def test_a_parameter_server_restarted_while_connecting_is_not_lost(servers, connect):
     restarts = iter([PS])
     servers.before_update = lambda tasks: [servers.restart(task) for task in restarts]
     membership = connect()
@@ -304,14 +304,14 @@ def test_a_parameter_server_restarted_while_connecting_is_taken_as_it_is(servers
         ([PS, FIRST, SECOND], "/job:ps/task:0 (ps:1), any worker (first:1, second:1) did not answer"),
     ],
 )
-def test_connecting_gives_up_in_time_and_names_who_is_missing(servers, connect, dead, awaited):
+def test_connecting_times_out_and_names_the_missing_servers(servers, connect, dead, awaited):
     for task in dead:
         servers.kill(task)
     with pytest.raises(TimeoutError) as caught:
         connect(connect_timeout=0.02)
     assert awaited in str(caught.value)
     assert "Options.connect_timeout" in str(caught.value)
-    assert servers.server_defs == [set()], "what was begun is let go"
+    assert servers.server_defs == [set()], "the unfinished connection is released"
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_closing_does_not_wait_for_a_change_that_hangs(servers, connect, caplog,
         thread.join()
 
 
-def test_nobody_is_connected_to_after_closing(servers, connect):
+def test_no_server_is_connected_after_closing(servers, connect):
     membership = connect()
     servers.restart(SECOND)
     membership.close()

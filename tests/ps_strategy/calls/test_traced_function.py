@@ -15,11 +15,11 @@ TIMEOUT = 120.0
 WORKERS = 3
 
 
-class Making:
+class DelayedBuild:
     """Delays the building of fused functions, and counts it."""
 
     def __init__(self, monkeypatch):
-        self.may_end = threading.Event()
+        self.may_continue = threading.Event()
         self.begun = threading.Semaphore(0)
         self.count = 0
         self.error = None
@@ -29,17 +29,17 @@ class Making:
     def __call__(self, *arguments):
         self.count += 1
         self.begun.release()
-        assert self.may_end.wait(TIMEOUT)
+        assert self.may_continue.wait(TIMEOUT)
         if self.error is not None:
             raise self.error
         return self._make(*arguments)
 
 
 @pytest.fixture
-def making(monkeypatch):
-    making = Making(monkeypatch)
-    yield making
-    making.may_end.set()
+def build(monkeypatch):
+    build = DelayedBuild(monkeypatch)
+    yield build
+    build.may_continue.set()
 
 
 @pytest.fixture
@@ -52,31 +52,31 @@ def call():
         yield lambda: pool.submit(traced.call_fused, context, [[], []])
 
 
-def test_workers_wait_while_one_of_them_builds_a_fused_function(making, call):
+def test_workers_wait_while_one_of_them_builds_a_fused_function(build, call):
     calls = [call() for _ in range(WORKERS)]
-    assert making.begun.acquire(timeout=TIMEOUT)
+    assert build.begun.acquire(timeout=TIMEOUT)
     assert not concurrent.futures.wait(calls, timeout=0.2).done
-    making.may_end.set()
+    build.may_continue.set()
     assert [each.result(TIMEOUT) for each in calls] == [[3.0, 3.0]] * WORKERS
-    assert making.count == 1
+    assert build.count == 1
     call().result(TIMEOUT)
-    assert making.count == 1
+    assert build.count == 1
 
 
-def test_a_failed_build_fails_all_waiting_calls_and_the_next_call_retries(making, call):
-    making.error = ValueError("no such operation")
+def test_a_failed_build_fails_all_waiting_calls_and_the_next_call_retries(build, call):
+    build.error = ValueError("no such operation")
     calls = [call() for _ in range(WORKERS)]
-    assert making.begun.acquire(timeout=TIMEOUT)
-    making.may_end.set()
+    assert build.begun.acquire(timeout=TIMEOUT)
+    build.may_continue.set()
     assert {str(each.exception(TIMEOUT)) for each in calls} == {"no such operation"}
-    making.error = None
+    build.error = None
     assert call().result(TIMEOUT) == [3.0, 3.0]
 
 
-def test_waiting_for_another_workers_build_is_bounded(making, call, monkeypatch):
+def test_waiting_for_another_workers_build_is_bounded(build, call, monkeypatch):
     monkeypatch.setattr(traced_function, "_BUILD_TIMEOUT", 0.05)
     calls = [call() for _ in range(2)]
     for _ in calls:
-        assert making.begun.acquire(timeout=TIMEOUT)
-    making.may_end.set()
+        assert build.begun.acquire(timeout=TIMEOUT)
+    build.may_continue.set()
     assert [each.result(TIMEOUT) for each in calls] == [[3.0, 3.0]] * 2

@@ -1,4 +1,4 @@
-"""What `jit_compile=True` can do in a scheduled function works; what it cannot is refused when it is scheduled."""
+"""Tests that supported uses of `jit_compile=True` work in scheduled functions, and others are refused by `schedule`."""
 
 import keras
 import numpy as np

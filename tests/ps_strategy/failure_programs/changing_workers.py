@@ -47,7 +47,7 @@ class Training:
         return int(found)
 
     @contextlib.contextmanager
-    def going_on(self) -> Iterator[None]:
+    def training_continues(self) -> Iterator[None]:
         """Trains during the block."""
         stop = threading.Event()
 
@@ -68,16 +68,16 @@ class Training:
 
 def worker_joins(cluster: LocalCluster, training: Training) -> None:
     address = cluster.start_worker()
-    with training.going_on():
+    with training.training_continues():
         index = training.strategy.cluster.add_worker(address)
         assert index == 2
-        assert training.run_on(2) == 10, "its iterator begins at the beginning, its table is its own"
+        assert training.run_on(2) == 10, "its iterator starts from the beginning, and its table is a copy"
         wait_until(lambda: training.strategy.cluster.statistics().workers[2].finished > 20)
     assert len(training.own.read_all()) == 3
 
 
 def worker_leaves(cluster: LocalCluster, training: Training) -> None:
-    with training.going_on():
+    with training.training_continues():
         training.strategy.cluster.remove_worker(2)
         assert [worker.index for worker in training.strategy.cluster.workers] == [0, 1]
         wait_until(lambda: training.schedule().result(TIMEOUT) is not None)
@@ -86,7 +86,7 @@ def worker_leaves(cluster: LocalCluster, training: Training) -> None:
 
 
 def worker_dies_and_another_takes_its_place(cluster: LocalCluster, training: Training) -> None:
-    with training.going_on():
+    with training.training_continues():
         cluster.kill("worker", 1)
         wait_until(lambda: training.strategy.cluster.workers[1].state.value == "lost")
         training.strategy.cluster.move_worker(1, cluster.start_worker())
@@ -97,7 +97,7 @@ def worker_dies_and_another_takes_its_place(cluster: LocalCluster, training: Tra
 
 def worker_that_never_returns_blocks_no_other(cluster: LocalCluster, training: Training) -> None:
     # Worker 1 is at the address of the second one that was started late, which has number 3 in the local cluster.
-    with training.going_on():
+    with training.training_continues():
         for index in (0, 3):
             cluster.kill("worker", index)
         wait_until(lambda: all(worker.state.value == "lost" for worker in training.strategy.cluster.workers))
@@ -108,27 +108,27 @@ def worker_that_never_returns_blocks_no_other(cluster: LocalCluster, training: T
     training.run_on(1)
 
 
-def a_file_says_who_works(cluster: LocalCluster) -> None:
+def workers_follow_a_file(cluster: LocalCluster) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "cluster.json"
         first, second = cluster.spec["worker"]
 
-        def say(*workers: str) -> None:
+        def write_workers(*workers: str) -> None:
             fresh = file.with_suffix(".new")
             fresh.write_text(json.dumps({"worker": workers, "ps": cluster.spec["ps"]}))
             fresh.replace(file)
 
-        say(first)
+        write_workers(first)
         resolver = coordinator.PolledClusterResolver(file, interval=0.1)
         with coordinator.ParameterServerStrategy(resolver) as strategy:
             training = Training(strategy)
-            with training.going_on():
-                say(first, second)
+            with training.training_continues():
+                write_workers(first, second)
                 wait_until(lambda: len(strategy.cluster.workers) == 2)
                 training.run_on(1)
                 file.write_text("not a cluster")
                 training.run_on(1)
-                say(second)
+                write_workers(second)
                 wait_until(lambda: [worker.index for worker in strategy.cluster.workers] == [1])
                 training.run_on(1)
 
@@ -148,7 +148,7 @@ def main() -> None:
             # At least once each.
             assert training.count.numpy() >= strategy.cluster.statistics().finished - 20
         cluster.restart("worker", 1)
-        a_file_says_who_works(cluster)
+        workers_follow_a_file(cluster)
 
 
 if __name__ == "__main__":

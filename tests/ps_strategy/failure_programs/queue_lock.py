@@ -1,6 +1,6 @@
 """Records which modules' functions are called by a thread while it holds the queue's lock, and prints the names.
 
-Functions are scheduled in all the ways that there are: alone and fused, with arrays, tensors, keyword arguments,
+Functions are scheduled in all possible ways: alone and fused, with arrays, tensors, keyword arguments,
 iterators and futures, failing and cancelled. In the end the recorder itself is checked.
 """
 

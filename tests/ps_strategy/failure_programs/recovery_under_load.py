@@ -1,4 +1,4 @@
-"""Loses a parameter server again and again while many fused calls run, and counts what the steps after it have done.
+"""Loses a parameter server again and again while many fused calls run, and counts the effects of the steps after it.
 
 Its arguments are how often the server is lost, and how many steps are scheduled each time. It prints a line for each
 loss: the counts on the parameter servers, and what they are if each step after the restore ran exactly once.

@@ -1,4 +1,4 @@
-"""A plain training loop, without one `try`, whose parameter servers are lost in one way after another.
+"""A plain training loop without any `try`, whose parameter servers are lost in one way after another.
 
 It prints one JSON object: for each case of `CASES`, what the loop and its callback saw.
 """

@@ -88,17 +88,17 @@ def test_only_calls_with_arguments_of_the_same_shapes_are_fused(fused):
 
 def test_each_step_begins_after_the_one_before_has_ended(strategy, fused):
     with strategy.scope():
-        mine = tf.Variable(0, dtype=tf.int64, per_worker_variable=True)
+        per_worker = tf.Variable(0, dtype=tf.int64, per_worker_variable=True)
         log = tf.Variable(tf.zeros([3, 100], tf.int64))
 
     @tf.function
     def step():
-        before = mine.read_value()
+        before = per_worker.read_value()
         matrix = tf.fill([100, 100], tf.cast(before, tf.float32) * 1e-3)
         for _ in range(4):
             matrix = tf.tanh(matrix @ matrix)
         with tf.control_dependencies([matrix]):
-            mine.assign(before + 1)
+            per_worker.assign(before + 1)
         worker = coordinator.get_current_worker_index()
         log.scatter_nd_update([[worker, before]], [before + 1])
         return worker, before
@@ -182,11 +182,11 @@ def test_each_worker_uses_its_own_tables_and_per_worker_variables(strategy, fuse
         table = tf.lookup.StaticHashTable(
             tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([1, 2], tf.int64)), -1
         )
-        mine = tf.Variable(0, dtype=tf.int64, per_worker_variable=True)
+        per_worker = tf.Variable(0, dtype=tf.int64, per_worker_variable=True)
 
     @tf.function
     def step(words):
-        return coordinator.get_current_worker_index(), mine.assign_add(1), table.lookup(words)
+        return coordinator.get_current_worker_index(), per_worker.assign_add(1), table.lookup(words)
 
     counts = dict.fromkeys(range(3), 0)
     for future in fused.run(step, [(tf.constant(["b", "a", "c"]),) for _ in range(COUNT)]):

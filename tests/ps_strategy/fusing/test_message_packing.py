@@ -127,7 +127,7 @@ def test_four_byte_words_arrive_unchanged_even_if_they_are_nan_as_floats(has_num
     concrete = built(lambda *tensors: fn(*[tf.reverse(tensor, [0]) for tensor in tensors]), *specs)
     assert directions(concrete) == [("", SERVERS[0]), (SERVERS[0], "")]
     kinds = {tensor.dtype for op in concrete.graph.get_operations() if op.type == "SplitV" for tensor in op.outputs}
-    assert kinds == {tf.int32}, "what is not a float must not travel as one"
+    assert kinds == {tf.int32}, "other values than floats must not be sent as floats"
     for found, value in zip(results(concrete, *given), given, strict=True):
         assert found[::-1].tobytes() == value.tobytes()
 
@@ -220,16 +220,16 @@ def test_a_tensor_that_is_needed_at_once_waits_for_no_later_one():
     assert not any("split" in name or "Reshape" in name for name in first.input)
 
 
-def taken(_):
+def dequeued(_):
     queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.int32], shapes=[[]])
     return tf.ensure_shape(tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.int32])[0], [])
 
 
-def looked_for(x):
+def polled(x):
     return tf.while_loop(lambda i: i < 3, lambda i: i + tf.cast(tf.timestamp() > 0, tf.int32), [x])[0]
 
 
-@pytest.mark.parametrize("wait", [taken, looked_for], ids=lambda wait: wait.__name__)
+@pytest.mark.parametrize("wait", [dequeued, polled], ids=lambda wait: wait.__name__)
 @pytest.mark.parametrize("is_inside", [False, True])
 def test_operations_that_may_block_do_not_delay_other_messages(wait, is_inside):
     def fn(x):

@@ -79,7 +79,7 @@ class Training:
 
 
 def train_both(strategy, make_model, tolerance=1e-4):
-    """Trains one model on the cluster, one step at a time, and one here; both must come to the same.
+    """Trains one model on the cluster, one step at a time, and one in this process; both must become equal.
 
     Then many steps at once must make the loss fall. Returns how the first model was trained.
     """

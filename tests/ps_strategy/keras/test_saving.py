@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.ps_strategy.every_worker import on_every_worker
 from tests.ps_strategy.keras.saved_keras_model import BATCH, inputs, load_and_check, make_model, make_step, save
 
-# Keras' own.
+# Warnings of Keras itself.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
 
 STEPS = 6

@@ -1,4 +1,4 @@
-"""A `Handshake` and a `ClientLease` that ask no server."""
+"""A `Handshake` and a `ClientLease` that call no server."""
 
 from collections.abc import Collection, Mapping
 
@@ -8,7 +8,7 @@ from coordinator.ps_strategy.membership.cluster_definition import Task
 
 
 class FakeHandshake:
-    """Takes the place of the real one: it admits all but those that a test excludes.
+    """Replaces the real handshake: it admits all but those that a test excludes.
 
     Attributes:
       excluded: the addresses of those that are not admitted.
@@ -24,7 +24,7 @@ class FakeHandshake:
 
 
 class FakeLease:
-    """Takes the place of the real one.
+    """Replaces the real handshake.
 
     Attributes:
       freed_on: the addresses of those that freed what the client had created there; a new connection ends that.

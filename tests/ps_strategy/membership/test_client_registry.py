@@ -1,4 +1,4 @@
-"""The list of clients on each server; nothing is freed of a client that may live."""
+"""Tests of the list of clients on each server; the resources of a client that may be running are not freed."""
 
 import socket
 
@@ -33,16 +33,16 @@ def test_an_unreadable_list_has_no_clients(text: bytes) -> None:
     ("answer", "expected"),
     [(Answer.HELD, False), (Answer.SILENT, False), (Answer.UNKNOWN, True), (Answer.UNREACHED, True)],
 )
-def test_a_client_has_ended_only_if_that_is_certain(monkeypatch, answer: Answer, expected: bool) -> None:
-    asked = []
+def test_a_client_counts_as_ended_only_if_that_is_certain(monkeypatch, answer: Answer, expected: bool) -> None:
+    renewed = []
 
     def renew(self, timeout):
-        asked.append(self._address)
+        renewed.append(self._address)
         return answer
 
     monkeypatch.setattr(client_registry.RemoteContext, "renew", renew)
     assert has_ended(Client(1, "10.0.0.1:2222", "elsewhere"), TIMEOUT) is expected
-    assert asked == ["10.0.0.1:2222"]
+    assert renewed == ["10.0.0.1:2222"]
 
 
 @pytest.mark.parametrize("address", ["localhost:1", "127.0.0.1:1", "[::1]:1"])
@@ -69,7 +69,7 @@ def ps_address(shared_cluster) -> str:
 
 @pytest.fixture
 def own(strategy) -> Client:
-    """The client that this process is."""
+    """The client of this process."""
     server = current_server_def()
     [address] = [job.tasks[0] for job in server.cluster.job if job.name == "chief"]
     return Client(context_id(), address)
@@ -81,14 +81,14 @@ def clients_on_server() -> list[Client]:
         return decode_clients(tf.raw_ops.ReadVariableOp(resource=entry, dtype=tf.string).numpy())
 
 
-def test_this_client_is_registered_on_its_servers_and_lives(own) -> None:
+def test_this_client_is_registered_on_its_servers_and_counts_as_running(own) -> None:
     assert own in clients_on_server()
     assert not has_ended(own, TIMEOUT)
     another = Client(own.context_id ^ 1, own.address, own.host)
     assert has_ended(another, TIMEOUT), "another process, or an earlier one, that had this address"
 
 
-def test_a_list_keeps_living_clients_and_drops_ended_ones(own, ps_address, monkeypatch) -> None:
+def test_a_list_keeps_running_clients_and_drops_ended_ones(own, ps_address, monkeypatch) -> None:
     silent, gone = Client(1, "10.0.0.1:1", "elsewhere"), Client(2, "10.0.0.2:1", "elsewhere")
     before = clients_on_server()
     released = []

@@ -1,4 +1,4 @@
-"""Which descriptions of a cluster are taken, and what is said of the others."""
+"""Tests of which descriptions of a cluster are accepted, and of the messages about the others."""
 
 import json
 
@@ -50,7 +50,7 @@ def test_a_broken_tf_config_is_refused_with_an_example(monkeypatch, config):
         ClusterDefinition.from_resolver(tf.distribute.cluster_resolver.TFConfigClusterResolver())
 
 
-def test_the_client_needs_no_place_in_the_cluster():
+def test_the_client_need_not_be_listed_in_the_cluster():
     assert define(SPEC, "", None).client_address is None
     assert define(SPEC, None, None) == define(SPEC)
 
@@ -85,7 +85,7 @@ def test_only_a_resolver_is_taken(resolver):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_cluster_that_cannot_work_is_refused_in_clear_words(jobs, words):  # row 133
+def test_an_unusable_cluster_is_refused_with_a_clear_message(jobs, words):  # row 133
     assert words in refusal(jobs)
 
 
@@ -118,7 +118,7 @@ def test_wrong_options_and_partitioners_are_refused_before_connecting():
         coordinator.ParameterServerStrategy(simple_resolver(SPEC), variable_partitioner=len)
 
 
-def test_the_server_definition_names_the_given_tasks_alone():
+def test_the_server_definition_contains_only_the_given_tasks():
     definition = server_def("grpc", "c:1", {Task("worker", 2): "w2:1", Task("ps", 0): "p0:1"})
     assert {job.name: dict(job.tasks) for job in definition.cluster.job} == {
         "chief": {0: "c:1"},
@@ -134,7 +134,7 @@ def test_workers_do_not_see_each_other():
     assert seen == {"worker": ["/job:ps", "/job:chief"], "ps": ["/job:worker", "/job:chief"]}
 
 
-def test_more_workers_than_update_rules_have_room_for_are_refused():
+def test_more_workers_than_update_rules_support_are_refused():
     spec = {"worker": {0: "w0:1", 1024: "w1:1"}, "ps": ["p0:1"]}
     message = "/job:worker/task:1024 is one too many: a cluster has at most 1024 workers"
     with pytest.raises(ClusterSpecError, match=message):

@@ -1,4 +1,4 @@
-"""Which servers take part, and what may go wrong in a handshake."""
+"""Tests of the handshake with servers, and of its failures."""
 
 import pytest
 import tensorflow as tf
@@ -21,22 +21,22 @@ def run(incarnation: int) -> Connection:
 
 
 class Servers:
-    """Takes the place of the functions that talk to servers.
+    """Replaces the functions that call servers.
 
     Attributes:
       registered: the addresses of the servers where this client registered.
-      troubles: what the handshake with a server raises, by address.
+      errors: what the handshake with a server raises, by address.
     """
 
     def __init__(self) -> None:
         self.registered: list[str] = []
-        self.troubles: dict[str, Exception] = {}
+        self.errors: dict[str, Exception] = {}
         self.is_error: bool | None = None
 
     def check_version(self, device: str, address: str, *, is_error: bool) -> None:
         self.is_error = is_error
-        if address in self.troubles:
-            raise self.troubles[address]
+        if address in self.errors:
+            raise self.errors[address]
 
     def register(self, own: Client, device: str, address: str, timeout: float) -> None:
         assert own is CLIENT
@@ -63,11 +63,11 @@ def test_new_servers_make_a_handshake(servers, handshakes) -> None:
     assert servers.is_error is True
 
 
-def test_a_server_of_another_version_takes_no_part(servers, handshakes, caplog) -> None:
-    servers.troubles["second:1"] = VersionMismatchError("It runs another TensorFlow.")
+def test_a_server_of_another_version_is_refused(servers, handshakes, caplog) -> None:
+    servers.errors["second:1"] = VersionMismatchError("It runs another TensorFlow.")
     assert set(handshakes.admit({FIRST: run(1), SECOND: run(2)}, ADDRESSES)) == {FIRST}
     assert "It runs another TensorFlow. It takes no part." in caplog.text
-    assert handshakes.refused == {2: servers.troubles["second:1"]}
+    assert handshakes.refused == {2: servers.errors["second:1"]}
 
 
 def test_no_server_is_refused_at_first(handshakes) -> None:
@@ -75,10 +75,10 @@ def test_no_server_is_refused_at_first(handshakes) -> None:
 
 
 def test_a_server_that_dies_during_its_handshake_may_return(servers, handshakes) -> None:
-    servers.troubles["first:1"] = tf.errors.UnavailableError(None, None, "Socket closed")
+    servers.errors["first:1"] = tf.errors.UnavailableError(None, None, "Socket closed")
     assert handshakes.admit({FIRST: run(1)}, ADDRESSES) == {}
     assert not handshakes.refused
-    del servers.troubles["first:1"]
+    del servers.errors["first:1"]
     assert set(handshakes.admit({FIRST: run(2)}, ADDRESSES)) == {FIRST}
 
 
@@ -89,8 +89,8 @@ def test_another_version_may_be_a_warning(servers) -> None:
 
 
 def test_a_server_that_does_not_answer_its_handshake_may_return(servers, handshakes) -> None:
-    servers.troubles["first:1"] = TimeoutError("A call into TensorFlow has not returned in 30 s.")
+    servers.errors["first:1"] = TimeoutError("A call into TensorFlow has not returned in 30 s.")
     assert handshakes.admit({FIRST: run(1)}, ADDRESSES) == {}
     assert not handshakes.refused
-    del servers.troubles["first:1"]
+    del servers.errors["first:1"]
     assert set(handshakes.admit({FIRST: run(1)}, ADDRESSES)) == {FIRST}

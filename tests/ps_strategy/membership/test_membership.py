@@ -1,4 +1,4 @@
-"""Which servers are connected, by the results of the handshake and the sentinels, without servers or TensorFlow."""
+"""Tests of which servers are connected, given fake handshakes and sentinels, without servers or TensorFlow."""
 
 from types import SimpleNamespace
 
@@ -78,20 +78,20 @@ def test_a_worker_that_is_not_admitted_is_not_connected(handshake, lease, member
     assert not members.reconnect(1)
     assert lease.held == {ADDRESSES[PS], ADDRESSES[FIRST]}
     members.disconnect(0)
-    assert lease.held == {ADDRESSES[PS], ADDRESSES[FIRST]}, "what was never begun is not lost"
+    assert lease.held == {ADDRESSES[PS], ADDRESSES[FIRST]}, "a server that was never connected is not lost"
     assert members.begin_attempt(0) is not None
     members.disconnect(0)
     assert lease.held == {ADDRESSES[PS]}
 
 
 def test_each_new_connection_makes_one_handshake(handshake, lease, members):
-    asked = []
+    admitted = []
     admit = handshake.admit
-    handshake.admit = lambda new, addresses: asked.append(set(new)) or admit(new, addresses)
+    handshake.admit = lambda new, addresses: admitted.append(set(new)) or admit(new, addresses)
     members.connect()
     lease.freed_on.add(ADDRESSES[SECOND])
     assert members.reconnect(1)
-    assert asked == [set(ADDRESSES), set(), {SECOND}]
+    assert admitted == [set(ADDRESSES), set(), {SECOND}]
 
 
 def test_one_worker_too_many_is_not_added(members):
@@ -110,13 +110,13 @@ def test_a_server_of_another_version_makes_connect_raise(handshake, members):
         members.connect()
 
 
-def test_a_server_that_was_refused_is_not_connected_again(handshake, members):
+def test_a_refused_server_is_not_connected_again(handshake, members):
     handshake.refused[1] = VersionMismatchError("It runs another TensorFlow.")
     with pytest.raises(TimeoutError, match=r"/job:ps/task:0 \(ps:1\), any worker .* did not answer"):
         members.connect()
 
 
-def test_a_failed_connection_although_all_answer_names_the_likely_cause(members, monkeypatch):
+def test_connecting_that_fails_although_all_answer_names_the_likely_cause(members, monkeypatch):
     import tensorflow as tf
 
     def fail(definition, client_timeout):
@@ -145,7 +145,7 @@ def test_a_worker_that_does_not_reach_a_recovered_server_is_disconnected(lease, 
 def test_parameter_servers_that_do_not_reach_each_other_are_logged(sentinels, members, caplog):
     members.connect()
     sentinels.apart = True
-    assert members.reconnect(0), "a worker that returns has nothing to do with that"
+    assert members.reconnect(0), "the return of a worker does not change that"
     assert "reach each other" not in caplog.text
     members.reach_parameter_servers()
     assert "The parameter servers do not all reach each other yet" in caplog.text

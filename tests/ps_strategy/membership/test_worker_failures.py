@@ -127,8 +127,8 @@ def test_a_function_whose_worker_is_killed_runs_again_elsewhere(shared_cluster, 
     # Earlier results are still available (row 24), and no call on the other workers failed.
     assert [int(future.result(timeout=0)) for future in done_before] == results
     for old, new in zip(before, strategy.cluster.statistics().workers, strict=True):
-        suffered = int(new.index == victim)
-        assert (new.losses - old.losses, new.retried - old.retried) == (suffered, suffered), new.device
+        expected = int(new.index == victim)
+        assert (new.losses - old.losses, new.retried - old.retried) == (expected, expected), new.device
 
 
 @pytest.mark.long

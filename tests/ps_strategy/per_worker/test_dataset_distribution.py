@@ -136,11 +136,11 @@ def test_element_spec_is_as_general_as_the_workers_datasets_need(strategy):  # r
 
 @pytest.mark.parametrize("other", ["words", (1, 2)])
 def test_datasets_of_different_kinds_on_different_workers_are_refused(strategy, other):
-    def of_two_minds(context):
+    def different_types(context):
         return tf.data.Dataset.from_tensors(other if context.input_pipeline_id == 1 else 1)
 
-    with pytest.raises(ValueError, match="'of_two_minds' must give elements of one type on all workers"):
-        strategy.experimental_distribute_datasets_from_function(of_two_minds)
+    with pytest.raises(ValueError, match="'different_types' must give elements of one type on all workers"):
+        strategy.experimental_distribute_datasets_from_function(different_types)
 
 
 def test_elements_may_be_nested_ragged_and_sparse(strategy, distribute):
@@ -215,11 +215,11 @@ def test_a_dataset_function_must_be_callable(strategy, not_callable):  # row 64
 
 @pytest.mark.parametrize("returned", [3, None, [tf.constant(1)]])
 def test_a_function_that_returns_no_dataset_is_refused(strategy, returned):  # row 64
-    def misguided(_):
+    def no_dataset_fn(_):
         return returned
 
-    with pytest.raises(TypeError, match=r"'misguided' must return a tf\.data\.Dataset, but returned"):
-        strategy.experimental_distribute_datasets_from_function(misguided)
+    with pytest.raises(TypeError, match=r"'no_dataset_fn' must return a tf\.data\.Dataset, but returned"):
+        strategy.experimental_distribute_datasets_from_function(no_dataset_fn)
 
 
 @pytest.mark.parametrize("no_dataset", [3, total, iter([1])])
@@ -232,12 +232,12 @@ def test_only_datasets_can_be_distributed(strategy, no_dataset):  # row 64
 def test_input_options_enable_prefetching_on_each_worker(strategy, buffer_size):  # row 66
     with strategy.scope():
         made = tf.Variable(0, dtype=tf.int64)
-    without_buffers_of_its_own = tf.data.Options()
-    without_buffers_of_its_own.experimental_optimization.inject_prefetch = False
+    without_injected_prefetch = tf.data.Options()
+    without_injected_prefetch.experimental_optimization.inject_prefetch = False
 
     def counted(_):
         dataset = tf.data.Dataset.range(100).map(lambda x: made.assign_add(1) * 0 + x)
-        return dataset.with_options(without_buffers_of_its_own)
+        return dataset.with_options(without_injected_prefetch)
 
     options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=buffer_size)
     iterator = iter(strategy.experimental_distribute_datasets_from_function(counted, options))

@@ -136,7 +136,7 @@ def test_gradients_flow_to_a_per_worker_variable(strategy):
 
 
 def test_evaluation_over_shards_is_exact_although_two_of_three_workers_are_killed(strategy, shared_cluster):  # row 71
-    """Each shard returns what it counted in scratch variables of its worker, which come back zeroed with the worker.
+    """Each shard returns what it counted in scratch variables of its worker, which are zero when it returns.
 
     A shard is counted by whichever attempt returned it, so nothing is lost with a worker and nothing counts twice.
     """

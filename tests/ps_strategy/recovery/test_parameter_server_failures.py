@@ -19,7 +19,7 @@ from tests.ps_strategy.failure_programs.parameter_server_losses import CASES, ST
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
-# On an idle machine it takes well under a second; a probe that is not answered takes five.
+# On an idle machine it takes well under a second; an unanswered probe takes five.
 SOON = 30.0
 
 

@@ -1,4 +1,4 @@
-"""Parameter servers that are lost come back with what the latest checkpoint holds; no function is traced again.
+"""Lost parameter servers are recovered from the latest checkpoint; no function is traced again.
 
 what is lost, and when                       what is restored
 one parameter server                         the newest checkpoint

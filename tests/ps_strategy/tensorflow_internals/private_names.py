@@ -21,7 +21,7 @@ def call_flat(function: Any, inputs: list[tf.Tensor]) -> Any:
 
 
 def handle_data(handle: tf.Tensor) -> Any:
-    """Returns the dtype and shape that TensorFlow knows of a resource's value."""
+    """Returns the dtype and shape of a resource's value, as recorded by TensorFlow."""
     return handle._handle_data
 
 

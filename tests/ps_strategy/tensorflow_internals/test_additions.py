@@ -149,7 +149,7 @@ def test_a_custom_layer_counts_every_call(strategy: coordinator.ParameterServerS
     assert int(layer.calls) == STEPS
 
 
-# Rows, and additions to all of them, that take workers long enough to meet.
+# So many rows, and additions to all of them, that the updates of workers overlap.
 ROWS, WIDTH, IN_A_STEP, RACING_STEPS = 2048, 64, 10, 80
 
 

@@ -171,7 +171,7 @@ def test_functions_are_traced_while_a_worker_is_removed_and_added(shared_cluster
     def reconnections():
         return strategy.cluster.statistics().workers[index].reconnections
 
-    def come_and_go():
+    def remove_and_add():
         for _ in range(times):
             before = reconnections()
             strategy.cluster.move_worker(index, address)
@@ -179,7 +179,7 @@ def test_functions_are_traced_while_a_worker_is_removed_and_added(shared_cluster
 
     futures = []
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        changes = pool.submit(come_and_go)
+        changes = pool.submit(remove_and_add)
         while not changes.done():
             number = len(futures)
             futures.append(strategy.schedule(tf.function(lambda x, n=number: x + n), args=(tf.constant(1),)))

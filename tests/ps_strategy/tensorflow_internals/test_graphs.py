@@ -17,7 +17,7 @@ def test_a_graph_may_be_changed_before_it_becomes_a_function():
 
     def change(graph):
         [read] = [each for each in graph.get_operations() if each.type == "ReadVariableOp"]
-        assert [each.type for each in read.control_inputs] == ["AssignAddVariableOp"], "control dependencies are there"
+        assert [each.type for each in read.control_inputs] == ["AssignAddVariableOp"], "control dependencies are kept"
         [added] = [each for each in graph.get_operations() if each.type.startswith("Add")]
         with graph.as_default():
             replace_input(added, 1, added.inputs[1] * 100)

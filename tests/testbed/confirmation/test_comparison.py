@@ -30,7 +30,7 @@ def comparison(real: Figures, simulated: Figures, repeated: list[Figures] | None
         (figures(rate=21.9), True),
         (figures(rate=22.1), False),
         (figures(rate=17.9), False),
-        # Idle time is shown, and not judged.
+        # Idle time is shown, but not compared.
         (figures(idle=0.5), True),
     ],
 )

@@ -1,4 +1,4 @@
-"""The command, as a whole: what cannot be asked for, and that real servers and the simulator agree."""
+"""Tests of the whole command: its options, and the agreement of real servers with the simulator."""
 
 import re
 
@@ -29,8 +29,8 @@ def test_a_wrong_option_is_refused_in_one_line_with_its_name(
 
 def test_options_have_defaults_and_workers_are_listed_once() -> None:
     assert Confirmation.of({"workers": None, "confirm_seconds": None, "confirm_repeats": None}) == Confirmation()
-    asked = Confirmation.of({"workers": "4,2,4", "confirm_seconds": 2.0, "confirm_repeats": 5})
-    assert (asked.workers, asked.seconds, asked.repeats, asked.runs) == ((2, 4), 2.0, 5, 40)
+    chosen = Confirmation.of({"workers": "4,2,4", "confirm_seconds": 2.0, "confirm_repeats": 5})
+    assert (chosen.workers, chosen.seconds, chosen.repeats, chosen.runs) == ((2, 4), 2.0, 5, 40)
 
 
 @pytest.mark.cluster

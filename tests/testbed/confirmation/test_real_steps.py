@@ -1,4 +1,4 @@
-"""What is counted of real steps, and what they note, is the same run."""
+"""Tests that the counts of real steps and their recorded times are of the same run."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def test_counts_and_recorded_times_are_of_the_same_steps(strategy) -> None:
     run = RealSteps(strategy, BOUNDED_DELAY, 3, sleeps).run(1.5)
     assert run.seconds >= 1.5
     pushes = int(run.histogram.sum())
-    # At each end of the run a step of each worker may be counted and not recorded, or the other way round.
+    # At each end of the run, a step of each worker may be counted and not recorded, or vice versa.
     assert abs(sum(map(len, run.recorded)) - pushes) <= 6
     assert abs(run.updates - pushes) <= 6
     assert run.histogram[MAX_DELAY + 1 :].sum() == 0
@@ -27,14 +27,14 @@ def test_counts_and_recorded_times_are_of_the_same_steps(strategy) -> None:
         assert (np.diff(steps[:, [ASKED, PULLED, COMPUTED, FINISHED]], axis=1) >= 0).all()
         assert (steps[1:, ASKED] >= steps[:-1, FINISHED]).all()
         assert (steps[:, COMPUTED] - steps[:, PULLED] >= least).all()
-    # Nothing is left to do, and the next run goes on.
+    # No step is left, and the next run continues.
     assert strategy.done()
 
 
 @pytest.mark.long
 def test_a_worker_that_runs_out_of_steps_is_an_error(strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = RealSteps(strategy, BOUNDED_DELAY, 2, Sleeps(median=0.001))
-    # As if sleeps were far longer than they are, so that few steps are thought to be enough.
+    # Sleeps are assumed to be far longer than they are, so that few steps are considered enough.
     monkeypatch.setattr(Sleeps, "mean", 1e6)
     with pytest.raises(RuntimeError, match="A worker has run out of steps within"):
         steps.run(20.0)

@@ -27,7 +27,7 @@ def make_rule(strategy, variables, **options):
 
 
 def ascent(rule, weights):
-    """A step that adds so much to each weight; gives what it found."""
+    """Returns a step that adds a number to each weight, and returns the value before."""
 
     @tf.function
     def step(by):
@@ -44,7 +44,7 @@ def run(strategy, step, worker, by=1.0):
 
 
 def own_models(rule):
-    """What each worker has now of the second weight."""
+    """Returns each worker's present value of the second weight."""
     return [float(value) for value in own_model_of(rule).variables[1].read_all()]
 
 

@@ -9,13 +9,13 @@ from tests.updates.parts_of_rules import log_of
 
 
 def make_rule(strategy, variables, delay, update=descend):
-    """A rule that goes down by what is pushed."""
+    """Returns a rule that subtracts the pushed gradients."""
     with strategy.scope():
         return Delayed(update, variables, delay=delay, learning_rate=1.0)
 
 
 def new_step(strategy, rule, variables):
-    """A step that pushes a number everywhere; gives the version that it pulled and the number that it found."""
+    """Returns a step that pushes a number for each variable, and returns the pulled version and the value before."""
 
     @tf.function
     def step(value):
@@ -32,5 +32,5 @@ def new_step(strategy, rule, variables):
 
 
 def entries(rule):
-    """What is known of each push that is queued, those that are due first."""
+    """Returns the entries of the queued pushes, those that are due first."""
     return log_of(rule).entries().numpy()

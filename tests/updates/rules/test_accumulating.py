@@ -1,4 +1,4 @@
-"""Collected gradients: each is in the same update of all servers, and in one update only."""
+"""Tests of accumulated gradients: each is in the same update on all servers, and in one update only."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def push(strategy, rule):
 
 
 def commit(rule, push, version=0):
-    """Commits a push, as one that goes no further; returns the update that it completes."""
+    """Commits a push as a worker that dies right after it; returns the update that it completes."""
 
     @tf.function
     def run():
@@ -110,15 +110,15 @@ def test_removing_incomplete_pushes_drops_no_accepted_gradient(strategy, variabl
     with strategy.scope():
         rule = BoundedDelay(descend, variables, max_delay=None, learning_rate=1.0)
     stores = stores_of(rule)
-    # All of one worker and one connection, in their order.
+    # All of one worker and one connection, in order.
     first, second, third = tf.constant([[900, 1, 1], [901, 1, 1], [901, 1, 2]], tf.int64)
     stores[0].columns.is_sparse.update({0: False, 1: False})
     for push in (first, second, third):
         for store in stores:
             add(rule, store, push, 1.0)
-    knows_too_little = first[None]
+    incomplete = first[None]
     for store in stores:
-        store.use_once(knows_too_little)
+        store.use_once(incomplete)
     for push in (second, third):
         for store in stores:
             store.use_once(push[None])
@@ -194,7 +194,7 @@ def test_half_precision_gradients_are_accumulated_in_float32(strategy, dtype):
         rows = tf.IndexedSlices(tf.fill([1], value), tf.constant([1]))
         return rule.push([tf.fill([2], value), rows], version)
 
-    # Their sum is beyond what float16 can hold, and is none in bfloat16 that does not lose the small one.
+    # Their sum overflows in float16, and loses the small one in bfloat16.
     for value in (60000.0, 60000.0, 240.0):
         strategy.schedule(step, args=(tf.constant(value, dtype),)).result(TIMEOUT)
     given = [float(tf.cast(tf.constant(value, dtype), tf.float32)) for value in (60000.0, 60000.0, 240.0)]

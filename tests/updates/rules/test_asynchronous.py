@@ -138,7 +138,7 @@ OPTIMIZERS = {
         {},
     ),
 }
-# Modulation, staleness, and what the learning rate is multiplied by.
+# Modulation, staleness, and the factor of the learning rate.
 SCALES = [(False, 3, 1.0), (True, 0, 1.0), (True, 3, 1 / 3), (scale_by_cases, 3, 0.5)]
 MORE_SCALES = [
     *SCALES,

@@ -1,4 +1,4 @@
-"""Model averaging: local models, and their mean during the computation of gradients."""
+"""Tests of model averaging: local models, and their mean, which is computed at the same time as gradients."""
 
 import keras
 import numpy as np
@@ -25,7 +25,7 @@ from tests.updates.rules.averaging_steps import (
 
 
 def test_models_become_the_mean_of_the_latest_ones_then_train_independently(strategy, weights, turn):
-    """Workers take turns inside one function each, so that none is idle; the same with plain numbers besides."""
+    """Workers take turns inside one function each, so that none is idle; compared with the same on plain numbers."""
     order = [0, 1, 0, 0, 2, 1, 2, 0, 1, 1]
     rule = make_rule(strategy, weights)
 
@@ -57,7 +57,7 @@ def test_models_become_the_mean_of_the_latest_ones_then_train_independently(stra
     assert statistics.updates == statistics.pushes == len(order)
     assert statistics.staleness.histogram == tuple(np.bincount(staleness).tolist())
     assert statistics.clocks == {worker: order.count(worker) for worker in range(WORKERS)}
-    # Each has taken the shared model once.
+    # Each has pulled the shared model once.
     assert statistics.pulls == len(order) + WORKERS
 
 
@@ -152,7 +152,7 @@ def test_several_steps_in_one_function_equal_those_in_several_functions(strategy
     assert rule.statistics().staleness.histogram == (12,)
 
 
-# Beside the computation.
+# In parallel with the computation.
 
 
 def test_averaging_completes_while_gradients_are_computed(strategy, weights):
@@ -161,7 +161,7 @@ def test_averaging_completes_while_gradients_are_computed(strategy, weights):
     @tf.function
     def step():
         with rule.pull() as version:
-            # Stands for a long computation: it ends when the averaging of this very step has been counted.
+            # Simulates a long computation: it ends when the averaging of this step has been counted.
             looks = looks_until(lambda: rule.version.read_value() > version)
             with tf.control_dependencies([looks]):
                 gradients = [tf.ones_like(weight) for weight in weights]
@@ -192,7 +192,7 @@ def test_gradients_are_computed_while_averaging_is_delayed(strategy, weights, tu
         with rule.pull() as version:
             gradients = [tf.ones_like(weight) + weight for weight in weights]
         with tf.control_dependencies(gradients):
-            # What holds the averaging up ends no sooner than here, and the push waits for the averaging.
+            # The lock is held until here at least, and the push waits for the averaging.
             turn.assign(2)
         rule.push(gradients, version)
 
@@ -201,12 +201,10 @@ def test_gradients_are_computed_while_averaging_is_delayed(strategy, weights, tu
     def finished():
         return strategy.cluster.workers[0].statistics().finished
 
-    rested_after, before = [], finished()
-    strategy.extended.services.add_idle_callback(
-        lambda worker: rested_after.append(finished()) if worker == 0 else None
-    )
+    idle_after, before = [], finished()
+    strategy.extended.services.add_idle_callback(lambda worker: idle_after.append(finished()) if worker == 0 else None)
     strategy.schedule(tf.function(lambda: tf.constant(0)), worker=0).result(TIMEOUT)
-    wait_until(lambda: any(number > before for number in rested_after))
+    wait_until(lambda: any(number > before for number in idle_after))
     held = strategy.schedule(hold_up, worker=1)
     wait_until(lambda: turn.numpy() == 1)
     strategy.schedule(step, worker=0).result(TIMEOUT)
@@ -214,7 +212,7 @@ def test_gradients_are_computed_while_averaging_is_delayed(strategy, weights, tu
     assert rule.version.numpy() == 1
 
 
-# When.
+# Period and warm-up.
 
 
 @pytest.mark.long
@@ -256,7 +254,7 @@ def test_the_shared_model_is_trained_until_a_worker_has_finished_its_warm_up(str
     found = [run(strategy, step, worker) for worker in (0, 1, 0, 1, 0)]
     assert found == [0, 1, 2, 3, 4]
     assert weights[1].numpy() == rule.version.numpy() == 5
-    # From now on each has its own, the one too that has not had so many steps, and the one that comes late.
+    # From now on each worker has its own model, also one with fewer steps, and one that starts late.
     found = [run(strategy, step, worker) for worker in (0, 1, 2, 0, 1, 2)]
     assert found == [5, 5, 5, 6, 6, 6]
     assert weights[1].numpy() == rule.version.numpy() == 5

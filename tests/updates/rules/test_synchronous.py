@@ -1,4 +1,4 @@
-"""The synchronous rule: updates are those of one process with averaged gradients, also after late and dead workers."""
+"""Tests of the synchronous rule: updates equal those of one process with averaged gradients, despite failures."""
 
 import contextlib
 
@@ -92,7 +92,7 @@ def test_a_gradient_of_an_older_version_is_rejected_and_changes_nothing(strategy
 
 
 def new_step(rule, variables):
-    """A whole step whose gradient is one, and which tells how often the worker had to compute it."""
+    """Returns a whole step whose gradient is one, and which returns how often the worker had to compute it."""
 
     @tf.function
     def step():
@@ -102,7 +102,7 @@ def new_step(rule, variables):
 
 
 def assert_consistent(rule, variables, grads_to_wait):
-    """The counts agree with each other and with the model, on all servers."""
+    """Asserts that the counts agree with each other and with the model, on all servers."""
     statistics = rule.statistics()
     waiting = int(log_of(rule).waiting())
     assert statistics.updates * grads_to_wait + waiting == statistics.pushes - statistics.rejected
@@ -127,7 +127,7 @@ def test_every_minibatch_is_applied_once_although_gradients_are_rejected(strateg
 
 @contextlib.contextmanager
 def brought_back(strategy, cluster, worker):
-    """A worker that is killed within, and is there again afterwards."""
+    """Restores a worker that is killed within the block."""
     try:
         yield
     finally:
@@ -141,7 +141,7 @@ def test_a_worker_that_dies_during_a_step_is_not_waited_for(strategy, shared_clu
         rule = Synchronous(descend, variables, grads_to_wait=2, learning_rate=1.0)
     step = new_step(rule, variables)
     strategy.schedule(step).result(TIMEOUT)
-    # Wherever in a step it is at that time.
+    # At any point of a step.
     for worker in (0, 1, 2):
         version = int(rule.version.numpy())
         with brought_back(strategy, shared_cluster, worker):

@@ -40,14 +40,14 @@ def locked_operations(lock: Any) -> list[Any]:
 
 
 def _waits(lock: Any, locked: list[Any], homes: dict[int, str]) -> list[str]:
-    there_in_time = _ancestors(lock)
+    before_lock = _ancestors(lock)
     waits = []
     for operation in locked:
         if not _is_on(lock.device, operation, homes):
             waits.append(f"{operation.name} is not on {lock.device}, where its lock is")
         for tensor in operation.inputs:
             before = tensor.op
-            if before.type != "Placeholder" and before not in there_in_time and not _is_on(lock.device, before, homes):
+            if before.type != "Placeholder" and before not in before_lock and not _is_on(lock.device, before, homes):
                 waits.append(f"{operation.name} under a lock takes {tensor.name} from another machine")
     return waits
 

@@ -1,4 +1,4 @@
-"""Queued pushes: complete or not at all, applied once on all servers, whichever worker dies."""
+"""Tests of queued pushes: complete or not at all, applied once on all servers, whichever worker dies."""
 
 import math
 
@@ -16,7 +16,7 @@ NEVER = math.inf
 
 
 def commit(rule, push):
-    """Queues a push that is on all servers, as one does whose worker dies after that."""
+    """Queues a push that is on all servers, as a worker that dies right after it."""
 
     @tf.function
     def run():
@@ -69,7 +69,7 @@ def test_an_update_that_a_dead_worker_left_unfinished_is_finished_once(strategy,
         finish_updates(rule)
     assert value_of(variables) == -7.0
     assert rule.statistics().staleness.histogram == (1, 1)
-    # Who comes late changes nothing.
+    # A late caller changes nothing.
     for store in stores:
         store.use_once(due)
     log.finish(due, tf.constant(1))
@@ -97,7 +97,7 @@ def test_applied_rows_are_removed_although_earlier_ones_wait(strategy, variables
     for _ in range(12):
         step(1, worker=1)
     lists = tf.unstack(stores_of(rule)[0].lists.read_value())
-    # Three and the last, and as many places that are empty.
+    # Three and the last, and the same number of empty slots.
     assert {int(tf.raw_ops.TensorListLength(input_handle=rows)) for rows in lists} <= {4, 5, 6, 7, 8}
     assert rule.flush() == 4
     assert value_of(variables) == -312.0

@@ -1,4 +1,4 @@
-"""Copies of a model that each worker trains, with its own optimizer."""
+"""Tests of the copies of a model that each worker trains with its own optimizer."""
 
 import keras
 import numpy as np
@@ -89,7 +89,7 @@ def test_every_worker_trains_its_copies_as_one_process_trains_variables(strategy
             np.testing.assert_allclose(values[number], expected[number], rtol=1e-5, atol=1e-6)
             np.testing.assert_array_equal(local.variables[number].read_all()[worker], values[number])
     assert local.steps.read_all() == [STEPS] * WORKERS
-    # Nobody else's model was touched.
+    # The models of other workers were not changed.
     assert optimizer.scalars[0] == 0
     for number in (0, 1):
         np.testing.assert_array_equal(variables[number].numpy(), START[number])

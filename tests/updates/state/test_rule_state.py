@@ -1,4 +1,4 @@
-"""The state of a rule on its home server, and its counters."""
+"""Tests of the state of a rule on its home server, and of its counters."""
 
 import numpy as np
 import pytest

@@ -28,6 +28,6 @@ def reads_of(concrete, variable):
     """Returns the operations of a traced function that read a variable, by type."""
     captures = concrete.captured_inputs
     placeholders = concrete.graph.inputs[len(concrete.graph.inputs) - len(captures) :]
-    [handle] = [mine for mine, theirs in zip(placeholders, captures, strict=True) if theirs is variable.handle]
+    [handle] = [inside for inside, outside in zip(placeholders, captures, strict=True) if outside is variable.handle]
     types = [operation.type for operation in handle.consumers()]
     return [found for found in types if found in ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")]

@@ -1,4 +1,4 @@
-"""The variables that a rule accepts, and sums of repeated rows."""
+"""Tests of the variables that a rule accepts, and of sums of repeated rows."""
 
 import keras
 import numpy as np

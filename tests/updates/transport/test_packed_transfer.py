@@ -9,16 +9,16 @@ from coordinator.updates.transport.model import transfer
 
 
 def sent(tensors, signature=None):
-    """Transfers tensors in a function; returns what arrives, the size in bytes, and the function's graph."""
+    """Transfers tensors in a function; returns the received tensors, the size in bytes, and the function's graph."""
     signature = signature or [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
 
     @tf.function(autograph=False)
     def there(*given):
         arrived, size = transfer(given, "/device:CPU:0", None)
-        for mine, theirs in zip(arrived, given, strict=True):
-            assert mine.dtype == theirs.dtype
-            assert mine.shape.is_compatible_with(theirs.shape)
-            assert mine.shape.rank == theirs.shape.rank
+        for received, sent_tensor in zip(arrived, given, strict=True):
+            assert received.dtype == sent_tensor.dtype
+            assert received.shape.is_compatible_with(sent_tensor.shape)
+            assert received.shape.rank == sent_tensor.shape.rank
         return arrived, size
 
     concrete = there.get_concrete_function(*signature)
@@ -33,8 +33,8 @@ def messages(graph):
 
 
 def assert_same(arrived, tensors):
-    for mine, theirs in zip(arrived, tensors, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    for received, sent_tensor in zip(arrived, tensors, strict=True):
+        np.testing.assert_array_equal(received, sent_tensor)
 
 
 def test_tensors_of_one_dtype_are_sent_in_one_message():

@@ -9,11 +9,11 @@ from tests.ps_strategy.fusing.random_transfers import SERVERS, RandomTransfers, 
 from tests.updates.descent import mostly_long
 
 
-@pytest.mark.parametrize("way", mostly_long(["to a server", "from a server"], "to a server"))
-def test_a_packed_transfer_of_every_dtype_keeps_the_bits(strategy, way):
+@pytest.mark.parametrize("direction", mostly_long(["to a server", "from a server"], "to a server"))
+def test_a_packed_transfer_of_every_dtype_keeps_the_bits(strategy, direction):
     transfers = RandomTransfers(7)
     server = SERVERS[1]
-    source, target = (None, server) if way == "to a server" else (server, None)
+    source, target = (None, server) if direction == "to a server" else (server, None)
 
     def fn(*fed):
         sent = transfers(*fed)

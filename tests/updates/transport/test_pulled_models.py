@@ -31,9 +31,9 @@ def test_a_recurrent_layer_has_the_same_gradients_as_without_a_pull(strategy, un
 
     x = tf.random.stateless_normal([2, 5, 3], (1, 2))
     inside, usual, _ = result(strategy, step, x)
-    for mine, other in zip(tf.nest.flatten(inside), tf.nest.flatten(usual), strict=True):
-        assert np.any(mine)
-        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
+    for found, other in zip(tf.nest.flatten(inside), tf.nest.flatten(usual), strict=True):
+        assert np.any(found)
+        np.testing.assert_allclose(found, other, rtol=1e-4, atol=1e-6)
 
 
 def test_a_model_of_mixed_precision_computes_in_bfloat16_and_gets_float32_gradients(strategy):
@@ -57,9 +57,9 @@ def test_a_model_of_mixed_precision_computes_in_bfloat16_and_gets_float32_gradie
         return inside, gradients(x)
 
     inside, usual = result(strategy, step, tf.constant([[1.0, 2.0], [3.0, 4.0]]))
-    for mine, other in zip(inside, usual, strict=True):
-        assert mine.dtype == np.float32
-        np.testing.assert_array_equal(mine, other)
+    for found, other in zip(inside, usual, strict=True):
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, other)
 
 
 def test_rows_of_an_embedding_are_looked_up_without_reading_the_rest(strategy):

@@ -164,8 +164,8 @@ def test_gradients_are_those_of_ordinary_reads(strategy, rule, variables):
         return inside[1:], gradients(x)[1:]
 
     inside, outside = result(strategy, step, tf.constant(3.0))
-    for mine, usual in zip(inside, outside, strict=True):
-        np.testing.assert_array_equal(tf.convert_to_tensor(mine), tf.convert_to_tensor(usual))
+    for found, usual in zip(inside, outside, strict=True):
+        np.testing.assert_array_equal(tf.convert_to_tensor(found), tf.convert_to_tensor(usual))
     assert gradients(tf.constant(3.0))[0] is None
 
 
