@@ -115,7 +115,6 @@ class ForkServer:
             _report_end(report, -signal.SIGKILL)
             return
         end, held = os.pipe()
-        os.set_inheritable(held, True)
         try:
             pid = os.fork()
         except OSError as error:
@@ -125,7 +124,7 @@ class ForkServer:
         else:
             if pid == 0:
                 os.close(end)
-                self._become_server(environment, folder, log, report)
+                self._become_server(environment, folder, log, report, held)
             self._children.append(_Child(pid, end, report))
             self._poll.register(end, select.POLLIN)
         os.close(held)
@@ -145,7 +144,9 @@ class ForkServer:
         # Python's own exit would first destroy all that was loaded.
         os._exit(0)
 
-    def _become_server(self, environment: Mapping[str, str], folder: int, log: int, report: socket.socket) -> NoReturn:
+    def _become_server(
+        self, environment: Mapping[str, str], folder: int, log: int, report: socket.socket, held: int
+    ) -> NoReturn:
         """Gives a forked child what a fresh process would have, and serves."""
         code = 1
         try:
@@ -161,6 +162,8 @@ class ForkServer:
                 os.close(child.end)
                 child.report.close()
             if not (self._may_serve and _read_early(environment) == _read_early(self._environment)):
+                # Forked servers do not pass it on to processes that they start, which may outlive them.
+                os.set_inheritable(held, True)
                 os.execve(sys.executable, SERVE_COMMAND, environment)  # noqa: S606 - no shell is wanted
             for name in _READ_LATE:
                 os.environ.pop(name, None)

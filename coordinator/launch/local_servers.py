@@ -273,8 +273,11 @@ def server_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict
       config: the server's task.
     """
     environment = program_environment(inherited, config)
-    if folders := _import_path(inherited.get("PYTHONPATH", "")):
-        environment["PYTHONPATH"] = folders
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    # So that the server finds this package, unless it is installed: then it is found anyway, and a site-packages folder
+    # on PYTHONPATH would go before the standard library.
+    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, inherited.get("PYTHONPATH")]))
     if config.job == "ps":
         # Variables live in the memory of the host; a parameter server would only take the GPU from the workers.
         environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -292,12 +295,3 @@ def program_environment(inherited: Mapping[str, str], config: TaskConfig) -> dic
     environment["TF_CONFIG"] = config.to_json()
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     return environment
-
-
-def _import_path(inherited: str) -> str:
-    """Adds the folder that this package was loaded from, so that the child finds it, unless it is installed."""
-    root = str(pathlib.Path(__file__).resolve().parents[2])
-    # An installed package is found anyway; a site-packages folder on PYTHONPATH would go before the standard library.
-    if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        return inherited
-    return os.pathsep.join(filter(None, [root, inherited]))
