@@ -75,8 +75,7 @@ class ClosureQueue:
         is_added = False
         try:
             with self._lock:
-                must_wait = (state.waiting >= self.capacity or state.error is not None) and not closure.is_internal
-                if must_wait or state.stopped:
+                if state.waiting >= self.capacity or state.error is not None or state.stopped:
                     deadline = None if timeout is None else time.monotonic() + timeout
                     self._waits.for_room(closure, self.capacity, deadline)
                 is_added = True

@@ -40,8 +40,10 @@ class QueueWaits:
         self._stall_interval = stall_interval
 
     def for_room(self, closure: Closure, capacity: int, deadline: float | None) -> None:
-        """Waits until fewer than `capacity` closures wait. Raises what `ClosureQueue.put` says."""
+        """Waits until fewer than `capacity` closures wait, unless it is internal. Raises what `put` says."""
         state = self._state
+        if closure.is_internal and not state.stopped:
+            return
 
         def may_proceed() -> bool:
             return state.stopped or state.error is not None or state.waiting < capacity

@@ -53,7 +53,6 @@ class Scheduler:
         self._cancel = queue.cancel
         self.recovery = RecoveryLoop(servers, queue, options)
         self.cluster = Cluster(runtime, servers, queue, self.recovery, options)
-        self._refuse_worker_thread = self.cluster.refuse_worker_thread
         self._closed = False
         self.recovery.start()
         self.cluster.start()
@@ -83,7 +82,7 @@ class Scheduler:
         Raises:
           ValueError: there is no such worker, or a future is of another strategy.
         """
-        self._refuse_worker_thread("schedule")
+        self.cluster.refuse_worker_thread("schedule")
         if worker is not None:
             self.cluster.refuse_unknown(worker)
         needed = tuple(dict.fromkeys(after)) if after else ()
@@ -121,12 +120,12 @@ class Scheduler:
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until every scheduled closure has finished; see `ClosureQueue.wait_settled` for what it raises."""
-        self._refuse_worker_thread("join")
+        self.cluster.refuse_worker_thread("join")
         self.queue.wait_settled(timeout)
 
     def done(self) -> bool:
         """Returns whether no scheduled closure is pending. Raises the error of an earlier closure, once."""
-        self._refuse_worker_thread("done")
+        self.cluster.refuse_worker_thread("done")
         return self.queue.is_settled()
 
     def follow(self, addresses: Callable[[], Collection[str]], interval: float) -> None:
