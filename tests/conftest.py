@@ -102,7 +102,7 @@ def settled_strategy(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def hasty_threads() -> Iterator[None]:
+def frequent_thread_switches() -> Iterator[None]:
     """Makes Python switch between threads as often as possible."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -118,7 +118,7 @@ WAYS = [by_result, by_exception, by_wait, by_first_completed, by_as_completed, b
 
 
 @pytest.mark.parametrize("repeat", range(20))
-@pytest.mark.usefixtures("hasty_threads")
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_every_kind_of_waiter_is_notified_once_per_future(repeat: int) -> None:
     futures = [new_future(number) for number in range(FUTURES)]
     halves = futures[: FUTURES // 2], futures[FUTURES // 2 :]
@@ -155,7 +155,7 @@ def test_no_outcome_is_set_while_a_condition_is_created(set_outcome: Callable[[F
     assert future.done()
 
 
-@pytest.mark.usefixtures("hasty_threads")
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_threads_that_begin_to_wait_at_once_share_one_condition() -> None:
     for _ in range(200):
         future = new_future()

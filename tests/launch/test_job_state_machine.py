@@ -210,12 +210,12 @@ def test_a_suspended_terminal_suspends_the_programs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "words_for_it"), [(-9, "was ended by SIGKILL"), (3, "ended with code 3"), (255, "ended with code 255")]
+    ("code", "outcome"), [(-9, "was ended by SIGKILL"), (3, "ended with code 3"), (255, "ended with code 255")]
 )
-def test_a_chief_that_fails_is_started_again_and_reported(code: int, words_for_it: str) -> None:
+def test_a_chief_that_fails_is_started_again_and_reported(code: int, outcome: str) -> None:
     job = alone(restarts=2)
     advance(job, SERVERS_READY)
-    expected = f"the chief {words_for_it}: starting it again, restart 1 of 2."
+    expected = f"the chief {outcome}: starting it again, restart 1 of 2."
     assert job.advance(chief(code), 0.0) == [("say", expected), AGAIN]
     assert job.state is State.RUNNING
     assert job.deadline is None

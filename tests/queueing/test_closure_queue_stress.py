@@ -77,7 +77,7 @@ class Stress:
 
 
 @pytest.mark.parametrize("repeat", range(20))
-@pytest.mark.usefixtures("hasty_threads")
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_every_closure_is_run_once_and_no_wake_up_is_lost(repeat: int) -> None:
     queue = new_queue(Stalls(), capacity=10)
     stress = Stress(queue)

@@ -48,7 +48,7 @@ def test_the_text_of_a_curve_has_its_figures() -> None:
         ([3, 2, 1, 0.5], 0),
         ([1, 1.05, 1, 1.08, 1], 0),
         ([1, 1.5, 1], 1),
-        ([1, 1.05, 1.1, 1.15, 1.2], 1),  # in small steps, and it stays there
+        ([1, 1.05, 1.1, 1.15, 1.2], 1),  # in small steps, and it stays there there
         ([1, 2, 3, 4], 1),
         ([1, 2, 1.5, 2], 2),  # the second begins before the first has come back to where it began
         ([1, 2, 1.95, 2.05, 1], 1),  # small changes at the top are not separate spikes

@@ -105,7 +105,7 @@ class Chaos:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.usefixtures("hasty_threads")
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_after_random_faults_every_future_is_done_and_counts_add_up(seed: int) -> None:
     runtime = FakeRuntime(WORKERS)
     options = dataclasses.replace(

@@ -103,7 +103,7 @@ class Turmoil:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.usefixtures("hasty_threads")
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_random_faults_and_changes_lose_no_closure_and_block_nothing(seed: int) -> None:
     runtime = FakeRuntime(WORKERS)
     options = dataclasses.replace(OPTIONS, max_attempts=10**6, reconnect_interval=0.0005, heartbeat_interval=0.005)

@@ -1,4 +1,4 @@
-"""Sentinel variables without servers: they are gone when a test says so."""
+"""Sentinel variables without servers: a test decides which are lost."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -6,7 +6,7 @@ from coordinator.ps_strategy.membership.cluster_definition import Task
 
 
 class FakeSentinels:
-    """Takes the place of the real ones.
+    """Replaces the real sentinel variables.
 
     Attributes:
       reachable: whether TensorFlow's connections work.

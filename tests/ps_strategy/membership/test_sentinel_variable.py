@@ -1,4 +1,4 @@
-"""Whether a parameter server still has what was made there, on real servers."""
+"""Tests of the check whether a parameter server still has its variables, on real servers."""
 
 import types
 
@@ -41,8 +41,8 @@ with LocalCluster(workers=1, ps=2) as cluster:
     strategy.close()
 """
 
-# While it is frozen, TensorFlow's connection to it is cut off, and tried in vain again and again; when it thaws, the
-# next try may be a second away.
+# While it is frozen, TensorFlow's connection to it is cut off, and retried without success; when it thaws, the
+# next attempt may be a second away.
 THAWED = """
 import threading
 
@@ -94,24 +94,24 @@ with LocalCluster(workers=2, ps=1) as cluster:
 
 @pytest.mark.long
 @pytest.mark.cluster
-def test_a_restarted_server_has_nothing_of_what_was_made_there(run_program):
+def test_a_restarted_server_has_lost_its_sentinel(run_program):
     run_program(PROGRAM, timeout=200)
 
 
 @pytest.mark.long
 @pytest.mark.cluster
-def test_a_server_that_thaws_keeps_its_variables_whatever_changes_at_once(run_program):
+def test_a_thawed_server_keeps_its_variables_through_cluster_changes(run_program):
     run_program(THAWED, timeout=200)
 
 
-def test_a_server_that_lives_has_its_sentinel(strategy):
+def test_a_running_server_has_its_sentinel(strategy):
     sentinels = SentinelVariables(LONGEST_CALL)
     assert sentinels.place({7 + server.index: server.device for server in strategy.parameter_servers}) == set()
     assert sentinels.are_reachable([7, 8])
     assert sentinels.gone([7, 8]) == set()
 
 
-def test_a_slow_read_proves_no_loss_and_a_late_error_is_tried_again(monkeypatch):
+def test_a_slow_read_is_not_a_loss_and_a_late_error_is_retried(monkeypatch):
     late, gone = tf.errors.DeadlineExceededError(None, None, "late"), tf.errors.NotFoundError(None, None, "gone")
     variable = types.SimpleNamespace(numpy=None)
     outcomes = [variable, TimeoutError(), TimeoutError(), late, True, late, gone]
@@ -132,7 +132,7 @@ def test_a_slow_read_proves_no_loss_and_a_late_error_is_tried_again(monkeypatch)
     assert not outcomes
 
 
-def test_workers_that_cannot_be_asked_count_as_unreached(monkeypatch, strategy):
+def test_workers_that_do_not_answer_count_as_unreached(monkeypatch, strategy):
     def refuse(*args, **kwargs):
         raise tf.errors.InvalidArgumentError(None, None, "Client for target ... not found.")
 

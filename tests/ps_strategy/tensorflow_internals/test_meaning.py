@@ -68,7 +68,7 @@ def test_an_executor_belongs_to_the_thread_that_binds_it_and_keeps_it():
         assert (tf.constant(1) + 1).numpy() == 2
         bound.clear_error()
 
-    def have_another():
+    def set_another():
         # One that can be distinguished from the executor that all threads share.
         kept = executor.new_executor(enable_async=True)
         context.context().executor = kept
@@ -77,7 +77,7 @@ def test_an_executor_belongs_to_the_thread_that_binds_it_and_keeps_it():
         del kept
         is_async["fallen back"] = context.context().executor.is_async()
 
-    run_in_thread(have_another)
+    run_in_thread(set_another)
     assert is_async == {"bound": False, "other": True, "fallen back": False}
 
 

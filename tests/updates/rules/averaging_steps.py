@@ -10,8 +10,8 @@ from tests.updates.parts_of_rules import own_model_of
 WORKERS = 3
 # So long that no test sees a second averaging, in seconds.
 NEVER = 1e6
-# How often a worker looks at what it waits for, before it gives up; each look takes ten milliseconds at least.
-LOOKS = 3_000
+# How often a worker polls before it gives up; each poll takes ten milliseconds at least.
+MAX_POLLS = 3_000
 
 
 def descend(variable, gradient, rate):
@@ -48,11 +48,11 @@ def own_models(rule):
     return [float(value) for value in own_model_of(rule).variables[1].read_all()]
 
 
-def looks_until(is_true):
-    """Waits on the worker; gives how often it has looked, LOOKS if in vain. To be called in a scheduled function."""
+def poll_until(is_true):
+    """Waits on the worker, and returns the number of polls, at most MAX_POLLS. To be called in a scheduled function."""
 
-    def look_again(looks):
+    def poll_again(polls):
         with tf.control_dependencies([pause(tf.constant(1e-2, tf.float64))]):
-            return looks + 1
+            return polls + 1
 
-    return tf.while_loop(lambda looks: (looks < LOOKS) & ~is_true(), look_again, [tf.constant(0)])[0]
+    return tf.while_loop(lambda polls: (polls < MAX_POLLS) & ~is_true(), poll_again, [tf.constant(0)])[0]

@@ -11,13 +11,13 @@ from tests.ps_strategy.every_worker import TIMEOUT
 from tests.updates.descent import mostly_long
 from tests.updates.parts_of_rules import own_model_of, sums_of
 from tests.updates.rules.averaging_steps import (
-    LOOKS,
+    MAX_POLLS,
     NEVER,
     WORKERS,
     ascent,
-    looks_until,
     make_rule,
     own_models,
+    poll_until,
     run,
 )
 
@@ -32,12 +32,12 @@ def test_models_become_the_mean_of_the_latest_ones_then_train_independently(stra
     @tf.function
     def steps(turns):
         for number in turns:
-            looks = looks_until(lambda number=number: turn.read_value() == number)
-            with tf.control_dependencies([looks]), rule.pull() as version:
+            polls = poll_until(lambda number=number: turn.read_value() == number)
+            with tf.control_dependencies([polls]), rule.pull() as version:
                 gradient = -tf.cast(number + 1, tf.float32)
             with tf.control_dependencies([rule.push([tf.fill([2], gradient), gradient], version)]):
                 turn.assign_add(1)
-        looks_until(lambda: turn.read_value() == len(order))
+        poll_until(lambda: turn.read_value() == len(order))
 
     turns = [np.flatnonzero(np.equal(order, worker)) for worker in range(WORKERS)]
     futures = [strategy.schedule(steps, (tf.constant(turns[w], tf.int64),), worker=w) for w in range(WORKERS)]
@@ -162,14 +162,14 @@ def test_averaging_completes_while_gradients_are_computed(strategy, weights):
     def step():
         with rule.pull() as version:
             # Simulates a long computation: it ends when the averaging of this step has been counted.
-            looks = looks_until(lambda: rule.version.read_value() > version)
-            with tf.control_dependencies([looks]):
+            polls = poll_until(lambda: rule.version.read_value() > version)
+            with tf.control_dependencies([polls]):
                 gradients = [tf.ones_like(weight) for weight in weights]
         rule.push(gradients, version)
-        return looks
+        return polls
 
     for _ in range(3):
-        assert strategy.schedule(step, worker=0).result(TIMEOUT) < LOOKS
+        assert strategy.schedule(step, worker=0).result(TIMEOUT) < MAX_POLLS
     assert rule.version.numpy() == 3
 
 
@@ -185,7 +185,7 @@ def test_gradients_are_computed_while_averaging_is_delayed(strategy, weights, tu
         with model_sum.lock.hold():
             turn.assign(1, read_value=False)
             with tf.device(None):
-                return looks_until(lambda: turn.read_value() == 2)
+                return poll_until(lambda: turn.read_value() == 2)
 
     @tf.function
     def step():
@@ -208,7 +208,7 @@ def test_gradients_are_computed_while_averaging_is_delayed(strategy, weights, tu
     held = strategy.schedule(hold_up, worker=1)
     wait_until(lambda: turn.numpy() == 1)
     strategy.schedule(step, worker=0).result(TIMEOUT)
-    assert held.result(TIMEOUT) < LOOKS
+    assert held.result(TIMEOUT) < MAX_POLLS
     assert rule.version.numpy() == 1
 
 
@@ -223,7 +223,7 @@ def test_a_worker_averages_no_more_often_than_its_period_allows(strategy, weight
     @tf.function
     def steps():
         began, number = tf.timestamp(), tf.constant(0)
-        while rule.version.read_value() < averagings and number < LOOKS:
+        while rule.version.read_value() < averagings and number < MAX_POLLS:
             with rule.pull() as version:
                 gradients = [-tf.ones_like(weight) for weight in weights]
             rule.push(gradients, version)

@@ -13,9 +13,9 @@ from tests.updates.rules.averaging_steps import (
     WORKERS,
     ascent,
     descend,
-    looks_until,
     make_rule,
     own_models,
+    poll_until,
     run,
 )
 
@@ -174,7 +174,7 @@ def test_a_dead_worker_is_left_out_and_starts_with_the_shared_model_on_return(st
             gradients = [tf.zeros_like(weight) for weight in weights]
         with tf.control_dependencies([rule.push(gradients, version)]):
             turn.assign_add(1)
-            looks_until(lambda: turn.read_value() > 1)
+            poll_until(lambda: turn.read_value() > 1)
         return found
 
     run(strategy, step, 0)
