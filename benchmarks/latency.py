@@ -5,7 +5,7 @@
 The function returns when it began and ended; client and servers are on one machine and have one clock. "start" is from
 before `schedule` to its beginning, "result" from its end until the client has its value, "whole" both and what is
 between. "schedule" is how long that call itself took. All are milliseconds: the medians over rounds of each round's
-50th and 99th percentile. The bare loop makes the call when its result is asked for, on the thread that asks.
+50th and 99th percentile. The bare loop makes the call when its result is requested, on the requesting thread.
 """
 
 from collections.abc import Sequence

@@ -47,16 +47,16 @@ class Latencies:
         }
 
     def _measure(self, function: Any) -> dict[str, float]:
-        asked = time.time()
+        requested = time.time()
         wait = self._side.schedule(function)
         queued = time.time()
         began, ended = wait()
         known = time.time()
         return {
-            "schedule": queued - asked,
-            "start": float(began) - asked,
+            "schedule": queued - requested,
+            "start": float(began) - requested,
             "result": known - float(ended),
-            "whole": known - asked,
+            "whole": known - requested,
         }
 
 

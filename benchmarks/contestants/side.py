@@ -1,4 +1,4 @@
-"""What a benchmark asks of each way to run functions."""
+"""The interface of each way to run functions that a benchmark compares."""
 
 import contextlib
 from collections.abc import Callable, Sequence

@@ -226,7 +226,7 @@ def test_a_server_that_does_not_start_ends_the_run_and_shows_why(program: Writer
         assert command.wait_ended() == 1
         assert "/job:ps/task:1 at" in command.output
         assert "ended with code 1 before it served" in command.output
-        assert "the fake server was told to fail" in command.output
+        assert "the fake server fails as requested" in command.output
         assert "waits" not in command.output
         assert not command.left()
 

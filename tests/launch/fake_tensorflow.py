@@ -20,7 +20,7 @@ class Server(grpc.GenericRpcHandler):
     def __init__(self, cluster, *, job_name, task_index, protocol):
         assert protocol == "grpc" and "evaluator" not in cluster and os.environ["GRPC_FAIL_FAST"] == "use_caller"
         if f"{job_name}-{task_index}" in os.environ.get("FAKE_BROKEN", "").split():
-            raise RuntimeError("the fake server was told to fail")
+            raise RuntimeError("the fake server fails as requested")
         print({name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL")})
         name = f"/job:{job_name}/replica:0/task:{task_index}/device:CPU:0".encode()
         device = bytes([10, len(name)]) + name + bytes([0x31]) + os.urandom(8)
