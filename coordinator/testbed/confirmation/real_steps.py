@@ -22,7 +22,7 @@ from coordinator.updates.rules.bounded_delay import BoundedDelay
 from coordinator.updates.rules.stale_synchronous import StaleSynchronous
 from coordinator.updates.rules.synchronous import Synchronous
 from coordinator.updates.state.gate import pause
-from coordinator.updates.state.rule_state import WAITED
+from coordinator.updates.state.rule_state import COUNTS, HISTOGRAM, STEPS, WAITED
 from coordinator.updates.update_rule import UpdateRule
 
 # Steps that each worker finishes before the counts begin.
@@ -99,8 +99,8 @@ def _descend(variable: Any, gradient: Any, rate: Any) -> None:
 
 def _count(rule: UpdateRule) -> tuple[int, Any, float]:
     """Returns the updates of a rule so far, the number of gradients at each staleness, and the seconds waited."""
-    counts, histogram, _, seconds = rule.state.snapshot()
-    return counts["updates"], histogram, float(seconds[:, WAITED].sum())
+    counts, seconds = (tensor.numpy() for tensor in rule.state.read())
+    return int(counts[COUNTS.index("updates")]), counts[HISTOGRAM:STEPS], float(seconds[:, WAITED].sum())
 
 
 def _recorded(futures: Sequence[Any], since: float, until: float) -> Any:
