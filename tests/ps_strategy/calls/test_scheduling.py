@@ -243,7 +243,7 @@ def test_done_is_false_while_something_runs_and_join_says_what(strategy):
     gate = Gate(strategy)
     gate.occupy()
     assert not strategy.done()
-    with pytest.raises(TimeoutError, match="_stand"):
+    with pytest.raises(TimeoutError, match="_wait_at_gate"):
         strategy.join(timeout=0.1)
     gate.open()
     strategy.join(TIMEOUT)
