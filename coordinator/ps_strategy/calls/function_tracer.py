@@ -195,6 +195,10 @@ def _checked_arguments(
     return args, kwargs, futures
 
 
+# In place of a copy: one is to be made before the function is traced again.
+_OUTDATED = object()
+
+
 class FunctionTracer:
     """Traces the functions of one strategy.
 
@@ -204,7 +208,8 @@ class FunctionTracer:
 
     def __init__(self, handles: PerWorkerHandles) -> None:
         self._handles = handles
-        # What is traced in place of each function that was scheduled: a copy, or None for itself.
+        # What is traced in place of each function that was scheduled: a copy, or None for itself. A copy is made when
+        # it is needed: it may refer to the object whose method the function is, and would keep both alive.
         self._copies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._cache = TraceCache()
         self._accepted: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -218,7 +223,7 @@ class FunctionTracer:
         # The references are copied in one step, since functions may be scheduled meanwhile.
         for reference in self._copies.keyrefs():
             if (function := reference()) is not None:
-                self._copies[function] = untraced_copy(function)
+                self._copies[function] = _OUTDATED
         self._cache.clear()
         self._traced.clear()
         self._trace_counts.forget()
@@ -258,8 +263,11 @@ class FunctionTracer:
         """
         concrete = fn
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            copy = self._copies.setdefault(fn, None)
+            if copy is _OUTDATED:
+                copy = self._copies[fn] = untraced_copy(fn)
             with scope():
-                concrete = (self._copies.setdefault(fn, None) or fn).get_concrete_function(*args, **kwargs)
+                concrete = (copy or fn).get_concrete_function(*args, **kwargs)
         elif not isinstance(fn, tf.types.experimental.ConcreteFunction):
             raise TypeError(
                 f"schedule takes a tf.function or a concrete function, got {fn!r}. Decorate the function with "

@@ -252,3 +252,20 @@ def test_reset_keeps_a_function_that_was_not_traced_yet(traced_by) -> None:
     assert traced_by(tracer, function) is function.get_concrete_function(1)
     tracer.reset()
     assert traced_by(tracer, function) is not function.get_concrete_function(1)
+
+
+def test_reset_does_not_keep_the_object_of_a_method_alive(traced_by) -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.step = tf.function(self._step)
+
+        def _step(self, number: int) -> tf.Tensor:
+            return tf.constant(number)
+
+    trainer, tracer = Trainer(), FunctionTracer(PerWorkerHandles())
+    traced_by(tracer, trainer.step)
+    tracer.reset()
+    alive = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    assert alive() is None
