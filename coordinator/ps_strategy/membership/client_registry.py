@@ -37,7 +37,7 @@ class Client:
 
     context_id: int
     address: str
-    host: str = dataclasses.field(default_factory=socket.gethostname)
+    host: str
 
 
 def register(own: Client, device: str, address: str, timeout: float) -> None:

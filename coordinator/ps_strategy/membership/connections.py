@@ -17,6 +17,7 @@ the heartbeat has found silent is not asked. A change keeps to these rules:
 import contextlib
 import itertools
 import logging
+import socket
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -63,7 +64,7 @@ class Connections:
         self._parameter_servers = definition.tasks("ps")
         self._probe_timeout = options.probe_timeout
         self._heartbeat = Heartbeat(options.heartbeat_interval, options.heartbeat_timeout)
-        client = Client(context_id(), client_address)
+        client = Client(context_id(), client_address, socket.gethostname())
         self._handshake = Handshake(client, options)
         self._lease = ClientLease(client.context_id, options)
         self._sentinels = SentinelVariables(max(10.0, 2 * options.heartbeat_timeout))

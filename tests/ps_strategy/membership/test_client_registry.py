@@ -24,7 +24,10 @@ def test_a_written_list_is_read() -> None:
     assert decode_clients(encode_clients(clients)) == clients
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"5", b'["x"]', b'[{"context_id": 1}]', b"\xff"])
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"5", b'["x"]', b'[{"context_id": 1}]', b'[{"context_id": 1, "address": "localhost:1"}]', b"\xff"],
+)
 def test_an_unreadable_list_has_no_clients(text: bytes) -> None:
     assert decode_clients(text) == []
 
@@ -72,7 +75,7 @@ def own(strategy) -> Client:
     """The client of this process."""
     server = current_server_def()
     [address] = [job.tasks[0] for job in server.cluster.job if job.name == "chief"]
-    return Client(context_id(), address)
+    return Client(context_id(), address, socket.gethostname())
 
 
 def clients_on_server() -> list[Client]:

@@ -13,7 +13,7 @@ from coordinator.ps_strategy.membership.handshake import Handshake
 
 PS, FIRST, SECOND = Task("ps", 0), Task("worker", 0), Task("worker", 1)
 ADDRESSES = {PS: "ps:1", FIRST: "first:1", SECOND: "second:1"}
-CLIENT = Client(5, "client:1")
+CLIENT = Client(5, "client:1", "host")
 
 
 def run(incarnation: int) -> Connection:
