@@ -38,7 +38,7 @@ setup(
         "numpy>=2,<3",
         "portpicker>=1.6,<2",
         "protobuf>=6.31,<8",
-        "psutil>=6,<8",
+        "psutil>=7.1,<8",
         # Simulations add a kind of event to it, which another major release may not bear.
         "simpy>=4.1,<5",
         # TensorFlow imports it when a summary is written, and does not bring it along.

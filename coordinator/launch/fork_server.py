@@ -8,7 +8,7 @@ of a second, and shares the memory that holds TensorFlow. The fork server promis
 - that a forked server runs the same code as `coordinator serve` does;
 - to fork no server from a process with several threads, which a fork would stop in the middle of what they do, nor one
   with another environment than TensorFlow was loaded in: that server becomes a fresh process;
-- to report how each server ended, and to fork none whose report was shut down at its other end before;
+- to report how each server ended, and not to fork one that is no longer wanted: its report is shut down;
 - to end, and all its servers with it, frozen ones too, as soon as the other end of the socket is closed.
 
 The fork server of `multiprocessing` with `set_forkserver_preload` was tried, and cannot replace it: each child imports
@@ -114,12 +114,15 @@ class ForkServer:
         if is_shut_down.poll(0):
             _report_end(report, -signal.SIGKILL)
             return
-        end, held = os.pipe()
+        try:
+            end, held = os.pipe()
+        except OSError as error:
+            _report_failure(error, log, report)
+            return
         try:
             pid = os.fork()
         except OSError as error:
-            os.write(log, f"coordinator: no process could be forked for this server: {error}.\n".encode())
-            report.close()
+            _report_failure(error, log, report)
             os.close(end)
         else:
             if pid == 0:
@@ -162,7 +165,7 @@ class ForkServer:
                 os.close(child.end)
                 child.report.close()
             if not (self._may_serve and _read_early(environment) == _read_early(self._environment)):
-                # Forked servers do not pass it on to processes that they start, which may outlive them.
+                # Not inherited until here: processes that a forked server starts may outlive it.
                 os.set_inheritable(held, True)
                 os.execve(sys.executable, SERVE_COMMAND, environment)  # noqa: S606 - no shell is wanted
             for name in _READ_LATE:
@@ -175,6 +178,11 @@ class ForkServer:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+
+def _report_failure(error: OSError, log: int, report: socket.socket) -> None:
+    os.write(log, f"coordinator: no process could be forked for this server: {error}.\n".encode())
+    report.close()
 
 
 def _report_end(report: socket.socket, code: int) -> None:

@@ -10,8 +10,8 @@
         |                                          |
         +--signal, or a server fails--> ENDED <--no program is left--+
 
-It waits for nothing itself, so that a test gives any run as a list of events. It promises to end: each state that waits
-for a program to end has a deadline, after which the program is killed; and a chief that fails is started again a
+It waits for nothing itself, so that a test gives any run as a sequence of calls. It promises to end: each state that
+waits for a program to end has a deadline, after which the program is killed; and a chief that fails is started again a
 limited number of times, never after it was interrupted.
 """
 
@@ -185,8 +185,9 @@ class JobStateMachine:
             self._job.send(signal.SIGTERM)
         else:
             self.state = State.AWAITING_EVALUATOR
-            self.deadline = self._clock() + min(_NOTICE_AFTER, self._evaluator_timeout)
-            self._evaluator_deadline = self._clock() + self._evaluator_timeout
+            now = self._clock()
+            self.deadline = now + min(_NOTICE_AFTER, self._evaluator_timeout)
+            self._evaluator_deadline = now + self._evaluator_timeout
 
     def _stop(self, exit_code: int, grace: float) -> None:
         self.state = State.STOPPING

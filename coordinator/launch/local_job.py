@@ -1,6 +1,6 @@
 """What `coordinator run` does: a local cluster, and the user's program in each of its roles.
 
-    main thread     takes one event after the other, asks `JobStateMachine` what to do, and does it
+    main thread     calls `JobStateMachine` for one event after the other, which calls the job to do what follows
     signals         reports signals
     servers-ready   waits until every server answers
     server-end      one for each server: waits for its end

@@ -36,8 +36,8 @@ class ForkedProcess:
     """A process that a fork server forks, in its own session.
 
     Args:
-      report: where the process reports that it began, and the fork server how it ended. It is closed at its other end
-        when both have ended, and here at the end of the process, which ends, too, when it is closed here.
+      report: where the process reports that it began, and the fork server how it ended. It is closed here when the
+        process has ended; if this process ends first, the server reads its end and ends too.
     """
 
     def __init__(self, report: socket.socket):
