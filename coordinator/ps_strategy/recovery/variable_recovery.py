@@ -91,7 +91,8 @@ class VariableRecovery:
         self._step: Step | None = None
         self._on_rollback: Callable[[Rollback], object] | None = None
         self._replaced_of_manager = contextlib.ExitStack()
-        # Held while a checkpoint is saved, and during an attempt to recover. No other lock is taken while it is held.
+        # Held while a checkpoint is saved, and during an attempt to recover. The lock of the
+        # membership may be taken while it is held, never the other way round.
         self.variables_in_use = Lock()
         # Found by the attempts since the last success.
         self._lost: set[str] = set()

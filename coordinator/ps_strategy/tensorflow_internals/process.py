@@ -78,7 +78,7 @@ def update_server_def(server_def: Any, client_timeout: float) -> None:
     Args:
       server_def: the `tf.train.ServerDef` of all tasks.
       client_timeout: in seconds; a task that is connected to now frees what this client created there when it has not
-        heard from it for this long. TensorFlow sends nothing to such tasks by itself; see `client_lease`.
+        heard from it for this long. TensorFlow sends nothing to such tasks by itself; see `ClientLease`.
 
     Raises:
       tf.errors.OpError: a task does not answer.

@@ -23,7 +23,7 @@ from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 
 _logger = logging.getLogger("coordinator")
 
-# The maximum number of calls that were not waited for, where any worker may run each.
+# The maximum number of unfinished calls per worker, where any worker may run each.
 _CALLS_PER_WORKER = 4
 # Those of `predict` that are scheduled before Keras asks for them.
 _CALLS_AHEAD_PER_WORKER = 2
