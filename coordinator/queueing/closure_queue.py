@@ -322,7 +322,7 @@ class ClosureQueue:
                 self._state.end_attempt(ended)
             for closure, _ in effects.outcomes:
                 self._state.uncount(closure)
-            if ended is None or len(effects.outcomes) > 1:
+            if effects.outcomes and (ended is None or len(effects.outcomes) > 1):
                 self._waits.has_room.notify_all()
             self._waits.notify_settled()
         for closure, _ in effects.outcomes:

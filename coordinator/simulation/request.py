@@ -148,11 +148,6 @@ def _learning(given: Mapping[str, Any]) -> Learning | None:
     return Learning(problem, given["learning_rate"])
 
 
-def _parse_integer_or(word: str, option: str, given: int | str) -> Any:
-    """Returns an integer, or `inf` where that is the word that is given."""
-    return math.inf if given == word else parse_number(int, f"an integer or {word}", option, given)
-
-
 def _parse_slow_down(option: str, text: str) -> dict[int, float]:
     try:
         pairs = [part.split(":") for part in text.split(",")]
@@ -176,8 +171,10 @@ def _parse_absences(kind: Callable[..., Pause | Death], expected: str, option: s
 
 # Of options that are texts; others are values already.
 _PARSERS: dict[str, Callable[[str, Any], Any]] = {
-    "grads_to_wait": functools.partial(_parse_integer_or, _WORKERS),
-    "max_delay": functools.partial(_parse_integer_or, "inf"),
+    "grads_to_wait": functools.partial(parse_number, int, f"an integer or {_WORKERS}"),
+    "max_delay": lambda option, given: (
+        math.inf if given == "inf" else parse_number(int, "an integer or inf", option, given)
+    ),
     "delay": lambda option, text: math.inf if text == "inf" else parse_seconds(option, text),
     "period": parse_seconds,
     "slow_down": _parse_slow_down,

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.repeated_function import disable_fusing
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-from coordinator.ps_strategy.tensorflow_internals.reads import graph_around, reads_as_ever, reads_replaced
+from coordinator.ps_strategy.tensorflow_internals.reads import graph_around, reads_not_replaced, reads_replaced
 from coordinator.updates.gradient_optimizer import gradient_optimizer
 from coordinator.updates.rule_statistics import RuleStatistics
 from coordinator.updates.state.rule_state import RuleState
@@ -208,7 +208,11 @@ class UpdateRule(tf.Module):
         """Applies all that was pushed to the shared model; nothing is scheduled meanwhile."""
 
     def _use_state(self) -> None:
-        """Creates what depends on `state`; called again if the rule continues with the state of another one."""
+        """Creates what depends on `state`.
+
+        A rule that overrides it calls it in `__init__`; it is called again if the rule continues with the state of
+        another one.
+        """
 
     # Used by the rules.
 
@@ -250,7 +254,7 @@ class UpdateRule(tf.Module):
             raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
         given, checks = checked(given, model.variables, checks_ids=self._checks_ids)
         prepared = self._optimizer.prepared(list(given.values()))
-        with reads_as_ever(model.variables):
+        with reads_not_replaced(model.variables):
             pulled = dataclasses.replace(self._latest_pull(), version=tf.convert_to_tensor(version, tf.int64))
             return self._push(dict(zip(given, prepared, strict=True)), pulled.after(checks))
 

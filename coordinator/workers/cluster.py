@@ -26,6 +26,9 @@ _logger = logging.getLogger("coordinator")
 class Cluster:
     """The workers of a strategy and their statistics; adds, moves and removes workers while training runs.
 
+    Users call `workers`, `statistics`, `add_worker`, `move_worker` and `remove_worker`. The other methods are for the
+    library.
+
     Args:
       runtime: runs calls.
       servers: know the cluster's tasks.
@@ -152,7 +155,7 @@ class Cluster:
         watch.start()
 
     def stop(self) -> None:
-        """Cancels what waits and runs, and ends all threads."""
+        """Cancels what waits and runs, and ends all threads; part of `strategy.close()`."""
         # The queue first: a lost worker that stops waiting for its task must find no closure.
         self._closing_thread = threading.current_thread()
         self._queue.stop()

@@ -39,7 +39,7 @@ class Scheduler:
     Attributes:
       servers: as given.
       queue: has the closures.
-      cluster: what users see of the workers.
+      cluster: has the workers; users have it as `strategy.cluster`.
       recovery: recovers lost parameter servers.
     """
 

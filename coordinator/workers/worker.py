@@ -54,7 +54,7 @@ _ALLOWED = {
 
 
 class WorkerEvents(Protocol):
-    """What a worker reports to its pool, on the worker's thread, and asks of it."""
+    """What a worker reports to the cluster, on the worker's thread, and asks of it."""
 
     def attempt_started(self, attempt: Attempt) -> None:
         """Called when an attempt starts."""
@@ -76,7 +76,7 @@ class Worker(BackgroundThread):
       queue: has the closures.
       recovery: begins when a closure fails because a parameter server was lost.
       options: limits and times.
-      events: the pool to which it belongs.
+      events: the cluster to which it belongs.
 
     Attributes:
       index: its task index.

@@ -219,7 +219,6 @@ HELD_UP = """
 """
 
 
-@pytest.mark.long
 def test_a_call_that_blocks_all_threads_of_the_client_is_freed(run_program: ProgramRunner, address: str) -> None:
     host, _, port = address.rpartition(":")
     with StatusServer(address) as server:

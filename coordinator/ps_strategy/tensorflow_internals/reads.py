@@ -46,7 +46,7 @@ def reads_replaced(variables: Sequence[Any], readers: Sequence[Reader]) -> Itera
 
 
 @contextlib.contextmanager
-def reads_as_ever(variables: Sequence[Any]) -> Iterator[None]:
+def reads_not_replaced(variables: Sequence[Any]) -> Iterator[None]:
     """A scope inside `reads_replaced` in which these variables are read normally."""
     # Private: as above.
     replaced = [{name: vars(variable).pop(name, None) for name in _READS} for variable in variables]

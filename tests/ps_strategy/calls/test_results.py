@@ -146,7 +146,6 @@ def test_a_callback_that_would_wait_for_itself_gets_an_error(strategy, verb):
     assert f"{verb} was called on a worker's thread" in str(errors[0])
 
 
-@pytest.mark.long
 def test_results_and_arguments_survive_the_death_of_every_worker(strategy, shared_cluster):  # rows 24, 25
     total = tf.function(tf.reduce_sum)
     argument = tf.constant([1, 2, 3])

@@ -7,7 +7,7 @@ from coordinator.ps_strategy.tensorflow_internals.reads import (
     graph_around,
     is_within,
     read_variable,
-    reads_as_ever,
+    reads_not_replaced,
     reads_replaced,
 )
 
@@ -39,7 +39,7 @@ def test_reads_are_replaced_in_the_scope_and_gradients_go_to_the_variable():
                 read = [variable.read_value(), variable.value(), variable + 0.0, tf.convert_to_tensor(variable)]
                 rows = tf.gather(variable, [1]), variable.sparse_read([1]), variable.gather_nd([[1]])
                 total = tf.add_n([tf.reduce_sum(each) for each in [*read, *rows]])
-            with reads_as_ever([variable]):
+            with reads_not_replaced([variable]):
                 own = variable + 0.0
             again = variable + 0.0
         return read, rows, own, again, variable + 0.0, tf.convert_to_tensor(tape.gradient(total, variable))
