@@ -1,13 +1,27 @@
 """Tests that the table of `tests/README.md` is complete, and agrees with the comments in the tests."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
+from tests import ROOT
 from tests.repository.row_map import README, holders_by_row, rows_without_tests, unknown_rows, with_tests
 
 
 def test_every_row_of_the_table_has_a_test() -> None:
     assert rows_without_tests(README.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.long
+def test_every_row_has_a_test_of_the_default_suite() -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests"]
+    collected = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    default = {line.partition("[")[0].removeprefix("tests/") for line in collected}
+    assert len(default) > 1_000
+    assert [row for row, tests in holders_by_row().items() if default.isdisjoint(tests)] == []
 
 
 def test_every_row_that_a_test_names_is_in_the_table() -> None:

@@ -11,7 +11,6 @@ from tests.ps_strategy.every_worker import unhealthy
 from tests.ps_strategy.failure_programs import connecting_client, trainer
 
 
-@pytest.mark.long
 @pytest.mark.cluster
 def test_a_strategy_connects_to_servers_that_answer_and_waits_for_the_rest(run_program):  # row 81
     run_program(Path(connecting_client.__file__).read_text(), timeout=280)
@@ -23,7 +22,6 @@ def test_a_second_strategy_is_refused_while_one_is_open(shared_cluster, strategy
     assert unhealthy(strategy) == ()
 
 
-@pytest.mark.long
 def test_a_client_that_was_killed_starts_again_on_the_same_servers(run_program, shared_cluster):  # row 87
     source, spec = Path(trainer.__file__).read_text(), json.dumps(shared_cluster.spec)
     killed = run_program(source, spec, "killed", exit_code=-signal.SIGKILL)

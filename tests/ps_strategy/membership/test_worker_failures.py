@@ -289,7 +289,6 @@ def endless_range(context):
 
 
 @pytest.mark.cluster
-@pytest.mark.long
 def test_work_waits_for_the_only_worker_and_resumes_when_it_returns(run_program):  # rows 82, 83
     run_program(Path(only_worker_losses.__file__).read_text(), 5_000, timeout=280)
 

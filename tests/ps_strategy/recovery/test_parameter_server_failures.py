@@ -8,7 +8,9 @@ one and a worker           while functions run       the same, whichever is noti
 one and every worker       while functions run       the same
 """
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,50 +19,66 @@ from tests.program_runner import ProgramRunner
 from tests.ps_strategy.failure_programs import parameter_server_losses
 from tests.ps_strategy.failure_programs.parameter_server_losses import CASES, STEPS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long]
+pytestmark = pytest.mark.cluster
 
 # On an idle machine it takes well under a second; an unanswered probe takes five.
 SOON = 30.0
+DEFAULT = ("one, while functions run", "all, between two calls", "one and a worker, while functions run")
+LONG = tuple(case for case in CASES if case not in DEFAULT)
+each_case = pytest.mark.parametrize("case", [*DEFAULT, *(pytest.param(case, marks=pytest.mark.long) for case in LONG)])
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory) -> dict:
-    """What the caller saw in each case; one program runs them all, on one cluster."""
+def observed(tmp_path_factory) -> Callable[[tuple[str, ...]], dict]:
+    """Returns what the caller saw in some cases; one program runs them, on one cluster."""
     run_program = ProgramRunner(tmp_path_factory.mktemp("programs"))
-    program = run_program(Path(parameter_server_losses.__file__).read_text(), timeout=280)
-    return json.loads(program.stdout.splitlines()[-1])
+
+    @functools.cache
+    def observed(cases: tuple[str, ...]) -> dict:
+        program = run_program(Path(parameter_server_losses.__file__).read_text(), *cases, timeout=280)
+        return json.loads(program.stdout.splitlines()[-1])
+
+    return observed
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.fixture
+def seen(observed, case) -> dict:
+    """What the caller saw in a case."""
+    return observed(DEFAULT if case in DEFAULT else LONG)[case]
+
+
+@each_case
 def test_join_raises_an_error_that_names_the_lost_parameter_server(seen, case):  # rows 90, 91, 93, 94, 95
     index = CASES[case].lost[0][1]
-    for join in (seen[case]["join"], seen[case]["join again"]):
+    for join in (seen["join"], seen["join again"]):
         assert join["raised"] == "ParameterServerLost", join
         assert join["task"] == f"/job:ps/task:{index}"
         assert join["seconds"] < SOON
     # The futures raise nothing else: a function that did not encounter the loss itself was withdrawn.
-    assert "ParameterServerLost" in seen[case]["outcomes"]
-    assert set(seen[case]["outcomes"]) <= {"ParameterServerLost", "ClosureCancelledError"}
+    assert "ParameterServerLost" in seen["outcomes"]
+    assert set(seen["outcomes"]) <= {"ParameterServerLost", "ClosureCancelledError"}
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_schedule_raises_an_error_that_names_the_lost_parameter_server(seen, case):  # row 92
-    assert seen[case]["schedule"]["raised"] == "ParameterServerLost"
-    assert seen[case]["schedule"]["seconds"] < SOON
+    assert seen["schedule"]["raised"] == "ParameterServerLost"
+    assert seen["schedule"]["seconds"] < SOON
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_a_lost_parameter_server_is_unhealthy_and_the_others_are_not(seen, case):  # row 97
-    assert seen[case]["healthy"] == [("ps", index) not in CASES[case].lost for index in (0, 1)]
+    assert seen["healthy"] == [("ps", index) not in CASES[case].lost for index in (0, 1)]
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_closing_with_a_lost_parameter_server_is_quick(seen, case):
-    assert seen[case]["close"]["raised"] is None
-    assert seen[case]["close"]["seconds"] < SOON
+    assert seen["close"]["raised"] is None
+    assert seen["close"]["seconds"] < SOON
 
 
-def test_a_new_strategy_in_the_same_process_continues_from_the_checkpoint(seen):
-    resumed = [seen[case]["resumed"] for case in (*CASES, "afterwards")]
-    assert resumed == [[STEPS * made] * 2 for made in (*range(len(CASES)), len(CASES) + 1)]
+@pytest.mark.parametrize("cases", [DEFAULT, pytest.param(LONG, marks=pytest.mark.long)])
+def test_a_new_strategy_in_the_same_process_continues_from_the_checkpoint(observed, cases):
+    seen = observed(cases)
+    resumed = [seen[case]["resumed"] for case in (*cases, "afterwards")]
+    assert resumed == [[STEPS * made] * 2 for made in (*range(len(cases)), len(cases) + 1)]
     assert seen["afterwards"]["healthy"] == [True, True]

@@ -45,6 +45,7 @@ def test_ten_epochs_of_ten_steps_are_a_hundred_updates(strategy: coordinator.Par
     assert result["accuracy"] > 0.9
 
 
+# row 189: a wide and a deep part
 @pytest.mark.parametrize("kind", ["subclassed", pytest.param("functional", marks=pytest.mark.long)])
 def test_models_are_functional_or_subclassed(strategy: coordinator.ParameterServerStrategy, kind: str) -> None:
     class Wide(keras.Model):
