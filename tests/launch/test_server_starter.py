@@ -108,6 +108,15 @@ def test_a_process_with_several_threads_is_not_forked(tasks: Tasks) -> None:
     assert not is_forked(server)
 
 
+def test_servers_load_tensorflow_without_keras(tasks: Tasks) -> None:
+    (tasks.folder / "fake" / "keras.py").write_text("raise RuntimeError('Keras is loaded')")
+    # The real one does the same.
+    tasks.load(begin="try:\n    import keras\nexcept ImportError:\n    pass\n")
+    server = tasks.server()
+    server.start()
+    server.wait_ready(TIMEOUT)
+
+
 def test_an_error_while_loading_tensorflow_is_in_the_servers_log(tasks: Tasks) -> None:
     tasks.load(begin="raise ImportError('this one is broken')\n")
     server = tasks.server()
