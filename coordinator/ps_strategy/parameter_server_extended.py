@@ -109,10 +109,8 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.pop("per_worker_variable", False):
-            # An optimizer asks for its slots to be beside their variable. Per-worker ones are, on each worker.
-            kwargs.pop("colocate_with", None)
             return create_per_worker_variable(lambda: next_creator(**kwargs), self._handles, self._read_on_all)
-        beside = kwargs.pop("colocate_with", None)
+        beside = kwargs.get("colocate_with")
         devices = self._parameter_server_devices
         device = devices[next(self._variable_numbers) % len(devices)] if beside is None else str(beside.device)
         with tf.device(None), tf.device(device):

@@ -86,6 +86,23 @@ def test_a_colocated_variable_is_on_the_same_server(strategy, next_server):  # r
         assert tf.Variable(4.0).device == next_server(2)
 
 
+def test_an_outer_variable_creator_is_told_of_the_colocation(strategy, next_server):
+    seen = []
+
+    def beside_or_on_client(next_creator, **kwargs):
+        seen.append(kwargs.get("colocate_with"))
+        return next_creator(**kwargs) if seen[-1] is not None else on_client(next_creator, **kwargs)
+
+    with strategy.scope():
+        first = tf.Variable(1.0)
+    with tf.variable_creator_scope(beside_or_on_client), strategy.scope():
+        assert tf.Variable(2.0).device == CLIENT
+        with strategy.extended.colocate_vars_with(first):
+            assert tf.Variable(3.0).device == first.device
+            tf.Variable(4.0, per_worker_variable=True)
+    assert [each is first for each in seen] == [False, True, True]
+
+
 def test_colocation_with_a_non_variable_is_refused(strategy):  # row 131
     refused = pytest.raises(ValueError, match=r"colocate_vars_with takes a tf\.Variable")
     with strategy.scope(), refused, strategy.extended.colocate_vars_with("ps"):

@@ -18,6 +18,7 @@ from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator, iterat
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
 from coordinator.ps_strategy.tensorflow_internals.calls import (
     call_concrete,
+    captured_inputs,
     captures_of,
     flat_inputs,
     structure_outputs,
@@ -51,7 +52,7 @@ class TracedFunction:
         self._bound = self._bind()
         self._fused: dict[_FusedShape, concurrent.futures.Future[RepeatedFunction]] = {}
         # A table of a SavedModel creates its copies itself, so it must live as long as the function; its model may not.
-        self._owners = [owner_of_handle(tensor) for tensor in concrete.captured_inputs]
+        self._owners = [owner_of_handle(tensor) for tensor in captured_inputs(concrete)]
 
     @functools.cached_property
     def name(self) -> str:
@@ -70,7 +71,7 @@ class TracedFunction:
     @property
     def uses_client_dataset(self) -> bool:
         """Whether it uses a dataset that was created outside of it, which stays on the client."""
-        return any(tensor.dtype == tf.variant for tensor in self.concrete.captured_inputs)
+        return any(tensor.dtype == tf.variant for tensor in captured_inputs(self.concrete))
 
     def call_on(self, context: WorkerContext, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Runs the function on a worker; its results stay there.
@@ -166,7 +167,7 @@ class TracedFunction:
     def _bind(self) -> tuple[list[Any], list[Any]]:
         captured = captures_of(self.concrete)
         # A captured handle may be outdated, if its variable was restored while the function was traced.
-        present = map(present_handle, self.concrete.captured_inputs)
+        present = map(present_handle, captured_inputs(self.concrete, self.handles.worker_index))
         return captured, [self._resource_or_tensor(tensor) for tensor in present]
 
     def _resource_or_tensor(self, tensor: Any) -> Any:

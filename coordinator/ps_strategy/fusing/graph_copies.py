@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.message_packing import pack_transfers
+from coordinator.ps_strategy.tensorflow_internals.calls import captured_inputs
 from coordinator.ps_strategy.tensorflow_internals.compilation import built_function
 from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data, is_on_parameter_server
 
@@ -157,7 +158,7 @@ def packed_function(concrete: Any) -> Any:
 
 def servers_of_resources(concrete: Any) -> dict[str, str]:
     """Returns the devices of captured resources on parameter servers, by the names of the function's inputs."""
-    captured = concrete.captured_inputs
+    captured = captured_inputs(concrete)
     symbolic = concrete.inputs[len(concrete.inputs) - len(captured) :]
     return {
         tensor.op.name: capture.device

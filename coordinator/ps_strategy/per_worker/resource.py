@@ -6,6 +6,7 @@ created fails only the closures that use it.
 """
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -95,6 +96,13 @@ class PerWorkerHandles:
     def __init__(self) -> None:
         # By the identity of the table or variable: a table that is being loaded has no handle yet.
         self.handles_of_copies: dict[int, PerWorkerResource] = {}
+        self._worker_indices = PerWorkerResource("worker index", lambda context: tf.constant(context.index, tf.int64))
+
+    @functools.cached_property
+    def worker_index(self) -> tf.Tensor:
+        """A tensor that stands for the index of the worker among the captures of a function."""
+        # Made when it is needed: the strategy is not connected yet when this object is created.
+        return tf.constant(-1, tf.int64)
 
     def add(self, owner: Any, handles_of_copies: PerWorkerResource) -> None:
         """Lets a table or variable represent its workers' copies for as long as it lives."""
@@ -102,6 +110,8 @@ class PerWorkerHandles:
         weakref.finalize(owner, self.handles_of_copies.pop, id(owner), None)
 
     def resource_for(self, tensor: Any) -> PerWorkerResource | None:
-        """Returns the handles of the copies, if `tensor` is the handle of such a table or variable."""
+        """Returns what is passed instead of a captured tensor, if that depends on the worker; otherwise None."""
+        if tensor is self.worker_index:
+            return self._worker_indices
         owner = owner_of_handle(tensor)
         return self.handles_of_copies.get(id(owner)) if owner is not None else None

@@ -67,7 +67,7 @@ def create_per_worker_variable(
 
     A scheduled function that uses it, as a capture or an argument, reads and changes its own worker's copy. Outside of
     scheduled functions it is an ordinary variable on the client. It has an additional method, `read_all()`, which
-    returns the current values of the copies as a list of NumPy values by worker.
+    returns the current values of the copies: a list of tensors on the client, by worker.
 
     Args:
       create: creates one variable on the current device; called once for each worker and once for the client.
@@ -78,7 +78,7 @@ def create_per_worker_variable(
         variable = create()
     copies = PerWorkerResource(f"per-worker variable {variable.name}", lambda _: create())
     handles.add(variable, _handles_of(copies))
-    variable.read_all = lambda: read_on_all(copies)
+    variable.read_all = lambda: [tf.convert_to_tensor(value, variable.dtype) for value in read_on_all(copies)]
     return variable
 
 

@@ -1,10 +1,12 @@
 """Concrete functions: their inputs and captures, and calls of them that can be cancelled."""
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.function.trace_type import default_types
+from tensorflow.python.distribute.coordinator import coordinator_context
 from tensorflow.python.eager import cancellation, context, execute
 from tensorflow.python.eager.polymorphic_function import atomic_function, function_type_utils
 from tensorflow.python.framework.composite_tensor import CompositeTensor
@@ -76,7 +78,7 @@ def call_concrete(concrete: Any, inputs: Sequence[Any], manager: CancellationMan
 
     Args:
       concrete: a `tf.types.experimental.ConcreteFunction`.
-      inputs: `flat_inputs`, then one tensor for each of `concrete.captured_inputs`.
+      inputs: `flat_inputs`, then one tensor for each of `captured_inputs`.
       manager: cancels the call.
       stands_for: the concrete function that this one replaces, which errors refer to; it has the same operation names
         and flat outputs. None if it replaces no other.
@@ -142,6 +144,24 @@ def captures_of(concrete: Any) -> list[Any]:
     """Returns the captures of a concrete function: the same list object as long as they do not change."""
     # Private: `captured_inputs` creates a new list each time, which is too slow for calls of small functions.
     return concrete._captured_inputs
+
+
+def captured_inputs(concrete: Any, worker_index: Any = 0) -> list[Any]:
+    """Returns what a concrete function captured: one tensor for each input that is no argument.
+
+    Args:
+      concrete: a `tf.types.experimental.ConcreteFunction`.
+      worker_index: returned where the function reads the index of its worker, by
+        `tf.distribute.coordinator.experimental_get_current_worker_index()`: a tensor of type int64, or an int.
+    """
+    # Private: that function captures the index when it is called, from a context of TensorFlow's own coordinator.
+    of_thread = coordinator_context._dispatch_context
+    former = coordinator_context.get_current_dispatch_context()
+    of_thread.current = coordinator_context.DispatchContext(SimpleNamespace(worker_index=worker_index))
+    try:
+        return list(concrete.captured_inputs)
+    finally:
+        of_thread.current = former
 
 
 def untraced_copy(function: Any) -> Any | None:

@@ -8,6 +8,8 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import concrete_function, function_type_utils
 from tensorflow.python.framework import func_graph, op_def_registry
 
+from coordinator.ps_strategy.tensorflow_internals.calls import captured_inputs
+
 
 def built_function(
     body: Callable[..., Any], signature: Sequence[tf.TensorSpec], change: Callable[[Any], object]
@@ -64,7 +66,7 @@ def compiled_calls(concrete: Any, is_remote: Callable[[Any], bool]) -> Iterator[
     """
     graph = concrete.graph.as_graph_def()
     functions = {function.signature.name: function for function in graph.library.function}
-    captures = concrete.captured_inputs
+    captures = captured_inputs(concrete)
     placeholders = concrete.graph.inputs[len(concrete.graph.inputs) - len(captures) :]
     remote = {
         placeholder.op.name: captured

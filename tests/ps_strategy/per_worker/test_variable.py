@@ -31,6 +31,18 @@ def test_every_worker_has_its_own_copy_and_read_all_reads_them(strategy, counter
     assert sorted(counter.read_all()) == [2, 2, 3]
 
 
+def test_read_all_returns_tensors_on_the_client(strategy):
+    with strategy.scope():
+        variables = [tf.Variable(value, per_worker_variable=True) for value in ([1.5, 2.0], ["a"], True)]
+    for variable, total in zip(variables, ([4.5, 6.0], [b"aaa"], [True] * WORKERS), strict=True):
+        values = variable.read_all()
+        assert {(value.dtype, value.shape, value.device) for value in values} == {
+            (variable.dtype, variable.shape, variable.device)
+        }
+        joined = sum(values[1:], values[0]) if variable.dtype != tf.bool else tf.stack(values)
+        assert joined.numpy().tolist() == total
+
+
 def test_the_copies_together_have_counted_every_call(strategy, counter):  # rows 61, 62
     @tf.function
     def count():
@@ -114,7 +126,7 @@ def test_an_initial_value_function_is_called_for_each_copy(strategy):
             lambda: tf.random.uniform([4]), dtype=tf.float32, name="noise", trainable=False, per_worker_variable=True
         )
     values = noise.read_all()
-    assert len({tuple(value) for value in values}) == WORKERS
+    assert len({tuple(value.numpy()) for value in values}) == WORKERS
     assert all(value.shape == (4,) and value.dtype == np.float32 for value in values)
     assert not noise.trainable
 

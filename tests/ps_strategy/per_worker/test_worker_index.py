@@ -5,6 +5,7 @@ import tensorflow as tf
 
 import coordinator
 from tests.ps_strategy.every_worker import on_every_worker
+from tests.ps_strategy.fusing.fused_calls import COUNT, STEPS, FusedCalls
 
 WORKERS = 3
 
@@ -85,6 +86,44 @@ def test_the_index_and_the_pipelines_number_have_one_type(strategy):
 
     iterator = iter(strategy.experimental_distribute_datasets_from_function(dataset_fn))
     assert on_every_worker(strategy, step, iterator) == [(0, True), (2, True), (4, True)]
+
+
+def test_tensorflows_own_function_gives_the_same_index(strategy, monkeypatch):
+    tensorflows = tf.distribute.coordinator.experimental_get_current_worker_index
+
+    def dataset_fn(_):
+        dataset = tf.data.Dataset.range(WORKERS).shard(WORKERS, tensorflows())
+        return dataset.map(lambda element: 10 * element + tensorflows()).repeat()
+
+    @tf.function
+    def inner():
+        return tensorflows()
+
+    @tf.function
+    def step(iterator):
+        index = tensorflows()
+        assert (index.dtype, index.shape) == (tf.int64, ())
+        in_loop = tf.constant(0, tf.int64)
+        for _ in tf.range(2):
+            in_loop += inner() * tensorflows()
+        tf.debugging.assert_equal(index, coordinator.get_current_worker_index())
+        return next(iterator), index, in_loop
+
+    iterator = iter(strategy.experimental_distribute_datasets_from_function(dataset_fn))
+    expected = [(11 * index, index, 2 * index**2) for index in range(WORKERS)]
+    assert on_every_worker(strategy, step, iterator) == expected
+    fused = FusedCalls(strategy, monkeypatch)
+    assert {future.result() for future in fused.run(step, [(iterator,)] * COUNT)} == set(expected)
+    assert STEPS in fused.sizes
+
+
+def test_a_function_of_the_client_gives_each_workers_index(strategy):
+    traced = tf.function(tf.distribute.coordinator.experimental_get_current_worker_index).get_concrete_function()
+    assert on_every_worker(strategy, traced) == list(range(WORKERS))
+    with pytest.raises(RuntimeError, match="Cannot retrieve the worker index"):
+        traced()
+    with pytest.raises(RuntimeError, match="Cannot retrieve the worker index"):
+        tf.distribute.coordinator.experimental_get_current_worker_index()
 
 
 def test_the_index_raises_outside_of_scheduled_functions(strategy):
