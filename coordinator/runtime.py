@@ -24,8 +24,26 @@ class FailureKind(enum.Enum):
     PARAMETER_SERVER_LOST = "parameter server lost"
     TRANSIENT = "transient"
     INPUT = "input could not be created"
+    END_OF_DATA = "end of data"
     CANCELLED = "cancelled"
     USER = "user's own error"
+
+
+class FiniteInput:
+    """Data that closures take, of which each worker has a part that may end: an iterator with a copy on each worker.
+
+    A closure that takes it runs only on workers whose part has not ended. Its attributes belong to the queue's state.
+
+    Attributes:
+      ended: the workers whose part has ended, each with the number of its reconnections until then.
+      error: what the latest of them raised; None as long as there is none.
+    """
+
+    __slots__ = ("ended", "error")
+
+    def __init__(self) -> None:
+        self.ended: dict[int, int] = {}
+        self.error: BaseException | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +53,12 @@ class Failure:
     Attributes:
       kind: why it failed.
       error: the exception to raise for it, which may name the cause better than the one that was caught.
+      ended: the input whose part on the worker has ended, if that is why.
     """
 
     kind: FailureKind
     error: BaseException
+    ended: FiniteInput | None = None
 
 
 class FusionKey(NamedTuple):

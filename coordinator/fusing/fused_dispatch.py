@@ -81,5 +81,5 @@ class FusedDispatch:
 
     def record_failure(self, kind: FailureKind) -> None:
         """Records that the latest call, of several closures, failed."""
-        if self._function is not None and kind in (FailureKind.USER, FailureKind.INPUT):
+        if self._function is not None and kind in (FailureKind.USER, FailureKind.INPUT, FailureKind.END_OF_DATA):
             self._model.record_error(self._function)

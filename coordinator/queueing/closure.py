@@ -22,7 +22,7 @@ from typing import Any
 
 from coordinator.errors import ClosureCancelledError, InvalidTransitionError
 from coordinator.future import Future
-from coordinator.runtime import Cancellation, FailureKind, FusionKey
+from coordinator.runtime import Cancellation, FailureKind, FiniteInput, FusionKey
 
 
 class ErrorScope(enum.Enum):
@@ -30,6 +30,7 @@ class ErrorScope(enum.Enum):
 
     ALL_CLOSURES = "cancels all other closures, and join raises it"
     JOIN = "leaves the other closures alone, and join raises it"
+    END_OF_DATA = "leaves the other closures alone, and join raises it if there is no other error"
     FUTURE = "is raised by the closure's future only"
 
 
@@ -133,6 +134,7 @@ class Closure:
     Attributes:
       fusion_key: closures with equal keys may run in one call; None if it runs alone, as it does unless this is set
         before it is queued. Dropped when it is requeued, so that a closure that was tried before runs alone.
+      inputs: what it takes of data that may end; set before it is queued.
       attempts: how many attempts were started.
       live: the attempts that run now.
       waiting_since: when it last began to wait for its target worker, in seconds of the `time.monotonic` clock.
@@ -148,6 +150,7 @@ class Closure:
         "counts",
         "fusion_key",
         "future",
+        "inputs",
         "is_internal",
         "is_queued",
         "live",
@@ -179,6 +182,7 @@ class Closure:
         self.timeout = timeout
         self.is_internal = is_internal
         self.blockers = blockers
+        self.inputs: tuple[FiniteInput, ...] = ()
         self.fusion_key: FusionKey | None = None
         self.is_queued = self.counts = False
         self.attempts = 0

@@ -11,12 +11,12 @@ Guarantees:
 - First in, first out; a requeued closure goes to the front, and never waits for room.
 - An outcome is decided once, and `wait_settled` returns only after all futures are set.
 - The pending error is raised once, by whichever waiting call comes first, after everything has settled.
+- A closure whose input has ended on a worker runs where it has not, and fails once that is nowhere.
 - A worker that finds no closure sleeps until there is one that it may run; a closure wakes one worker.
 - One lock. While it is held, only code of the core and of the standard library runs: no TensorFlow, no runtime, no user
   code (futures' callbacks, destructors of arguments).
 """
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -24,9 +24,10 @@ from collections.abc import Callable
 from coordinator.errors import StrategyClosedError
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope, shared_cancellations
 from coordinator.queueing.idle_workers import IdleWorkers
-from coordinator.queueing.queue_state import Effects, QueueState, WorkerCounts
+from coordinator.queueing.queue_state import Effects, QueueState
+from coordinator.queueing.queue_workers import QueueWorkers
 from coordinator.queueing.waiting import QueueWaits
-from coordinator.runtime import Cancellation
+from coordinator.runtime import Cancellation, Failure
 from coordinator.statistics import ClusterStatistics
 
 
@@ -41,6 +42,7 @@ class ClosureQueue:
 
     Attributes:
       capacity: as given.
+      workers: what the queue is told of its workers.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class ClosureQueue:
         self._state = QueueState()
         self._idle = IdleWorkers()
         self._waits = QueueWaits(self._lock, self._state, report_stall, stall_interval)
+        self.workers = QueueWorkers(self._lock, self._state, self._idle, self._unused_cancellations, self._carry_out)
 
     def put(self, closure: Closure, timeout: float | None = None) -> None:
         """Adds a closure, waiting for room if the queue is full. An internal closure never waits.
@@ -69,13 +72,15 @@ class ClosureQueue:
         Raises:
           TimeoutError: there was no room in time. The closure's future is cancelled.
           StrategyClosedError: the queue was stopped.
-          BaseException: the pending error of an earlier closure. The closure's future is cancelled.
+          BaseException: the pending error of an earlier closure, or the end of the closure's input on all workers. The
+            closure's future is cancelled.
         """
         state = self._state
         is_added = False
         try:
             with self._lock:
-                if state.waiting >= self.capacity or state.error is not None or state.stopped:
+                is_starved = closure.inputs and state.waiting.inputs.why_starved(closure)
+                if state.waiting.count >= self.capacity or state.error is not None or state.stopped or is_starved:
                     deadline = None if timeout is None else time.monotonic() + timeout
                     self._waits.for_room(closure, self.capacity, deadline)
                 is_added = True
@@ -90,9 +95,12 @@ class ClosureQueue:
     def unblock(self, closure: Closure) -> None:
         """Records that one of the results that a closure waits for exists."""
         with self._lock:
-            if not closure.has_ended:
-                self._state.unblock(closure)
-                self._hand_out(closure.target)
+            if closure.has_ended:
+                return
+            self._state.unblock(closure)
+            effects = self._state.fail_starved(closure.target)
+            self._hand_out(closure.target)
+        self._carry_out(effects)
 
     def take(self, worker: int, timeout: float | None = None) -> Attempt | None:
         """Waits for the next closure that `worker` may run, and starts an attempt.
@@ -141,7 +149,7 @@ class ClosureQueue:
             is_wanted = not (closure.has_ended or state.is_unwanted(closure) or state.is_over_for(attempt.worker))
             if not is_wanted or state.paused or closure.fusion_key is None:
                 return [attempt]
-            count = choose(1 + state.matching_ahead(closure.fusion_key, limit - 1))
+            count = choose(1 + state.waiting.matching_ahead(closure.fusion_key, limit - 1))
             if count == 1:
                 return [attempt]
             self._waits.has_room.notify(count - 1)
@@ -173,6 +181,20 @@ class ClosureQueue:
         with self._lock:
             effects = self._state.decide(attempt, ClosureState.FAILED, error, scope)
         self._carry_out(effects, attempt)
+
+    def end_input(self, attempt: Attempt, failure: Failure, scope: ErrorScope) -> None:
+        """Records that an input has ended on an attempt's worker; its closure waits for a worker that has data left.
+
+        Args:
+          attempt: the attempt.
+          failure: names the input, and has the error with which closures end once it has ended on all workers.
+          scope: what that error affects.
+        """
+        assert failure.ended is not None
+        with self._lock:
+            effects = self._state.end_input(attempt, failure.ended, failure.error, scope)
+            self._hand_out()
+        self._carry_out(effects)
 
     def fail_waiting(self, closure: Closure, error: BaseException, scope: ErrorScope) -> None:
         """Ends a closure that waits and can never run. Does nothing if it does not wait any more."""
@@ -235,33 +257,9 @@ class ClosureQueue:
         with self._lock:
             self._state.paused = ""
             for worker in list(self._idle.workers):
-                if self._state.waiting_for(worker):
+                if self._state.waiting.waiting_for(worker):
                     self._hand_out(worker)
             self._hand_out()
-
-    def dismiss(self, worker: int) -> None:
-        """Gives `worker` no closure any more."""
-        with self._lock:
-            self._state.dismissed.add(worker)
-            self._idle.wake_empty(worker)
-        self._unused_cancellations.pop(worker, None)
-
-    def admit(self, worker: int) -> None:
-        """Gives a new worker closures, and counts from 0 for it."""
-        with self._lock:
-            self._state.dismissed.discard(worker)
-            self._state.worker_counts.pop(worker, None)
-
-    def interrupt(self, worker: int) -> None:
-        """Makes `take` return nothing, if `worker` waits in it."""
-        with self._lock:
-            self._idle.wake_empty(worker)
-
-    def cancel_attempts_on(self, worker: int) -> None:
-        """Cancels what `worker` runs, which is then requeued."""
-        with self._lock:
-            effects = Effects(cancelled=[attempt for attempt in self._state.running if attempt.worker == worker])
-        self._carry_out(effects)
 
     def stop(self) -> None:
         """Cancels everything, and makes every `take` return. May be called again."""
@@ -285,27 +283,12 @@ class ClosureQueue:
     @property
     def waiting_for_all(self) -> int:
         """How many closures wait for any worker; some that were cancelled may be counted."""
-        return len(self._state.for_all)
-
-    def waiting_for(self, worker: int) -> list[Closure]:
-        """Returns the closures that only this worker may run."""
-        with self._lock:
-            return self._state.waiting_for(worker)
-
-    def idle_workers(self) -> list[int]:
-        """Returns the workers that wait in `take`, longest first."""
-        with self._lock:
-            return list(self._idle.workers)
+        return len(self._state.waiting.for_all)
 
     def statistics(self) -> ClusterStatistics:
         """Returns the counts of all closures, without the workers'."""
         with self._lock:
             return self._state.statistics()
-
-    def worker_counts(self, worker: int) -> WorkerCounts:
-        """Returns what the attempts on a worker came to."""
-        with self._lock:
-            return dataclasses.replace(self._state.worker_counts[worker])
 
     def _hand_out(self, worker: int | None = None) -> None:
         self._waits.has_room.notify(self._idle.hand_out(self._state, worker))

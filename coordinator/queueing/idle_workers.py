@@ -110,7 +110,12 @@ class IdleWorkers:
             idle.wake(state.start_next(worker, idle.cancellation))
             return 1
         count = 0
-        while state.for_all and not state.paused and (idle := self.pop_longest()):
+        while state.waiting.for_all and not state.paused and (idle := self.pop_longest()):
             idle.wake(state.start_next(idle.index, idle.cancellation))
             count += 1
+        if state.waiting.are_apart:
+            for index in [each for each in self.workers if state.may_start(each)]:
+                if self._waking < _MAX_WAKING and state.may_start(index) and (idle := self.pop(index)):
+                    idle.wake(state.start_next(index, idle.cancellation))
+                    count += 1
         return count

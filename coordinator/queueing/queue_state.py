@@ -2,26 +2,18 @@
 
 A plain data structure without a lock, a thread or a call to other code: events come in as method calls, and what
 follows from them comes out as attempts to run and as `Effects`. `ClosureQueue` guards it and carries out the effects.
-
-Closures wait in deques: one for all workers and one for each worker. Those that wait for arguments are kept apart. A
-closure that stops waiting in the middle of a deque stays there with `is_queued` cleared, and is skipped later; so each
-closure that waits costs 8 bytes here, and cancelling one costs the same wherever it is. Invariant: the first closure of
-a deque is queued, so nothing waits in a deque only if it is empty.
 """
 
 import dataclasses
-import itertools
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
-from coordinator.runtime import Cancellation, FusionKey
+from coordinator.queueing.waiting_closures import WaitingClosures
+from coordinator.runtime import Cancellation, FiniteInput
 from coordinator.statistics import ClusterStatistics
-
-# Deques are rebuilt when they may hold more stale entries than this, and than closures that wait.
-_MIN_STALE = 1000
 
 
 @dataclasses.dataclass(slots=True)
@@ -51,12 +43,12 @@ class QueueState:
     """The state of a `ClosureQueue`.
 
     Attributes:
-      for_all: the closures that any worker may run; stale entries are skipped.
-      waiting: how many scheduled closures wait, for a worker or for arguments; internal ones are not counted.
+      waiting: the closures that wait, for a worker or for arguments.
       running: the live attempts.
       unsettled: how many scheduled closures have no outcome yet, or were cancelled and still run.
       error: the pending error, which cancelled all other closures.
       late_error: an error that is raised once everything is settled.
+      end_of_data: likewise, if there is no other error.
       paused: why no closure may start; empty if closures may.
       dismissed: the workers that may start no closure any more.
       stopped: whether no worker may.
@@ -65,21 +57,17 @@ class QueueState:
     """
 
     def __init__(self) -> None:
-        self.waiting = 0
+        self.waiting = WaitingClosures()
         self.running: dict[Attempt, None] = {}
         self.unsettled = 0
         self.error: BaseException | None = None
         self.late_error: BaseException | None = None
+        self.end_of_data: BaseException | None = None
         self.paused = ""
         self.dismissed: set[int] = set()
         self.stopped = False
         self.retried = 0
         self.worker_counts: defaultdict[int, WorkerCounts] = defaultdict(WorkerCounts)
-        # By the index of the only worker that may run them; those for all workers under None.
-        self._queues: defaultdict[int | None, deque[Closure]] = defaultdict(deque)
-        self.for_all = self._queues[None]
-        self._blocked: dict[Closure, None] = {}
-        self._stale = 0
         self._ended: Counter[ClosureState] = Counter()
 
     @property
@@ -94,8 +82,7 @@ class QueueState:
 
     def may_start(self, worker: int) -> bool:
         """Returns whether there is a closure that this worker may start now."""
-        has_next = bool(self.for_all or self._queues.get(worker))
-        return has_next and not (self.paused or self.stopped or worker in self.dismissed)
+        return self.waiting.has_next(worker) and not (self.paused or self.stopped or worker in self.dismissed)
 
     def is_over_for(self, worker: int) -> bool:
         """Returns whether a worker will never start a closure again."""
@@ -105,30 +92,21 @@ class QueueState:
         """Returns whether a closure without an outcome must not be tried again."""
         return self.stopped or (self.error is not None and not closure.is_internal)
 
-    def waiting_for(self, worker: int) -> list[Closure]:
-        """Returns the closures that only this worker may run."""
-        return [closure for closure in self._queues.get(worker, ()) if closure.is_queued]
-
-    def matching_ahead(self, key: FusionKey, limit: int) -> int:
-        """Returns how many closures in a row, at the front of those for all workers, have this key; at most `limit`."""
-        waiting = itertools.islice((closure for closure in self.for_all if closure.is_queued), limit)
-        return sum(1 for _ in itertools.takewhile(lambda closure: closure.fusion_key == key, waiting))
-
     def add(self, closure: Closure) -> None:
         """Adds a closure that was scheduled."""
         if not closure.is_internal:
             closure.counts = True
             self.unsettled += 1
-        self._enqueue(closure)
+        self.waiting.add(closure)
 
     def unblock(self, closure: Closure) -> None:
         """Records that one of the results that a closure waits for exists."""
         is_last = closure.blockers == 1
         if is_last:
-            self._dequeue(closure)
+            self.waiting.remove(closure)
         closure.unblock()
         if is_last:
-            self._enqueue(closure)
+            self.waiting.add(closure)
 
     def requeue_overdue(self) -> tuple[list[Closure], float | None]:
         """Puts each closure that exceeded its timeout at the front, to be tried beside its latest attempt.
@@ -148,18 +126,12 @@ class QueueState:
             elif not self.is_unwanted(closure):
                 overdue.append(closure)
         for closure in overdue:
-            self._enqueue(closure, at_front=True)
+            self.waiting.add(closure, at_front=True)
         return overdue, min(deadlines, default=None)
 
     def start_next(self, worker: int, cancellation: Cancellation) -> Attempt:
         """Starts the next closure on a worker: the worker's own closures come before those for all workers."""
-        queue = self._queues.get(worker) or self.for_all
-        closure = queue.popleft()
-        closure.is_queued = False
-        self.waiting -= not closure.is_internal
-        while queue and not queue[0].is_queued:
-            queue.popleft()
-        attempt = closure.start(worker, cancellation)
+        attempt = self.waiting.pop_next(worker).start(worker, cancellation)
         self.running[attempt] = None
         return attempt
 
@@ -190,10 +162,39 @@ class QueueState:
             return self.end(closure, ClosureState.CANCELLED, closure.cancelled_error(reason))
         closure.requeue()
         if not closure.is_queued:
-            self._enqueue(closure, at_front=True)
+            self.waiting.add(closure, at_front=True)
         self.retried += 1
         self.worker_counts[attempt.worker].retried += 1
-        return Effects()
+        # Of those that are requeued, only what ran on a removed worker may have no other worker left.
+        return self.fail_starved(attempt.worker) if attempt.worker in self.dismissed else Effects()
+
+    def end_input(self, attempt: Attempt, ended: FiniteInput, error: BaseException, scope: ErrorScope) -> Effects:
+        """Ends an attempt for which its worker had no data left, without an outcome unless no worker has data left.
+
+        Args:
+          attempt: the attempt.
+          ended: the input whose part on the worker has ended.
+          error: what the closures end with that no worker can run.
+          scope: what that error affects.
+        """
+        self.waiting.end_input(ended, attempt.worker, error, scope)
+        starved = self.waiting.inputs.why_starved(attempt.closure)
+        if starved is None:
+            return self.requeue(attempt)
+        self.end_attempt(attempt)
+        effects = self.decide(attempt, ClosureState.FAILED, *starved)
+        effects.outcomes += self.fail_starved(attempt.worker).outcomes
+        return effects
+
+    def fail_starved(self, worker: int | None) -> Effects:
+        """Ends the closures that no worker can run; of those for one worker, only those for `worker`."""
+        effects = Effects()
+        for closure, (error, scope) in self.waiting.starved(worker):
+            if closure.live:
+                self.waiting.remove(closure)
+            else:
+                effects.outcomes += self.end(closure, ClosureState.FAILED, error, scope).outcomes
+        return effects
 
     def decide(
         self, attempt: Attempt, state: ClosureState, value: Any, scope: ErrorScope = ErrorScope.FUTURE
@@ -217,7 +218,7 @@ class QueueState:
           value: its result or error, or None if its user cancelled it.
           scope: what the error affects besides; nothing if the closure is internal.
         """
-        self._dequeue(closure)
+        self.waiting.remove(closure)
         closure.end(state)
         self._ended[state] += 1
         effects = Effects([(closure, value)], closure.live)
@@ -225,6 +226,9 @@ class QueueState:
             return effects
         if scope is ErrorScope.JOIN:
             self.late_error = self.late_error or value
+            return effects
+        if scope is ErrorScope.END_OF_DATA:
+            self.end_of_data = value
             return effects
         others = self.fail_all(value)
         effects.outcomes += others.outcomes
@@ -243,6 +247,11 @@ class QueueState:
         self.stopped = True
         return self._cancel_all("the strategy was closed", internal=True)
 
+    def forget_error(self, error: BaseException) -> None:
+        """Forgets an error that is raised now."""
+        self.late_error = None if self.late_error is error else self.late_error
+        self.end_of_data = None if self.end_of_data is error else self.end_of_data
+
     def uncount(self, closure: Closure) -> None:
         """Stops counting a closure as unsettled, once its future is set; a cancelled one once it does not run."""
         is_over = closure.has_ended and closure.future.done()
@@ -252,14 +261,14 @@ class QueueState:
 
     def take_error(self) -> BaseException | None:
         """Returns the error to be raised now, and forgets it."""
-        error = self.error or self.late_error
-        self.error = self.late_error = None
+        error = self.error or self.late_error or self.end_of_data
+        self.error = self.late_error = self.end_of_data = None
         return error
 
     def statistics(self) -> ClusterStatistics:
         """Returns the counts, without the workers'."""
         return ClusterStatistics(
-            waiting=self.waiting,
+            waiting=self.waiting.count,
             running=len({attempt.closure for attempt in self.running if attempt.closure.counts}),
             finished=self._ended[ClosureState.DONE],
             failed=self._ended[ClosureState.FAILED],
@@ -277,48 +286,16 @@ class QueueState:
         more = len(self.running) - len(shown)
         running = ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "nothing"
         paused = f"; no closure is started because {self.paused}" if self.paused else ""
-        return f"{self.waiting} closures wait, running: {running}{paused}"
-
-    def _enqueue(self, closure: Closure, at_front: bool = False) -> None:
-        closure.is_queued = True
-        self.waiting += not closure.is_internal
-        if closure.blockers:
-            self._blocked[closure] = None
-        elif at_front:
-            self._queues[closure.target].appendleft(closure)
-        else:
-            self._queues[closure.target].append(closure)
-
-    def _dequeue(self, closure: Closure) -> None:
-        """Removes a closure from those that wait, if it does."""
-        if not closure.is_queued:
-            return
-        closure.is_queued = False
-        self.waiting -= not closure.is_internal
-        if closure.blockers:
-            del self._blocked[closure]
-            return
-        queue = self._queues[closure.target]
-        while queue and not queue[0].is_queued:
-            queue.popleft()
-        self._stale += 1
-        if self._stale > max(_MIN_STALE, self.waiting):
-            self._stale = 0
-            for queue in self._queues.values():
-                waiting = [closure for closure in queue if closure.is_queued]
-                queue.clear()
-                queue.extend(waiting)
+        return f"{self.waiting.count} closures wait, running: {running}{paused}"
 
     def _cancel_all(self, reason: str, *, internal: bool) -> Effects:
         """Cancels what waits and what runs, internal closures only if said so."""
-        queues: Iterable[Iterable[Closure]] = (*self._queues.values(), self._blocked)
-        waiting = [closure for closure in itertools.chain(*queues) if closure.is_queued]
         effects = Effects(cancelled=[run for run in self.running if internal or not run.closure.is_internal])
-        for closure in waiting:
+        for closure in list(self.waiting):
             if closure.is_internal and not internal:
                 continue
             if closure.live:
-                self._dequeue(closure)
+                self.waiting.remove(closure)
             else:
                 effects.outcomes += self.end(closure, ClosureState.CANCELLED, closure.cancelled_error(reason)).outcomes
         return effects

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from coordinator.errors import StrategyClosedError
 from coordinator.queueing.closure import Closure
+from coordinator.queueing.ended_inputs import Starved
 from coordinator.queueing.queue_state import QueueState
 
 
@@ -45,8 +46,11 @@ class QueueWaits:
         if closure.is_internal and not state.stopped:
             return
 
+        def is_starved() -> Starved | None:
+            return state.waiting.inputs.why_starved(closure) if closure.inputs else None
+
         def may_proceed() -> bool:
-            return state.stopped or state.error is not None or state.waiting < capacity
+            return state.stopped or state.error is not None or state.waiting.count < capacity or bool(is_starved())
 
         while True:
             awaited = f"schedule waits for room for {closure} in the full queue"
@@ -54,7 +58,10 @@ class QueueWaits:
             if state.stopped:
                 raise StrategyClosedError(f"{closure} cannot be scheduled: the strategy is closed.")
             if state.error is None:
-                return
+                if (starved := is_starved()) is None:
+                    return
+                state.forget_error(starved.error)
+                raise starved.error
             self.to_raise("schedule waits to raise an earlier error", deadline)
 
     def to_settle(self, deadline: float | None) -> None:

@@ -18,11 +18,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost, TaskLost, WorkerLost
-from coordinator.runtime import Cancellation, Failure, FailureKind
+from coordinator.runtime import Cancellation, Failure, FailureKind, FiniteInput
 
 
 class TransientError(Exception):
     """A call was refused although every task is alive; raised by work."""
+
+
+class EndOfDataError(Exception):
+    """The worker's part of an input has ended; raised by work."""
+
+    def __init__(self, ended: FiniteInput) -> None:
+        super().__init__("The data has ended.")
+        self.ended = ended
 
 
 class FakeCancellation:
@@ -170,6 +178,8 @@ class FakeRuntime:
             ParameterServerLost: FailureKind.PARAMETER_SERVER_LOST,
             TransientError: FailureKind.TRANSIENT,
         }
+        if isinstance(error, EndOfDataError):
+            return Failure(FailureKind.END_OF_DATA, error, error.ended)
         return Failure(kinds.get(type(error), FailureKind.USER), error)
 
     def is_reachable(self, worker: int) -> bool:

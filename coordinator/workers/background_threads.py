@@ -59,9 +59,9 @@ class IdleWatch(BackgroundThread):
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
-            for worker in self._queue.idle_workers():
+            for worker in self._queue.workers.idle():
                 if not self._servers.seems_reachable(worker):
-                    self._queue.interrupt(worker)
+                    self._queue.workers.interrupt(worker)
 
 
 class StragglerWatch(BackgroundThread):

@@ -58,6 +58,8 @@ class Cluster:
         self._leaving: set[int] = set()
         self._closing_thread: threading.Thread | None = None
         self._set_workers({index: self._new_worker(index) for index in servers.worker_addresses})
+        for index in servers.worker_addresses:
+            queue.workers.admit(index)
 
     @property
     def workers(self) -> Sequence[Worker]:
@@ -88,7 +90,7 @@ class Cluster:
             self._queue.refuse_stopped("A worker cannot be added")
             index = next(index for index in itertools.count() if index not in {*self._workers, *self._leaving})
             self._servers.add_worker(index, address)
-            self._queue.admit(index)
+            self._queue.workers.admit(index)
             worker = self._new_worker(index)
             self._set_workers({**self._workers, index: worker})
             worker.start()
@@ -113,10 +115,10 @@ class Cluster:
             self._set_workers({other: each for other, each in self._workers.items() if other != index})
             self._leaving.add(index)
         try:
-            self._queue.dismiss(index)
+            self._queue.workers.dismiss(index)
             worker.stop()
             if not worker.wait_stopped(self._options.close_timeout if timeout is None else timeout):
-                self._queue.cancel_attempts_on(index)
+                self._queue.workers.cancel_attempts(index)
                 if not worker.wait_stopped(self._options.close_timeout):
                     _logger.warning("%s runs a call that cannot be cancelled; its thread is left behind.", worker)
             self._servers.remove_worker(index)
@@ -186,7 +188,7 @@ class Cluster:
         """Fails the closures that only this worker may run, if it was removed, perhaps while they were being queued."""
         if index in self._workers:
             return
-        for closure in self._queue.waiting_for(index):
+        for closure in self._queue.workers.waiting_for(index):
             message = f"{closure} may run only on worker {index}, which was removed. Schedule it on another worker."
             self._queue.fail_waiting(closure, WorkerLost(f"worker {index}", message), ErrorScope.JOIN)
 

@@ -36,6 +36,8 @@ def error_scope(kind: FailureKind, options: Options) -> ErrorScope:
             return ErrorScope.ALL_CLOSURES
         case FailureKind.WORKER_LOST:
             return ErrorScope.JOIN
+        case FailureKind.END_OF_DATA:
+            return ErrorScope.END_OF_DATA if options.stop_on_error else ErrorScope.FUTURE
         case _:
             return ErrorScope.ALL_CLOSURES if options.stop_on_error else ErrorScope.FUTURE
 

@@ -20,7 +20,7 @@ from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.queueing.closure import Closure, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
-from coordinator.runtime import FusionKey, Runtime, Servers
+from coordinator.runtime import FiniteInput, FusionKey, Runtime, Servers
 from coordinator.workers.cluster import Cluster
 from coordinator.workers.membership_watch import MembershipWatch
 from coordinator.workers.recovery_loop import RecoveryLoop
@@ -67,6 +67,7 @@ class Scheduler:
         after: Sequence[Future] = (),
         origin: Any = None,
         fusion_key: FusionKey | None = None,
+        inputs: tuple[FiniteInput, ...] = (),
     ) -> Future:
         """Queues `work`; see `ClosureQueue.put` for what it raises.
 
@@ -78,6 +79,7 @@ class Scheduler:
           after: it is run when these have their results, and fails if one of them has none.
           origin: what the future is to know of the result's structure.
           fusion_key: work with equal keys may run in one call; None if it runs alone.
+          inputs: what it takes of data that may end; it runs on workers where none of it has ended.
 
         Raises:
           ValueError: there is no such worker, or a future is of another strategy.
@@ -99,6 +101,7 @@ class Scheduler:
         )
         if worker is None and closure.timeout is None:
             closure.fusion_key = fusion_key
+        closure.inputs = inputs
         # A bound method weighs half of a `functools.partial`, and each closure that waits has one.
         future.on_cancel = types.MethodType(self._cancel, closure)
         self.queue.put(closure, self._options.schedule_timeout)

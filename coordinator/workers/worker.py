@@ -13,6 +13,7 @@ Guarantees:
 - The thread ends after `stop`, as soon as the call that runs returns.
 """
 
+import dataclasses
 import enum
 import logging
 import threading
@@ -131,7 +132,7 @@ class Worker(BackgroundThread):
 
     def statistics(self) -> WorkerStatistics:
         """Returns a snapshot of what it has done so far."""
-        counts = self._queue.worker_counts(self.index)
+        counts = self._queue.workers.counts(self.index)
         return WorkerStatistics(
             index=self.index,
             device=self.device,
@@ -216,6 +217,12 @@ class Worker(BackgroundThread):
             self._report_idle()
 
     def _settle_failed_attempt(self, attempt: Attempt, failure: Failure, may_recover: bool) -> None:
+        if failure.kind is FailureKind.END_OF_DATA:
+            # Not a failure of the closure: it is run where there is data left.
+            _logger.info("%s found no data left on %s: %s", attempt.closure, self.device, _summary(failure.error))
+            ended = dataclasses.replace(failure, error=final_error(failure, attempt, self.device))
+            self._queue.end_input(attempt, ended, error_scope(failure.kind, self._options))
+            return
         count = attempt.closure.record_failure(self.index, failure.kind)
         if may_retry(failure, count, self._options, may_recover=may_recover):
             _logger.info("%s failed on %s and is run again: %s", attempt.closure, self.device, _summary(failure.error))
@@ -269,22 +276,28 @@ class Worker(BackgroundThread):
             _logger.warning("%s reconnected after %.1f s.", self.device, time.monotonic() - lost_at)
 
     def _fail_waiting_closures(self, lost_for: float) -> None:
-        """Fails the closures that only this worker may run and that have waited too long for its return."""
+        """Fails the closures that only this worker can run and that have waited too long for its return."""
         limit = self._options.affinity_timeout
         if lost_for < limit:
             return
-        for closure in self._queue.waiting_for(self.index):
+        for closure in self._queue.workers.waiting_for(self.index):
             if time.monotonic() - closure.waiting_since >= limit:
                 message = (
                     f"{closure} may run on {self.device} alone, which has been lost for {lost_for:.0f} s. Start that "
                     "worker again, schedule it without worker=, or raise Options.affinity_timeout."
                 )
                 self._queue.fail_waiting(closure, WorkerLost(self.device, message), ErrorScope.JOIN)
+        message = (
+            f"Data is left on {self.device} alone, which has been lost for {lost_for:.0f} s. Start that worker again, "
+            "remove it with strategy.cluster.remove_worker, or raise Options.affinity_timeout."
+        )
+        self._queue.workers.give_up(self.index, WorkerLost(self.device, message))
 
     def _reconnect(self) -> bool:
         start = time.monotonic()
         connected = self._servers.reconnect(self.index)
         if connected:
+            self._queue.workers.renew_inputs(self.index)
             self._reconnections += 1
             self._reconnecting_seconds += time.monotonic() - start
         return connected

@@ -46,7 +46,7 @@ def asleep(
     with ThreadPoolExecutor(workers) as pool:
         for worker in range(workers):
             pool.submit(lambda index: got.put((index, queue.take(index, timeout))), worker)
-            wait_until(lambda: len(queue.idle_workers()) == worker + 1)  # noqa: B023 - called at once
+            wait_until(lambda: len(queue.workers.idle()) == worker + 1)  # noqa: B023 - called at once
         try:
             yield got
         finally:
@@ -68,7 +68,7 @@ def test_a_closure_wakes_only_the_worker_that_has_been_idle_for_longest(
             closure = put_new(queue, number)
             assert closure_taken(got) == (number, closure)
         assert woken == dict.fromkeys(range(5), 1)
-        assert queue.idle_workers() == list(range(5, WORKERS))
+        assert queue.workers.idle() == list(range(5, WORKERS))
 
 
 @pytest.mark.parametrize("internal", [False, True])
@@ -151,12 +151,12 @@ def test_an_interrupted_or_removed_worker_wakes_alone_without_a_closure(
     queue: ClosureQueue, woken: Counter[int]
 ) -> None:
     with asleep(queue) as got:
-        queue.interrupt(3)
+        queue.workers.interrupt(3)
         assert got.get(timeout=LIMIT) == (3, None)
-        queue.dismiss(4)
+        queue.workers.dismiss(4)
         assert got.get(timeout=LIMIT) == (4, None)
-        queue.interrupt(3)
-        queue.dismiss(3)
+        queue.workers.interrupt(3)
+        queue.workers.dismiss(3)
         assert woken == {3: 1, 4: 1}
         assert queue.take(4, LIMIT) is None
 
@@ -164,7 +164,7 @@ def test_an_interrupted_or_removed_worker_wakes_alone_without_a_closure(
 def test_a_worker_that_has_waited_long_enough_is_not_handed_anything_later(queue: ClosureQueue) -> None:
     for timeout in (-1, 0, 0.001):
         assert queue.take(0, timeout) is None
-    assert queue.idle_workers() == []
+    assert queue.workers.idle() == []
     closure = put_new(queue)
     attempt = queue.take(1, LIMIT)
     assert attempt is not None

@@ -56,6 +56,8 @@ def test_a_parameter_server_loss_is_retried_without_limit() -> None:
 def test_the_scope_of_an_error_depends_on_its_kind(kind: FailureKind, stops: bool) -> None:
     own = ErrorScope.ALL_CLOSURES if stops else ErrorScope.FUTURE
     expected = {FailureKind.PARAMETER_SERVER_LOST: ErrorScope.ALL_CLOSURES, FailureKind.WORKER_LOST: ErrorScope.JOIN}
+    if stops:
+        expected[FailureKind.END_OF_DATA] = ErrorScope.END_OF_DATA
     assert error_scope(kind, Options(stop_on_error=stops)) is expected.get(kind, own)
 
 

@@ -1,0 +1,71 @@
+"""Which inputs of closures have ended on which workers, and which closures no worker can run therefore.
+
+A worker's part of an input begins again when the worker is reconnected. So a lost worker whose part has not ended is
+waited for, but not one whose part has ended.
+
+A plain data structure, guarded by the queue's lock.
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+from coordinator.queueing.closure import Closure, ErrorScope
+from coordinator.runtime import FiniteInput
+
+
+class Starved(NamedTuple):
+    """Why no worker can run a closure: the error that it ends with, and what this error affects."""
+
+    error: BaseException
+    scope: ErrorScope
+
+
+class EndedInputs:
+    """Knows on which workers inputs have ended.
+
+    Attributes:
+      workers: the present workers.
+      missing: the workers that are not waited for any more, each with the error that says so.
+    """
+
+    def __init__(self) -> None:
+        self.workers: set[int] = set()
+        self.missing: dict[int, BaseException] = {}
+        self._reconnections: Counter[int] = Counter()
+        self._scope = ErrorScope.END_OF_DATA
+
+    def renew(self, worker: int) -> None:
+        """Records that a worker is new or was reconnected, so that its parts of all inputs begin again."""
+        self.workers.add(worker)
+        self.missing.pop(worker, None)
+        self._reconnections[worker] += 1
+
+    def end(self, ended: FiniteInput, worker: int, error: BaseException, scope: ErrorScope) -> None:
+        """Records that a worker's part of an input has ended.
+
+        Args:
+          ended: the input.
+          worker: the worker's index.
+          error: what closures end with when it has ended on all workers.
+          scope: what that error affects.
+        """
+        ended.ended[worker] = self._reconnections[worker]
+        ended.error = error
+        self._scope = scope
+
+    def has_data(self, inputs: tuple[FiniteInput, ...], worker: int) -> bool:
+        """Returns whether none of these inputs has ended on a worker."""
+        reconnections = self._reconnections[worker]
+        return all(each.ended.get(worker) != reconnections for each in inputs)
+
+    def why_starved(self, closure: Closure) -> Starved | None:
+        """Returns why no worker can run a closure; None if one can, or may when it returns."""
+        error = next((each.error for each in closure.inputs if each.error is not None), None)
+        if error is None:
+            return None
+        if closure.target is not None:
+            return None if self.has_data(closure.inputs, closure.target) else Starved(error, self._scope)
+        awaited = [worker for worker in self.workers if self.has_data(closure.inputs, worker)]
+        if any(worker not in self.missing for worker in awaited):
+            return None
+        return Starved(self.missing[awaited[0]], ErrorScope.JOIN) if awaited else Starved(error, self._scope)

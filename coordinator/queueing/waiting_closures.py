@@ -1,0 +1,144 @@
+"""The closures that wait, in deques: one for all workers, one for each worker, and those whose inputs have ended.
+
+    for all workers    a1 b1 a2 b2 a3        the input of a1, a2, a3 ends on worker 0
+                           |
+    for all workers    b1 b2                 any worker
+    apart, by inputs   a1 a2 a3              any worker but 0
+
+Those that wait for arguments are kept besides. A closure that stops waiting in the middle of a deque stays there with
+`is_queued` cleared, and is skipped later; so each closure that waits costs 8 bytes here, and cancelling one costs the
+same wherever it is. Invariant: the first closure of a deque is queued, so nothing waits in a deque only if it is empty.
+
+A plain data structure, guarded by the queue's lock.
+"""
+
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+
+from coordinator.queueing.closure import Closure, ErrorScope
+from coordinator.queueing.ended_inputs import EndedInputs, Starved
+from coordinator.runtime import FiniteInput, FusionKey
+
+# Deques are rebuilt when they may hold more stale entries than this, and than closures that wait.
+_MIN_STALE = 1000
+
+
+class WaitingClosures:
+    """The closures that wait for a worker or for arguments.
+
+    Attributes:
+      count: how many scheduled closures wait; internal ones are not counted.
+      for_all: the closures that any worker may run; stale entries are skipped.
+      inputs: knows which inputs have ended on which workers.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.inputs = EndedInputs()
+        # By the index of the only worker that may run them; those for all workers under None.
+        self._queues: defaultdict[int | None, deque[Closure]] = defaultdict(deque)
+        self.for_all = self._queues[None]
+        # By their inputs, one of which has ended on a worker; none of these deques is empty.
+        self._apart: dict[tuple[FiniteInput, ...], deque[Closure]] = {}
+        self._blocked: dict[Closure, None] = {}
+        self._stale = 0
+
+    def __iter__(self) -> Iterator[Closure]:
+        return (each for each in itertools.chain(*self._all_queues(), self._blocked) if each.is_queued)
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether closures wait that not every worker may run because an input has ended there."""
+        return bool(self._apart)
+
+    def has_next(self, worker: int) -> bool:
+        """Returns whether there is a closure that this worker may run."""
+        if self.for_all or self._queues.get(worker):
+            return True
+        return any(self.inputs.has_data(inputs, worker) for inputs in self._apart)
+
+    def pop_next(self, worker: int) -> Closure:
+        """Removes the next closure for a worker: the worker's own closures come before those for all workers."""
+        queue = self._queues.get(worker) or self.for_all
+        if self._apart and queue is self.for_all:
+            queues = [each for inputs, each in self._apart.items() if self.inputs.has_data(inputs, worker)]
+            queue = min((*queues, *([queue] if queue else ())), key=lambda each: each[0].number)
+        closure = queue.popleft()
+        closure.is_queued = False
+        self.count -= not closure.is_internal
+        self._remove_stale(queue)
+        return closure
+
+    def waiting_for(self, worker: int) -> list[Closure]:
+        """Returns the closures that only this worker may run."""
+        return [closure for closure in self._queues.get(worker, ()) if closure.is_queued]
+
+    def matching_ahead(self, key: FusionKey, limit: int) -> int:
+        """Returns how many closures in a row, at the front of those for all workers, have this key; at most `limit`."""
+        waiting = itertools.islice((closure for closure in self.for_all if closure.is_queued), limit)
+        return sum(1 for _ in itertools.takewhile(lambda closure: closure.fusion_key == key, waiting))
+
+    def add(self, closure: Closure, at_front: bool = False) -> None:
+        """Adds a closure."""
+        closure.is_queued = True
+        self.count += not closure.is_internal
+        if closure.blockers:
+            self._blocked[closure] = None
+        elif at_front:
+            self._queue_of(closure).appendleft(closure)
+        else:
+            self._queue_of(closure).append(closure)
+
+    def remove(self, closure: Closure) -> None:
+        """Removes a closure, if it waits."""
+        if not closure.is_queued:
+            return
+        closure.is_queued = False
+        self.count -= not closure.is_internal
+        if closure.blockers:
+            del self._blocked[closure]
+            return
+        self._remove_stale(self._queue_of(closure))
+        self._stale += 1
+        if self._stale > max(_MIN_STALE, self.count):
+            self._stale = 0
+            for queue in self._all_queues():
+                waiting = [closure for closure in queue if closure.is_queued]
+                queue.clear()
+                queue.extend(waiting)
+
+    def end_input(self, ended: FiniteInput, worker: int, error: BaseException, scope: ErrorScope) -> None:
+        """Records that a worker's part of an input has ended; see `EndedInputs.end`."""
+        is_first = not ended.ended
+        self.inputs.end(ended, worker, error, scope)
+        if is_first:
+            waiting = [closure for closure in self.for_all if closure.is_queued]
+            self.for_all.clear()
+            for closure in waiting:
+                self._queue_of(closure).append(closure)
+
+    def starved(self, worker: int | None) -> list[tuple[Closure, Starved]]:
+        """Returns the closures that no worker can run; of those for one worker, only those for `worker`."""
+        for_worker = () if worker is None else self._queues.get(worker, ())
+        found = [(closure, self.inputs.why_starved(closure)) for closure in for_worker]
+        for queue in self._apart.values():
+            reason = self.inputs.why_starved(queue[0])
+            found += [(closure, reason) for closure in queue]
+        return [(closure, reason) for closure, reason in found if reason is not None and closure.is_queued]
+
+    def _queue_of(self, closure: Closure) -> deque[Closure]:
+        inputs = closure.inputs
+        if inputs and closure.target is None and any(each.ended for each in inputs):
+            return self._apart.setdefault(inputs, deque())
+        return self._queues[closure.target]
+
+    def _all_queues(self) -> Iterable[deque[Closure]]:
+        return (*self._queues.values(), *self._apart.values())
+
+    def _remove_stale(self, queue: deque[Closure]) -> None:
+        """Removes closures that do not wait any more from the front of a deque."""
+        while queue and not queue[0].is_queued:
+            queue.popleft()
+        if not queue and self._apart:
+            self._apart = {inputs: each for inputs, each in self._apart.items() if each}

@@ -1,0 +1,313 @@
+"""Tests of closures whose data ends on one worker after the other: who runs them, and when that is an error."""
+
+import dataclasses
+import random
+import threading
+from collections import Counter
+
+import pytest
+
+from coordinator.errors import WorkerLost
+from coordinator.future import Future
+from coordinator.options import Options
+from coordinator.runtime import FiniteInput
+from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
+from coordinator.workers.scheduler import Scheduler
+from tests.deadline import LIMIT, wait_until
+from tests.fake_cluster import OPTIONS, index_of, running_scheduler
+from tests.workers.finite_data import FiniteData, shards
+
+EXAMPLES = 103
+WITHOUT_STOP = dataclasses.replace(OPTIONS, stop_on_error=False)
+
+
+def schedule_until_the_end(
+    scheduler: Scheduler, data: FiniteData, end: type[Exception] = EndOfDataError
+) -> list[Future]:
+    futures = []
+    while True:
+        try:
+            futures.append(data.schedule(scheduler))
+        except end:
+            return futures
+
+
+def results(futures: list[Future]) -> Counter[int]:
+    """Counts the results of those that have one; the others raise EndOfDataError."""
+    errors = [future.exception(LIMIT) for future in futures]
+    assert all(error is None or isinstance(error, EndOfDataError) for error in errors)
+    return Counter(future.result(0) for future, error in zip(futures, errors, strict=True) if error is None)
+
+
+@pytest.mark.parametrize("options", [OPTIONS, WITHOUT_STOP, dataclasses.replace(OPTIONS, max_queued_closures=2)])
+def test_a_loop_that_schedules_until_the_end_visits_every_example_once(options: Options) -> None:
+    with running_scheduler(FakeRuntime(3), options) as scheduler:
+        for _ in range(3):
+            data = FiniteData(*shards(EXAMPLES, 3))
+            futures = schedule_until_the_end(scheduler, data)
+            scheduler.join(LIMIT)
+            assert data.taken == dict.fromkeys(range(EXAMPLES), 1) == results(futures)
+            # It is no more to be had later.
+            with pytest.raises(EndOfDataError):
+                data.schedule(scheduler)
+            scheduler.join(LIMIT)
+        assert scheduler.schedule(index_of, "step").result(LIMIT) in range(3)
+
+
+@pytest.mark.parametrize("parts", [[range(40)], [range(40), ()], [range(37), range(37, 39), range(39, 40), ()]])
+def test_join_raises_the_end_of_data_once_after_every_example(parts: list[range]) -> None:
+    data = FiniteData(*parts)
+    with running_scheduler(FakeRuntime(len(parts))) as scheduler:
+        # The data ends while they are scheduled, or afterwards.
+        gate = Gate(scheduler.servers)  # type: ignore[arg-type]
+        held = [scheduler.schedule(gate, "gate") for _ in parts]
+        gate.wait_arrived(len(parts))
+        futures = [data.schedule(scheduler) for _ in range(45)]
+        gate.open()
+        with pytest.raises(EndOfDataError) as raised:
+            scheduler.join(LIMIT)
+        scheduler.join(LIMIT)
+        assert scheduler.done()
+        assert data.taken == dict.fromkeys(range(40), 1) == results(futures)
+        assert all(future.done() for future in held)
+        assert "closure" in raised.value.__notes__[-1]
+        statistics = scheduler.cluster.statistics()
+    assert (statistics.finished, statistics.failed, statistics.cancelled) == (40 + len(parts), 5, 0)
+    assert statistics.retried == len(parts) - 1
+
+
+def test_nothing_else_is_withdrawn_when_data_ends() -> None:
+    runtime, data = FakeRuntime(2), FiniteData([1], [2])
+    gate = Gate(runtime)
+    with running_scheduler(runtime) as scheduler:
+        running = scheduler.schedule(gate, "gate", worker=0)
+        gate.wait_arrived()
+        waiting = scheduler.schedule(index_of, "other", worker=0)
+        ending = [data.schedule(scheduler) for _ in range(3)]
+        assert ending[0].result(LIMIT) == 2
+        gate.open()
+        assert (running.result(LIMIT), waiting.result(LIMIT)) == (0, 0)
+        assert results(ending) == {1: 1, 2: 1}
+        wait_until(lambda: scheduler.queue.statistics().failed)
+        with pytest.raises(EndOfDataError):
+            scheduler.done()
+        assert scheduler.done()
+
+
+def test_another_error_is_raised_rather_than_the_end_of_data() -> None:
+    data = FiniteData([], [])
+
+    def fail(_: int) -> None:
+        raise KeyError
+
+    with running_scheduler(FakeRuntime(2)) as scheduler:
+        assert isinstance(data.schedule(scheduler).exception(LIMIT), EndOfDataError)
+        scheduler.schedule(fail, "fail")
+        with pytest.raises(KeyError):
+            scheduler.join(LIMIT)
+        scheduler.join(LIMIT)
+
+
+def test_without_stop_on_error_only_the_futures_raise_the_end_of_data() -> None:
+    data = FiniteData([1], [2])
+    gate = Gate(runtime := FakeRuntime(2))
+    with running_scheduler(runtime, WITHOUT_STOP) as scheduler:
+        held = [scheduler.schedule(gate, "gate", worker=worker) for worker in range(2)]
+        futures = [data.schedule(scheduler) for _ in range(5)]
+        gate.open()
+        scheduler.join(LIMIT)
+        assert all(future.done() for future in held)
+        assert results(futures) == {1: 1, 2: 1}
+
+
+def test_a_closure_for_one_worker_fails_at_the_end_of_that_workers_data() -> None:
+    data = FiniteData([1], [2, 3])
+    gate = Gate(runtime := FakeRuntime(2))
+    with running_scheduler(runtime) as scheduler:
+        scheduler.schedule(gate, "gate", worker=0)
+        gate.wait_arrived()
+        futures = [data.schedule(scheduler, worker=0) for _ in range(4)]
+        gate.open()
+        assert results(futures) == {1: 1}
+        with pytest.raises(EndOfDataError):
+            scheduler.join(LIMIT)
+        with pytest.raises(EndOfDataError):
+            data.schedule(scheduler, worker=0)
+        others = [data.schedule(scheduler) for _ in range(2)]
+        scheduler.join(LIMIT)
+        assert results(others) == {2: 1, 3: 1}
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_a_lost_worker_is_waited_for_only_if_it_has_data_left(is_ended: bool) -> None:
+    runtime, data = FakeRuntime(2), FiniteData([] if is_ended else [1, 2], [3])
+    with running_scheduler(runtime) as scheduler:
+        if is_ended:
+            assert isinstance(data.schedule(scheduler, worker=0).exception(LIMIT), EndOfDataError)
+            with pytest.raises(EndOfDataError):
+                scheduler.join(LIMIT)
+        runtime.kill(0)
+        assert scheduler.schedule(index_of, "step").result(LIMIT) in range(2)
+        futures = [data.schedule(scheduler, worker=1), data.schedule(scheduler)]
+        if is_ended:
+            assert results(futures) == {3: 1}
+            with pytest.raises(EndOfDataError):
+                scheduler.join(LIMIT)
+            return
+        assert futures[0].result(LIMIT) == 3
+        with pytest.raises(TimeoutError):
+            scheduler.join(0.01)
+        runtime.restart(0)
+        assert futures[1].result(LIMIT) == 1
+        scheduler.join(LIMIT)
+
+
+def test_the_data_of_a_reconnected_worker_begins_again() -> None:
+    runtime, data = FakeRuntime(1), FiniteData([1, 2])
+    with running_scheduler(runtime) as scheduler:
+        schedule_until_the_end(scheduler, data)
+        data.rewind(0)
+        with pytest.raises(EndOfDataError):
+            data.schedule(scheduler)
+        losses = scheduler.cluster.workers[0].statistics().reconnections
+        runtime.restart(0)
+        wait_until(lambda: scheduler.cluster.workers[0].statistics().reconnections > losses)
+        schedule_until_the_end(scheduler, data)
+    assert data.taken == {1: 2, 2: 2}
+
+
+def test_the_data_of_an_added_worker_is_read_too() -> None:
+    runtime, data = FakeRuntime(1), FiniteData([1], [2])
+    with running_scheduler(runtime) as scheduler:
+        schedule_until_the_end(scheduler, data)
+        scheduler.cluster.add_worker("worker1:2222")
+        assert data.schedule(scheduler).result(LIMIT) == 2
+        schedule_until_the_end(scheduler, data)
+
+
+def test_without_the_removed_worker_that_had_data_left_closures_fail() -> None:
+    runtime, data = FakeRuntime(2), FiniteData([], [1])
+    gate = Gate(runtime)
+    with running_scheduler(runtime) as scheduler:
+        scheduler.schedule(gate, "gate", worker=1)
+        gate.wait_arrived()
+        future = data.schedule(scheduler)
+        wait_until(lambda: scheduler.queue.statistics().retried)
+        gate.open()
+        scheduler.join(LIMIT)
+        assert future.result(0) == 1
+        runtime.kill(1)
+        future = data.schedule(scheduler)
+        scheduler.cluster.remove_worker(1, timeout=LIMIT)
+        assert isinstance(future.exception(LIMIT), EndOfDataError)
+        with pytest.raises(EndOfDataError):
+            scheduler.join(LIMIT)
+
+
+def test_a_worker_with_data_left_is_waited_for_as_long_as_its_own_closures_are() -> None:
+    runtime, data = FakeRuntime(2), FiniteData([], [1])
+    runtime.kill(1)
+    with running_scheduler(runtime, dataclasses.replace(OPTIONS, affinity_timeout=0.01)) as scheduler:
+        futures = schedule_until_the_end(scheduler, data, WorkerLost)
+        assert all(isinstance(future.exception(LIMIT), WorkerLost) for future in futures)
+        with pytest.raises(WorkerLost, match=r"Data is left on /job:worker/replica:0/task:1 alone.*affinity_timeout"):
+            data.schedule(scheduler)
+        scheduler.join(LIMIT)
+        runtime.restart(1)
+        wait_until(scheduler.cluster.workers[1].healthy)
+        assert data.schedule(scheduler).result(LIMIT) == 1
+
+
+def test_an_input_that_has_ended_does_not_keep_others_from_its_worker() -> None:
+    runtime, ended, endless = FakeRuntime(1), FiniteInput(), FiniteInput()
+
+    def take_both(_: int) -> None:
+        raise EndOfDataError(ended)
+
+    with running_scheduler(runtime) as scheduler:
+        gate = Gate(runtime)
+        scheduler.schedule(gate, "gate")
+        gate.wait_arrived()
+        both = scheduler.schedule(take_both, "both", inputs=(endless, ended))
+        alone = [scheduler.schedule(index_of, "one", inputs=(endless,)) for _ in range(2)]
+        gate.open()
+        assert isinstance(both.exception(LIMIT), EndOfDataError)
+        assert [future.result(LIMIT) for future in alone] == [0, 0]
+        with pytest.raises(EndOfDataError):
+            scheduler.join(LIMIT)
+
+
+def test_closures_that_wait_apart_keep_their_order_among_the_others() -> None:
+    runtime, data = FakeRuntime(2), FiniteData([], range(10))
+    gate = Gate(runtime)
+    ran: list[int] = []
+    with running_scheduler(runtime) as scheduler:
+        scheduler.schedule(gate, "gate", worker=1)
+        gate.wait_arrived()
+        data.schedule(scheduler)
+        wait_until(lambda: scheduler.queue.statistics().retried)
+        closing = Gate(runtime)
+        scheduler.schedule(closing, "gate", worker=0)
+        closing.wait_arrived()
+        for number in range(1, 9):
+            if number % 2:
+                data.schedule(scheduler).add_done_callback(lambda _, number=number: ran.append(number))  # type: ignore[misc]
+            else:
+                scheduler.schedule(lambda _, number=number: ran.append(number), "other")  # type: ignore[misc]
+        gate.open()
+        wait_until(lambda: len(ran) == 8)
+        closing.open()
+        scheduler.join(LIMIT)
+    assert ran == sorted(ran)
+
+
+def test_a_closure_whose_arguments_come_after_the_end_of_data_fails() -> None:
+    runtime, data = FakeRuntime(1), FiniteData([])
+    gate = Gate(runtime)
+    with running_scheduler(runtime, WITHOUT_STOP) as scheduler:
+        argument = scheduler.schedule(gate, "argument")
+        gate.wait_arrived()
+        ends = data.schedule(scheduler)
+        blocked = scheduler.schedule(data, "step", after=[argument], inputs=(data.input,))
+        gate.open()
+        assert isinstance(ends.exception(LIMIT), EndOfDataError)
+        assert isinstance(blocked.exception(LIMIT), EndOfDataError)
+
+
+def test_every_example_is_visited_while_workers_die() -> None:
+    runtime, data = FakeRuntime(3), FiniteData(*shards(EXAMPLES, 3))
+    chance = random.Random(1)
+    is_over = threading.Event()
+
+    def kill_and_restart() -> None:
+        while not is_over.wait(0.0005):
+            worker = chance.randrange(3)
+            runtime.kill(worker)
+            runtime.restart(worker)
+
+    killer = threading.Thread(target=kill_and_restart)
+    with running_scheduler(runtime, dataclasses.replace(OPTIONS, max_attempts=1000)) as scheduler:
+        killer.start()
+        try:
+            wait_until(lambda: [data.schedule(scheduler) for _ in range(5)] and len(data.taken) == EXAMPLES)
+        except EndOfDataError:
+            pass
+        finally:
+            is_over.set()
+            killer.join(LIMIT)
+        schedule_until_the_end(scheduler, data)
+    assert data.taken == dict.fromkeys(range(EXAMPLES), 1)
+
+
+def test_closing_and_cancelling_end_what_waits_apart() -> None:
+    runtime, data = FakeRuntime(2), FiniteData([], [1])
+    gate = Gate(runtime)
+    with running_scheduler(runtime) as scheduler:
+        scheduler.schedule(gate, "gate", worker=1)
+        gate.wait_arrived()
+        futures = [data.schedule(scheduler) for _ in range(3)]
+        wait_until(lambda: scheduler.queue.statistics().retried)
+        assert futures[1].cancel()
+        assert scheduler.cluster.statistics().waiting == 2
+    assert all(future.done() for future in futures)
+    assert not data.taken
