@@ -1,3 +1,4 @@
+from . import compat as compat
 from . import evaluation as evaluation
 from . import simulation as simulation
 from . import testing as testing

@@ -101,6 +101,11 @@ class ClosureError(CoordinatorError):
 class ClosureInputError(ClosureError):
     """An input of the closure (a per-worker dataset, iterator, variable or table) could not be created."""
 
+    @property
+    def original_exception(self) -> BaseException | None:
+        """What went wrong with the input: the error's cause, under the name that TensorFlow's error has for it."""
+        return self.__cause__
+
 
 class ClosureCancelledError(ClosureError, concurrent.futures.CancelledError):
     """The closure was cancelled before it finished. Reschedule it if it is still needed."""

@@ -94,7 +94,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             devices = membership.parameter_server_devices
             extended = ParameterServerExtended(self, devices, self._handles, variables, self._read_on_all)
             extended.services = self._services()
-            super().__init__(extended)
+            tf.distribute.Strategy.__init__(self, extended)
             self.parameter_servers = tuple(
                 ParameterServer(index, device, membership) for index, device in enumerate(devices)
             )
@@ -275,18 +275,17 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self, fn: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, options: Any = None
     ) -> Any:
         """Calls `fn` in a replica context. Use it inside a scheduled function, which is in one already."""
-        replica = self._replica_context()
-        if replica is None:
-            return tf.distribute.Strategy.run(self, fn, args, kwargs, options)
-        return replica.merge_call(tf.distribute.Strategy.run, args=(fn, args, kwargs, options))
+        return self._across_replicas(tf.distribute.Strategy.run, fn, args, kwargs, options)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Returns the value, reduced along `axis` if one is given; a worker is one replica."""
         self.extended.warn_unless_scheduled("reduce")
-        replica = self._replica_context()
-        if replica is None:
-            return tf.distribute.Strategy.reduce(self, reduce_op, value, axis)
-        return replica.merge_call(tf.distribute.Strategy.reduce, args=(reduce_op, value, axis))
+        return self._across_replicas(tf.distribute.Strategy.reduce, reduce_op, value, axis)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Returns the value, as there are no other replicas to concatenate it with along `axis`."""
+        self.extended.warn_unless_scheduled("gather")
+        return self._across_replicas(tf.distribute.Strategy.gather, value, axis)
 
     def close(self) -> None:
         """Cancels all functions, ends the threads and disconnects from the servers. May be called again.
@@ -332,6 +331,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             for worker in self.cluster.workers
         ]
         return [read.result() for read in reads]
+
+    def _across_replicas(self, method: Callable[..., Any], *args: Any) -> Any:
+        """Calls a method of `tf.distribute.Strategy` that may not be called in a replica context, also in one."""
+        replica = self._replica_context()
+        return method(self, *args) if replica is None else replica.merge_call(method, args=args)
 
     def _replica_context(self) -> tf.distribute.ReplicaContext | None:
         """Returns this strategy's replica context, if the caller is in one."""

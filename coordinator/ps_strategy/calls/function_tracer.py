@@ -21,7 +21,7 @@ from coordinator.future import Future
 from coordinator.ps_strategy.calls.retraced_functions import RetracedFunctions
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall, TracedFunction
 from coordinator.ps_strategy.fusing.repeated_function import is_stackable
-from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset, PerWorkerIterator
+from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset, PerWorkerIterator, tracing_type
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
 from coordinator.ps_strategy.tensorflow_internals.calls import named_arguments, untraced_copy, with_defaults
 from coordinator.ps_strategy.tensorflow_internals.compilation import compiled_calls, is_compiled
@@ -266,8 +266,10 @@ class FunctionTracer:
             copy = self._copies.setdefault(fn, None)
             if copy is _OUTDATED:
                 copy = self._copies[fn] = untraced_copy(fn)
+            # A function with an input signature accepts no other objects in place of iterators and datasets.
+            types = tf.nest.map_structure(tracing_type, (tuple(args), dict(kwargs)))
             with scope():
-                concrete = (copy or fn).get_concrete_function(*args, **kwargs)
+                concrete = (copy or fn).get_concrete_function(*types[0], **types[1])
         elif not isinstance(fn, tf.types.experimental.ConcreteFunction):
             raise TypeError(
                 f"schedule takes a tf.function or a concrete function, got {fn!r}. Decorate the function with "

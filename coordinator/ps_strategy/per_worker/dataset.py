@@ -27,8 +27,13 @@ class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracin
         super().__init__(name, build)
         self.element_spec = element_spec
 
-    def __tf_tracing_type__(self, context: Any) -> Any:
+    @property
+    def _type_spec(self) -> Any:
+        """The type of the worker's copy, under the name that programs give to `tf.function(input_signature=)`."""
         return self._spec_class(self.element_spec)
+
+    def __tf_tracing_type__(self, context: Any) -> Any:
+        return self._type_spec
 
     def __getattr__(self, name: str) -> NoReturn:
         # A function that is called on the client looks for the handle of a real dataset or iterator.
@@ -115,6 +120,11 @@ class PerWorkerDataset(_PerWorkerElements):
         iterator = PerWorkerIterator(self.name, self.element_spec, self._build)
         self._prepare(iterator)
         return iterator
+
+
+def tracing_type(value: Any) -> Any:
+    """Returns the type of each worker's copy for a per-worker dataset or iterator; any other value unchanged."""
+    return value.__tf_tracing_type__(None) if isinstance(value, _PerWorkerElements) else value
 
 
 @contextlib.contextmanager
