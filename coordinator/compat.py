@@ -185,8 +185,11 @@ class ClusterCoordinator:
 
     @property
     def cluster(self) -> Cluster:
-        """The workers and their statistics; TensorFlow's has no public name for them."""
+        """The workers and their statistics."""
         return self._strategy.cluster
+
+    # TensorFlow's has no public name for it, and programs count the workers by this one.
+    _cluster = cluster
 
     def schedule(
         self, fn: Any, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None

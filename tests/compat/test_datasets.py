@@ -111,6 +111,12 @@ def test_several_datasets_may_be_arguments_of_one_function(cluster_coordinator):
     assert cluster_coordinator.schedule(add, args=(small, large)).fetch() in (5, 7)
 
 
+def test_a_dataset_may_be_an_argument_itself(cluster_coordinator):
+    dataset = cluster_coordinator.create_per_worker_dataset(make_batches()).build()
+    first = tf.function(lambda dataset: next(iter(dataset)))
+    assert cluster_coordinator.schedule(first, args=(dataset,)).fetch().tolist() == [1, 2, 3, 4]
+
+
 def test_an_input_signature_may_name_the_iterators_type(cluster_coordinator):
     iterator = iter(cluster_coordinator.create_per_worker_dataset(make_batches))
     for signature in (iterator._type_spec, tf.data.IteratorSpec(iterator.element_spec)):

@@ -121,6 +121,10 @@ class PerWorkerDataset(_PerWorkerElements):
         self._prepare(iterator)
         return iterator
 
+    def build(self) -> "PerWorkerDataset":
+        """Returns itself, which may be an argument of a function; TensorFlow's must be built for that."""
+        return self
+
 
 def tracing_type(value: Any) -> Any:
     """Returns the type of each worker's copy for a per-worker dataset or iterator; any other value unchanged."""

@@ -1,0 +1,285 @@
+"""Programs as users write them for TensorFlow's coordinator: their parts run on the shared cluster."""
+
+import pytest
+import tensorflow as tf
+
+from coordinator.compat import ClusterCoordinator
+
+# Keras saves models in a way that NumPy has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
+
+EXAMPLES = 60
+FEATURES = tf.random.stateless_normal((EXAMPLES, 4), seed=(1, 2)).numpy()
+LABELS = (FEATURES.sum(axis=1) > 0).astype("int32")
+
+
+@pytest.fixture
+def cluster_coordinator(strategy):
+    return ClusterCoordinator(strategy)
+
+
+def dense_model(classes=2):
+    return tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(classes)])
+
+
+def make_dataset(context=None):
+    """Takes a context or none, as functions do that serve several strategies."""
+    dataset = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS))
+    if context is not None:
+        dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
+        return dataset.shuffle(EXAMPLES).repeat().batch(context.get_per_replica_batch_size(20))
+    return dataset.shuffle(EXAMPLES).repeat().batch(20)
+
+
+def test_a_step_that_returns_nothing_may_be_reduced_and_the_model_predicts_between_epochs(
+    strategy, cluster_coordinator
+):
+    with strategy.scope():
+        model, optimizer = dense_model(), tf.keras.optimizers.RMSprop(0.05)
+
+    @tf.function
+    def train_step(iterator):
+        def step_fn(inputs):
+            features, labels = inputs
+            with tf.GradientTape() as tape:
+                logits = model(features, training=True)
+                per_example = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")(
+                    labels, logits
+                )
+                loss = tf.nn.compute_average_loss(per_example, global_batch_size=20)
+            variables = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(step_fn, args=(next(iterator),)), axis=None)
+
+    @tf.function
+    def per_worker_dataset_fn():
+        return strategy.distribute_datasets_from_function(make_dataset)
+
+    iterator = iter(cluster_coordinator.create_per_worker_dataset(per_worker_dataset_fn))
+    accuracies = []
+    for _ in range(3):
+        values = [cluster_coordinator.schedule(train_step, args=(iterator,)) for _ in range(20)]
+        cluster_coordinator.join()
+        predicted = model.predict(FEATURES, verbose=0).argmax(axis=1)
+        accuracies.append((predicted == LABELS).mean())
+    assert values[0].fetch() is None
+    assert accuracies[-1] > 0.8
+    assert int(optimizer.iterations.numpy()) == 60
+
+
+def test_metrics_are_reset_each_epoch_and_the_model_is_saved(strategy, cluster_coordinator, tmp_path):
+    with strategy.scope():
+        model = dense_model()
+        model.compile("adam", "mse", metrics=["accuracy"])
+        optimizer = tf.keras.optimizers.Adam(0.05)
+        loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        accuracy, mean_loss = tf.keras.metrics.SparseCategoricalAccuracy(), tf.keras.metrics.Mean()
+
+    @tf.function
+    def train_step(iterator):
+        def step_fn(inputs):
+            features, labels = inputs
+            with tf.GradientTape() as tape:
+                logits = model(features, training=True)
+                loss = loss_of(labels, logits)
+                loss += tf.add_n(model.losses) if model.losses else 0.0
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            accuracy.update_state(labels, logits)
+            mean_loss.update_state(loss)
+            return loss
+
+        return strategy.run(step_fn, args=(next(iterator),))
+
+    iterator = iter(cluster_coordinator.create_per_worker_dataset(make_dataset))
+    for _ in range(2):
+        accuracy.reset_state()
+        mean_loss.reset_state()
+        values = [cluster_coordinator.schedule(train_step, args=(iterator,)) for _ in range(6)]
+        cluster_coordinator.join()
+        assert float(accuracy.count) == 120
+        assert float(mean_loss.result()) == pytest.approx(sum(cluster_coordinator.fetch(values)) / 6, rel=1e-4)
+    model.save(tmp_path / "model.keras")
+    restored = tf.keras.models.load_model(tmp_path / "model.keras")
+    assert (restored.get_weights()[0] == model.get_weights()[0]).all()
+
+
+def test_training_continues_from_a_checkpoint_at_the_epoch_that_the_optimizer_has_counted(
+    strategy, cluster_coordinator, tmp_path
+):
+    def train(epochs):
+        with strategy.scope():
+            model, optimizer = dense_model(1), tf.keras.optimizers.SGD(0.01)
+            optimizer.build(model.trainable_variables)
+        saved = tf.train.Checkpoint(model=model, optimizer=optimizer)
+        manager = tf.train.CheckpointManager(saved, tmp_path, max_to_keep=2)
+        if manager.latest_checkpoint:
+            saved.restore(manager.latest_checkpoint).assert_existing_objects_matched()
+
+        @tf.function
+        def worker_fn(iterator):
+            def replica_fn(inputs):
+                features, labels = inputs
+                with tf.GradientTape() as tape:
+                    errors = tf.squeeze(model(features), 1) - tf.cast(labels, tf.float32)
+                    loss = tf.reduce_mean(errors**2)
+                variables = model.trainable_variables
+                optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+            strategy.run(replica_fn, args=(next(iterator),))
+
+        dataset = cluster_coordinator.create_per_worker_dataset(make_dataset)
+        first = int(optimizer.iterations.numpy()) // 5
+        for _ in range(first, epochs):
+            iterator = iter(dataset)
+            for _ in range(5):
+                cluster_coordinator.schedule(worker_fn, args=(iterator,))
+            cluster_coordinator.join()
+            manager.save()
+        return first, int(optimizer.iterations.numpy())
+
+    assert train(2) == (0, 10)
+    assert train(3) == (2, 15)
+
+
+class Trainer(tf.Module):
+    """A training loop as an object: its methods are the functions, its iterators are its attributes."""
+
+    def __init__(self, cluster_coordinator):
+        super().__init__()
+        self.cluster_coordinator = cluster_coordinator
+        self.strategy = cluster_coordinator.strategy
+        with self.strategy.scope():
+            self.weights = tf.Variable(tf.zeros((4, 1)))
+            self.iterations = tf.Variable(0)
+        self.iterator, self.iterator2 = (iter(self.make_dataset()) for _ in range(2))
+
+    def make_dataset(self):
+        def distribute():
+            return self.strategy.distribute_datasets_from_function(
+                lambda _: tf.data.Dataset.from_tensors(tf.ones((4, 4))).repeat()
+            )
+
+        return self.cluster_coordinator.create_per_worker_dataset(distribute)
+
+    @tf.function
+    def train_fn(self, iterator, iterator2):
+        for _ in range(3):
+            self.weights.assign_add(tf.reduce_sum(next(iterator) * next(iterator2), axis=1, keepdims=True))
+        self.iterations.assign_add(1)
+
+    def train(self, steps):
+        with self.strategy.scope():
+            for _ in range(steps):
+                self.cluster_coordinator.schedule(self.train_fn, args=(self.iterator, self.iterator2))
+        self.cluster_coordinator.join()
+
+
+def test_methods_of_an_object_are_scheduled_with_several_iterators_and_steps_in_one(cluster_coordinator):
+    trainer = Trainer(cluster_coordinator)
+    for total in (4, 8):
+        trainer.train(4)
+        assert trainer.iterations.numpy() == total
+        assert trainer.weights.numpy().ravel().tolist() == [12 * total] * 4
+
+
+def test_each_worker_may_read_its_data_to_the_end_in_one_function(strategy, cluster_coordinator):
+    workers = len(cluster_coordinator.cluster.workers)
+
+    def dataset_fn(_):
+        index = tf.distribute.coordinator.experimental_get_current_worker_index()
+        return tf.data.Dataset.range(10).shard(workers, index)
+
+    @tf.function
+    def per_worker_dataset_fn():
+        return strategy.distribute_datasets_from_function(dataset_fn)
+
+    @tf.function
+    def total_fn(iterator):
+        total = tf.constant(0, tf.int64)
+        for element in iterator:
+            total += element
+        return total, tf.distribute.coordinator.experimental_get_current_worker_index()
+
+    iterator = iter(cluster_coordinator.create_per_worker_dataset(per_worker_dataset_fn))
+    sums = {}
+    while len(sums) < workers:
+        total, worker = cluster_coordinator.schedule(total_fn, args=(iterator,)).fetch()
+        sums.setdefault(int(worker), int(total))
+    assert sum(sums.values()) == 45
+
+
+def test_an_evaluation_collects_the_outputs_of_every_call(strategy, cluster_coordinator):
+    with strategy.scope():
+        offset = tf.Variable(10.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int32)])
+    def evaluate(values, number):
+        per_replica = strategy.run(lambda x: x + offset, args=(values,))
+        return {"number": number, "outputs": strategy.gather(per_replica, axis=0)}
+
+    remote_values = [
+        cluster_coordinator.schedule(evaluate, args=(tf.fill([number], float(number)), tf.constant(number)))
+        for number in range(1, 6)
+    ]
+    cluster_coordinator.join()
+    for number, result in enumerate(cluster_coordinator.fetch(remote_values), start=1):
+        assert result["number"] == number
+        assert result["outputs"].tolist() == [10.0 + number] * number
+    assert strategy.experimental_local_results(remote_values[0].get()["outputs"])[0].numpy().tolist() == [11.0]
+
+
+def test_rows_of_an_embedding_are_trained_by_a_layer_with_variables_of_tensorflow(strategy, cluster_coordinator):
+    class Scores(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = tf.Variable(tf.ones((20, 3)))
+            self.bias = tf.Variable(0.0)
+
+        def __call__(self, ids):
+            return tf.reduce_sum(tf.nn.embedding_lookup(self.table, ids), axis=-1) + self.bias
+
+    with strategy.scope():
+        scores, optimizer = Scores(), tf.keras.optimizers.SGD(0.5)
+        optimizer.build(scores.trainable_variables)
+
+    @tf.function
+    def step_fn(iterator):
+        def replica_fn(ids):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(scores(ids) ** 2)
+            variables = scores.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            assert any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients)
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            return loss
+
+        losses = strategy.run(replica_fn, args=(next(iterator),))
+        return strategy.reduce("MEAN", losses, axis=None)
+
+    ids = tf.data.Dataset.from_tensor_slices([1, 2, 3, 4]).repeat().batch(4)
+    iterator = iter(cluster_coordinator.create_per_worker_dataset(strategy.experimental_distribute_dataset(ids)))
+    first = cluster_coordinator.schedule(step_fn, args=(iterator,)).fetch()
+    values = [cluster_coordinator.schedule(step_fn, args=(iterator,)) for _ in range(10)]
+    assert values[-1].fetch() < first / 4
+    assert scores.table.numpy()[5:].tolist() == [[1.0] * 3] * 15
+
+
+def test_fit_and_scheduled_functions_take_turns(strategy, cluster_coordinator):
+    with strategy.scope():
+        model = dense_model(1)
+        model.compile(tf.keras.optimizers.SGD(0.01), "mse")
+    dataset = cluster_coordinator.create_per_worker_dataset(
+        lambda: strategy.distribute_datasets_from_function(make_dataset)
+    )
+    history = model.fit(dataset, epochs=2, steps_per_epoch=5, verbose=0)
+    assert len(history.history["loss"]) == 2
+
+    @tf.function
+    def predict_fn(iterator):
+        features, _ = next(iterator)
+        return model(features, training=False)
+
+    assert cluster_coordinator.schedule(predict_fn, args=(iter(dataset),)).fetch().shape == (20, 1)
+    assert int(model.optimizer.iterations.numpy()) == 10
