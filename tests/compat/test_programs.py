@@ -31,9 +31,7 @@ def make_dataset(context=None):
     return dataset.shuffle(EXAMPLES).repeat().batch(20)
 
 
-def test_a_step_that_returns_nothing_may_be_reduced_and_the_model_predicts_between_epochs(
-    strategy, cluster_coordinator
-):
+def test_a_step_returns_nothing_and_the_model_predicts_between_epochs(strategy, cluster_coordinator):
     with strategy.scope():
         model, optimizer = dense_model(), tf.keras.optimizers.RMSprop(0.05)
 
@@ -105,9 +103,7 @@ def test_metrics_are_reset_each_epoch_and_the_model_is_saved(strategy, cluster_c
     assert (restored.get_weights()[0] == model.get_weights()[0]).all()
 
 
-def test_training_continues_from_a_checkpoint_at_the_epoch_that_the_optimizer_has_counted(
-    strategy, cluster_coordinator, tmp_path
-):
+def test_training_continues_at_the_epoch_that_the_optimizer_has_counted(strategy, cluster_coordinator, tmp_path):
     def train(epochs):
         with strategy.scope():
             model, optimizer = dense_model(1), tf.keras.optimizers.SGD(0.01)
