@@ -44,8 +44,8 @@ class Options:
         noticed by the next one, which frees what it left.
       version_mismatch: what to do about a server that runs another version of TensorFlow than this program: "error"
         refuses it, "warn" logs a warning and accepts it.
-      close_timeout: how long `close` waits for running calls to end before it abandons them, with a warning.
-        Disconnecting may take up to about 40 seconds more if a server does not end what it runs.
+      close_timeout: how long `close` and `cancel_all` wait for running calls to end before they abandon them, with a
+        warning. Disconnecting may take up to about 40 seconds more if a server does not end what it runs.
 
     Raises:
       ValueError: a switch is not a bool, a count not a positive integer, a time not a positive number of at most

@@ -4,6 +4,7 @@ strategy = ParameterServerStrategy(resolver)      one client, this process
   .scope()       variables are placed on the parameter servers, round robin     ParameterServerExtended
   .schedule(fn)  traces `fn` once, queues a call; a worker runs it              FunctionTracer, Scheduler
   .join()        waits until everything has finished; raises the first error    Scheduler
+  .cancel_all()  withdraws what waits and cancels what runs                     Scheduler
   .cluster       the workers and their statistics                               Cluster
 """
 
@@ -29,9 +30,10 @@ from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinit
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended, StrategyServices
+from coordinator.ps_strategy.per_worker.copies import WorkerCopies
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, DatasetFunction
-from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
 from coordinator.ps_strategy.per_worker.variable import worker_number
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
@@ -91,14 +93,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 lambda: scheduler.cluster.statistics().finished,
                 scheduler.recovery.wait_recovered,
             )
-            devices = membership.parameter_server_devices
-            extended = ParameterServerExtended(self, devices, self._handles, variables, self._read_on_all)
+            devices, copies = membership.parameter_server_devices, WorkerCopies(scheduler)
+            extended = ParameterServerExtended(self, devices, self._handles, variables, copies.read)
             extended.services = self._services()
             tf.distribute.Strategy.__init__(self, extended)
             self.parameter_servers = tuple(
                 ParameterServer(index, device, membership) for index, device in enumerate(devices)
             )
-            self._datasets = DatasetDistribution(len(self.cluster.workers), self._trace_dataset, self._prepare)
+            self._datasets = DatasetDistribution(len(self.cluster.workers), self._trace_dataset, copies.create)
             if isinstance(cluster_resolver, PolledClusterResolver):
                 scheduler.follow(cluster_resolver.worker_addresses, cluster_resolver.interval)
             ending.callback(self._recovery.release_manager)
@@ -201,6 +203,22 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def done(self) -> bool:
         """Returns whether all scheduled functions have finished. Raises what `join` raises."""
         return self._scheduler.done()
+
+    def cancel_all(self) -> None:
+        """Cancels every scheduled function; afterwards none runs, and the strategy is ready for more.
+
+        Functions that wait are withdrawn, those that run are cancelled on their workers, and `cancelled()` of their
+        futures returns True. What a function has changed by then stays changed. Earlier errors that `join` has not
+        raised yet are forgotten. Iterators continue where they are; make new ones to begin at a known place.
+
+        A call that does not end within `Options.close_timeout`, such as one that waits in Python code, is reported in
+        the log and not waited for any more; until it ends, its worker runs nothing else.
+
+        Raises:
+          RuntimeError: in a callback of a future that a worker's thread runs.
+          StrategyClosedError: the strategy is closed.
+        """
+        self._scheduler.cancel_all()
 
     def restore_from(
         self, source: Any, step: Any = None, on_rollback: Callable[[Rollback], object] | None = None
@@ -313,24 +331,6 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def _trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
         with self.scope():
             return TracedFunction(tf.function(make_dataset).get_concrete_function(), self._handles)
-
-    def _prepare(self, resource: PerWorkerResource) -> None:
-        reference = weakref.ref(resource)
-
-        def create(context: WorkerContext) -> None:
-            # Unless it was dropped meanwhile.
-            if (wanted := reference()) is not None:
-                wanted.value_on(context)
-
-        for worker in self.cluster.workers:
-            self._scheduler.schedule_internal(worker.index, create, f"create {resource.name}")
-
-    def _read_on_all(self, copies: PerWorkerResource) -> list[Any]:
-        reads = [
-            self._scheduler.schedule_internal(worker.index, copies.read_on, f"read {copies.name}")
-            for worker in self.cluster.workers
-        ]
-        return [read.result() for read in reads]
 
     def _across_replicas(self, method: Callable[..., Any], *args: Any) -> Any:
         """Calls a method of `tf.distribute.Strategy` that may not be called in a replica context, also in one."""

@@ -19,11 +19,12 @@ Guarantees:
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from coordinator.errors import StrategyClosedError
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope, shared_cancellations
 from coordinator.queueing.idle_workers import IdleWorkers
+from coordinator.queueing.interrupts import uninterrupted
 from coordinator.queueing.queue_state import Effects, QueueState
 from coordinator.queueing.queue_workers import QueueWorkers
 from coordinator.queueing.waiting import QueueWaits
@@ -41,7 +42,6 @@ class ClosureQueue:
       stall_interval: in seconds.
 
     Attributes:
-      capacity: as given.
       workers: what the queue is told of its workers.
     """
 
@@ -52,7 +52,7 @@ class ClosureQueue:
         report_stall: Callable[[str], None],
         stall_interval: float,
     ) -> None:
-        self.capacity = capacity
+        self._capacity = capacity
         self._new_cancellation = new_cancellation
         # Of workers whose last `take` returned nothing: creating one may be expensive for the runtime.
         self._unused_cancellations: dict[int, Cancellation] = {}
@@ -80,18 +80,19 @@ class ClosureQueue:
         try:
             with self._lock:
                 is_starved = closure.inputs and state.waiting.inputs.why_starved(closure)
-                if state.waiting.count >= self.capacity or state.error is not None or state.stopped or is_starved:
+                if state.waiting.count >= self._capacity or state.error is not None or state.stopped or is_starved:
                     deadline = None if timeout is None else time.monotonic() + timeout
-                    self._waits.for_room(closure, self.capacity, deadline)
+                    self._waits.for_room(closure, self._capacity, deadline)
                 is_added = True
                 state.add(closure)
                 if self._idle.workers:
-                    self._waits.has_room.notify(self._idle.hand_out(state, closure.target))
+                    self._hand_out(closure.target)
         except BaseException:
             if not is_added:
                 self.cancel(closure, closure.cancelled_error("it could not be scheduled: see what schedule raised"))
             raise
 
+    @uninterrupted
     def unblock(self, closure: Closure) -> None:
         """Records that one of the results that a closure waits for exists."""
         with self._lock:
@@ -196,6 +197,7 @@ class ClosureQueue:
             self._hand_out()
         self._carry_out(effects)
 
+    @uninterrupted
     def fail_waiting(self, closure: Closure, error: BaseException, scope: ErrorScope) -> None:
         """Ends a closure that waits and can never run. Does nothing if it does not wait any more."""
         with self._lock:
@@ -210,12 +212,11 @@ class ClosureQueue:
             effects = self._state.fail_all(error) if if_idle or not self._state.is_settled else Effects()
         self._carry_out(effects)
 
+    @uninterrupted
     def cancel(self, closure: Closure, error: BaseException | None = None) -> bool:
         """Cancels a closure and its attempts. Returns False if its outcome is decided.
 
-        Args:
-          closure: the closure.
-          error: what its future raises; None if its user cancels it.
+        Its future raises `error`, or is cancelled if that is None.
         """
         with self._lock:
             if closure.has_ended:
@@ -223,6 +224,19 @@ class ClosureQueue:
             effects = self._state.end(closure, ClosureState.CANCELLED, error)
         self._carry_out(effects)
         return True
+
+    def cancel_all(self, timeout: float) -> list[Attempt]:
+        """Cancels all scheduled closures, forgets pending errors, and waits at most `timeout` seconds for what runs.
+
+        Returns:
+          The attempts that still run, which nothing waits for any more.
+        """
+        cancelled = self._cancel_scheduled()
+        with self._lock:
+            self._waits.to_end(cancelled, timeout)
+            abandoned = self._state.abandon(cancelled)
+            self._waits.notify_settled()
+            return abandoned
 
     def wait_settled(self, timeout: float | None = None) -> None:
         """Waits until no closure waits or runs.
@@ -290,6 +304,14 @@ class ClosureQueue:
         with self._lock:
             return self._state.statistics()
 
+    @uninterrupted
+    def _cancel_scheduled(self) -> Sequence[Attempt]:
+        with self._lock:
+            effects = self._state.cancel_all()
+        self._carry_out(effects)
+        return effects.cancelled
+
+    @uninterrupted
     def _hand_out(self, worker: int | None = None) -> None:
         self._waits.has_room.notify(self._idle.hand_out(self._state, worker))
 

@@ -7,7 +7,7 @@ follows from them comes out as attempts to run and as `Effects`. `ClosureQueue` 
 import dataclasses
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
@@ -94,10 +94,11 @@ class QueueState:
 
     def add(self, closure: Closure) -> None:
         """Adds a closure that was scheduled."""
+        # In this order: if Ctrl-C comes between, the closure runs and nothing waits for it.
+        self.waiting.add(closure)
         if not closure.is_internal:
             closure.counts = True
             self.unsettled += 1
-        self.waiting.add(closure)
 
     def unblock(self, closure: Closure) -> None:
         """Records that one of the results that a closure waits for exists."""
@@ -252,6 +253,23 @@ class QueueState:
         self.late_error = None if self.late_error is error else self.late_error
         self.end_of_data = None if self.end_of_data is error else self.end_of_data
 
+    def cancel_all(self) -> Effects:
+        """Cancels all scheduled closures as their user does, and forgets the errors that were to be raised."""
+        self.error = self.late_error = self.end_of_data = None
+        effects = self._cancel_all(None, internal=False)
+        for closure in {attempt.closure: None for attempt in effects.cancelled}:
+            if not closure.has_ended:
+                effects.outcomes += self.end(closure, ClosureState.CANCELLED, None).outcomes
+        return effects
+
+    def abandon(self, attempts: Iterable[Attempt]) -> list[Attempt]:
+        """Stops counting the cancelled closures of those attempts that still run, and returns these attempts."""
+        running = [attempt for attempt in attempts if attempt in self.running]
+        for attempt in running:
+            self.unsettled -= attempt.closure.counts
+            attempt.closure.counts = False
+        return running
+
     def uncount(self, closure: Closure) -> None:
         """Stops counting a closure as unsettled, once its future is set; a cancelled one once it does not run."""
         is_over = closure.has_ended and closure.future.done()
@@ -288,8 +306,8 @@ class QueueState:
         paused = f"; no closure is started because {self.paused}" if self.paused else ""
         return f"{self.waiting.count} closures wait, running: {running}{paused}"
 
-    def _cancel_all(self, reason: str, *, internal: bool) -> Effects:
-        """Cancels what waits and what runs, internal closures only if said so."""
+    def _cancel_all(self, reason: str | None, *, internal: bool) -> Effects:
+        """Cancels what waits, for a reason unless its user does, and what runs; internal closures only if said so."""
         effects = Effects(cancelled=[run for run in self.running if internal or not run.closure.is_internal])
         for closure in list(self.waiting):
             if closure.is_internal and not internal:
@@ -297,5 +315,6 @@ class QueueState:
             if closure.live:
                 self.waiting.remove(closure)
             else:
-                effects.outcomes += self.end(closure, ClosureState.CANCELLED, closure.cancelled_error(reason)).outcomes
+                error = None if reason is None else closure.cancelled_error(reason)
+                effects.outcomes += self.end(closure, ClosureState.CANCELLED, error).outcomes
         return effects

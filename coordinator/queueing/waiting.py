@@ -5,10 +5,10 @@ Each wait has a deadline or is reported in the log when nothing progresses, and 
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from coordinator.errors import StrategyClosedError
-from coordinator.queueing.closure import Closure
+from coordinator.queueing.closure import Attempt, Closure
 from coordinator.queueing.ended_inputs import Starved
 from coordinator.queueing.queue_state import QueueState
 
@@ -35,7 +35,7 @@ class QueueWaits:
     ) -> None:
         self.has_room = threading.Condition(lock)
         self._settled = threading.Condition(lock)
-        self._nothing_runs = threading.Condition(lock)
+        self._attempt_ended = threading.Condition(lock)
         self._state = state
         self._report_stall = report_stall
         self._stall_interval = stall_interval
@@ -78,18 +78,21 @@ class QueueWaits:
 
     def for_running(self, timeout: float) -> bool:
         """Waits at most `timeout` seconds until no attempt runs; returns whether none does."""
-        return self._nothing_runs.wait_for(lambda: not self._state.running, timeout)
+        return self._attempt_ended.wait_for(lambda: not self._state.running, timeout)
+
+    def to_end(self, attempts: Collection[Attempt], timeout: float) -> None:
+        """Waits at most `timeout` seconds until none of these attempts runs."""
+        self._attempt_ended.wait_for(lambda: self._state.running.keys().isdisjoint(attempts), timeout)
 
     def notify_settled(self) -> None:
         """Notifies the threads that wait for what has become true."""
         if self._state.is_settled:
             self._settled.notify_all()
-        if not self._state.running:
-            self._nothing_runs.notify_all()
+        self._attempt_ended.notify_all()
 
     def notify_all(self) -> None:
         """Notifies all threads."""
-        for condition in (self.has_room, self._settled, self._nothing_runs):
+        for condition in (self.has_room, self._settled, self._attempt_ended):
             condition.notify_all()
 
     def _raise_pending_error(self) -> None:

@@ -81,14 +81,16 @@ class WaitingClosures:
 
     def add(self, closure: Closure, at_front: bool = False) -> None:
         """Adds a closure."""
+        queue = None if closure.blockers else self._queue_of(closure)
+        # Nothing is called between these lines, so Ctrl-C does not come between them.
         closure.is_queued = True
         self.count += not closure.is_internal
-        if closure.blockers:
+        if queue is None:
             self._blocked[closure] = None
         elif at_front:
-            self._queue_of(closure).appendleft(closure)
+            queue.appendleft(closure)
         else:
-            self._queue_of(closure).append(closure)
+            queue.append(closure)
 
     def remove(self, closure: Closure) -> None:
         """Removes a closure, if it waits."""

@@ -131,6 +131,17 @@ class Scheduler:
         self.cluster.refuse_worker_thread("done")
         return self.queue.is_settled()
 
+    def cancel_all(self) -> None:
+        """Cancels every scheduled closure and waits until none runs; see `ParameterServerStrategy.cancel_all`."""
+        self.cluster.refuse_worker_thread("cancel_all")
+        self.queue.refuse_stopped("Nothing is left to cancel")
+        for attempt in self.queue.cancel_all(self._options.close_timeout):
+            _logger.warning(
+                "The call of %s on worker %d was cancelled, but does not end. Its worker runs nothing else until it does.",
+                attempt.closure,
+                attempt.worker,
+            )
+
     def follow(self, addresses: Callable[[], Collection[str]], interval: float) -> None:
         """Adds, removes and moves workers as a description of the cluster changes.
 

@@ -38,7 +38,15 @@ class Chaos:
     def run(self, seed: int) -> None:
         """Takes `STEPS` random steps."""
         chance = random.Random(seed)
-        weights = {self.schedule: 60, self.cancel: 15, self.join: 6, self.kill: 4, self.restart: 8, self.target: 5}
+        weights = {
+            self.schedule: 60,
+            self.cancel: 15,
+            self.cancel_all: 2,
+            self.join: 6,
+            self.kill: 4,
+            self.restart: 8,
+            self.target: 5,
+        }
         for step in chance.choices(list(weights), list(weights.values()), k=STEPS):
             step(chance)
 
@@ -56,6 +64,9 @@ class Chaos:
     def cancel(self, chance: random.Random) -> None:
         if self.futures:
             chance.choice(self.futures).cancel()
+
+    def cancel_all(self, chance: random.Random) -> None:
+        self._scheduler.cancel_all()
 
     def join(self, chance: random.Random) -> None:
         with self._errors():

@@ -42,6 +42,7 @@ class Turmoil:
             self.schedule: 40,
             self.chain: 15,
             self.cancel: 12,
+            self.cancel_all: 2,
             self.restart: 10,
             self.kill: 4,
             self.freeze: 4,
@@ -61,6 +62,9 @@ class Turmoil:
     def cancel(self, chance: random.Random) -> None:
         if self.futures:
             chance.choice(self.futures).cancel()
+
+    def cancel_all(self, chance: random.Random) -> None:
+        self._scheduler.cancel_all()
 
     def kill(self, chance: random.Random) -> None:
         self._runtime.kill(chance.randrange(WORKERS))

@@ -1,0 +1,184 @@
+"""Tests of what follows when all scheduled closures are cancelled, for each place where a closure can be.
+
+where it is                          its future       its attempts   what else
+waits, for any worker or for one     is cancelled     -              it is not started any more
+waits for another closure's result   is cancelled     -              the result may come later
+runs, once or on two workers         is cancelled     are cancelled  counted until they end, or are abandoned
+runs, and is to be tried once more   is cancelled     are cancelled  it is not started any more
+is internal                          stays pending    go on          it is not counted anyway
+has ended                            stays as it is   are cancelled  that of a straggler is waited for
+"""
+
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from coordinator.future import Future
+from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
+from coordinator.queueing.closure_queue import ClosureQueue
+from coordinator.queueing.queue_state import QueueState
+from coordinator.testing.fake_runtime import FakeCancellation
+from tests.deadline import LIMIT
+from tests.queueing.closure_queue_bench import Stalls, fail, new_internal, new_queue, put_new, take
+
+
+def cancellation() -> FakeCancellation:
+    return FakeCancellation(threading.Condition())
+
+
+def add(state: QueueState, **settings: object) -> Closure:
+    closure = Closure(None, "step", 0, Future("step", 0), **settings)  # type: ignore[arg-type]
+    state.add(closure)
+    return closure
+
+
+def add_running(state: QueueState, **settings: object) -> Closure:
+    closure = add(state, **settings)
+    state.start_next(0, cancellation())
+    return closure
+
+
+def add_slow(state: QueueState) -> Closure:
+    """Runs, and waits to be tried on another worker as well."""
+    closure = add_running(state, timeout=1e-9)
+    assert state.requeue_overdue()[0] == [closure]
+    return closure
+
+
+def add_running_twice(state: QueueState) -> Closure:
+    closure = add_slow(state)
+    state.start_next(1, cancellation())
+    return closure
+
+
+def add_straggler(state: QueueState) -> Closure:
+    """Is done by its second attempt; the first still runs."""
+    closure = add_running_twice(state)
+    state.decide(closure.live[1], ClosureState.DONE, None)
+    closure.report(None)
+    state.end_attempt(closure.live[1])
+    return closure
+
+
+@pytest.mark.parametrize(
+    ("place", "is_cancelled", "live"),
+    [
+        (add, True, 0),
+        (lambda state: add(state, target=3), True, 0),
+        (lambda state: add(state, blockers=2), True, 0),
+        (add_running, True, 1),
+        (add_slow, True, 1),
+        (add_running_twice, True, 2),
+        (add_straggler, False, 1),
+    ],
+    ids=["waits", "for one worker", "for a result", "runs", "slow", "runs twice", "straggler"],
+)
+def test_a_scheduled_closure_is_cancelled_wherever_it_is(
+    place: Callable[[QueueState], Closure], is_cancelled: bool, live: int
+) -> None:
+    state = QueueState()
+    closure = place(state)
+    effects = state.cancel_all()
+    assert effects.outcomes == ([(closure, None)] if is_cancelled else [])
+    assert tuple(effects.cancelled) == closure.live
+    assert (len(closure.live), state.waiting) == (live, 0)
+    assert closure.state is (ClosureState.CANCELLED if is_cancelled else ClosureState.DONE)
+    assert not any(state.may_start(worker) for worker in range(4))
+    for ended, value in effects.outcomes:
+        ended.report(value)
+        state.uncount(ended)
+    assert state.is_settled is (live == 0 or not is_cancelled)
+    for attempt in closure.live:
+        assert state.requeue(attempt).outcomes == []
+    assert state.is_settled
+    assert state.statistics().cancelled == int(is_cancelled)
+
+
+@pytest.mark.parametrize("place", [add, add_running])
+def test_an_internal_closure_goes_on(place: Callable[..., Closure]) -> None:
+    state = QueueState()
+    closure = place(state, is_internal=True, target=0)
+    effects = state.cancel_all()
+    assert (effects.outcomes, list(effects.cancelled), closure.has_ended) == ([], [], False)
+
+
+@pytest.mark.parametrize("scope", [ErrorScope.ALL_CLOSURES, ErrorScope.JOIN])
+def test_an_error_that_is_to_be_raised_is_forgotten(scope: ErrorScope) -> None:
+    queue = new_queue(Stalls())
+    failed, running, waiting = (put_new(queue, number) for number in range(3))
+    attempts = take(queue), take(queue)
+    fail(queue, attempts[0], KeyError("of the user"), scope)
+    with ThreadPoolExecutor() as pool:
+        cancelling = pool.submit(queue.cancel_all, LIMIT)
+        concurrent.futures.wait([running.future], LIMIT)
+        assert not cancelling.done()
+        queue.requeue(attempts[1])
+        assert cancelling.result(LIMIT) == []
+    queue.wait_settled(timeout=0)
+    assert isinstance(failed.future.exception(0), KeyError)
+    assert running.future.cancelled()
+    # The error itself had withdrawn it, if it stops the others.
+    assert waiting.future.done()
+
+
+def test_an_abandoned_attempt_is_not_waited_for_and_has_no_effect_when_it_ends() -> None:
+    queue = new_queue(Stalls())
+    closure = put_new(queue)
+    attempt = take(queue)
+    assert queue.cancel_all(timeout=0.001) == [attempt]
+    queue.wait_settled(timeout=0)
+    assert queue.is_settled()
+    later = put_new(queue, 1)
+    queue.fail(attempt, KeyError("too late"), ErrorScope.ALL_CLOSURES)
+    queue.finish(take(queue), "later")
+    queue.wait_settled(timeout=0)
+    assert (closure.future.cancelled(), later.future.result(0)) == (True, "later")
+
+
+def test_what_is_put_while_it_waits_is_not_cancelled_and_not_waited_for() -> None:
+    queue = new_queue(Stalls())
+    closure, attempt = put_new(queue), take(queue)
+    internal = new_internal(queue, 5, target=1)
+    queue.put(internal)
+    library = take(queue, worker=1)
+    with ThreadPoolExecutor() as pool:
+        cancelling = pool.submit(queue.cancel_all, LIMIT)
+        concurrent.futures.wait([closure.future], LIMIT)
+        assert not cancelling.done()
+        later = put_new(queue, 1)
+        running: Attempt = take(queue)
+        queue.requeue(attempt)
+        assert cancelling.result(LIMIT) == []
+    assert not running.cancellation.is_cancelled  # type: ignore[attr-defined]
+    queue.finish(running, "kept")
+    queue.finish(library, "made")
+    queue.wait_settled(timeout=0)
+    assert (later.future.result(0), internal.future.result(0)) == ("kept", "made")
+
+
+def test_threads_that_wait_for_room_or_for_all_closures_go_on() -> None:
+    stalls = Stalls()
+    queue: ClosureQueue = new_queue(stalls, capacity=2)
+    waiting = [put_new(queue, number) for number in range(2)]
+    with ThreadPoolExecutor() as pool:
+        putting, joining = pool.submit(put_new, queue, 99), pool.submit(queue.wait_settled, LIMIT)
+        stalls.wait_for("room for closure 99")
+        stalls.wait_for("join waits")
+        assert queue.cancel_all(LIMIT) == []
+        put = putting.result(LIMIT)
+        queue.finish(take(queue), "put")
+        joining.result(LIMIT)
+    assert [closure.future.cancelled() for closure in waiting] == [True, True]
+    assert put.future.result(0) == "put"
+
+
+def test_arguments_of_cancelled_closures_are_freed() -> None:
+    queue = new_queue(Stalls())
+    closures = [put_new(queue, work=object()), put_new(queue, work=object())]
+    attempt = take(queue)
+    queue.cancel_all(timeout=0)
+    assert [closure.work for closure in closures] == [None, None]
+    queue.requeue(attempt)

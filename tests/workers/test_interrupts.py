@@ -1,0 +1,207 @@
+"""Tests of Ctrl-C in the main thread, on workers in memory: wherever it comes, the strategy stays usable."""
+
+import dataclasses
+import itertools
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from coordinator.queueing.interrupts import uninterrupted
+from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from coordinator.workers.scheduler import Scheduler
+from tests import ROOT
+from tests.deadline import LIMIT, wait_until
+from tests.fake_cluster import OPTIONS, index_of, running_scheduler
+
+WORKERS = 2
+CAPACITY = 8
+PACKAGE = str(ROOT / "coordinator")
+WAITING = ("coordinator/queueing/waiting.py", "coordinator/future.py")
+
+
+@pytest.fixture(autouse=True)
+def default_handler() -> Iterator[None]:
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+def is_interrupted_at(number: int, call: Callable[[], object]) -> bool:
+    """Makes a call, with Ctrl-C when a function in it begins or returns for the `number`-th time.
+
+    These are the moments at which Python looks for signals. Returns False if there are fewer.
+    """
+    events = itertools.count(1)
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        # Not in Python's own modules: a condition may release its lock twice there, for some nanoseconds of a wait.
+        is_looking = event != "c_call" and frame.f_code.co_filename.startswith(PACKAGE)
+        if is_looking and next(events) == number:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(profile)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def schedule_for_idle_workers(scheduler: Scheduler, gate: Gate) -> object:
+    wait_until(lambda: len(scheduler.queue.workers.idle()) == WORKERS)
+    return lambda: scheduler.schedule(gate, "step")
+
+
+def schedule_for_busy_workers(scheduler: Scheduler, gate: Gate) -> object:
+    for _ in range(WORKERS):
+        scheduler.schedule(gate, "busy")
+    gate.wait_arrived(WORKERS)
+    return lambda: scheduler.schedule(gate, "step")
+
+
+def schedule_with_an_argument(scheduler: Scheduler, gate: Gate) -> object:
+    needed = scheduler.schedule(index_of, "argument")
+    needed.result(LIMIT)
+    return lambda: scheduler.schedule(gate, "step", after=[needed])
+
+
+def cancel(scheduler: Scheduler, gate: Gate) -> object:
+    schedule_for_busy_workers(scheduler, gate)
+    return scheduler.schedule(gate, "step").cancel
+
+
+def cancel_all(scheduler: Scheduler, gate: Gate) -> object:
+    schedule_for_busy_workers(scheduler, gate)
+    scheduler.schedule(gate, "step")
+    scheduler.schedule(gate, "step", worker=0)
+
+    def cancel_without_waiting() -> None:
+        scheduler.queue.cancel_all(timeout=0)
+
+    return cancel_without_waiting
+
+
+def look(scheduler: Scheduler, gate: Gate) -> object:
+    return lambda: (scheduler.done(), scheduler.join(), scheduler.cluster.statistics())
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [schedule_for_idle_workers, schedule_for_busy_workers, schedule_with_an_argument, cancel, cancel_all, look],
+    ids=lambda function: function.__name__,
+)
+def test_ctrl_c_may_come_at_any_moment_of_a_call(
+    prepare: Callable[[Scheduler, Gate], Callable[[], object]],
+) -> None:
+    runtime = FakeRuntime(WORKERS)
+    with running_scheduler(runtime) as scheduler:
+        for number in itertools.count(1):
+            gate = Gate(runtime)
+            was_interrupted = is_interrupted_at(number, prepare(scheduler, gate))
+            scheduler.cancel_all()
+            futures = [scheduler.schedule(index_of, "after", worker=worker) for worker in range(WORKERS)]
+            futures.append(scheduler.schedule(index_of, "after"))
+            scheduler.join(LIMIT)
+            assert all(future.exception(0) is None for future in futures)
+            statistics = scheduler.cluster.statistics()
+            assert (statistics.waiting, statistics.running) == (0, 0)
+            if not was_interrupted:
+                break
+        # Each worker is still woken when there is something for it.
+        wait_until(lambda: len(scheduler.queue.workers.idle()) == WORKERS)
+    assert number > 3
+
+
+WAITS: dict[str, Callable[[Scheduler, Gate], object]] = {
+    "join": lambda scheduler, _: scheduler.join(LIMIT),
+    "join without a limit": lambda scheduler, _: scheduler.join(),
+    "schedule": lambda scheduler, gate: [scheduler.schedule(gate, "step") for _ in range(CAPACITY)],
+    "result": lambda scheduler, gate: scheduler.schedule(gate, "step").result(),
+    "exception": lambda scheduler, gate: scheduler.schedule(gate, "step").exception(LIMIT),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_ctrl_c_ends_a_wait_and_cancel_all_what_was_waited_for(wait: str) -> None:
+    runtime = FakeRuntime(WORKERS)
+    options = dataclasses.replace(OPTIONS, max_queued_closures=CAPACITY)
+    with running_scheduler(runtime, options) as scheduler, ThreadPoolExecutor() as pool:
+        gate = Gate(runtime)
+        futures = [scheduler.schedule(gate, "step") for _ in range(WORKERS + 2)]
+        gate.wait_arrived(WORKERS)
+
+        interrupting = pool.submit(signal_main_thread_in_a_wait)
+        with pytest.raises(KeyboardInterrupt):
+            WAITS[wait](scheduler, gate)
+        interrupting.result(LIMIT)
+        assert not any(future.done() for future in futures)
+        scheduler.cancel_all()
+        assert all(future.cancelled() for future in futures)
+        after = scheduler.schedule(index_of, "after")
+        scheduler.join(LIMIT)
+        assert after.result(0) in range(WORKERS)
+
+
+def signal_main_thread_in_a_wait() -> None:
+    """Sends the signal of Ctrl-C once the main thread waits in a condition of the library."""
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def is_waiting() -> bool:
+        stack = traceback.extract_stack(sys._current_frames()[main])  # noqa: SLF001 - a documented function
+        return stack[-1].name == "wait" and any(frame.filename.endswith(WAITING) for frame in stack)
+
+    wait_until(is_waiting)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+# The scope
+
+
+def test_ctrl_c_takes_effect_when_an_uninterrupted_function_has_returned() -> None:
+    steps: list[str] = []
+
+    @uninterrupted
+    def change() -> None:
+        signal.raise_signal(signal.SIGINT)
+        steps.append("changed")
+
+    with pytest.raises(KeyboardInterrupt):
+        change()
+    assert steps == ["changed"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_takes_effect_at_once() -> None:
+    @uninterrupted
+    def hang() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("not interrupted")
+
+    with pytest.raises(KeyboardInterrupt):
+        hang()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_a_signal_without_a_python_handler_is_left_alone(handler: signal.Handlers) -> None:
+    signal.signal(signal.SIGINT, handler)
+    assert uninterrupted(lambda: signal.getsignal(signal.SIGINT))() is handler
+
+
+def test_other_threads_do_not_touch_the_handler() -> None:
+    with ThreadPoolExecutor() as pool:
+        inside = pool.submit(uninterrupted(lambda: signal.getsignal(signal.SIGINT))).result(LIMIT)
+    assert inside is signal.default_int_handler
