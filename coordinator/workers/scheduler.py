@@ -137,7 +137,7 @@ class Scheduler:
         self.queue.refuse_stopped("Nothing is left to cancel")
         for attempt in self.queue.cancel_all(self._options.close_timeout):
             _logger.warning(
-                "The call of %s on worker %d was cancelled, but does not end. Its worker runs nothing else until it does.",
+                "The call of %s on worker %d was cancelled, but does not end; its worker runs nothing else meanwhile.",
                 attempt.closure,
                 attempt.worker,
             )

@@ -84,7 +84,7 @@ def test_a_scheduled_closure_is_cancelled_wherever_it_is(
     effects = state.cancel_all()
     assert effects.outcomes == ([(closure, None)] if is_cancelled else [])
     assert tuple(effects.cancelled) == closure.live
-    assert (len(closure.live), state.waiting) == (live, 0)
+    assert (len(closure.live), state.waiting.count) == (live, 0)
     assert closure.state is (ClosureState.CANCELLED if is_cancelled else ClosureState.DONE)
     assert not any(state.may_start(worker) for worker in range(4))
     for ended, value in effects.outcomes:
@@ -105,7 +105,7 @@ def test_an_internal_closure_goes_on(place: Callable[..., Closure]) -> None:
     assert (effects.outcomes, list(effects.cancelled), closure.has_ended) == ([], [], False)
 
 
-@pytest.mark.parametrize("scope", [ErrorScope.ALL_CLOSURES, ErrorScope.JOIN])
+@pytest.mark.parametrize("scope", [ErrorScope.ALL_CLOSURES, ErrorScope.JOIN, ErrorScope.END_OF_DATA])
 def test_an_error_that_is_to_be_raised_is_forgotten(scope: ErrorScope) -> None:
     queue = new_queue(Stalls())
     failed, running, waiting = (put_new(queue, number) for number in range(3))

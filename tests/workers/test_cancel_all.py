@@ -158,8 +158,8 @@ def test_a_call_that_does_not_end_is_reported_and_the_other_workers_go_on(
             assert began.wait(LIMIT)
             scheduler.cancel_all()
             assert caplog.messages == [
-                "The call of closure 0 (stuck) on worker 1 was cancelled, but does not end. Its worker runs "
-                "nothing else until it does."
+                "The call of closure 0 (stuck) on worker 1 was cancelled, but does not end; its worker runs "
+                "nothing else meanwhile."
             ]
             train_on(scheduler)
             behind = scheduler.schedule(index_of, "behind", worker=1)
