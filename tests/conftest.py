@@ -15,7 +15,7 @@ import pytest
 
 from tests import ROOT
 from tests.leftovers import Leftovers
-from tests.program_runner import ProgramRunner
+from tests.program_runner import PreloadedInterpreter, ProgramRunner
 
 if TYPE_CHECKING:
     from coordinator import ParameterServerStrategy
@@ -56,12 +56,19 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not left, f"{request.node.name} left behind {', '.join(left)}."
 
 
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[PreloadedInterpreter]:
+    """The process that programs are forked from."""
+    with contextlib.closing(PreloadedInterpreter()) as interpreter:
+        yield interpreter
+
+
 @pytest.fixture
-def run_program(tmp_path: Path) -> ProgramRunner:
+def run_program(interpreter: PreloadedInterpreter, tmp_path: Path) -> ProgramRunner:
     """Runs a program in a separate process: `run_program(source, *arguments, timeout=120, exit_code=0)`."""
     folder = tmp_path / "programs"
     folder.mkdir()
-    return ProgramRunner(folder)
+    return ProgramRunner(interpreter, folder)
 
 
 @pytest.fixture(scope="session")

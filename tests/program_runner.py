@@ -4,14 +4,19 @@ For actions that a process can do only once, such as connecting to a cluster, an
 No process of a program is left when the call returns, however the program ended.
 """
 
+import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
-import uuid
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -20,21 +25,131 @@ from tests import ROOT
 # The command `coordinator`, as a program for `run_program`.
 COORDINATOR = "import sys; from coordinator.__main__ import main; sys.exit(main(sys.argv[1:]))"
 
-# The environment variable that identifies all processes of a program, whatever session or parent they have.
-_MARK = "COORDINATOR_TEST_RUN"
+# How long the interpreter may take to load TensorFlow, in seconds.
+_BEGIN_TIMEOUT = 240.0
 _DUMP_TIMEOUT = 10.0
+_KILL_TIMEOUT = 10.0
+_POLL_INTERVAL = 0.05
+_LONGEST_MESSAGE = 64
+
+
+class PreloadedInterpreter:
+    """The process that programs are forked from, `preloaded_interpreter.py`. It loads TensorFlow for the first one."""
+
+    def __init__(self) -> None:
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by `close`
+        self._control, other_end = socket.socketpair()
+        with other_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.preloaded_interpreter"],
+                cwd=ROOT,
+                env=_environment({}),
+                stdin=other_end.fileno(),
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def start(self, wanted: Mapping[str, object], output: int, errors: int) -> "_Program":
+        """Starts a program, and returns when it has begun.
+
+        Args:
+          wanted: its path, arguments, folder and environment, and whether it needs a fresh interpreter.
+          output: the file that it prints to.
+          errors: its standard error.
+        """
+        report, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other_end, tempfile.TemporaryFile() as request:
+            request.write(json.dumps(wanted).encode())
+            request.seek(0)
+            socket.send_fds(self._control, [b"p"], [request.fileno(), output, errors, other_end.fileno()])
+        report.settimeout(_BEGIN_TIMEOUT)
+        begun = report.recv(_LONGEST_MESSAGE)
+        if not begun:
+            self._log.seek(0)
+            raise AssertionError(f"No program can be started:\n{self._log.read()}")
+        return _Program(report, *map(int, begun.split()[1:]))
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._control.close()
+        self._process.wait()
+        self._log.close()
+
+
+class _Program:
+    """A running program with all processes that it has started.
+
+    Args:
+      report: where its supervisor reports its end, and that none of its processes is left.
+      supervisor: the id of the supervisor.
+      pid: its own id.
+    """
+
+    def __init__(self, report: socket.socket, supervisor: int, pid: int):
+        self._report = report
+        self._supervisor = psutil.Process(supervisor)
+        self._pid = pid
+        self._is_gone = False
+        self.exit_code: int | None = None
+
+    def wait(self, timeout: float) -> bool:
+        """Waits until the program has ended; returns False if it did not in time."""
+        return self._follow(timeout, lambda: self.exit_code is not None)
+
+    def abort(self) -> None:
+        """Makes a program that hangs print the stacks of its threads, and end."""
+        os.kill(self._pid, signal.SIGABRT)
+
+    def kill_all(self, timeout: float) -> list[str]:
+        """Kills every process of it that does not end by itself in time, and returns their command lines."""
+        if self._follow(timeout, lambda: self._is_gone):
+            return []
+        commands = []
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                commands.append(" ".join(process.cmdline()))
+        deadline = time.monotonic() + _KILL_TIMEOUT
+        while not self._follow(_POLL_INTERVAL, lambda: self._is_gone):
+            assert time.monotonic() < deadline, f"{commands} cannot be killed"
+            for process in self._processes():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        return commands
+
+    def _processes(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return self._supervisor.children(recursive=True)
+        return []
+
+    def _follow(self, timeout: float, is_done: Callable[[], bool]) -> bool:
+        """Takes reports until something is so; returns False if it was not in time."""
+        deadline = time.monotonic() + timeout
+        while not (is_done() or self._is_gone):
+            self._report.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                report = self._report.recv(_LONGEST_MESSAGE)
+            except TimeoutError:
+                return False
+            if report:
+                self.exit_code = int(report.split()[1])
+            else:
+                self._is_gone = True
+                self._report.close()
+        return True
 
 
 class ProgramRunner:
     """Calling it runs a program.
 
     Args:
+      interpreter: what it is forked from.
       folder: an empty folder; programs are written there and run in it.
       ending_timeout: how long the processes of a program may take to end after it, in seconds. Servers notice the end
         of a program that was killed, and end then.
     """
 
-    def __init__(self, folder: Path, ending_timeout: float = 5.0):
+    def __init__(self, interpreter: PreloadedInterpreter, folder: Path, ending_timeout: float = 5.0):
+        self._interpreter = interpreter
         self._folder = folder
         self._ending_timeout = ending_timeout
         self._count = 0
@@ -46,6 +161,7 @@ class ProgramRunner:
         timeout: float = 120.0,
         exit_code: int | None = 0,
         environment: Mapping[str, str] | None = None,
+        fresh: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a program to its end.
 
@@ -54,7 +170,8 @@ class ProgramRunner:
           *arguments: what it finds in `sys.argv[1:]`, as strings.
           timeout: in seconds. A program that takes longer prints the stacks of all its threads and is killed.
           exit_code: the expected exit code (minus the signal's number, if a signal ended it); None allows any.
-          environment: variables added to this process's environment.
+          environment: variables added to this process's environment; then, too, the interpreter is fresh.
+          fresh: start an interpreter for it, in which nothing is loaded. Otherwise TensorFlow and this library are.
 
         Returns:
           The output and the exit code of the program.
@@ -65,49 +182,41 @@ class ProgramRunner:
         self._count += 1
         path = self._folder / f"program_{self._count}.py"
         path.write_text(textwrap.dedent(source), encoding="utf-8")
-        mark = uuid.uuid4().hex
-        program = subprocess.Popen(
-            [sys.executable, str(path), *map(str, arguments)],
-            cwd=self._folder,
-            env=_environment({**(environment or {}), _MARK: mark}),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            output, errors = program.communicate(timeout=timeout)
-            problem = "" if exit_code in (None, program.returncode) else f"ended with code {program.returncode}"
-        except subprocess.TimeoutExpired:
-            output, errors = self._dump_and_kill(program, mark)
-            problem = f"did not end and close its output within {timeout:g} s"
-        if left := self._kill_all(mark):
-            problem = f"{problem or 'ended well'}, and left {', '.join(left)}"
-        assert not problem, f"{path.name} {problem}.\n--- output\n{output}\n--- errors\n{errors}"
-        return subprocess.CompletedProcess(program.args, program.returncode, output, errors)
-
-    def _dump_and_kill(self, program: subprocess.Popen[str], mark: str) -> tuple[str, str]:
-        """Ends a program that hangs, and returns what it printed, with the stacks of its threads."""
-        program.send_signal(signal.SIGABRT)
-        try:
-            return program.communicate(timeout=_DUMP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            self._kill_all(mark)
-            return program.communicate(timeout=_DUMP_TIMEOUT)
-
-    def _kill_all(self, mark: str) -> list[str]:
-        """Kills every process with the mark that does not end by itself in time, and returns their command lines."""
-        marked = [process for process in psutil.process_iter() if _is_marked(process, mark)]
-        _, found = psutil.wait_procs(marked, timeout=self._ending_timeout)
-        commands = []
-        for process in found:
+        wanted = {
+            "path": str(path),
+            "arguments": [*map(str, arguments)],
+            "folder": str(self._folder),
+            "environment": _environment(environment or {}),
+            "is_fresh": fresh,
+        }
+        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+            program = self._interpreter.start(wanted, output.fileno(), errors.fileno())
+            ending_timeout = 0.0
             try:
-                commands.append(" ".join(process.cmdline()))
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(found, timeout=_DUMP_TIMEOUT)
-        return commands
+                problem = _problem(program, timeout, exit_code)
+                ending_timeout = self._ending_timeout
+            finally:
+                left = program.kill_all(ending_timeout)
+            printed, complained = _text(output), _text(errors)
+        if left:
+            problem = f"{problem or 'ended well'}, and left {', '.join(left)}"
+        assert not problem, f"{path.name} {problem}.\n--- output\n{printed}\n--- errors\n{complained}"
+        assert program.exit_code is not None
+        return subprocess.CompletedProcess([str(path), *map(str, arguments)], program.exit_code, printed, complained)
+
+
+def _problem(program: _Program, timeout: float, exit_code: int | None) -> str:
+    """Waits for a program, and makes one end that takes too long; returns what is wrong with its end, if anything."""
+    if program.wait(timeout):
+        return "" if exit_code in (None, program.exit_code) else f"ended with code {program.exit_code}"
+    program.abort()
+    program.wait(_DUMP_TIMEOUT)
+    return f"did not end within {timeout:g} s"
+
+
+def _text(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:
@@ -115,10 +224,3 @@ def _environment(added: Mapping[str, str]) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     path = os.pathsep.join([str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])])
     return {**inherited, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", **added}
-
-
-def _is_marked(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(_MARK) == mark
-    except psutil.Error:
-        return False

@@ -21,7 +21,7 @@ PROGRAM = """
 @pytest.mark.timeout(700)
 def test_both_sides_connect(run_program, tmp_path):
     path = tmp_path / "figures.json"
-    run_program(PROGRAM, "--quick", "--json", path, timeout=680)
+    run_program(PROGRAM, "--quick", "--json", path, timeout=680, fresh=True)
     found = json.loads(path.read_text())["found"]
     assert list(found) == ["import coordinator / tensorflow", "connect to 2 workers, 1 ps"]
     for columns in found.values():

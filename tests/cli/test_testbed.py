@@ -75,7 +75,7 @@ def test_help_of_a_command_loads_nothing_heavy(command: str, run_program: Progra
             pass
         print([name for name in ("numpy", "keras", "tensorflow", "matplotlib", "tqdm") if name in sys.modules])
     """
-    assert run_program(source, command).stdout.endswith("\n[]\n")
+    assert run_program(source, command, fresh=True).stdout.endswith("\n[]\n")
 
 
 @pytest.mark.cluster

@@ -132,5 +132,5 @@ def test_reading_results_and_marking_training_load_no_tensorflow(run_program: Pr
         assert len(evaluation.results(sys.argv[1])) == 1
         print(evaluation.latest_result(sys.argv[1]).step, {"tensorflow", "keras", "numpy"} & set(sys.modules))
     """
-    assert run_program(program, str(tmp_path)).stdout == "10 set()\n"
+    assert run_program(program, str(tmp_path), fresh=True).stdout == "10 set()\n"
     assert latest_result(tmp_path) == result

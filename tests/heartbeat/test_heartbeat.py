@@ -233,6 +233,7 @@ def test_a_call_that_blocks_all_threads_of_the_client_is_freed(run_program: Prog
             host,
             port,
             server.pid,
+            fresh=True,
         )
 
 
@@ -263,4 +264,5 @@ def test_a_connection_opened_while_all_threads_are_blocked_is_shut_down(
             host,
             port,
             server.pid,
+            fresh=True,
         )

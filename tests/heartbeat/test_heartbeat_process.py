@@ -210,10 +210,11 @@ def test_it_ends_when_the_client_is_killed(run_program: ProgramRunner) -> None:
         child = HeartbeatClient(interval=0.1, timeout=1.0)
         child.update({"127.0.0.1:1": 0}, {}, None)
         assert select.select([child], [], [], 30)[0]
-        # Neither its pipe for errors nor its link may stay open, or the runner waits for the one who holds it.
+        # Neither its pipe for errors nor its link may stay open elsewhere, or it does not notice.
         os.kill(os.getpid(), signal.SIGKILL)
         """,
         exit_code=-signal.SIGKILL,
+        fresh=True,
     )
 
 
@@ -230,7 +231,8 @@ def test_it_imports_modules_from_the_same_places_as_the_client(tmp_path: Any, ru
         assert select.select([child], [], [], 30)[0]
         assert child.receive()[0]["liveness"] == "gone"
         assert child.end(30) == 0
-        """
+        """,
+        fresh=True,
     )
 
 

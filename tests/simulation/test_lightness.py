@@ -18,7 +18,7 @@ def test_simulating_loads_nothing_heavy(run_program: ProgramRunner) -> None:
             simulation.simulate(simulation.Setting(rule=rule, pushes=100, learning=learning))
         print([name for name in sys.argv[1:] if name in sys.modules])
     """
-    assert run_program(source, *HEAVY).stdout == "[]\n"
+    assert run_program(source, *HEAVY, fresh=True).stdout == "[]\n"
 
 
 def test_the_other_commands_do_not_load_the_simulation(run_program: ProgramRunner) -> None:
@@ -31,7 +31,7 @@ def test_the_other_commands_do_not_load_the_simulation(run_program: ProgramRunne
             pass
         print([name for name in ("numpy", "simpy", "coordinator.simulation") if name in sys.modules])
     """
-    assert run_program(source).stdout.endswith("\n[]\n")
+    assert run_program(source, fresh=True).stdout.endswith("\n[]\n")
 
 
 def test_every_public_name_is_there() -> None:

@@ -202,12 +202,13 @@ def test_its_repr_says_which_servers_run(cluster: LocalCluster) -> None:
 
 
 def test_starting_servers_loads_no_tensorflow(run_program: ProgramRunner) -> None:
-    run_program("""
+    program = """
         import sys
         import coordinator.cli.command_line
         from coordinator.testing import LocalCluster
         assert "tensorflow" not in sys.modules
-    """)
+    """
+    run_program(program, fresh=True)
 
 
 def test_only_public_names_can_be_imported() -> None:

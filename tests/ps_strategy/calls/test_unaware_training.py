@@ -30,8 +30,8 @@ LOST = {
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory) -> dict:
-    run_program = ProgramRunner(tmp_path_factory.mktemp("programs"))
+def seen(interpreter, tmp_path_factory) -> dict:
+    run_program = ProgramRunner(interpreter, tmp_path_factory.mktemp("programs"))
     program = run_program(Path(unaware_training.__file__).read_text(), timeout=580)
     return json.loads(program.stdout.splitlines()[-1])
 

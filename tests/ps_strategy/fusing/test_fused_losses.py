@@ -27,9 +27,9 @@ def observed(run_program: ProgramRunner, *scenarios: str) -> dict:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory) -> dict:
+def seen(interpreter, tmp_path_factory) -> dict:
     """Runs the scenarios that take long in one program."""
-    run_program = ProgramRunner(tmp_path_factory.mktemp("programs"))
+    run_program = ProgramRunner(interpreter, tmp_path_factory.mktemp("programs"))
     return observed(run_program, "parameter server", "frozen worker", "changing workers")
 
 

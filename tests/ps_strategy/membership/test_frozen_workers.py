@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory) -> dict:
-    run_program = ProgramRunner(tmp_path_factory.mktemp("programs"))
+def seen(interpreter, tmp_path_factory) -> dict:
+    run_program = ProgramRunner(interpreter, tmp_path_factory.mktemp("programs"))
     program = run_program(Path(frozen_workers.__file__).read_text(), timeout=280)
     return json.loads(program.stdout.splitlines()[-1])
 

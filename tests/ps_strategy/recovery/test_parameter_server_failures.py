@@ -29,9 +29,9 @@ each_case = pytest.mark.parametrize("case", [*DEFAULT, *(pytest.param(case, mark
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory) -> Callable[[tuple[str, ...]], dict]:
+def observed(interpreter, tmp_path_factory) -> Callable[[tuple[str, ...]], dict]:
     """Returns what the caller saw in some cases; one program runs them, on one cluster."""
-    run_program = ProgramRunner(tmp_path_factory.mktemp("programs"))
+    run_program = ProgramRunner(interpreter, tmp_path_factory.mktemp("programs"))
 
     @functools.cache
     def observed(cases: tuple[str, ...]) -> dict:

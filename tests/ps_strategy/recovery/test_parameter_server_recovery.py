@@ -35,9 +35,9 @@ SOON = 30.0
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory) -> dict:
+def seen(interpreter, tmp_path_factory) -> dict:
     """The outcome of each case; one program runs them all, on one cluster, with one strategy."""
-    run_program = ProgramRunner(tmp_path_factory.mktemp("programs"))
+    run_program = ProgramRunner(interpreter, tmp_path_factory.mktemp("programs"))
     program = run_program(Path(parameter_server_recoveries.__file__).read_text(), timeout=PROGRAM_TIMEOUT)
     return {**json.loads(program.stdout.splitlines()[-1]), "errors": program.stderr}
 

@@ -56,4 +56,4 @@ def test_options_are_checked_before_tensorflow_is_loaded(run_program: ProgramRun
         assert main(["testbed", "--confirm", "--workers", "1"]) == 2
         print("tensorflow" in sys.modules)
     """
-    assert run_program(source).stdout == "False\n"
+    assert run_program(source, fresh=True).stdout == "False\n"
