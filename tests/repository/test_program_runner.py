@@ -104,7 +104,8 @@ def test_a_program_ends_with_its_threads_and_its_exit_functions(run: Run) -> Non
     assert run(source).stdout.split() == ["program", "thread", "exit"]
 
 
-def test_a_program_that_hangs_shows_where(run: Run) -> None:
+@pytest.mark.parametrize(("fresh", "timeout"), [(False, 1.0), pytest.param(True, 5.0, marks=pytest.mark.long)])
+def test_a_program_that_hangs_shows_where(run_program: ProgramRunner, fresh: bool, timeout: float) -> None:
     source = """
         import threading
 
@@ -113,8 +114,8 @@ def test_a_program_that_hangs_shows_where(run: Run) -> None:
 
         wait_for_ever()
     """
-    with pytest.raises(AssertionError, match=r"(?s)did not end within 1 s\..*in wait_for_ever"):
-        run(source, timeout=1.0)
+    with pytest.raises(AssertionError, match=r"(?s)did not end within \d s\..*in wait_for_ever"):
+        run_program(source, timeout=timeout, fresh=fresh)
 
 
 LEAVES = """
