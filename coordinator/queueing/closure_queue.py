@@ -42,6 +42,7 @@ class ClosureQueue:
       stall_interval: in seconds.
 
     Attributes:
+      capacity: as given.
       workers: what the queue is told of its workers.
     """
 
@@ -52,7 +53,7 @@ class ClosureQueue:
         report_stall: Callable[[str], None],
         stall_interval: float,
     ) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._new_cancellation = new_cancellation
         # Of workers whose last `take` returned nothing: creating one may be expensive for the runtime.
         self._unused_cancellations: dict[int, Cancellation] = {}
@@ -80,9 +81,9 @@ class ClosureQueue:
         try:
             with self._lock:
                 is_starved = closure.inputs and state.waiting.inputs.why_starved(closure)
-                if state.waiting.count >= self._capacity or state.error is not None or state.stopped or is_starved:
+                if state.waiting.count >= self.capacity or state.error is not None or state.stopped or is_starved:
                     deadline = None if timeout is None else time.monotonic() + timeout
-                    self._waits.for_room(closure, self._capacity, deadline)
+                    self._waits.for_room(closure, self.capacity, deadline)
                 is_added = True
                 state.add(closure)
                 if self._idle.workers:
