@@ -88,8 +88,9 @@ class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy,
             former.close()
         super().__init__(cluster_resolver, options=options)
         ParameterServerStrategy._latest = weakref.ref(self)
-        # What tf_keras asks for before it uses a ClusterCoordinator in `fit`.
+        # What tf_keras asks for before it uses a ClusterCoordinator in `fit`, and for exact evaluation.
         self._should_use_with_coordinator = True
+        self._num_workers, self._num_ps = len(self.cluster.workers), len(self.parameter_servers)
 
     @property
     def _cluster_coordinator(self) -> "ClusterCoordinator":

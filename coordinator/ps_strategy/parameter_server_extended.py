@@ -145,6 +145,9 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
         return value
 
+    def _experimental_distribute_values_from_function(self, value_fn: Callable[[Any], Any]) -> Any:
+        return value_fn(tf.distribute.experimental.ValueContext(replica_id_in_sync_group=0, num_replicas_in_sync=1))
+
     def _local_results(self, val: Any) -> tuple[Any]:
         return (val,)
 

@@ -52,7 +52,7 @@ with LocalCluster(workers=2, ps=1) as cluster:
 def test_a_lost_parameter_server_is_unavailable_and_a_new_strategy_continues(run_program: ProgramRunner) -> None:
     ended = run_program(PROGRAM, timeout=240)
     for verb in ("fetch", "join"):
-        assert f"{verb}: The parameter server /job:ps/replica:0/task:0" in ended.stdout
+        assert f"{verb}: The parameter server /job:ps/task:0" in ended.stdout
     # The second attempt's strategy is still in use when the third one's is created.
     assert ended.stdout.count("count: 10") == 2
     assert "This process already has a ParameterServerStrategy, which is closed now" in ended.stderr

@@ -113,6 +113,9 @@ def step_fn(iterator):
 
 # Dispatching
 coordinator = ClusterCoordinator(strategy)
+# Libraries look for these classes, and create the coordinator again.
+assert isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
+assert tf.distribute.coordinator.ClusterCoordinator(strategy) is coordinator
 
 
 @tf.function

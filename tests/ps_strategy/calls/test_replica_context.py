@@ -163,3 +163,22 @@ def test_gradients_flow_through_variables_on_parameter_servers(strategy, variabl
         return tape.gradient(y, variable)
 
     assert result(strategy, step, tf.constant(3.0)) == 6
+
+
+def test_values_made_for_each_replica_are_those_of_one(strategy):
+    @tf.function
+    def step():
+        def value_fn(context):
+            return tf.constant(10 * context.num_replicas_in_sync + context.replica_id_in_sync_group)
+
+        return strategy.run(lambda x: 2 * x, args=(strategy.experimental_distribute_values_from_function(value_fn),))
+
+    assert result(strategy, step) == 20
+
+
+def test_gather_works_in_a_scheduled_function_and_warns_outside_of_one(strategy, caplog):
+    gathered = result(strategy, tf.function(lambda: strategy.gather(strategy.run(lambda: tf.constant([3])), axis=0)))
+    assert gathered.tolist() == [3]
+    assert not caplog.records
+    assert strategy.gather(tf.constant([3]), axis=0).numpy().tolist() == [3]
+    assert "strategy.gather was called outside of a scheduled function" in caplog.text
