@@ -177,8 +177,11 @@ def test_values_made_for_each_replica_are_those_of_one(strategy):
 
 
 def test_gather_works_in_a_scheduled_function_and_warns_outside_of_one(strategy, caplog):
-    gathered = result(strategy, tf.function(lambda: strategy.gather(strategy.run(lambda: tf.constant([3])), axis=0)))
-    assert gathered.tolist() == [3]
+    @tf.function
+    def step(x):
+        return strategy.gather(strategy.run(tf.square, args=(x,)), axis=0)
+
+    assert result(strategy, step, tf.constant([3])).tolist() == [9]
     assert not caplog.records
     assert strategy.gather(tf.constant([3]), axis=0).numpy().tolist() == [3]
     assert "strategy.gather was called outside of a scheduled function" in caplog.text
