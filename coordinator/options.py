@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from typing import Literal
+from typing import Literal, get_args, get_origin
 
 from coordinator.setting_checks import check_integer, check_number
 
@@ -42,6 +42,9 @@ class Options:
       client_timeout: a server frees what this client created on it when it has not heard from the client for this long:
         the client's host vanished, or the program was stopped, or the network is down. A client that was killed is
         noticed by the next one, which frees what it left.
+      sparse_updates: what a Keras 3 optimizer does with a sparse gradient of a variable on a parameter server: "rows"
+        changes the rows that it has, of the variable and of the slots; "dense" does what Keras does, which computes the
+        update of most optimizers for all rows of the table in each step. See docs/embeddings.md.
       version_mismatch: what to do about a server that runs another version of TensorFlow than this program: "error"
         refuses it, "warn" logs a warning and accepts it.
       close_timeout: how long `close` and `cancel_all` wait for running calls to end before they abandon them, with a
@@ -49,7 +52,7 @@ class Options:
 
     Raises:
       ValueError: a switch is not a bool, a count not a positive integer, a time not a positive number of at most
-        `threading.TIMEOUT_MAX` (some 292 years), or `version_mismatch` another word.
+        `threading.TIMEOUT_MAX` (some 292 years), or `sparse_updates` or `version_mismatch` another word.
     """
 
     max_queued_closures: int = 262_144
@@ -68,15 +71,18 @@ class Options:
     reconnect_interval: float = 0.5
     stall_report_interval: float = 60.0
     client_timeout: float = 600.0
+    sparse_updates: Literal["rows", "dense"] = "rows"
     version_mismatch: Literal["error", "warn"] = "error"
     close_timeout: float = 30.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name == "version_mismatch":
-                if value not in ("error", "warn"):
-                    raise ValueError(f'Options.version_mismatch must be "error" or "warn", got {value!r}.')
+            if get_origin(field.type) is Literal:
+                words = get_args(field.type)
+                if value not in words:
+                    expected = " or ".join(f'"{word}"' for word in words)
+                    raise ValueError(f"Options.{field.name} must be {expected}, got {value!r}.")
                 continue
             if isinstance(field.default, bool):
                 if not isinstance(value, bool):

@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy.keras.internals import optimizers as keras_optimizers
-from coordinator.updates.transport.gradients import without_repeats
 
 UpdateFunction = Callable[[tf.Variable, Any, Any], object]
 
@@ -67,14 +66,13 @@ class KerasOptimizer:
 
         Rows of the same index are summed, and gradients are clipped by the global norm if the optimizer does that.
         """
-        gradients = [without_repeats(gradient) for gradient in gradients]
+        gradients = list(map(keras_optimizers.without_repeats, gradients))
         greatest = self._optimizer.global_clipnorm
         if greatest is None:
             return gradients
         # The optimizer would divide gradients by its loss scale before clipping; here it does so afterwards.
         greatest *= self._optimizer.loss_scale_factor or 1.0
-        norm = tf.linalg.global_norm([tf.cast(gradient, tf.float32) for gradient in gradients])
-        return tf.clip_by_global_norm(gradients, greatest, norm)[0]
+        return keras_optimizers.clipped_by_global_norm(gradients, greatest)
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
         """Applies the optimizer to variables of one server, or to a worker's copies; all arguments are there."""
@@ -122,7 +120,11 @@ class FunctionOptimizer:
 
     def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
         """Sums rows of the same index, unless repeated indices are allowed."""
-        return gradients if self._allow_duplicate_indices else [without_repeats(gradient) for gradient in gradients]
+        return (
+            gradients
+            if self._allow_duplicate_indices
+            else [keras_optimizers.without_repeats(gradient) for gradient in gradients]
+        )
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
         """Calls the function for each variable."""

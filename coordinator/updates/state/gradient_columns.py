@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.updates.transport.gradients import without_repeats
+from coordinator.ps_strategy.keras.internals.optimizers import without_repeats
 from coordinator.updates.transport.model import Model
 
 # The kinds of gradients of a variable in one push.

@@ -34,15 +34,6 @@ def rebuilt(gradients: Mapping[int, Any], tensors: Sequence[Any]) -> dict[int, A
     }
 
 
-def without_repeats(gradient: Any) -> Any:
-    """Sums rows of the same index, if the gradient is `tf.IndexedSlices`; returns other gradients as they are."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    indices, positions = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(indices))
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)
-
-
 def checked(
     gradients: Mapping[int, Any], variables: Sequence[Any], *, checks_ids: bool
 ) -> tuple[dict[int, Any], list[Any]]:

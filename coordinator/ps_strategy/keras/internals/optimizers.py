@@ -6,6 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from coordinator.ps_strategy.keras.internals.stand_ins import StandIn
+
 
 def is_optimizer(value: Any) -> bool:
     """Returns True for an optimizer of Keras 3."""
@@ -71,10 +73,26 @@ def exempt_from_weight_decay(optimizer: Any, variables: Sequence[Any]) -> list[i
     return [number for number, variable in enumerate(variables) if not optimizer._use_weight_decay(variable)]
 
 
+def without_repeats(gradient: Any) -> Any:
+    """Sums rows of the same index, if the gradient is `tf.IndexedSlices`; returns other gradients as they are."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(indices))
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def clipped_by_global_norm(gradients: Sequence[Any], greatest: Any) -> Sequence[Any]:
+    """Clips gradients by their global norm; `tf.IndexedSlices` must have each index once, and stay sparse."""
+    norm = tf.linalg.global_norm([tf.cast(gradient, tf.float32) for gradient in gradients])
+    return tf.clip_by_global_norm(gradients, greatest, norm)[0]
+
+
 def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequence[Any], rate: Any) -> Any:
     """Returns a view of an optimizer for one update of some of its variables, on their server.
 
-    Its `apply` uses the given learning rate and count of updates, and does not count the update.
+    Its `apply` uses the given learning rate and count of updates, and does not count the update. Sparse gradients must
+    have each index once.
 
     Args:
       optimizer: a built Keras 3 optimizer.
@@ -89,8 +107,10 @@ def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequen
     view.__dict__.update(optimizer.__dict__)
     view.__dict__.update(
         _learning_rate=rate,
-        _iterations=_StandIn(scalars[0]),
+        _iterations=StandIn(scalars[0]),
         global_clipnorm=None,
+        # Read by `row_updates`.
+        has_unique_rows=True,
     )
     if optimizer.use_ema:
         # Variables without a gradient are averaged as well.
@@ -102,7 +122,7 @@ def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequen
             view.__dict__[name] = [getattr(optimizer, name)[number] for number in near]
     if isinstance(optimizer, keras.optimizers.Nadam):
         # Private: the product of all momenta is one variable, which every server would multiply.
-        view.__dict__["_u_product"] = _StandIn(_product_of_momenta(optimizer.beta_1, scalars[0]))
+        view.__dict__["_u_product"] = StandIn(_product_of_momenta(optimizer.beta_1, scalars[0]))
     return view
 
 
@@ -112,30 +132,3 @@ def _product_of_momenta(beta: float, updates: Any) -> Any:
     factors = 1.0 - 0.5 * 0.96 ** tf.range(1.0, 513.0)
     factors = tf.where(tf.range(512, dtype=updates.dtype) < updates, factors, 1.0)
     return tf.reduce_prod(factors) * beta ** tf.cast(updates, tf.float32)
-
-
-class _StandIn:
-    """Replaces a variable of an optimizer during one update."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        self.dtype = value.dtype.name
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
-        return self._value if dtype is None else tf.cast(self._value, dtype)
-
-    def __add__(self, other: Any) -> Any:
-        return self._value + other
-
-    def __mul__(self, other: Any) -> Any:
-        return self._value * other
-
-    def __mod__(self, other: Any) -> Any:
-        return self._value % other
-
-    def assign(self, value: Any) -> None:
-        """Sets the value for the rest of the update."""
-        self._value = value
-
-    def assign_add(self, value: Any) -> None:
-        """Does nothing: it is called for the count of updates alone, and the caller counts the update once."""

@@ -1,0 +1,1 @@
+from .rowwise_adagrad import RowwiseAdagrad as RowwiseAdagrad

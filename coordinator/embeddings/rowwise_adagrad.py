@@ -1,0 +1,86 @@
+"""Adagrad with one accumulator for each row of a table."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from coordinator.ps_strategy.keras.internals.optimizers import variable_of
+
+
+@keras.saving.register_keras_serializable("coordinator")
+class RowwiseAdagrad(keras.optimizers.Optimizer):
+    """Divides the gradient of each row by the root of the sum of the mean squares of this row's gradients.
+
+        accumulator[i] += mean(gradient[i] ** 2)
+        variable[i]    -= learning_rate * gradient[i] / (sqrt(accumulator[i]) + epsilon)
+
+    So its state is one number for each row, where Adagrad's is as large as the table and Adam's is twice that. All but
+    the first dimension belong to the row; an element of a vector is a row, and so is a scalar. (Naumov et al., "Deep
+    Learning Recommendation Model", arXiv 1906.00091; TorchRec's `RowWiseAdagrad`, whose defaults these are.)
+
+    A sparse gradient (`tf.IndexedSlices`) of a variable on a parameter server changes the rows that it has, with rows
+    of the same index summed first. A dense one changes all rows by the same formula.
+
+    Args:
+      learning_rate: a float, a `keras.optimizers.schedules.LearningRateSchedule`, or a function without arguments.
+      initial_accumulator_value: what accumulators begin with, at least 0.
+      epsilon: added to the root; positive.
+      weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency,
+        loss_scale_factor, gradient_accumulation_steps, name: see `keras.optimizers.Optimizer`.
+
+    Raises:
+      ValueError: `initial_accumulator_value` is negative, or `epsilon` not positive.
+    """
+
+    # Read by the strategy: what it does to a row depends on this row alone.
+    updates_rows = True
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.01,
+        initial_accumulator_value: float = 0.0,
+        epsilon: float = 1e-10,
+        name: str = "rowwise_adagrad",
+        **options: Any,
+    ) -> None:
+        if not initial_accumulator_value >= 0:
+            raise ValueError(f"initial_accumulator_value must be at least 0, got {initial_accumulator_value!r}.")
+        if not epsilon > 0:
+            raise ValueError(f"epsilon must be positive, got {epsilon!r}.")
+        super().__init__(learning_rate=learning_rate, name=name, **options)
+        self.initial_accumulator_value = initial_accumulator_value
+        self.epsilon = epsilon
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates an accumulator for each variable, beside it: a vector with a number for each of its rows."""
+        if self.built:
+            return
+        super().build(variables)
+        self._accumulators = [self._new_accumulator(each) for each in variables]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Updates a variable, or rows of it, with a dense gradient."""
+        rate = ops.cast(learning_rate, variable.dtype)
+        gradient = ops.cast(gradient, variable.dtype)
+        accumulator = self._accumulators[self._get_variable_index(variable)]
+        in_a_row = tuple(range(1, len(gradient.shape)))
+        self.assign_add(accumulator, ops.mean(ops.square(gradient), axis=in_a_row))
+        root = ops.expand_dims(ops.sqrt(accumulator), in_a_row)
+        self.assign_sub(variable, rate * gradient / (root + self.epsilon))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments with which an equal optimizer can be created."""
+        own = {"initial_accumulator_value": self.initial_accumulator_value, "epsilon": self.epsilon}
+        return {**super().get_config(), **own}
+
+    def _new_accumulator(self, variable: Any) -> keras.Variable:
+        with tf.distribute.get_strategy().extended.colocate_vars_with(variable_of(variable)):
+            return self.add_variable(
+                shape=variable.shape[:1],
+                initializer=keras.initializers.Constant(self.initial_accumulator_value),
+                dtype=variable.dtype,
+                name=f"{getattr(variable, 'path', variable.name).replace('/', '_').replace(':', '_')}_accumulator",
+            )

@@ -1,0 +1,174 @@
+"""Sparse gradients change single rows: of a variable on a parameter server, and of its slots.
+
+An optimizer of Keras 3 computes most of its updates for the whole variable, whatever rows a gradient has. Here Keras'
+own `update_step` is called with the rows that the gradient has, of the variable and of each slot, so that a step costs
+the same however many rows there are. It runs on the variable's server; slots are not sent anywhere.
+
+It promises that rows change as if Keras had been given the gradient as a dense tensor, if every step has them all. Rows
+that a step does not have, stay, with their slots: no moment decays, and no weight (as LazyAdam, DeepRec and TorchRec).
+"""
+
+import contextlib
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from coordinator.ps_strategy.keras.internals.optimizers import (
+    clipped_by_global_norm,
+    variable_of,
+    without_repeats,
+)
+from coordinator.ps_strategy.keras.internals.stand_ins import Rows
+from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
+
+_logger = logging.getLogger("coordinator")
+
+_ELEMENTWISE = {
+    getattr(keras.optimizers, name).update_step
+    for name in ("SGD", "Adagrad", "Adadelta", "Adam", "Adamax", "Nadam", "RMSprop", "Ftrl", "Lion")
+}
+
+
+def updates_rows(optimizer: Any) -> bool:
+    """Returns True if what an optimizer does to a row depends on this row of the gradient, slots and variable alone.
+
+    This is known of Keras' elementwise optimizers, and said by others with an attribute `updates_rows = True`.
+    """
+    # A subclass may use an inherited `update_step`, or replace it.
+    return bool(getattr(optimizer, "updates_rows", type(optimizer).update_step in _ELEMENTWISE))
+
+
+@contextlib.contextmanager
+def row_updates() -> Iterator[None]:
+    """A scope in which optimizers change the rows alone of variables on parameter servers.
+
+    `gradient_accumulation_steps`, and optimizers of which `updates_rows` is not known, are left to Keras; the log says
+    so once for each kind.
+    """
+    # Private: Keras calls it with all gradients of a step, before it clips them; no public hook comes before it.
+    base, name = keras.optimizers.Optimizer, "_backend_apply_gradients"
+    stock = getattr(base, name)
+    if list(inspect.signature(stock).parameters) != ["self", "grads", "trainable_variables"]:
+        _logger.warning("Sparse gradients change whole variables: this Keras (%s) is not known.", keras.__version__)
+        yield
+        return
+    said: set[str] = set()
+
+    @functools.wraps(stock)
+    def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
+        sparse = [
+            variable
+            for gradient, variable in zip(grads, trainable_variables, strict=True)
+            if isinstance(gradient, tf.IndexedSlices) and _is_on_server(variable)
+        ]
+        if not isinstance(self, _ByRows) and sparse and _may_update_rows(self, sparse, said):
+            if not getattr(self, "has_unique_rows", False):
+                grads = [without_repeats(gradient) for gradient in grads]
+            self = _by_rows(self, sparse)
+        stock(self, grads, trainable_variables)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(attribute_replaced(base, name, apply))
+        stack.enter_context(_finite_rows())
+        yield
+
+
+@contextlib.contextmanager
+def _finite_rows() -> Iterator[None]:
+    """A scope in which a `LossScaleOptimizer` looks for what is not finite among the rows of a gradient alone."""
+    # Private: Keras would make a dense tensor of it.
+    kind = keras.optimizers.LossScaleOptimizer
+    stock = kind.check_finite
+
+    @functools.wraps(stock)
+    def check_finite(self: Any, grads: Sequence[Any]) -> Any:
+        return stock(self, [each.values if isinstance(each, tf.IndexedSlices) else each for each in grads])
+
+    with attribute_replaced(kind, "check_finite", check_finite):
+        yield
+
+
+def _is_on_server(variable: Any) -> bool:
+    return tf.DeviceSpec.from_string(variable_of(variable).device).job == "ps"
+
+
+def _may_update_rows(optimizer: Any, variables: Sequence[Any], said: set[str]) -> bool:
+    """Returns whether an optimizer is given rows alone; says in the log once if it, or a part of it, is not."""
+    kind = type(optimizer).__name__
+    is_by_rows = False
+    if optimizer.gradient_accumulation_steps:
+        kind += " with gradient_accumulation_steps"
+    elif updates_rows(optimizer):
+        is_by_rows = True
+        if not optimizer.use_ema:
+            return True
+        kind += ", for the averages of use_ema,"
+    if kind not in said:
+        said.add(kind)
+        _logger.warning(
+            "%s computes with whole variables: a step costs as much as all rows of %s, although its gradient is "
+            "sparse. See docs/embeddings.md.",
+            kind,
+            variable_of(variables[0]).name,
+        )
+    return is_by_rows
+
+
+def _by_rows(optimizer: Any, variables: Sequence[Any]) -> Any:
+    """Returns a view of an optimizer that changes single rows of these variables."""
+    view = object.__new__(_by_rows_class(type(optimizer)))
+    view.__dict__.update(optimizer.__dict__)
+    view.__dict__["_by_rows"] = frozenset(id(variable_of(variable)) for variable in variables)
+    return view
+
+
+@functools.cache
+def _by_rows_class(kind: Any) -> Any:
+    return type(f"ByRows{kind.__name__}", (_ByRows, kind), {"__module__": __name__})
+
+
+class _ByRows:
+    """A mixin for classes of optimizers: `tf.IndexedSlices` without repeated indices change single rows."""
+
+    # Private: the first two. Keras documents `update_step` for those who write optimizers.
+
+    def _clip_gradients(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        greatest = self.global_clipnorm
+        # As Keras, which uses the first that is set.
+        if self.clipnorm or not greatest:
+            return super()._clip_gradients(gradients)
+        return clipped_by_global_norm(gradients, greatest)
+
+    def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
+        super()._apply_weight_decay([each for each in variables if id(variable_of(each)) not in self._by_rows])
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        if id(variable) not in self._by_rows:
+            super().update_step(gradient, variable, learning_rate)
+            return
+        rows = Rows(variable, gradient.indices)
+        if self.weight_decay is not None and self._use_weight_decay(variable):
+            factors = (tf.cast(each, variable.dtype) for each in (self.weight_decay, learning_rate))
+            rows.assign_sub(functools.reduce(tf.multiply, factors, rows.value))
+        self._with_slots_of(variable, gradient.indices)(gradient.values, rows, learning_rate)
+
+    def _with_slots_of(self, variable: Any, indices: Any) -> Callable[..., None]:
+        """Returns the optimizer's own `update_step` with the rows of this variable's slots."""
+        kind = type(self).__mro__[2]
+        view = object.__new__(kind)
+        view.__dict__.update(vars(self))
+        number = self._get_variable_index(variable)
+        # Private: an optimizer's slots are lists in the order of the variables that it was built with.
+        for name, slots in vars(self).items():
+            if name in ("_variables", "_trainable_variables", "_model_variables_moving_average"):
+                continue
+            is_list = isinstance(slots, list) and len(slots) == len(self._trainable_variables_indices)
+            if is_list and isinstance(slots[number], keras.Variable):
+                view.__dict__[name] = [Rows(slots[number].value, indices)]
+        view.__dict__["_get_variable_index"] = lambda _: 0
+        return view.update_step
