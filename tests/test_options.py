@@ -20,7 +20,7 @@ UNLIMITED = [name for name, default in DEFAULTS.items() if default is None]
 
 
 def test_every_option_has_a_default_that_passes() -> None:
-    assert {*COUNTS, *UNSET_COUNTS, *SWITCHES, *TIMES, "version_mismatch"} == set(DEFAULTS)
+    assert {*COUNTS, *UNSET_COUNTS, *SWITCHES, *TIMES, "sparse_updates", "version_mismatch"} == set(DEFAULTS)
     assert Options() == Options()
 
 
@@ -69,6 +69,13 @@ def test_a_server_of_another_version_is_an_error_or_a_warning() -> None:
     for value in ("ignore", None, 1):
         with pytest.raises(ValueError, match=rf'^Options.version_mismatch must be "error" or "warn", got {value!r}\.$'):
             Options(version_mismatch=value)
+
+
+def test_sparse_updates_are_by_rows_or_dense() -> None:
+    assert Options(sparse_updates="rows") != Options(sparse_updates="dense")
+    for value in ("row", None, True):
+        with pytest.raises(ValueError, match=rf'^Options.sparse_updates must be "rows" or "dense", got {value!r}\.$'):
+            Options(sparse_updates=value)
 
 
 def test_options_are_frozen_and_named() -> None:

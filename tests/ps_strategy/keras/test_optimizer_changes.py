@@ -1,6 +1,7 @@
 """Tests of the operations by which Keras 3's optimizers change variables: exact additions, or assignments.
 
-It checks the table of docs/keras/exactness.md with the graphs of `optimizer.apply` on shared variables.
+It checks the tables of docs/keras/exactness.md with the graphs of `optimizer.apply` on shared variables: those of Keras
+itself, which `Options(sparse_updates="dense")` leaves as they are, and those on parameter servers.
 """
 
 import keras
@@ -9,15 +10,17 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
-from tests.ps_strategy.keras.test_optimizers import DENSE_ONLY, OPTIMIZERS
+from tests.ps_strategy.keras.test_optimizers import CHANGE_WHOLE_VARIABLES, DENSE_ONLY, OPTIMIZERS
 from tests.ps_strategy.tensorflow_internals.private_names import function_in
 
 SHAPE = (7, 2)
+ROWS_ASSIGNED = "ResourceScatterNdUpdate"
 ROWS_ADDED = {"ResourceScatterNdAdd", "ResourceScatterNdSub"}
 ADDED = {"AssignAddVariableOp", "AssignSubVariableOp"}
 ASSIGNED = "AssignVariableOp"
 CALLS = {"If", "StatelessIf", "While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"}
-READS = {"ReadVariableOp", "ResourceGather", "VariableShape"}
+ROWS_READ = "ResourceGather"
+READS = {"ReadVariableOp", ROWS_READ, "VariableShape"}
 
 # Variables that may lose the change of a racing step. All others are changed by additions.
 OVERWRITTEN = {
@@ -56,15 +59,26 @@ CHANGED_BY_ROWS = {
 ALSO_CHANGED_AS_A_WHOLE = {"weight_decay": {"weights"}, "use_ema": {"weights"}}
 
 
+# Not changed in the order of rows: scalars, and averages of whole variables.
+NO_ROWS = {"iteration", "learning_rate", "step_counter", "dynamic_scale", "variable", "average"}
+
+
 def new_shared(next_creator, **options):
     variable = next_creator(**options)
     make_shared(variable)
     return variable
 
 
-def changes_by_variable(name, is_sparse):
-    """Returns the types of the operations that change each variable in a step of an optimizer."""
-    with tf.variable_creator_scope(new_shared):
+def changes_by_variable(name, is_sparse, scope=None, reads=READS):
+    """Returns the types of the operations that change each variable in a step of an optimizer.
+
+    Args:
+      name: of the optimizer.
+      is_sparse: whether the gradient is of some rows.
+      scope: in which variables are created; None for shared variables in this process.
+      reads: the operations that are left out.
+    """
+    with scope or tf.variable_creator_scope(new_shared):
         weights = keras.Variable(np.ones(SHAPE, np.float32), name="table")
         optimizer = OPTIMIZERS[name]()
         optimizer.build([weights])
@@ -75,22 +89,22 @@ def changes_by_variable(name, is_sparse):
         optimizer.apply([gradient], [weights])
 
     graph = step.get_concrete_function().graph
-    found = {"weights": changes_in(graph, weights)}
+    found = {"weights": changes_in(graph, weights, reads)}
     for variable in optimizer.variables:
         slot = variable.path.rsplit("/", 1)[-1].removeprefix("table_")
         slot = "variable" if slot.startswith("variable") else slot
-        found[slot] = found.get(slot, set()) | changes_in(graph, variable)
+        found[slot] = found.get(slot, set()) | changes_in(graph, variable, reads)
     return found
 
 
-def changes_in(graph, variable):
+def changes_in(graph, variable, reads):
     handle = variable.value.handle
     inside = next((inside for outside, inside in graph.captures if outside is handle), None)
-    found = set() if inside is None else {each.type for each in inside.consumers()} - READS - CALLS
+    found = set() if inside is None else {each.type for each in inside.consumers()} - reads - CALLS
     for operation in graph.get_operations():
         for attribute in operation.node_def.attr.values():
             if attribute.func.name:
-                found |= changes_in(function_in(graph, attribute.func.name).graph, variable)
+                found |= changes_in(function_in(graph, attribute.func.name).graph, variable, reads)
     return found
 
 
@@ -110,6 +124,26 @@ def test_sparse_gradients_are_applied_by_additions_with_known_exceptions(name):
     assert {each for each, types in found.items() if types & ROWS_ADDED} == by_rows
     also_as_a_whole = {each for each in by_rows if found[each] - ROWS_ADDED}
     assert also_as_a_whole == ALSO_CHANGED_AS_A_WHOLE.get(name, set())
+
+
+DEFAULT_BY_ROWS = {"Adam, AMSGrad", "Ftrl", "weight_decay", "LossScaleOptimizer"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in DEFAULT_BY_ROWS else pytest.mark.long)
+        for name in OPTIMIZERS
+        if name not in DENSE_ONLY | CHANGE_WHOLE_VARIABLES
+    ],
+)
+def test_on_servers_sparse_gradients_only_read_and_change_rows(strategy, name):
+    found = changes_by_variable(name, is_sparse=True, scope=strategy.scope(), reads=set())
+    by_rows = {slot: types for slot, types in found.items() if slot not in NO_ROWS}
+    if name != "use_ema":
+        assert set.union(*by_rows.values()) <= {*ROWS_ADDED, ROWS_ASSIGNED, ROWS_READ}
+    overwritten = {slot for slot, types in by_rows.items() if ROWS_ASSIGNED in types}
+    assert overwritten == {each for each in OVERWRITTEN.get(name, set()) - NO_ROWS if name != "use_ema"}
 
 
 @pytest.mark.parametrize("name", DENSE_ONLY)

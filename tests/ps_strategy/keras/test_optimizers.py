@@ -62,19 +62,23 @@ DEFAULT = (
 )
 # With this one, Keras does not support `tf.IndexedSlices`, in one process either.
 DENSE_ONLY = {"loss_scale_factor"}
+# These are given sparse gradients as they are, and change all rows.
+CHANGE_WHOLE_VARIABLES = {"Adafactor", "Lamb", "Muon", "ScheduleFreeAdamW", "gradient_accumulation_steps"}
 INITIAL = [np.random.default_rng(0).normal(size=(7, 2)).astype(np.float32), np.zeros(2, np.float32)]
 
 
 def batch(number):
     random = np.random.default_rng(number)
-    return random.integers(0, 7, size=16), random.normal(size=(16, 2)).astype(np.float32) * 0.1
+    # Every step has all rows, since others stay; some of them several times.
+    rows = np.concatenate([random.permutation(7), random.integers(0, 7, size=9)])
+    return rows, random.normal(size=(16, 2)).astype(np.float32) * 0.1
 
 
 class Training:
     """A table of which rows are looked up, a bias, and an optimizer for both."""
 
-    def __init__(self, name):
-        self.is_sparse = name not in DENSE_ONLY
+    def __init__(self, name, is_sparse=True):
+        self.is_sparse = is_sparse and name not in DENSE_ONLY
         self.weights = [keras.Variable(value) for value in INITIAL]
         self.optimizer = OPTIMIZERS[name]()
         self.optimizer.build(self.weights)
@@ -102,7 +106,8 @@ def trained_here(names):
     """The weights after the same batches in one process."""
     found = {}
     for name in names:
-        training = Training(name)
+        # If repeated rows are not summed first, Keras may add up squares of gradients, not the square of the sum.
+        training = Training(name, is_sparse=name in CHANGE_WHOLE_VARIABLES)
         for number in range(STEPS):
             training.step(*batch(number))
         found[name] = training.values()

@@ -1,0 +1,230 @@
+"""Tests that a sparse gradient changes the rows that it has as Keras changes them for a dense one, and no others."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.embeddings import RowwiseAdagrad
+from coordinator.ps_strategy.keras.internals.row_updates import row_updates
+from tests.ps_strategy.keras.test_optimizers import CHANGE_WHOLE_VARIABLES, DENSE_ONLY, OPTIMIZERS
+from tests.ps_strategy.tensorflow_internals.private_names import row_update_hooks
+
+TIMEOUT = 240.0
+ROWS, WIDTH, STEPS = 9, 3, 4
+# Of each step: with repeats, and never the other rows.
+IDS = np.array([1, 5, 1, 7, 5, 1])
+TOUCHED, OTHERS = [1, 5, 7], [0, 2, 3, 4, 6, 8]
+TABLE = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
+GRADIENTS = np.random.default_rng(1).normal(size=(STEPS, len(IDS), WIDTH)).astype(np.float32)
+
+optimizers = keras.optimizers
+BY_ROWS = {
+    **{name: make for name, make in OPTIMIZERS.items() if name not in {*CHANGE_WHOLE_VARIABLES, *DENSE_ONLY}},
+    "weight_decay of Adagrad": lambda: optimizers.Adagrad(0.1, weight_decay=0.1),
+    "weight_decay of Ftrl": lambda: optimizers.Ftrl(0.1, weight_decay=0.1, l2_shrinkage_regularization_strength=0.01),
+    "Adam, clipnorm": lambda: optimizers.Adam(0.02, clipnorm=0.3),
+    "Adam, clipvalue": lambda: optimizers.Adam(0.02, clipvalue=0.2),
+    "Adam, global_clipnorm": lambda: optimizers.Adam(0.02, global_clipnorm=0.3),
+    "Nadam in a LossScaleOptimizer": lambda: optimizers.LossScaleOptimizer(optimizers.Nadam(0.02), 8.0, 2),
+    "RowwiseAdagrad": lambda: RowwiseAdagrad(0.1, weight_decay=0.01),
+}
+# One for each way to change a variable, and each option that is not per element.
+DEFAULT = (
+    *("SGD, Nesterov's", "Adagrad", "Adam, AMSGrad", "AdamW", "RMSprop, centered, with momentum", "Ftrl", "use_ema"),
+    *("Adam, global_clipnorm", "Nadam in a LossScaleOptimizer", "MultiOptimizer", "RowwiseAdagrad"),
+)
+
+
+class Training:
+    """A table, a vector, and an optimizer for both."""
+
+    def __init__(self, make):
+        self.variables = [keras.Variable(TABLE), keras.Variable(np.ones(2, np.float32))]
+        self.optimizer = make()
+        self.optimizer.build(self.variables)
+
+    def step(self, gradient, ids=None):
+        """Applies a gradient of the table, dense or of some rows, and one of the vector."""
+        sparse = gradient if ids is None else tf.IndexedSlices(gradient, ids, tf.constant([ROWS, WIDTH]))
+        total = tf.reduce_sum(gradient) * tf.ones(2)
+        self.optimizer.apply([sparse, total], self.variables)
+
+    def values(self):
+        """Returns the values of the variables and of the optimizer's, those of the table without the other rows."""
+        return [np.asarray(each)[TOUCHED] if each.shape[:1] == (ROWS,) else np.asarray(each) for each in self.state()]
+
+    def state(self):
+        return [*self.variables, *self.optimizer.variables]
+
+
+@pytest.fixture(scope="module", params=[DEFAULT, pytest.param(BY_ROWS, marks=pytest.mark.long)], ids=["some", "all"])
+def trainings(strategy, request):
+    """Trainings on the cluster after some steps of the same rows, by the names of their optimizers."""
+    with strategy.scope():
+        trainings = {name: Training(BY_ROWS[name]) for name in request.param}
+
+    @tf.function
+    def step(gradient, ids):
+        for training in trainings.values():
+            training.step(gradient, ids)
+
+    for gradient in GRADIENTS:
+        strategy.schedule(step, args=(gradient, IDS)).result(TIMEOUT)
+    return trainings
+
+
+def dense(gradient):
+    found = np.zeros_like(TABLE)
+    np.add.at(found, IDS, gradient)
+    return tf.constant(found)
+
+
+def test_rows_change_as_with_a_dense_gradient_and_so_do_their_slots(trainings):
+    for name, training in trainings.items():
+        here = Training(BY_ROWS[name])
+        for gradient in GRADIENTS:
+            here.step(dense(gradient))
+        for value, expected in zip(training.values(), here.values(), strict=True):
+            np.testing.assert_allclose(value, expected, rtol=1e-6, atol=2e-6, err_msg=name)
+        assert not np.allclose(training.values()[0], TABLE[TOUCHED]), name
+
+
+def test_the_other_rows_and_their_slots_stay(trainings):
+    for name, training in trainings.items():
+        new = Training(BY_ROWS[name])
+        for variable, before in zip(training.state(), new.state(), strict=True):
+            if variable.shape[:1] == (ROWS,) and not variable.path.endswith("average"):
+                np.testing.assert_array_equal(np.asarray(variable)[OTHERS], np.asarray(before)[OTHERS], err_msg=name)
+
+
+def test_a_checkpoint_of_slots_by_rows_is_one_of_dense_slots(trainings, tmp_path):
+    training, here = trainings["AdamW"], Training(BY_ROWS["AdamW"])
+    saved = tf.train.Checkpoint(variables=training.variables, optimizer=training.optimizer)
+    path = saved.write(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(variables=here.variables, optimizer=here.optimizer).read(path).assert_consumed()
+    for variable, expected in zip(here.state(), training.state(), strict=True):
+        np.testing.assert_array_equal(variable, expected)
+
+
+def test_racing_workers_lose_no_addition_to_rows(strategy):
+    rows, width, in_a_step, steps = 1024, 64, 4, 30
+    with strategy.scope():
+        tables = [keras.Variable(initializer="zeros", shape=(rows, width)) for _ in range(2)]
+        plain, adagrad = optimizers.SGD(1.0), optimizers.Adagrad(0.1, initial_accumulator_value=0.0)
+        plain.build(tables[:1])
+        adagrad.build(tables[1:])
+    ones = tf.IndexedSlices(tf.ones([2 * rows, width]), tf.concat([tf.range(rows)] * 2, 0), tf.constant([rows, width]))
+
+    @tf.function
+    def step():
+        for _ in range(in_a_step):
+            plain.apply([ones], tables[:1])
+            adagrad.apply([ones], tables[1:])
+
+    for _ in range(steps):
+        strategy.schedule(step)
+    strategy.join(TIMEOUT)
+    count = steps * in_a_step
+    np.testing.assert_array_equal(tables[0], np.full([rows, width], -2 * count))
+    accumulator = next(each for each in adagrad.variables if each.path.endswith("accumulator"))
+    # Each row occurs twice in a gradient: the square of the sum is added.
+    np.testing.assert_array_equal(accumulator, np.full([rows, width], 4 * count))
+    assert int(plain.iterations) == int(adagrad.iterations) == count
+
+
+def test_fit_changes_only_the_rows_that_it_looked_up(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Embedding(ROWS, WIDTH, weights=TABLE), keras.layers.Dense(1)])
+        model.compile(optimizers.Adam(0.1), "mse")
+    model.fit(np.array([[1], [5], [7], [1]] * 4), np.ones([16, 1, 1]), batch_size=4, epochs=2, verbose=0)
+    table = np.asarray(model.layers[0].embeddings)
+    np.testing.assert_array_equal(table[OTHERS], TABLE[OTHERS])
+    assert not np.any(np.isclose(table[TOUCHED], TABLE[TOUCHED]))
+    assert int(model.optimizer.iterations) == 8
+
+
+def test_what_needs_whole_variables_is_left_to_keras_and_the_log_says_so_once(strategy, caplog):
+    class Layerwise(optimizers.Lamb):
+        pass
+
+    class Accumulating(optimizers.SGD):
+        pass
+
+    class Averaging(optimizers.SGD):
+        pass
+
+    makes = [
+        lambda: Layerwise(0.1),
+        lambda: Accumulating(0.1, gradient_accumulation_steps=2),
+        lambda: Averaging(0.1, use_ema=True),
+    ]
+    with strategy.scope():
+        trainings = [Training(make) for make in [*makes, *makes]]
+
+    @tf.function
+    def step(gradient, ids):
+        for training in trainings:
+            training.step(gradient, ids)
+
+    strategy.schedule(step, args=(GRADIENTS[0], IDS)).result(TIMEOUT)
+    said = [record.getMessage() for record in caplog.records if "computes with whole variables" in record.getMessage()]
+    assert [each.partition(" computes")[0] for each in said] == [
+        *("Layerwise", "Accumulating with gradient_accumulation_steps", "Averaging, for the averages of use_ema,"),
+    ]
+
+
+def test_only_optimizers_that_are_known_to_change_each_row_by_itself_do(strategy):
+    class Normalized(optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            super().update_step(keras.ops.divide(gradient, keras.ops.norm(gradient)), variable, learning_rate)
+
+    class Halved(optimizers.SGD):
+        updates_rows = True
+
+        def update_step(self, gradient, variable, learning_rate):
+            assert gradient.shape[0] != ROWS
+            super().update_step(gradient / 2.0, variable, learning_rate)
+
+    with strategy.scope():
+        normalized, halved = Training(lambda: Normalized(1.0)), Training(lambda: Halved(1.0))
+
+    @tf.function
+    def step(gradient, ids):
+        normalized.step(gradient, ids)
+        halved.step(gradient, ids)
+
+    strategy.schedule(step, args=(GRADIENTS[0], IDS)).result(TIMEOUT)
+    gradient = np.asarray(dense(GRADIENTS[0]))
+    np.testing.assert_allclose(halved.variables[0], TABLE - gradient / 2.0, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(normalized.variables[0], TABLE)
+
+
+def test_the_patches_are_undone_and_unknown_keras_versions_are_not_patched(monkeypatch, caplog):
+    known = row_update_hooks()
+    with row_updates():
+        assert not {*known} & {*row_update_hooks()}
+    assert row_update_hooks() == known
+
+    def other(self, grads):
+        return grads
+
+    monkeypatch.setattr(optimizers.Optimizer, known[0].__name__, other)
+    with row_updates():
+        assert row_update_hooks()[0] is other
+    assert "is not known" in caplog.text
+
+
+def test_variables_elsewhere_are_updated_by_keras():
+    with row_updates():
+        here = Training(lambda: optimizers.Adam(0.1))
+        for gradient in GRADIENTS:
+            here.step(gradient, IDS)
+            here.step(gradient[:2], IDS[3:5])
+    # Moments of the row that the second gradients lack have moved on.
+    expected = Training(lambda: optimizers.Adam(0.1))
+    for gradient in GRADIENTS:
+        expected.step(gradient, IDS)
+        expected.step(gradient[:2], IDS[3:5])
+    for value, other in zip(here.values(), expected.values(), strict=True):
+        np.testing.assert_array_equal(value, other)
