@@ -29,6 +29,7 @@ from benchmarks.contestants.single_process import SingleProcess
 SIDES: dict[str, Callable[[Any], Side]] = {
     "ours": Library,
     "alone": functools.partial(Library, steps_per_dispatch=1),
+    "dense": functools.partial(Library, sparse_updates="dense"),
     "peer": Peer,
     "bare": BareLoop,
     "hand": BareLoop,
@@ -40,6 +41,7 @@ WORKLOADS = {
     "latency": ("latencies", "Latencies"),
     "recommender": ("recommender_steps", "RecommenderSteps"),
     "dense": ("digits_steps", "DigitsSteps"),
+    "embeddings": ("sparse_updates", "SparseUpdates"),
 }
 
 

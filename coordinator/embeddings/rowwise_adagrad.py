@@ -64,7 +64,8 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates a variable, or rows of it, with a dense gradient."""
         rate = ops.cast(learning_rate, variable.dtype)
-        gradient = ops.cast(gradient, variable.dtype)
+        # With `Options(sparse_updates="dense")`, or without a strategy, it may be `tf.IndexedSlices`.
+        gradient = tf.convert_to_tensor(ops.cast(gradient, variable.dtype))
         accumulator = self._accumulators[self._get_variable_index(variable)]
         in_a_row = tuple(range(1, len(gradient.shape)))
         self.assign_add(accumulator, ops.mean(ops.square(gradient), axis=in_a_row))

@@ -158,7 +158,7 @@ class GradientColumns:
             return tf.cast(tf.reduce_sum(tf.cast(stacked, dtype), 0) / count, variable.dtype)
         values = tf.cast(rows.concatenated(column, variable.dtype, variable.shape[1:].as_list()), dtype)
         indices = rows.concatenated(column + 1, tf.int64, [])
-        shape = tf.shape(variable.read_value(), tf.int64)
+        shape = _shape_of(variable)
         merged = without_repeats(tf.IndexedSlices(values, indices, shape))
         return tf.IndexedSlices(tf.cast(merged.values / count, variable.dtype), merged.indices, shape)
 
@@ -172,12 +172,17 @@ class GradientColumns:
             if is_sparse:
                 values = tf.ensure_shape(values, tf.TensorShape([None]).concatenate(variable.shape[1:]))
                 indices = tf.ensure_shape(rows.first(column + 1, tf.int64), [None])
-                apply(number, tf.IndexedSlices(values, indices, tf.shape(variable.read_value(), tf.int64)))
+                apply(number, tf.IndexedSlices(values, indices, _shape_of(variable)))
             else:
                 apply(number, tf.ensure_shape(values, variable.shape))
             return True
 
         return branch
+
+
+def _shape_of(variable: tf.Variable) -> Any:
+    # Without a read, which would copy a table of which rows have been changed.
+    return tf.raw_ops.VariableShape(input=variable.handle, out_type=tf.int64)
 
 
 def item(rows: Any, place: Any, dtype: tf.DType) -> Any:
