@@ -1,4 +1,5 @@
 from . import compat as compat
+from . import embeddings as embeddings
 from . import evaluation as evaluation
 from . import simulation as simulation
 from . import testing as testing

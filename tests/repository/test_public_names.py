@@ -51,7 +51,14 @@ def test_a_misspelt_name_is_an_attribute_error_for_which_python_suggests_another
 
 @pytest.mark.parametrize(
     "module",
-    [coordinator, coordinator.evaluation, coordinator.simulation, coordinator.testing, coordinator.updates],
+    [
+        coordinator,
+        coordinator.embeddings,
+        coordinator.evaluation,
+        coordinator.simulation,
+        coordinator.testing,
+        coordinator.updates,
+    ],
     ids=operator.attrgetter("__name__"),
 )
 def test_every_lazy_name_is_that_of_the_stub_which_type_checkers_read(module: types.ModuleType) -> None:

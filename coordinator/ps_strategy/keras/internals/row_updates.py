@@ -12,7 +12,7 @@ import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -121,9 +121,10 @@ def _may_update_rows(optimizer: Any, variables: Sequence[Any], said: set[str]) -
 
 def _by_rows(optimizer: Any, variables: Sequence[Any]) -> Any:
     """Returns a view of an optimizer that changes single rows of these variables."""
-    view = object.__new__(_by_rows_class(type(optimizer)))
+    kind: Any = type(optimizer)
+    view = object.__new__(_by_rows_class(kind))
     view.__dict__.update(optimizer.__dict__)
-    view.__dict__["_by_rows"] = frozenset(id(variable_of(variable)) for variable in variables)
+    view.__dict__["by_rows"] = frozenset(id(variable_of(variable)) for variable in variables)
     return view
 
 
@@ -133,42 +134,50 @@ def _by_rows_class(kind: Any) -> Any:
 
 
 class _ByRows:
-    """A mixin for classes of optimizers: `tf.IndexedSlices` without repeated indices change single rows."""
+    """A mixin for classes of optimizers: `tf.IndexedSlices` without repeated indices change single rows.
+
+    Attributes:
+      by_rows: the ids of the variables with such gradients.
+    """
+
+    by_rows: frozenset[int]
 
     # Private: the first two. Keras documents `update_step` for those who write optimizers.
 
-    def _clip_gradients(self, gradients: Sequence[Any]) -> Sequence[Any]:
+    def _clip_gradients(self: Any, gradients: Sequence[Any]) -> Sequence[Any]:
         greatest = self.global_clipnorm
         # As Keras, which uses the first that is set.
         if self.clipnorm or not greatest:
-            return super()._clip_gradients(gradients)
+            return super()._clip_gradients(gradients)  # type: ignore[misc]  # of the other base
         return clipped_by_global_norm(gradients, greatest)
 
-    def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
-        super()._apply_weight_decay([each for each in variables if id(variable_of(each)) not in self._by_rows])
+    def _apply_weight_decay(self: Any, variables: Sequence[Any]) -> None:
+        whole = [each for each in variables if id(variable_of(each)) not in self.by_rows]
+        super()._apply_weight_decay(whole)  # type: ignore[misc]  # of the other base
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        if id(variable) not in self._by_rows:
-            super().update_step(gradient, variable, learning_rate)
+    def update_step(self: Any, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        if id(variable) not in self.by_rows:
+            super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]  # of the other base
             return
         rows = Rows(variable, gradient.indices)
         if self.weight_decay is not None and self._use_weight_decay(variable):
-            factors = (tf.cast(each, variable.dtype) for each in (self.weight_decay, learning_rate))
-            rows.assign_sub(functools.reduce(tf.multiply, factors, rows.value))
-        self._with_slots_of(variable, gradient.indices)(gradient.values, rows, learning_rate)
+            decay, rate = (tf.cast(each, variable.dtype) for each in (self.weight_decay, learning_rate))
+            rows.assign_sub(rows.value * decay * rate)
+        _with_slots_of(self, variable, gradient.indices).update_step(gradient.values, rows, learning_rate)
 
-    def _with_slots_of(self, variable: Any, indices: Any) -> Callable[..., None]:
-        """Returns the optimizer's own `update_step` with the rows of this variable's slots."""
-        kind = type(self).__mro__[2]
-        view = object.__new__(kind)
-        view.__dict__.update(vars(self))
-        number = self._get_variable_index(variable)
-        # Private: an optimizer's slots are lists in the order of the variables that it was built with.
-        for name, slots in vars(self).items():
-            if name in ("_variables", "_trainable_variables", "_model_variables_moving_average"):
-                continue
-            is_list = isinstance(slots, list) and len(slots) == len(self._trainable_variables_indices)
-            if is_list and isinstance(slots[number], keras.Variable):
-                view.__dict__[name] = [Rows(slots[number].value, indices)]
-        view.__dict__["_get_variable_index"] = lambda _: 0
-        return view.update_step
+
+def _with_slots_of(optimizer: Any, variable: Any, indices: Any) -> Any:
+    """Returns a view of an optimizer whose only variable has the given rows of this variable, and of its slots."""
+    # The class that `_by_rows_class` was given.
+    view: Any = object.__new__(type(optimizer).__mro__[2])
+    view.__dict__.update(vars(optimizer))
+    number = optimizer._get_variable_index(variable)
+    # Private: an optimizer's slots are lists in the order of the variables that it was built with.
+    for name, slots in vars(optimizer).items():
+        if name in ("_variables", "_trainable_variables", "_model_variables_moving_average"):
+            continue
+        is_list = isinstance(slots, list) and len(slots) == len(optimizer._trainable_variables_indices)
+        if is_list and isinstance(slots[number], keras.Variable):
+            view.__dict__[name] = [Rows(slots[number].value, indices)]
+    view.__dict__["_get_variable_index"] = lambda _: 0
+    return view
