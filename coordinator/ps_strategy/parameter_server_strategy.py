@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,9 +24,7 @@ from coordinator.options import Options
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.tensorflow_runtime import ParameterServer, TensorFlowRuntime
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
-from coordinator.ps_strategy.keras.fit.fit_extension import FitExtension
-from coordinator.ps_strategy.keras.internals import patches as keras_patches
-from coordinator.ps_strategy.keras.internals.row_updates import row_updates
+from coordinator.ps_strategy.keras.extended import keras_extended
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver
@@ -82,7 +80,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             ending.enter_context(client_environment())
             membership = Membership.connected(definition, options)
             # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
-            ending.enter_context(_keras_extended(options))
+            ending.enter_context(keras_extended(ParameterServerStrategy, options))
             self._scheduler = scheduler = Scheduler(TensorFlowRuntime(membership), membership, options)
             ending.callback(scheduler.close)
             variables = VariableStore()
@@ -341,17 +339,6 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """Returns this strategy's replica context, if the caller is in one."""
         replica = tf.distribute.get_replica_context()
         return replica if replica is not None and replica.strategy is self else None
-
-
-@contextlib.contextmanager
-def _keras_extended(options: Options) -> Iterator[None]:
-    """A scope in which Keras reads and changes single rows of embeddings, and trains the models of strategies."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(keras_patches.row_lookups())
-        if options.sparse_updates == "rows":
-            stack.enter_context(row_updates())
-        stack.enter_context(keras_patches.trainer_extended(FitExtension(ParameterServerStrategy)))
-        yield
 
 
 def _result(future: Future) -> Any:

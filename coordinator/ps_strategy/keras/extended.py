@@ -1,0 +1,26 @@
+"""What Keras does otherwise while a strategy is open: all of its functions that are replaced."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from coordinator.options import Options
+from coordinator.ps_strategy.keras.fit.fit_extension import FitExtension
+from coordinator.ps_strategy.keras.internals import patches
+from coordinator.ps_strategy.keras.internals.row_updates import row_updates
+
+
+@contextlib.contextmanager
+def keras_extended(strategy_class: type[Any], options: Options) -> Iterator[None]:
+    """A scope in which Keras reads and changes single rows of embeddings, and trains the models of strategies.
+
+    Args:
+      strategy_class: the class of the strategies whose models are trained on workers.
+      options: those of the strategy that is open.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patches.row_lookups())
+        if options.sparse_updates == "rows":
+            stack.enter_context(row_updates())
+        stack.enter_context(patches.trainer_extended(FitExtension(strategy_class)))
+        yield
