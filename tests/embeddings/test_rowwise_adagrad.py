@@ -59,6 +59,8 @@ def test_without_a_strategy_a_sparse_gradient_is_summed_to_a_dense_one():
     np.testing.assert_array_equal(sparse, table)
 
 
+# Keras' own conversion, which NumPy 2 warns of.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
 def test_it_is_saved_with_a_model(tmp_path):
     model = keras.Sequential([keras.layers.Embedding(4, 3), keras.layers.Dense(1)])
     model.compile(RowwiseAdagrad(0.25, initial_accumulator_value=0.5, epsilon=1e-3, weight_decay=0.1), "mse")
