@@ -34,7 +34,7 @@ RULES_THAT_WAIT = {
 
 
 # One by default: the rules disable fusing in one place.
-@pytest.mark.parametrize("name", mostly_long(RULES_THAT_WAIT, "synchronous"))
+@pytest.mark.parametrize("name", mostly_long(RULES_THAT_WAIT, "model average"))
 def test_steps_of_a_rule_that_may_wait_are_not_fused(strategy, fused, name):
     _, step = rule_and_step(strategy, RULES_THAT_WAIT[name])
     inner = tf.function(step.python_function)

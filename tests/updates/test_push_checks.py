@@ -26,7 +26,7 @@ RULES = {
 
 
 # One by default: the checks are in one place, before the rule gets the gradients.
-@pytest.fixture(params=mostly_long(RULES, "synchronous"))
+@pytest.fixture(params=mostly_long(RULES, "asynchronous"))
 def rule(request, strategy, variables):
     with strategy.scope():
         return RULES[request.param](variables)

@@ -179,6 +179,7 @@ def test_functions_of_datasets_loops_and_branches_read_variables_on_servers(stra
         np.testing.assert_array_equal(future.result(TIMEOUT), expected)
 
 
+@pytest.mark.long
 def test_a_model_is_trained_in_a_loop_over_a_dataset(strategy):
     features = np.linspace(-1.0, 1.0, 24, dtype=np.float32).reshape(12, 2)
     labels = features @ np.array([[1.0], [-2.0]], np.float32)

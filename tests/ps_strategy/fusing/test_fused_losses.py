@@ -33,6 +33,7 @@ def seen(interpreter, tmp_path_factory) -> dict:
     return observed(run_program, "parameter server", "frozen worker", "changing workers")
 
 
+@pytest.mark.long
 def test_no_fused_function_is_lost_with_its_worker(run_program):
     found = observed(run_program, "worker")["worker"]
     assert found["results"] == list(range(STEPS))

@@ -110,6 +110,7 @@ def assert_consistent(rule, variables, grads_to_wait):
     assert statistics.updates == rule.version.numpy()
 
 
+@pytest.mark.long
 def test_every_minibatch_is_applied_once_although_gradients_are_rejected(strategy, variables):
     with strategy.scope():
         rule = Synchronous(descend, variables, grads_to_wait=2, learning_rate=1.0)

@@ -6,10 +6,10 @@ import tensorflow as tf
 from coordinator.ps_strategy.tensorflow_internals.compilation import built_function
 from coordinator.updates.transport.model import transfer
 from tests.ps_strategy.fusing.random_transfers import SERVERS, RandomTransfers, run_on_worker
-from tests.updates.descent import mostly_long
 
 
-@pytest.mark.parametrize("direction", mostly_long(["to a server", "from a server"], "to a server"))
+@pytest.mark.long
+@pytest.mark.parametrize("direction", ["to a server", "from a server"])
 def test_a_packed_transfer_of_every_dtype_keeps_the_bits(strategy, direction):
     transfers = RandomTransfers(7)
     server = SERVERS[1]
