@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.compat import ClusterCoordinator
+from tests.ps_strategy.every_worker import on_every_worker
 
 # Keras saves models in a way that NumPy has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
@@ -199,11 +200,9 @@ def test_each_worker_may_read_its_data_to_the_end_in_one_function(strategy, clus
         return total, tf.distribute.coordinator.experimental_get_current_worker_index()
 
     iterator = iter(cluster_coordinator.create_per_worker_dataset(per_worker_dataset_fn))
-    sums = {}
-    while len(sums) < workers:
-        total, worker = cluster_coordinator.schedule(total_fn, args=(iterator,)).fetch()
-        sums.setdefault(int(worker), int(total))
-    assert sum(sums.values()) == 45
+    sums = on_every_worker(strategy, total_fn, iterator)
+    assert [int(worker) for _, worker in sums] == list(range(workers))
+    assert sum(int(total) for total, _ in sums) == 45
 
 
 def test_an_evaluation_collects_the_outputs_of_every_call(strategy, cluster_coordinator):
