@@ -59,8 +59,10 @@ setup(
         "test": [
             "grimp>=3.14,<4",
             "import-linter>=2.16,<3",
+            "ipykernel>=7,<8",
             "matplotlib>=3.9,<4",
             "mypy>=1.15",
+            "nbclient>=0.11,<1",
             "pre-commit>=4",
             "pytest>=8.4",
             "pytest-timeout>=2.3",
