@@ -18,6 +18,8 @@ import tensorflow as tf
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource
 from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
+from coordinator.ps_strategy.tensorflow_internals.handles import resource_creator_scope
+from coordinator.ps_strategy.tensorflow_internals.mutable_tables import KINDS, create_mutable_table
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
 
 _logger = logging.getLogger("coordinator")
@@ -54,7 +56,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
       strategy: the strategy that this belongs to.
       parameter_server_devices: the devices of the parameter servers, by index.
       handles: where tables and per-worker variables that are created in the scope are registered.
-      variables: where all other variables that are created in the scope are registered.
+      variables: where all other variables and tables that are created in the scope are registered.
       read_on_all: reads a per-worker resource on every worker.
 
     Attributes:
@@ -76,7 +78,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         self._handles = handles
         self._variables = variables
         self._read_on_all = read_on_all
-        # `next` is atomic, so that placement is round robin even if several threads create variables.
+        # Tables are counted too. `next` is atomic: placement is round robin even if several threads create variables.
         self._variable_numbers = itertools.count()
         self._scheduling = threading.local()
         # A function is traced once for all workers, not for each device that it may run on.
@@ -111,16 +113,27 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         if kwargs.pop("per_worker_variable", False):
             return create_per_worker_variable(lambda: next_creator(**kwargs), self._handles, self._read_on_all)
         beside = kwargs.get("colocate_with")
-        devices = self._parameter_server_devices
-        device = devices[next(self._variable_numbers) % len(devices)] if beside is None else str(beside.device)
+        device = self._next_device() if beside is None else str(beside.device)
         with tf.device(None), tf.device(device):
             variable = next_creator(**kwargs)
         make_shared(variable)
         self._variables.add(variable, kwargs.get("initial_value"))
         return variable
 
+    def _next_device(self) -> str:
+        return self._parameter_server_devices[next(self._variable_numbers) % len(self._parameter_server_devices)]
+
     def _resource_creator_scope(self) -> Sequence[Any]:
-        return table_creator_scopes(self._handles)
+        mutable = [resource_creator_scope(kind, self._create_table) for kind in KINDS]
+        return [*table_creator_scopes(self._handles), *mutable]
+
+    def _create_table(self, next_creator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not tf.executing_eagerly():
+            # It is part of the function that is being traced.
+            return next_creator(*args, **kwargs)
+        table, resource = create_mutable_table(next_creator, self._next_device(), args, kwargs)
+        self._variables.add_table(table, resource)
+        return table
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         if not isinstance(colocate_with_variable, tf.Variable):

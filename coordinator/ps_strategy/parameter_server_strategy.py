@@ -223,6 +223,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     ) -> None:
         """Sets how variables are restored when a parameter server is lost; call it once the variables exist.
 
+        Mutable tables are restored, too; fill them first. One that is not in the checkpoint gets the content that it
+        has now.
+
         When a server answers at its address again, all variables of all parameter servers are restored from the latest
         checkpoint, in the same Python objects; a variable that is not in the checkpoint gets its initial value. So the
         state is that of a restarted client, but nothing is traced again and the training loop continues. A checkpoint
@@ -284,7 +287,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         return self._datasets.from_dataset(dataset, options) if tf.executing_eagerly() else dataset
 
     def scope(self) -> Any:
-        """Returns a scope in which variables are placed on the parameter servers, and lookup tables on every worker."""
+        """Returns a scope for variables and mutable tables on parameter servers, and other tables on every worker."""
         return contextlib.nullcontext(self) if self._replica_context() else tf.distribute.Strategy.scope(self)
 
     def run(

@@ -150,8 +150,8 @@ def _graph_of(dataset: tf.data.Dataset) -> bytes:
         )
     except tf.errors.FailedPreconditionError as error:
         raise ValueError(
-            f"The dataset cannot be sent to the workers: {error.message} A dataset that uses variables must be made "
-            "by a function, which goes to experimental_distribute_datasets_from_function."
+            f"The dataset cannot be sent to the workers: {error.message} A dataset that uses variables or "
+            "mutable tables must be made by a function, which goes to experimental_distribute_datasets_from_function."
         ) from error
     return bytes(graph.numpy())
 

@@ -70,7 +70,7 @@ class VariableRecovery:
 
     Args:
       membership: connects to them.
-      variables: those on the parameter servers.
+      variables: those on the parameter servers, with the tables.
       finished: returns how many scheduled functions have finished so far.
       wait_recovered: waits until the parameter servers are recovered, as long as that can be expected; returns whether
         they are. It is called on threads that save a checkpoint.
@@ -113,6 +113,7 @@ class VariableRecovery:
         if on_rollback is not None and not callable(on_rollback):
             raise TypeError(f"on_rollback must be a function that takes a Rollback, got {on_rollback!r}.")
         self._on_rollback = on_rollback
+        self._variables.note_tables()
         self.release_manager()
         if found.manager is not None:
             save = functools.partial(self._save, found.manager.save, found.manager.directory)

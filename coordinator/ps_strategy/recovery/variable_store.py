@@ -1,24 +1,36 @@
-"""The variables on the parameter servers, with their initial values.
+"""The variables and mutable lookup tables on the parameter servers, with their initial values.
 
-The variables on a parameter server are lost with it. Here they are recreated in the same Python objects: a variable is
-a Python object that holds the handle of a resource on a server, so it gets the handle of a new resource, and so does
+What is on a parameter server is lost with it. Here it is recreated in the same Python objects: a variable or table is a
+Python object that holds the handle of a resource on a server, so it gets the handle of a new resource, and so does
 every function that captured the old one.
 
 Promise: after `renew`, the restoring of a checkpoint and `initialize_rest`, all variables are as a restarted client
 would find them after restoring that checkpoint. That is why those on servers that survived are renewed too: a metric
-whose total and count are on two servers stays consistent, even if no checkpoint holds it.
+whose total and count are on two servers stays consistent, even if no checkpoint holds it. The initial content of a
+table is what it had at the first `note_tables`.
 """
 
+import collections
+import contextlib
 import itertools
 import logging
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from coordinator.ps_strategy.tensorflow_internals.handles import new_handle, replace_handles
+from coordinator.ps_strategy.tensorflow_internals.mutable_tables import (
+    TableResource,
+    set_table_content,
+    table_content,
+    table_name,
+)
 
 _logger = logging.getLogger("coordinator")
+
+# The initial content of a table is copied to the client unless it has more entries than this.
+_MOST_ENTRIES = 2**20
 
 # An initial value that is an array is copied to the client unless it is larger than this, in bytes.
 _LARGEST_COPY = 2**20
@@ -27,8 +39,22 @@ _LARGEST_COPY = 2**20
 _INITIAL_VALUE = "_coordinator_initial_value"
 
 
+class _Table(NamedTuple):
+    """What is known of a table.
+
+    Attributes:
+      resource: on its server.
+      content: the initial one; empty for none, None if it was not noted.
+      is_known: False if the initial content was too large to be copied.
+    """
+
+    resource: TableResource
+    content: dict[str, Any] | None = None
+    is_known: bool = True
+
+
 class VariableStore:
-    """Refers weakly to every variable on a parameter server. Every method may be called from any thread.
+    """Refers weakly to every variable and table on a parameter server. Every method may be called from any thread.
 
     `renew` and `initialize_rest` are called while no function runs.
     """
@@ -37,6 +63,10 @@ class VariableStore:
         # By a running number, since variables cannot be hashed; this keeps them in the order of their creation.
         self._variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
+        self._tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
+        # Of tables that were deleted. What the server holds of them is freed later: the garbage collector may delete a
+        # table on any thread, at any moment, and must not wait for a server.
+        self._deleted: collections.deque[TableResource] = collections.deque()
 
     def add(self, variable: Any, initial_value: Any) -> None:
         """Adds a variable that was just created.
@@ -55,19 +85,60 @@ class VariableStore:
         # The references are copied in one step, since variables may be created meanwhile.
         return [variable for reference in self._variables.valuerefs() if (variable := reference()) is not None]
 
+    def add_table(self, table: Any, resource: TableResource) -> None:
+        """Adds a mutable table on a parameter server that was just created, and frees those that were deleted."""
+        self._tables[table] = _Table(resource)
+        weakref.finalize(table, self._deleted.append, resource).atexit = False
+        self._free_deleted()
+
+    def _free_deleted(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                with contextlib.suppress(tf.errors.OpError):
+                    self._deleted.popleft().free()
+
+    def tables(self) -> list[Any]:
+        """Returns the tables that are alive."""
+        return [table for reference in self._tables.keyrefs() if (table := reference()) is not None]
+
+    def resource_of(self, table: Any) -> TableResource:
+        """Returns what a server holds of a table."""
+        return self._tables[table].resource
+
+    def note_tables(self) -> None:
+        """Copies the present content of each table that was not noted before; it becomes the initial content."""
+        for table in self.tables():
+            if self._tables[table].content is not None:
+                continue
+            # That a server is lost is reported elsewhere.
+            with contextlib.suppress(tf.errors.OpError):
+                entries = int(table.size())
+                content = table_content(table) if 0 < entries <= _MOST_ENTRIES else {}
+                self._tables[table] = self._tables[table]._replace(content=content, is_known=entries <= _MOST_ENTRIES)
+
     def renew(self) -> None:
-        """Gives every variable a new resource on its server, without a value, and every function the new handles.
+        """Gives every variable and table a new resource on its server, and every function the new handles.
+
+        Variables have no value then, tables their initial content.
 
         Raises:
           tf.errors.OpError: a server does not answer.
         """
-        variables = self.variables()
+        variables, tables = self.variables(), self.tables()
         # All are created before the first replaces an old one: if a server fails meanwhile, nothing has changed.
         renewed = [(variable, new_handle(variable)) for variable in variables]
+        for table in tables:
+            # Otherwise, one on a server that was not lost would be found again, with its content.
+            self.resource_of(table).free()
+            renewed.append((table, self.resource_of(table).handle()))
         replace_handles(renewed)
+        self._free_deleted()
+        for table in tables:
+            if content := self._tables[table].content:
+                set_table_content(table, content)
 
     def initialize_rest(self) -> None:
-        """Assigns its initial value to every variable that has no value.
+        """Assigns its initial value to every variable that has no value, and warns of tables that lack theirs.
 
         Raises:
           tf.errors.OpError: a server does not answer.
@@ -80,6 +151,13 @@ class VariableStore:
                 except Exception as error:
                     error.add_note(f"Raised while the variable {variable.name!r} was initialized again.")
                     raise
+        for table in self.tables():
+            if not self._tables[table].is_known and not int(table.size()):
+                _logger.warning(
+                    "The table %r is not in the checkpoint, and its content was too large to be copied: it is empty "
+                    "now. Add it to the checkpoint, or fill it in on_rollback.",
+                    table_name(table),
+                )
 
 
 def _repeatable(variable: Any, initial_value: Any) -> Any:

@@ -20,8 +20,13 @@ _ASYNCHRONOUS, _MAKES_ASYNCHRONOUS = "_async_checkpointer_impl", "_async_checkpo
 
 def resource_creator_scope(kind: str, creator: Callable[..., Any]) -> Any:
     """A scope in which lookup tables of a kind are created by `creator(next_creator, *args, **kwargs)`."""
-    # Private: the hook of `tf.distribute.StrategyExtended` for it has no public counterpart.
-    return ops.resource_creator_scope(kind, creator)
+
+    def create(*args: Any, **kwargs: Any) -> Any:
+        return creator(*args, **kwargs)
+
+    # Private: the hook of `tf.distribute.StrategyExtended` for it has no public counterpart. A function, since
+    # TensorFlow makes deep copies of the creators, which would copy the object of a method.
+    return ops.resource_creator_scope(kind, create)
 
 
 def is_restored_resource(table: Any) -> bool:
@@ -80,9 +85,13 @@ def owner_of_handle(tensor: Any) -> Any | None:
 
 
 def present_handle(tensor: Any) -> Any:
-    """Returns the current handle of the variable that a handle belongs to; any other tensor unchanged."""
+    """Returns the current handle of the variable or table that a handle belongs to; any other tensor unchanged."""
     owner = owner_of_handle(tensor)
-    return owner.handle if isinstance(owner, tf.Variable) else tensor
+    return tensor if owner is None else _handle_of(owner)
+
+
+def _handle_of(owner: Any) -> tf.Tensor:
+    return owner.handle if isinstance(owner, tf.Variable) else owner.resource_handle
 
 
 def copy_handle_data(source: Any, target: Any) -> None:
@@ -103,20 +112,17 @@ def new_handle(variable: Any) -> tf.Tensor:
 
 
 def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]]) -> None:
-    """Replaces the handles of variables, also in every function that captured one.
+    """Replaces the handles of variables and tables, also in every function that captured one.
 
     No function that uses them may be running.
 
     Args:
-      renewed: variables, each with its new handle.
+      renewed: variables and tables, each with its new handle.
     """
-    # Private: TensorFlow changes the resource of a variable only while it loads a SavedModel.
     replacements: dict[int, tuple[Any, tf.Tensor]] = {}
-    for variable, handle in renewed:
-        former = variable.handle
-        handle._parent_trackable = weakref.ref(variable)
-        handle._name, handle._unique_id = getattr(former, "_name", None), variable._unique_id
-        variable._handle = handle
+    for owner, handle in renewed:
+        former = _handle_of(owner)
+        _set_handle(owner, handle)
         # Keeps the former handle alive, so that no other tensor gets its id.
         replacements[id(former)] = former, handle
     graphs, functions = _graphs_and_functions()
@@ -128,6 +134,16 @@ def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]]) -> None:
             function.set_external_captures(
                 [replacements[id(capture)][1] if id(capture) in replacements else capture for capture in captures]
             )
+
+
+def _set_handle(owner: Any, handle: Any) -> None:
+    # Private: TensorFlow changes the resource of a variable or table only while it loads a SavedModel.
+    if not isinstance(owner, tf.Variable):
+        owner._resource_handle = handle
+        return
+    handle._parent_trackable = weakref.ref(owner)
+    handle._name, handle._unique_id = getattr(owner.handle, "_name", None), owner._unique_id
+    owner._handle = handle
 
 
 def _graphs_and_functions() -> tuple[list[Any], list[Any]]:

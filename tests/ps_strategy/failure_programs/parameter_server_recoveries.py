@@ -52,8 +52,15 @@ class Program:
             self.module.flag = tf.Variable(False)
             with strategy.extended.colocate_vars_with(self.module.step):
                 self.module.beside = tf.Variable(0.0)
-            # No checkpoint holds these two, one on each parameter server.
+            self.module.seen = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, default_value=-1)
+            # No checkpoint holds these, on both parameter servers.
             self.counts = [tf.Variable(5), tf.Variable(lambda: 6)]
+            self.words = [
+                tf.lookup.experimental.DenseHashTable(tf.string, tf.int64, -1, empty_key="", deleted_key="-")
+                for _ in range(2)
+            ]
+        for table in self.words:
+            table.insert(tf.constant(["first"]), tf.constant([1], tf.int64))
         self.x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
         self.traces: list[str] = []
         self.step = tf.function(self._step)
@@ -89,8 +96,11 @@ class Program:
         self.module.words.assign(tf.fill([2], tf.strings.as_string(step)))
         self.module.flag.assign(step % 2 == 1)
         self.module.beside.assign_add(1.0)
+        self.module.seen.insert([step], [step])
         for count in self.counts:
             count.assign_add(1)
+        for table in self.words:
+            table.insert(["later"], [step])
 
     def _evaluate(self, x: tf.Tensor) -> tf.Tensor:
         self.traces.append("evaluate")
@@ -116,7 +126,7 @@ class Program:
             *(former() if callable(former) else former),
             *self.module.variables,
         ]
-        return [variable.numpy() for variable in variables]
+        return [*(variable.numpy() for variable in variables), np.sort(self.module.seen.export()[0])]
 
     def outputs(self) -> list[Any]:
         """Returns the results of functions that are called on the client."""
@@ -160,6 +170,9 @@ def lose_and_recover(program: Program, servers: Sequence[int], meanwhile: Callab
         "values are those of the checkpoint": all(same),
         "outputs are those of the checkpoint": all(map(np.array_equal, outputs, program.outputs())),
         "rest": [int(count.numpy()) for count in program.counts] + [float(program.metric.result())],
+        "found in the tables": [
+            table.lookup(tf.constant(["first", "later"])).numpy().tolist() for table in program.words
+        ],
     }
     program.reach_servers()
     program.train()

@@ -54,6 +54,11 @@ def test_variables_in_no_checkpoint_have_initial_values_on_every_server(seen, ca
 
 
 @pytest.mark.parametrize("case", RECOVERED)
+def test_tables_in_no_checkpoint_have_their_initial_content(seen, case):
+    assert seen[case]["found in the tables"] == [[1, -1]] * 2
+
+
+@pytest.mark.parametrize("case", RECOVERED)
 def test_functions_are_not_retraced_on_the_workers_or_the_client(seen, case):
     assert seen[case]["outputs are those of the checkpoint"]
     after = seen[case]["rolled back"]["step_after"] + STEPS

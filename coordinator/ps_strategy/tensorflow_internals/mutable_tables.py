@@ -1,0 +1,105 @@
+"""Lookup tables whose content changes, on a parameter server."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import ops
+
+# The classes in `tf.lookup.experimental`, which are also the kinds of `resource_creator_scope`.
+KINDS = ("MutableHashTable", "DenseHashTable")
+
+_ANONYMOUS = "experimental_is_anonymous"
+
+
+class TableResource:
+    """What a server holds of a table. It has a name there, by which datasets on other servers find it.
+
+    The name belongs to this client: no other client of the server finds it, and what the server holds of the table is
+    freed with all else of this client.
+
+    Args:
+      table: a table of one of the `KINDS`.
+      device: the full name of a device of the server.
+    """
+
+    def __init__(self, table: Any, device: str) -> None:
+        # Private: publicly, a resource is created only together with its table. A copy, because it outlives the table.
+        self._creator = copy.copy(table)
+        self._creator._resource_handle = None
+        self._device = device
+
+    def handle(self) -> tf.Tensor:
+        """Returns a handle of the resource, which is created, empty, if there is none."""
+        with tf.init_scope(), tf.device(None), tf.device(self._device):
+            return self._creator._create_resource()
+
+    def free(self) -> None:
+        """Frees the resource, if there is one. Its handles become useless."""
+        tf.raw_ops.DestroyResourceOp(resource=self.handle())
+
+
+class _RemoteDenseHashTable(tf.lookup.experimental.DenseHashTable):
+    """Accepts what it has exported.
+
+    Scalar keys are exported as vectors of one element, which an import into a table on a server refuses: it checks the
+    shapes, if they are known.
+    """
+
+    def _restore_from_tensors(self, restored_tensors: Mapping[str, Any]) -> Any:
+        # Private: checkpoints are restored by this method.
+        restore = super()._restore_from_tensors
+        if not tf.executing_eagerly():
+            return restore(restored_tensors)
+
+        @tf.function(
+            autograph=False, input_signature=[tf.TensorSpec(None, part.dtype) for part in restored_tensors.values()]
+        )
+        def restore_any_shape(*parts: Any) -> None:
+            restore(dict(zip(restored_tensors, parts, strict=True)))
+
+        return restore_any_shape(*restored_tensors.values())
+
+
+def create_mutable_table(
+    next_creator: Callable[..., Any], device: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, TableResource]:
+    """Creates a table whose resource is on a device, and whose other tensors are on the client.
+
+    Args:
+      next_creator: creates it on the current device.
+      device: the full name of a device.
+      args: the positional arguments of its constructor.
+      kwargs: its keyword arguments.
+    """
+    # A resource without a name is freed as soon as another one takes its place.
+    with tf.device(None), tf.device("/device:CPU:0"):
+        table = next_creator(*args, **{**kwargs, _ANONYMOUS: True})
+    if not kwargs.get(_ANONYMOUS):
+        # Private: what the constructor does otherwise.
+        table._is_anonymous, table._shared_name = False, f"table_{ops.uid()}"
+    if type(table) is tf.lookup.experimental.DenseHashTable:
+        table.__class__ = _RemoteDenseHashTable
+    resource = TableResource(table, device)
+    table._resource_handle = resource.handle()
+    return table, resource
+
+
+def table_content(table: Any) -> dict[str, np.ndarray]:
+    """Returns the content of a table, as arrays on the client: what a checkpoint holds of it."""
+    # Private: `export` of a `DenseHashTable` returns free buckets too, which `insert` refuses.
+    return {name: tensor.numpy() for name, tensor in table._serialize_to_tensors().items()}
+
+
+def set_table_content(table: Any, content: Mapping[str, np.ndarray]) -> None:
+    """Replaces all content of a table by what `table_content` returned for it."""
+    # Private: as above.
+    table._restore_from_tensors({name: tf.convert_to_tensor(array) for name, array in content.items()})
+
+
+def table_name(table: Any) -> str:
+    """Returns the name that a table was created with, for messages."""
+    # Private: `table.name` is None when eager execution is enabled.
+    return str(table._name)
