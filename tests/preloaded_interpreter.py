@@ -133,6 +133,9 @@ def load() -> bool:
         import coordinator.updates
 
         del os.environ["OPENBLAS_NUM_THREADS"]
+        from tests import forked_fork_server
+
+        forked_fork_server.fork_it(load)
         for package in (coordinator, coordinator.testing, coordinator.updates):
             for name in package.__all__:
                 getattr(package, name)

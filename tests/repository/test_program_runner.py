@@ -157,3 +157,27 @@ def test_a_forked_process_that_a_program_leaves_is_killed(interpreter: Preloaded
     with pytest.raises(AssertionError, match="left ") as failure:
         ProgramRunner(interpreter, tmp_path, ending_timeout=0.1)(source)
     assert not psutil.pid_exists(int(str(failure.value).partition("--- output\n")[2].split()[0]))
+
+
+SERVERS = """
+    import psutil, sys, threading
+    from coordinator.testing import LocalCluster
+
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    if sys.argv[1:] == ["with a thread"]:
+        thread.start()
+    with LocalCluster(workers=1, ps=1) as cluster:
+        print({" ".join(psutil.Process(pid).cmdline()[-2:]) for pid in cluster.processes.values()})
+    end.set()
+    assert not psutil.Process().children()
+"""
+
+
+def test_servers_of_a_program_are_forked_from_it_by_way_of_their_fork_server(run_program: ProgramRunner) -> None:
+    assert run_program(SERVERS).stdout == "{'-m tests.preloaded_interpreter'}\n"
+
+
+@pytest.mark.long
+def test_servers_of_a_program_with_several_threads_are_not(run_program: ProgramRunner) -> None:
+    assert run_program(SERVERS, "with a thread").stdout == "{'-m coordinator.launch.fork_server'}\n"
