@@ -27,6 +27,12 @@ COORDINATOR = "import sys; from coordinator.__main__ import main; sys.exit(main(
 
 # How long the interpreter may take to load TensorFlow, in seconds.
 _BEGIN_TIMEOUT = 240.0
+_LEFT_OUT = {
+    "TF_CONFIG",
+    "GRPC_FAIL_FAST",
+    "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE",
+    "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY",
+}
 _DUMP_TIMEOUT = 10.0
 _KILL_TIMEOUT = 10.0
 _POLL_INTERVAL = 0.05
@@ -220,7 +226,10 @@ def _text(file: IO[str]) -> str:
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:
-    """Returns a program's environment: this checkout first on the path, no cluster from an outer `TF_CONFIG`."""
-    inherited = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    """Returns a program's environment: this checkout first on the path, no cluster from an outer `TF_CONFIG`.
+
+    What a strategy of this process has set there for itself is left out, too.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     path = os.pathsep.join([str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])])
     return {**inherited, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", **added}

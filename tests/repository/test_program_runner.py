@@ -55,6 +55,16 @@ def test_tensorflow_is_loaded_but_not_used_where_a_program_begins(run_program: P
     assert run_program(LOADED).stdout == "True 1 None\n"
 
 
+@pytest.mark.usefixtures("interpreter")
+def test_it_is_although_this_process_has_a_strategy(
+    run_program: ProgramRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPC_FAIL_FAST", "true")
+    monkeypatch.setenv("TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY", "True")
+    monkeypatch.setenv("TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "False")
+    assert run_program(LOADED).stdout == "True 1 None\n"
+
+
 def test_a_program_that_asks_for_it_begins_with_nothing_loaded(run_program: ProgramRunner) -> None:
     assert run_program(LOADED, fresh=True).stdout == "False 1 None\n"
 
