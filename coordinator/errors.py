@@ -60,7 +60,15 @@ class Rollback:
 
 
 class CoordinatorError(Exception):
-    """The base of all errors of this library."""
+    """The base of all errors of this library.
+
+    Attributes:
+      original_error: the error of TensorFlow or of the operating system by which the library noticed what this error
+        reports, if there was one. It is logged at the level DEBUG instead of being shown in the traceback, where pages
+        of gRPC's details would hide the cause. The cause of an error that only a user can understand is `__cause__`.
+    """
+
+    original_error: BaseException | None = None
 
 
 class ClusterSpecError(CoordinatorError, ValueError):

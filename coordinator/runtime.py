@@ -130,6 +130,9 @@ class Servers(Protocol):
     def seems_reachable(self, worker: int) -> bool:
         """Returns the same by its last heartbeat. Never blocks. Safe from any thread; False for a removed worker."""
 
+    def describe_loss(self, worker: int) -> str:
+        """Returns the address of `worker`, which was lost, and words on what happened to it; for messages."""
+
     def disconnect(self, worker: int) -> None:
         """Disconnects from a worker that was lost, so that no call waits for it before it is reconnected."""
 

@@ -31,6 +31,7 @@ from typing import Any
 
 from coordinator.addresses import parse_address
 from coordinator.heartbeat.heartbeat_client import HeartbeatClient
+from coordinator.heartbeat.obstacle import Obstacle
 from coordinator.heartbeat.open_connections import EndpointLookup, OpenConnections
 from coordinator.heartbeat.watched_server import Liveness, ServerState
 
@@ -176,7 +177,8 @@ class Heartbeat:
         if messages:
             self._pause = _FIRST_PAUSE
         for message in messages:
-            state = ServerState(Liveness(message["liveness"]), message["incarnation"], message["since"])
+            obstacle = Obstacle[message["obstacle"]] if message["obstacle"] else None
+            state = ServerState(Liveness(message["liveness"]), message["incarnation"], message["since"], obstacle)
             self._set_state(message["number"], state)
 
     def _set_state(self, number: int, state: ServerState) -> None:
@@ -191,9 +193,9 @@ class Heartbeat:
             last_silence = math.inf if is_silent else state.since if was_silent else before.last_silence
             self._states[address] = dataclasses.replace(state, last_silence=last_silence)
         if is_silent:
-            _logger.warning(
-                "%s has not answered for %g s; connections to it are shut down until it does.", address, self._timeout
-            )
+            why = state.obstacle.value if state.obstacle else "the cause is not known"
+            text = "%s has not answered for %g s: %s. Calls to it fail until it answers."
+            _logger.warning(text, address, self._timeout, why)
         elif was_silent:
             seconds = state.since - before.since + self._timeout
             how = "answers again" if state.liveness is Liveness.ANSWERING else "is gone"

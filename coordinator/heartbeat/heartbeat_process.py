@@ -136,6 +136,7 @@ class HeartbeatProcess:
             "liveness": state.liveness.value,
             "incarnation": state.incarnation,
             "since": state.since,
+            "obstacle": state.obstacle.name if state.obstacle else None,
         }
         self._wakeup.set()
         self._unsent.append(json.dumps(message).encode())

@@ -11,13 +11,12 @@ A probe is one empty `GetStatus` request over a separate gRPC channel. It promis
 
 import asyncio
 import dataclasses
-import socket
 from collections.abc import Callable
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from coordinator.addresses import parse_address
+from coordinator.heartbeat.obstacle import Obstacle, find_obstacle
 from coordinator.heartbeat.server_rpcs import GET_STATUS, GetStatusResponse, channel_options
 
 _CHANNEL_OPTIONS = channel_options(500, detect_dead_host=True)
@@ -103,7 +102,7 @@ class AsyncTaskProbe:
                 # gRPC reports a failure for a host that is gone and for a frozen server too: the kernel of a frozen
                 # server accepts connections, and a host that is gone is reported as unreachable or not at all. Only a
                 # refused connection shows that there is no process.
-                if status is None and not await self._is_refused():
+                if status is None and await find_obstacle(self._address) is not Obstacle.REFUSED:
                     status = await self._ask(timeout, wait_for_ready=True)
                 return status
         except TimeoutError as error:
@@ -123,28 +122,6 @@ class AsyncTaskProbe:
                 raise TimeoutError from error
             return None
         return _decode(reply)
-
-    async def _is_refused(self) -> bool:
-        """Returns True if a plain connection is refused at one of the host's addresses, and accepted at none."""
-        loop = asyncio.get_running_loop()
-        host, port = parse_address(self._address)
-        refused = False
-        try:
-            endpoints = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError:
-            return False
-        for family, kind, protocol, _, endpoint in endpoints:
-            with socket.socket(family, kind, protocol) as connection:
-                connection.setblocking(False)
-                try:
-                    await loop.sock_connect(connection, endpoint)
-                except ConnectionRefusedError:
-                    refused = True
-                except OSError:
-                    continue
-                else:
-                    return False
-        return refused
 
 
 def _decode(reply: bytes) -> TaskStatus | None:

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from coordinator.heartbeat.obstacle import Obstacle, find_obstacle
 from coordinator.heartbeat.open_connections import Endpoint, peer_of, shut_down
 from coordinator.heartbeat.task_probe import AsyncTaskProbe
 
@@ -37,6 +38,7 @@ class ServerState:
         answers nor refuses: frozen, or its host is gone; UNKNOWN, until the first probe has ended.
       incarnation: the number that the server drew when it started; None unless it is ANSWERING.
       since: when it began, in seconds on the clock of `time.monotonic`.
+      obstacle: why it does not answer, if it is GONE or SILENT.
       last_silence: when it was last SILENT, on the same clock; connections to it that are older were shut down.
         Infinity while it is; minus infinity if it never was. Only the client's `Heartbeat` knows it.
     """
@@ -44,6 +46,7 @@ class ServerState:
     liveness: Liveness
     incarnation: int | None = None
     since: float = 0.0
+    obstacle: Obstacle | None = None
     last_silence: float = -math.inf
 
 
@@ -84,7 +87,9 @@ class WatchedServer:
             while True:
                 begun = time.monotonic()
                 state = await self._probe_once(probe)
-                if state is not None:
+                if state is not None and not self._is_known(state):
+                    if state.liveness is not Liveness.ANSWERING:
+                        state = dataclasses.replace(state, obstacle=await find_obstacle(self._address))
                     self._set_state(state)
                 await asyncio.sleep(max(0.0, begun + self._interval - time.monotonic()))
 
@@ -118,9 +123,10 @@ class WatchedServer:
             return ServerState(Liveness.GONE, None, time.monotonic())
         return ServerState(Liveness.ANSWERING, status.incarnation, time.monotonic())
 
+    def _is_known(self, state: ServerState) -> bool:
+        return (state.liveness, state.incarnation) == (self._state.liveness, self._state.incarnation)
+
     def _set_state(self, state: ServerState) -> None:
-        if (state.liveness, state.incarnation) == (self._state.liveness, self._state.incarnation):
-            return
         self._state = state
         self._report(state)
         if self.is_silent:

@@ -111,9 +111,16 @@ class JobStateMachine:
             self._end(1)
             self._job.say(reason)
 
-    def server_ended(self, name: str, log: str) -> None:
-        """Reports that a server ended by itself."""
-        self._job.say(f"{name} ended by itself; the program continues without it. Its log: {log}")
+    def server_ended(self, name: str, ending: str, consequence: str, log: str) -> None:
+        """Reports that a server ended although nothing here ended it.
+
+        Args:
+          name: of the server.
+          ending: how it ended, such as `by SIGKILL`.
+          consequence: what follows from that.
+          log: the path of its log.
+        """
+        self._job.say(f"{name} ended unexpectedly, {ending}; {consequence}. Its log: {log}")
 
     def signal_received(self, number: signal.Signals) -> None:
         """Passes on a signal that the command received, or ends the run."""

@@ -202,8 +202,16 @@ class LocalJob:
         server.wait_ended()
         if not self._is_closing.is_set():
             self.is_log_needed = True
-            name, log = server.config.name, str(server.log_path)
-            self._events.put(partial(self._state_machine.server_ended, name, log))
+            report = server.config.name, server.ending, self._consequence(server), str(server.log_path)
+            self._events.put(partial(self._state_machine.server_ended, *report))
+
+    def _consequence(self, ended: ServerProcess) -> str:
+        """Returns what the end of a server means to the program."""
+        if ended.config.job == "ps":
+            return "its variables are lost with it, and it is not started again"
+        if not any(server.config.job == "worker" and server.is_alive() for server in self._servers):
+            return "no worker is left, so the program can only wait, and Ctrl-C ends it"
+        return "the program continues without it"
 
     def _close(self) -> None:
         self._is_closing.set()

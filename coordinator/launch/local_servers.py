@@ -121,7 +121,7 @@ class ServerProcess:
                 status = probe.status(min(_PROBE_TIMEOUT, timeout))
                 # In this order: another process may have taken the port of a process that ended, and answer too.
                 if self.wait_ended(_POLL_INTERVAL if status is None else 0.0):
-                    raise LaunchError(self._failure(f"ended {self._ending()} before it served"))
+                    raise LaunchError(self._failure(f"ended {self.ending} before it served"))
                 if status is not None and self._is_own(status.devices):
                     return
                 if time.monotonic() >= deadline:
@@ -191,11 +191,17 @@ class ServerProcess:
         prefix = f"/job:{self.config.job}/replica:0/task:{self.config.index}/"
         return any(device.startswith(prefix) for device in devices)
 
-    def _ending(self) -> str:
+    @property
+    def ending(self) -> str:
+        """How the process started last ended, such as `by SIGKILL` or `with code 1`."""
         code = self.exit_code
         if code is None:
             return "without being started"
-        return f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+        if code >= 0:
+            return f"with code {code}"
+        return f"by {signal.Signals(-code).name}" + (
+            " (by the kernel, if memory ran out)" if -code == signal.SIGKILL else ""
+        )
 
     def _failure(self, what: str) -> str:
         tail = self.log_tail() or "(empty)"

@@ -8,12 +8,12 @@ import contextlib
 import os
 import pathlib
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator, MutableMapping
 from typing import NoReturn
 
+from coordinator.addresses import check_port_is_free
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.launch.signal_reader import SignalReader
 from coordinator.launch.task_config import TaskConfig
@@ -44,7 +44,7 @@ def serve(
     """
     try:
         config = served_task(environment, job=job, index=index)
-        _check_port_is_free(config)
+        check_port_is_free(config.name, config.address)
     except (ClusterSpecError, LaunchError) as error:
         print(f"coordinator serve: {error}", file=sys.stderr)
         return _UNUSABLE
@@ -56,7 +56,13 @@ def serve(
         import tensorflow as tf
 
         cluster = tf.train.ClusterSpec({job: dict(tasks) for job, tasks in config.cluster.items()})
-        server = tf.distribute.Server(cluster, job_name=config.job, task_index=config.index, protocol="grpc")
+        try:
+            server = tf.distribute.Server(cluster, job_name=config.job, task_index=config.index, protocol="grpc")
+        except tf.errors.OpError as error:
+            # Another process may have taken the port while TensorFlow was loaded.
+            reason = f"TensorFlow could not start the server: {error.message.partition(chr(10))[0]}"
+            print(f"coordinator serve: {config.name} cannot serve on {config.address}: {reason}", file=sys.stderr)
+            return _UNUSABLE
         print(f"coordinator: {config.name} serves on {config.address}", flush=True)
         server.join()
     raise AssertionError("A server is joined for ever.")
@@ -112,20 +118,6 @@ def _left_out(*packages: str) -> Iterator[None]:
     finally:
         for package in absent:
             del sys.modules[package]
-
-
-def _check_port_is_free(config: TaskConfig) -> None:
-    """Refuses a port that is taken. TensorFlow would share it with the other process, or die with a stack dump."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-        # A port whose last owner was killed a moment ago may be used again.
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind(("", config.port))
-        except OSError as error:
-            raise LaunchError(
-                f"{config.name} cannot serve on {config.address}: port {config.port}: {error.strerror}. "
-                "End the process that listens there, or give the task another port."
-            ) from error
 
 
 def _name_process(config: TaskConfig) -> None:

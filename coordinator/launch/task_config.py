@@ -61,7 +61,7 @@ class TaskConfig:
         try:
             config: Any = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ClusterSpecError(f"TF_CONFIG is not JSON: {error}.") from error
+            raise ClusterSpecError(f"TF_CONFIG is not JSON: {error}.") from None
         if not isinstance(config, dict):
             raise ClusterSpecError(f"TF_CONFIG must be a JSON object with 'cluster' and 'task', got {text.strip()!r}.")
         task = config.get("task", {})
@@ -116,8 +116,11 @@ def _addresses(job: object, tasks: object) -> Mapping[int, str]:
     for index, address in numbered:
         try:
             parse_address(address)
-        except ValueError as error:
-            raise ClusterSpecError(f"Task {index} of job {job!r} must be a 'host:port', got {address!r}.") from error
+        except ValueError:
+            message = (
+                f"Task {index} of job {job!r} must be a 'host:port', with a port from 1 to 65535, got {address!r}."
+            )
+            raise ClusterSpecError(message) from None
     return types.MappingProxyType(dict(numbered))
 
 

@@ -58,6 +58,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
       ClusterSpecError: the description of the cluster is wrong.
       TimeoutError: the parameter servers or the first worker did not answer in `options.connect_timeout`.
       RuntimeError: another strategy is open in this process.
+      LaunchError: another process uses the client's own port, that of `chief` in the description.
 
     Source: TensorFlow RFC "Single-client Parameter Server Training" (Zhou, Chao 2020).
     """

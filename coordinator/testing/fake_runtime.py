@@ -195,6 +195,10 @@ class FakeRuntime:
         """Returns whether none was lost."""
         return self._lost_parameter_server is None
 
+    def describe_loss(self, worker: int) -> str:
+        """Returns that `worker` does not answer."""
+        return f"{self._addresses.get(worker)} does not answer"
+
     def disconnect(self, worker: int) -> None:
         """Does nothing: no call waits for a lost worker."""
 

@@ -38,6 +38,8 @@ class RecoveryLoop(BackgroundThread):
         self._queue = queue
         self._options = options
         self._recover: Callable[[], bool] | None = None
+        # The server whose loss began the recovery, for the log.
+        self._lost = ""
         self._begun = threading.Event()
         self._changed = threading.Condition()
 
@@ -69,6 +71,7 @@ class RecoveryLoop(BackgroundThread):
         if self._recover is None or self._stop.is_set():
             return False
         if not self._begun.is_set():
+            self._lost = error.task if isinstance(error, ParameterServerLost) else "A parameter server"
             self._begun.set()
             self._queue.pause(str(error))
         return True
@@ -107,7 +110,8 @@ class RecoveryLoop(BackgroundThread):
 
     def _recover_and_resume(self) -> None:
         lost_at = time.monotonic()
-        _logger.warning("A parameter server was lost; no function runs until the variables are restored.")
+        text = "%s was lost; no function runs until it answers again and the variables are restored, at most %g s."
+        _logger.warning(text, self._lost, self._options.parameter_server_timeout)
         error = self._recover_in_time(lost_at)
         if self._stop.is_set():
             return

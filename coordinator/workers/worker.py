@@ -151,14 +151,14 @@ class Worker(BackgroundThread):
     def _run(self) -> None:
         self._runtime.bind_thread(self.index)
         if not self._servers.is_reachable(self.index):
-            self._wait_reconnected("is not connected yet", "it does not answer")
+            self._wait_reconnected("is not connected yet")
         while not (self._stop.is_set() or self._queue.is_stopped):
             # Once it has reported that it is idle, it sleeps until there is a closure or its server seems lost.
             attempt = self._queue.take(self.index, self._options.heartbeat_interval if self._had_closure else None)
             if attempt is not None:
                 self._run_attempt(attempt)
             elif not self._stop.is_set() and not self._seems_or_is_reachable():
-                self._reconnect_lost("it did not answer while it was idle")
+                self._reconnect_lost()
             else:
                 self._report_idle()
             # Keeps nothing of the closure alive (its arguments may hold iterators) while waiting for the next one.
@@ -181,7 +181,7 @@ class Worker(BackgroundThread):
         if attempt.number > 1 and not self._servers.is_reachable(self.index):
             # Workers that die together must not count, one after the other, against the closure that finds them dead.
             self._queue.requeue(attempt)
-            self._reconnect_lost("it did not answer a probe")
+            self._reconnect_lost()
             return
         self._had_closure = True
         attempts = self._dispatch.gather(attempt)
@@ -196,6 +196,7 @@ class Worker(BackgroundThread):
 
     def _settle_failure(self, attempts: Sequence[Attempt], error: BaseException) -> None:
         failure = self._runtime.classify(self.index, error)
+        _logger.debug("A call failed on %s: %s.", self.device, failure.kind.value, exc_info=error)
         lost_server = failure.kind is FailureKind.PARAMETER_SERVER_LOST
         may_recover = lost_server and self._recovery.begin(failure.error)
         is_transient = failure.kind is FailureKind.TRANSIENT
@@ -208,11 +209,12 @@ class Worker(BackgroundThread):
             self._settle_failed_call(attempts, failure, may_recover)
         self._transient_failures_in_a_row = self._transient_failures_in_a_row + 1 if is_transient else 0
         if failure.kind is FailureKind.WORKER_LOST:
-            _logger.debug("%s was lost during a call.", self.device, exc_info=error)
-            self._reconnect_lost(_summary(error))
+            self._reconnect_lost()
         elif self._transient_failures_in_a_row == _TRANSIENT_FAILURES_UNTIL_RECONNECT:
             count = _TRANSIENT_FAILURES_UNTIL_RECONNECT
-            self._reconnect_lost(f"it answers, but {count} calls in a row failed: {_summary(error)}")
+            self._reconnect_lost(
+                f"it answers, but {count} calls in a row failed on the network: {type(error).__name__}"
+            )
         else:
             self._report_idle()
 
@@ -225,7 +227,7 @@ class Worker(BackgroundThread):
             return
         count = attempt.closure.record_failure(self.index, failure.kind)
         if may_retry(failure, count, self._options, may_recover=may_recover):
-            _logger.info("%s failed on %s and is run again: %s", attempt.closure, self.device, _summary(failure.error))
+            _logger.info("%s failed on %s and is run again: %s.", attempt.closure, self.device, _summary(failure))
             self._queue.requeue(attempt)
         else:
             scope = error_scope(failure.kind, self._options)
@@ -240,8 +242,8 @@ class Worker(BackgroundThread):
         is_final = failure.kind is FailureKind.PARAMETER_SERVER_LOST and not may_recover
         failed = attempts[:1] if is_final else ()
         if not failed:
-            name, text = attempts[0].closure.name, "%s: %d calls of %s in one failed and are run again, each alone: %s"
-            _logger.info(text, self.device, len(attempts), name, _summary(failure.error))
+            name, text = attempts[0].closure.name, "%s: %d calls of %s in one failed and are run again, each alone: %s."
+            _logger.info(text, self.device, len(attempts), name, _summary(failure))
         for attempt in reversed(attempts[len(failed) :]):
             if failure.kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
                 attempt.closure.record_failure(self.index, failure.kind)
@@ -249,20 +251,23 @@ class Worker(BackgroundThread):
         for attempt in failed:
             self._settle_failed_attempt(attempt, failure, may_recover)
 
-    def _reconnect_lost(self, reason: str) -> None:
+    def _reconnect_lost(self, reason: str | None = None) -> None:
         self._losses += 1
         self._dispatch.reset()
         self._transient_failures_in_a_row = 0
         self._wait_reconnected("was lost", reason)
 
-    def _wait_reconnected(self, what: str, reason: str) -> None:
-        """Waits until the worker is reconnected or stopped."""
+    def _wait_reconnected(self, what: str, reason: str | None = None) -> None:
+        """Waits until the worker is reconnected or stopped. The reason of its loss is asked for if it is None."""
         lost_at = reported_at = self._lost_at = time.monotonic()
         if not self._change(WorkerState.LOST):
             return
-        # A message of gRPC has several lines; the first says what happened.
-        cause = reason.partition("\n")[0]
-        _logger.warning("%s %s; its work goes to other workers until it returns. (%s)", self.device, what, cause)
+        cause = reason or self._servers.describe_loss(self.index)
+        if self._events.live_workers():
+            _logger.warning("%s %s; its work goes to other workers until it returns. (%s)", self.device, what, cause)
+        else:
+            text = "%s %s; no worker is left, and functions wait until one returns. Start one again. (%s)"
+            _logger.warning(text, self.device, what, cause)
         self._servers.disconnect(self.index)
         self._report_idle()
         while not self._stop.is_set() and not self._reconnect():
@@ -316,6 +321,6 @@ class Worker(BackgroundThread):
             return True
 
 
-def _summary(error: BaseException) -> str:
-    """Returns the class and first line of an error; further lines of TensorFlow's are gRPC's details."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+def _summary(failure: Failure) -> str:
+    """Returns why an attempt failed, without the error's text, which may be pages of gRPC's details."""
+    return f"{failure.kind.value} ({type(failure.error).__name__})"

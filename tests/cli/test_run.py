@@ -214,7 +214,7 @@ def test_a_server_that_dies_is_mentioned_with_its_log_and_the_run_continues(
         command.wait_output("chief asks: ")
         [server] = [process for process in command.record() if process.name() == "worker-1"]
         server.kill()
-        log = command.wait_output(r"/job:worker/task:1 ended by itself; .* Its log: (\S+)")[1]
+        log = command.wait_output(r"/job:worker/task:1 ended unexpectedly, by SIGKILL .*; .* Its log: (\S+)")[1]
         command.type("0\n")
         assert command.wait_ended() == 0
     assert "/job:worker/task:1 serves on" in Path(log).read_text()

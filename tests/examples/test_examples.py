@@ -62,7 +62,7 @@ def test_the_digits_are_learned_with_a_sidecar_although_a_worker_dies(
     assert not LOG_LINE.search(ended.stdout + ended.stderr)
     lost = [line for line in ended.stderr.splitlines() if "/job:worker/replica:0/task:1 was lost" in line]
     assert len(lost) == 1
-    assert ended.stderr.count("/job:worker/task:1 ended by itself") == 1
+    assert ended.stderr.count("/job:worker/task:1 ended unexpectedly, by SIGKILL") == 1
     assert "1200/1200" in ended.stderr, "the progress bar"
     final = re.search(r"^\[evaluator\] final held-out accuracy (\S+)$", printed, re.MULTILINE)
     assert final is not None, printed

@@ -103,7 +103,7 @@ def test_connections_to_a_frozen_server_are_shut_down_until_it_thaws(
             with pytest.raises(BlockingIOError):
                 connection.recv(1)
     silent, again = (record.getMessage() for record in caplog.records)
-    assert silent.startswith(f"{address} has not answered for 1 s")
+    assert silent.startswith(f"{address} has not answered for 1 s: it accepts connections but does not answer")
     assert again.startswith(f"{address} answers again after ")
 
 

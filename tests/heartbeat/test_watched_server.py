@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 
 from coordinator.heartbeat import watched_server
+from coordinator.heartbeat.obstacle import Obstacle
 from coordinator.heartbeat.task_probe import TaskStatus
 from coordinator.heartbeat.watched_server import Liveness, ServerState, WatchedServer
 
@@ -61,3 +62,5 @@ def test_changes_are_reported(monkeypatch: pytest.MonkeyPatch, outcomes: list, r
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(WatchedServer("127.0.0.1:1", 0.0, TIMEOUT, states.append).run())
     assert [(state.liveness, state.incarnation) for state in states] == reported
+    obstacles = {state.obstacle for state in states if state.liveness is not Liveness.ANSWERING}
+    assert obstacles <= {Obstacle.REFUSED}, "nothing listens on port 1"

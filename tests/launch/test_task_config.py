@@ -73,7 +73,10 @@ def test_a_config_is_frozen() -> None:
         (text(cluster={"worker": "b:2"}), "must be a list of addresses"),
         (text(cluster={"worker": []}), "has no address"),
         (text(cluster={"worker": {"one": "b:2"}}), "index of job 'worker' must be an integer"),
-        (text(cluster={"worker": ["b:1", "b"]}), "Task 1 of job 'worker' must be a 'host:port', got 'b'"),
+        (
+            text(cluster={"worker": ["b:1", "b"]}),
+            "Task 1 of job 'worker' must be a 'host:port', with a port from 1 to 65535, got 'b'",
+        ),
         (text(cluster={"worker": ["b:1", ":2"]}), "Task 1 of job 'worker'"),
         (text(cluster={"worker": ["b:1", "b:x"]}), "Task 1 of job 'worker'"),
         (text(cluster={"worker": ["b:1", "b:0"]}), "Task 1 of job 'worker'"),

@@ -153,8 +153,44 @@ def test_the_loss_and_the_return_of_a_worker_are_logged(caplog: pytest.LogCaptur
         runtime.restart(0)
         gate.open()
         future.result(LIMIT)
-    assert "/job:worker/replica:0/task:0 was lost; its work goes to other workers" in caplog.text
+    assert "/job:worker/replica:0/task:0 was lost; no worker is left" in caplog.text
     assert "/job:worker/replica:0/task:0 reconnected after 0." in caplog.text
+
+
+def test_several_workers_lost_at_once_are_one_line_each_without_the_text_of_the_call(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runtime = FakeRuntime(workers=3)
+    gate = Gate(runtime)
+    with caplog.at_level(logging.INFO, logger="coordinator"), running_scheduler(runtime) as scheduler:
+        futures = [scheduler.schedule(gate, "step") for _ in range(3)]
+        gate.wait_arrived(3)
+        runtime.kill(0)
+        runtime.kill(1)
+        wait_until(lambda: len(unhealthy(scheduler)) == 2)
+        gate.open()
+        assert [future.result(LIMIT) for future in futures] == [2, 2, 2]
+    lost = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    goes_on = "was lost; its work goes to other workers until it returns."
+    assert sorted(lost) == [
+        f"/job:worker/replica:0/task:{index} {goes_on} (worker{index}:2222 does not answer)" for index in (0, 1)
+    ]
+    assert "task:0 was lost." not in caplog.text, "the text of the failed call is logged at DEBUG"
+
+
+def test_the_error_of_a_lost_call_is_logged_at_the_level_debug(caplog: pytest.LogCaptureFixture) -> None:
+    runtime = FakeRuntime(workers=2)
+    killed: list[int] = []
+
+    def kill_first(worker: int) -> None:
+        if not killed:
+            killed.append(worker)
+            runtime.kill(worker)
+
+    with caplog.at_level(logging.DEBUG, logger="coordinator"), running_scheduler(runtime) as scheduler:
+        scheduler.schedule(kill_first, "step").result(LIMIT)
+    assert "A call failed on" in caplog.text
+    assert "WorkerLost" in caplog.text
 
 
 def test_workers_that_are_down_at_the_start_join_later_without_delaying_others() -> None:
@@ -209,7 +245,7 @@ def test_work_that_kills_its_workers_is_quarantined_and_other_work_continues() -
         with pytest.raises(ClosureQuarantined, match=r"closure 0 \(deadly\).*attempt 3 on worker") as caught:
             scheduler.join(LIMIT)
         assert future.exception(0) is caught.value
-        assert isinstance(caught.value.__cause__, WorkerLost)
+        assert isinstance(caught.value.original_error, WorkerLost)
         assert len(started) == OPTIONS.max_attempts
         scheduler.schedule(index_of, "step")
         scheduler.join(LIMIT)
@@ -241,7 +277,7 @@ def test_why_a_function_is_run_again_is_logged(caplog: pytest.LogCaptureFixture)
         scheduler.schedule(refused(1), "step")
         scheduler.join(LIMIT)
     device = "/job:worker/replica:0/task:0"
-    assert f"closure 0 (step) failed on {device} and is run again: TransientError: Connection refused" in caplog.text
+    assert f"closure 0 (step) failed on {device} and is run again: transient (TransientError)." in caplog.text
 
 
 def test_a_transient_failure_that_persists_becomes_the_error() -> None:

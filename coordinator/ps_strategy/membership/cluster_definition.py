@@ -73,7 +73,7 @@ class ClusterDefinition:
             raise ClusterSpecError(
                 f"{type(resolver).__name__} could not describe the cluster: {error}. If it reads TF_CONFIG, that "
                 f"must be JSON like {_TF_CONFIG}."
-            ) from error
+            ) from None
         jobs = {job: spec.task_indices(job) for job in spec.jobs} if spec else {}
         _check_jobs(jobs)
         _check_own_task(own_job, own_index)
@@ -168,8 +168,9 @@ def check_address(task: Task, address: str, others: Mapping[Task, str]) -> None:
         raise ClusterSpecError(f"{task} is one too many: a cluster has at most {MAX_WORKERS} workers, from index 0 on.")
     try:
         parse_address(address)
-    except ValueError as error:
-        raise ClusterSpecError(f"The address of {task} is {address!r}; it must be 'host:port'.") from error
+    except ValueError:
+        message = f"The address of {task} is {address!r}; it must be 'host:port', with a port from 1 to 65535."
+        raise ClusterSpecError(message) from None
     for other, taken in others.items():
         if taken == address and other != task:
             raise ClusterSpecError(f"{other} and {task} have the same address {address}. Give each its own.")

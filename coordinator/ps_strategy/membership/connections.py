@@ -20,13 +20,14 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import tensorflow as tf
 
 from coordinator.errors import StrategyClosedError
 from coordinator.heartbeat.heartbeat import Heartbeat
+from coordinator.heartbeat.obstacle import find_obstacles
 from coordinator.heartbeat.task_probe import TaskProbe, TaskStatus
 from coordinator.heartbeat.watched_server import Liveness
 from coordinator.options import Options
@@ -42,6 +43,12 @@ Value = TypeVar("Value")
 
 _logger = logging.getLogger("coordinator")
 
+# What happened to a server, for messages.
+_GONE = "does not answer"
+_RESTARTED = "was restarted, or not heard from for long, and lost what this program had there"
+# The longest list of servers in a message.
+_MOST_NAMES = 4
+
 
 class Connections:
     """Connects to servers and disconnects from them. One thread at a time may change a connection.
@@ -56,7 +63,7 @@ class Connections:
     Attributes:
       addresses: `host:port` of each server of the cluster now.
       present: the connections, whether their servers still answer or not.
-      last_error: why the last change failed, as a sentence for users; empty if it did not.
+      last_error: that the last change failed, as a sentence for users; empty if it did not.
       is_closing: whether servers are no longer added, asked or connected to.
     """
 
@@ -118,6 +125,29 @@ class Connections:
     def losses(self, tasks: Collection[Task]) -> dict[Task, str]:
         """Asks servers, and returns those that are not connected now, with words on what happened."""
         return self._losses(tasks, self.present, self._probe(tasks))
+
+    def describe_loss(self, task: Task, what: str) -> str:
+        """Returns the address of a server and words on its loss, for messages.
+
+        Args:
+          task: the server.
+          what: the words that `losses` returned for it.
+        """
+        address = self.addresses.get(task)
+        if address is None:
+            return "it was removed"
+        if what == _GONE:
+            obstacle = self._heartbeat.state(address).obstacle or find_obstacles([address])[address]
+            what = f"{_GONE}: {obstacle.value}"
+        return f"{address} {what}"
+
+    def describe_obstacles(self, tasks: Iterable[Task]) -> str:
+        """Connects to servers that do not answer, and returns a sentence on what that shows."""
+        addresses = [self.addresses[task] for task in tasks if task in self.addresses]
+        found: dict[str, list[str]] = {}
+        for address, obstacle in find_obstacles(addresses).items():
+            found.setdefault(obstacle.value, []).append(address)
+        return "; ".join(f"{shortened(of_one)}: {words}" for words, of_one in found.items()) + "."
 
     def answering(self, tasks: Iterable[Task]) -> set[Task]:
         """Asks servers, and returns those that answer and may take part."""
@@ -240,9 +270,8 @@ class Connections:
             and not self._is_stale(task, addresses[task], present[task])
         }
         freed = self._lease.freed(same.values())
-        gone, restarted = "does not answer", "was restarted, or not heard from for long, and lost its variables"
         return {
-            task: restarted if task in statuses else gone for task in tasks if task not in same or same[task] in freed
+            task: _RESTARTED if task in statuses else _GONE for task in tasks if task not in same or same[task] in freed
         }
 
     def _is_stale(self, task: Task, address: str, connection: Connection) -> bool:
@@ -254,11 +283,11 @@ class Connections:
         try:
             self._changes.apply(addresses)
         except tf.errors.OpError as error:
-            names = ", ".join(map(str, addresses))
-            _logger.info("Connecting to %s failed; it is tried again: %s", names, error.message)
+            _logger.info("Connecting to %s failed; it is tried again.", ", ".join(map(str, addresses)))
+            _logger.debug("TensorFlow's message about it:", exc_info=error)
             self.last_error = (
-                f" Those that answer could not be connected to: {error.message} Do they run the same TensorFlow as "
-                f"this program, {tf.version.VERSION}?"
+                f"Those that answer could not be connected to ({type(error).__name__}; TensorFlow's own message is "
+                f"logged at the level DEBUG). Do they run the same TensorFlow as this program, {tf.version.VERSION}?"
             )
             return False
         self.last_error = ""
@@ -266,6 +295,12 @@ class Connections:
         for address in addresses.values():
             self._heartbeat.watch(address)
         return True
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Returns a list of names, of which it has only the first few if there are many."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _without(mapping: Mapping[Task, Value], tasks: Collection[Task]) -> dict[Task, Value]:

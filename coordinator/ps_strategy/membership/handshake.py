@@ -70,7 +70,8 @@ class Handshake:
             self.refused[incarnation] = error
             return False
         except (tf.errors.OpError, TimeoutError) as error:
-            _logger.info("%s (%s) was lost during the handshake; it is tried again: %s", task, address, error)
+            _logger.info("%s (%s) was lost during the handshake; it is tried again.", task, address)
+            _logger.debug("The call of the handshake that failed:", exc_info=error)
             return False
         return True
 

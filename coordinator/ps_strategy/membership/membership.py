@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import portpicker
 
+from coordinator.addresses import check_port_is_free
 from coordinator.errors import ParameterServerLost
 from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.options import Options
@@ -29,10 +30,13 @@ from coordinator.ps_strategy.membership.cluster_definition import (
     check_address,
     client_server_def,
 )
-from coordinator.ps_strategy.membership.connections import Connections
+from coordinator.ps_strategy.membership.connections import Connections, shortened
 from coordinator.ps_strategy.tensorflow_internals.process import current_server_def, set_server_def
 
 _logger = logging.getLogger("coordinator")
+
+# While the first connection is awaited, in seconds.
+_CONNECT_REPORT_INTERVAL = 5.0
 
 
 class Membership:
@@ -59,6 +63,7 @@ class Membership:
 
         Raises:
           RuntimeError: this process is connected to a cluster already.
+          LaunchError: the address that the specification reserves for the client is in use.
           TimeoutError: the parameter servers, or the first worker, did not answer within `Options.connect_timeout`.
         """
         membership = cls(definition, _join_as_client(definition), options)
@@ -122,11 +127,17 @@ class Membership:
         for task, what in self._connections.losses(self._parameter_servers).items():
             return ParameterServerLost(
                 str(task),
-                f"The parameter server {task} ({self._connections.addresses[task]}) {what}. Start it again if it is "
-                "down. Without strategy.restore_from, close this strategy, create a new one, and restore the latest "
-                "checkpoint.",
+                f"The parameter server {task} was lost ({self._connections.describe_loss(task, what)}). Start it again "
+                "if it is down. Without strategy.restore_from, close this strategy, create a new one, and restore the "
+                "latest checkpoint.",
             )
         return None
+
+    def describe_loss(self, worker: int) -> str:
+        """Returns the address of a worker that was lost, and what is known of it now; for messages."""
+        task = _worker(worker)
+        what = self._connections.losses([task]).get(task, "answers again")
+        return self._connections.describe_loss(task, what)
 
     def connect(self) -> None:
         """Connects to all parameter servers and to the workers that answer; at least one must.
@@ -135,19 +146,21 @@ class Membership:
           TimeoutError: they did not answer within `Options.connect_timeout`.
           VersionMismatchError: one runs another TensorFlow, and `Options.version_mismatch` does not allow it.
         """
-        deadline = time.monotonic() + self._options.connect_timeout
-        reported = time.monotonic()
+        limit = self._options.connect_timeout
+        began = reported = time.monotonic()
+        deadline = began + limit
         pause = threading.Event()
-        while (missing := self._connect_once()) is not None:
-            if time.monotonic() > deadline:
+        while missing := self._connect_once():
+            now = time.monotonic()
+            if now > deadline:
                 raise TimeoutError(
-                    f"No connection within {self._options.connect_timeout:g} s: {missing} did not answer. Are they "
-                    "started, and are the addresses right? See also Options.connect_timeout."
-                    f"{self._connections.last_error}"
+                    f"No connection within {limit:g} s: {self._name(missing)} did not answer. "
+                    f"{self._why_missing(missing)} See also Options.connect_timeout."
                 )
-            if time.monotonic() - reported > min(10.0, self._options.stall_report_interval):
-                reported = time.monotonic()
-                _logger.warning("Waiting for %s to answer.", missing)
+            if now - reported > min(_CONNECT_REPORT_INTERVAL, self._options.stall_report_interval):
+                reported = now
+                text = "Waiting for %s to answer, %.0f s of at most %g s. %s"
+                _logger.warning(text, self._name(missing), now - began, limit, self._why_missing(missing))
             pause.wait(min(self._options.reconnect_interval, max(0.0, deadline - time.monotonic())))
 
     def disconnect(self, worker: int) -> None:
@@ -232,25 +245,33 @@ class Membership:
     def __repr__(self) -> str:
         return f"<Membership: connected to {', '.join(map(str, sorted(self._connections.present)))}>"
 
-    def _connect_once(self) -> str | None:
-        """Connects to the servers that answer. Returns words for those that are missing, or None if work can start."""
+    def _connect_once(self) -> list[Task]:
+        """Connects to the servers that answer. Returns the servers that are awaited: all workers, or none of them."""
         servers = self._connections.addresses
-        missing = self._describe_missing(self._connections.answering(servers))
-        if missing is not None:
+        missing = self._missing(self._connections.answering(servers))
+        if missing:
             return missing
         # There are no variables yet: a parameter server that was restarted meanwhile is as good as before.
         with self._turn:
             self._connections.change(without=self._connections.present, adding=servers)
         self._connections.raise_refusal()
         present = self._connections.present
-        return self._describe_missing(present.keys() - self._connections.losses(present))
+        return self._missing(present.keys() - self._connections.losses(present))
 
-    def _describe_missing(self, answering: Collection[Task]) -> str | None:
+    def _missing(self, answering: Collection[Task]) -> list[Task]:
+        has_worker = any(task.job == "worker" for task in answering)
+        needed = self._parameter_servers if has_worker else sorted(self._connections.addresses)
+        return [task for task in needed if task not in answering]
+
+    def _why_missing(self, missing: Sequence[Task]) -> str:
+        return self._connections.last_error or self._connections.describe_obstacles(missing)
+
+    def _name(self, missing: Sequence[Task]) -> str:
         addresses = self._connections.addresses
-        missing = [f"{task} ({addresses[task]})" for task in self._parameter_servers if task not in answering]
-        if not any(task.job == "worker" for task in answering):
-            missing.append("any worker (" + ", ".join(self.worker_addresses.values()) + ")")
-        return ", ".join(missing) or None
+        names = [f"{task} ({addresses[task]})" for task in missing if task.job == "ps"]
+        if workers := [addresses[task] for task in missing if task.job == "worker"]:
+            names.append(f"any worker ({shortened(workers)})")
+        return ", ".join(names)
 
     def _disconnect(self, task: Task, lost: Connection | None) -> None:
         with self._turn:
@@ -281,6 +302,7 @@ def _join_as_client(definition: ClusterDefinition) -> str:
     current = current_server_def()
     if current is None:
         address = definition.client_address or f"localhost:{portpicker.pick_unused_port()}"
+        check_port_is_free(f"This program, /job:{CLIENT_JOB}/task:0,", address)
         set_server_def(client_server_def(definition.protocol, address))
         return address
     jobs = {job.name: dict(job.tasks) for job in current.cluster.job}

@@ -89,4 +89,4 @@ def _cluster_in(path: pathlib.Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ClusterSpecError(f"The cluster cannot be read from {path}: {error}") from error
+        raise ClusterSpecError(f"The cluster cannot be read from {path}: {error}") from None

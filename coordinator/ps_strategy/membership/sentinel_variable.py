@@ -58,7 +58,8 @@ class SentinelVariables:
             try:
                 self._sentinels[number] = call_within(self._longest_call, _THREAD, lambda: create(number))
             except (tf.errors.OpError, TimeoutError) as error:
-                _logger.info("%s was lost immediately after connecting; it is tried again: %s", devices[number], error)
+                _logger.info("%s was lost immediately after connecting; it is tried again.", devices[number])
+                _logger.debug("The call that failed:", exc_info=error)
 
         in_parallel(_THREAD, try_create, devices.keys() - self._sentinels.keys())
         return devices.keys() - self._sentinels.keys()
@@ -92,7 +93,8 @@ class SentinelVariables:
             try:
                 concrete = tf.function(lambda: self._round_trips(numbers), autograph=False).get_concrete_function()
             except tf.errors.OpError as error:
-                _logger.info("The workers could not be asked whether they reach the parameter servers: %s", error)
+                _logger.info("The workers could not be asked whether they reach the parameter servers.")
+                _logger.debug("The call that failed:", exc_info=error)
                 return list(workers)
             self._traced = traced = tuple(numbers), concrete
 

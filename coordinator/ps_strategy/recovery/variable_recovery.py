@@ -247,7 +247,7 @@ class VariableRecovery:
                         missing = self.missing()
                         if missing is None:
                             raise
-                        missing.__cause__ = error
+                        missing.original_error = error
                     else:
                         if path is not None:
                             self._progress.record(path, count)

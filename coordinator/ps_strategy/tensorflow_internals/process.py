@@ -12,6 +12,8 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, executor
 
+from coordinator.ps_strategy.tensorflow_internals.logs import quiet_logs
+
 _MOST_SECONDS = 2**31 - 1
 
 # TensorFlow reads these from the environment and has no other switch for them.
@@ -28,11 +30,15 @@ _ENVIRONMENT = {
 
 @contextlib.contextmanager
 def client_environment() -> Iterator[None]:
-    """A scope in which the environment is set as the runtime needs it; enter it before the first remote call."""
+    """A scope in which the environment is as the runtime needs it, and TensorFlow's logs are quiet.
+
+    To be entered before the first remote call.
+    """
     former = {name: os.environ.get(name) for name in _ENVIRONMENT}
     os.environ.update(_ENVIRONMENT)
     try:
-        yield
+        with quiet_logs():
+            yield
     finally:
         for name, value in former.items():
             if value is None:

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
+from coordinator.heartbeat.obstacle import Obstacle
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime, failure_of
 from coordinator.runtime import FailureKind
 from tests.deadline import wait_until
@@ -56,13 +57,14 @@ def test_every_error_is_classified_as_one_kind_of_failure(error, is_server_lost,
     assert failure.kind is kind
     if kind is FailureKind.PARAMETER_SERVER_LOST:
         assert failure.error is lost
-        assert isinstance(failure.error.__cause__, tf.errors.OpError)
+        assert isinstance(failure.error.original_error, tf.errors.OpError)
+        assert failure.error.__cause__ is None, "a traceback does not show pages of gRPC's text"
     else:
         assert failure.error is error
 
 
 def test_a_call_whose_worker_was_killed_is_a_worker_failure_and_is_repeated(
-    strategy, shared_cluster, monkeypatch
+    strategy, shared_cluster, monkeypatch, caplog
 ):  # row 78
     classify, classified = TensorFlowRuntime.classify, []
 
@@ -91,3 +93,7 @@ def test_a_call_whose_worker_was_killed_is_a_worker_failure_and_is_repeated(
     assert isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError)
     assert f"/job:worker/replica:0/task:{victim}" in error.message
     assert "/job:ps" not in error.message
+    address = shared_cluster.spec["worker"][victim]
+    lost = f"/job:worker/replica:0/task:{victim} was lost; its work goes to other workers until it returns. ({address} "
+    assert f"{lost}does not answer: {Obstacle.REFUSED.value})" in [record.getMessage() for record in caplog.records]
+    assert error.message not in caplog.text, "TensorFlow's text is logged at DEBUG"

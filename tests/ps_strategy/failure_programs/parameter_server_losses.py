@@ -8,6 +8,7 @@ import json
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,8 @@ def observe(call: Callable[[], Any]) -> dict[str, Any]:
     try:
         call()
     except coordinator.ParameterServerLost as error:
-        seen = {"raised": type(error).__name__, "task": error.task, "cause": type(error.__cause__).__name__}
+        seen = {"raised": type(error).__name__, "task": error.task, "cause": type(error.original_error).__name__}
+        seen["traceback"] = "".join(traceback.format_exception(error))
     except Exception as error:  # noqa: BLE001 - whatever it is, the test judges it
         seen = {"raised": repr(error)}
     else:

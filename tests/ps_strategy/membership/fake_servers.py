@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import tensorflow as tf
 
+from coordinator.heartbeat.obstacle import Obstacle
 from coordinator.heartbeat.task_probe import TaskStatus
 from coordinator.heartbeat.watched_server import Liveness, ServerState
 from coordinator.ps_strategy.membership.cluster_definition import Task
@@ -46,9 +47,9 @@ class FakeServers:
         [task] = (task for task in ADDRESSES if ADDRESSES[task] == address)
         last_silence = self.silences.get(address, 0.0)
         if address in self.silent:
-            return ServerState(Liveness.SILENT, last_silence=last_silence)
+            return ServerState(Liveness.SILENT, obstacle=Obstacle.SILENT, last_silence=last_silence)
         if task not in self.incarnations:
-            return ServerState(Liveness.GONE, last_silence=last_silence)
+            return ServerState(Liveness.GONE, obstacle=Obstacle.REFUSED, last_silence=last_silence)
         return ServerState(Liveness.ANSWERING, self.incarnations[task], last_silence=last_silence)
 
     # What happens to the servers.

@@ -1,14 +1,17 @@
 """Tests of which servers are connected, given fake handshakes and sentinels, without servers or TensorFlow."""
 
+import logging
+import socket
 from types import SimpleNamespace
 
 import pytest
 
-from coordinator.errors import ClusterSpecError, VersionMismatchError
+from coordinator.errors import ClusterSpecError, LaunchError, VersionMismatchError
+from coordinator.heartbeat.obstacle import Obstacle
 from coordinator.heartbeat.task_probe import TaskStatus
 from coordinator.heartbeat.watched_server import Liveness, ServerState
 from coordinator.options import Options
-from coordinator.ps_strategy.membership import cluster_change, connections
+from coordinator.ps_strategy.membership import cluster_change, connections, membership
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
 from tests.ps_strategy.membership.fake_handshake import FakeHandshake, FakeLease
@@ -42,6 +45,7 @@ def handshake(monkeypatch, sentinels, lease) -> FakeHandshake:
     monkeypatch.setattr(connections, "Heartbeat", lambda interval, timeout: NO_HEARTBEAT)
     monkeypatch.setattr(connections, "SentinelVariables", lambda longest_call: sentinels)
     monkeypatch.setattr(connections, "TaskProbe", lambda address: probe)
+    monkeypatch.setattr(connections, "find_obstacles", lambda addresses: dict.fromkeys(addresses, Obstacle.REFUSED))
     monkeypatch.setattr(cluster_change, "update_server_def", lambda definition, client_timeout: None)
     return handshake
 
@@ -116,15 +120,82 @@ def test_a_refused_server_is_not_connected_again(handshake, members):
         members.connect()
 
 
-def test_connecting_that_fails_although_all_answer_names_the_likely_cause(members, monkeypatch):
+def test_a_missing_server_is_named_with_what_a_connection_to_it_shows(members, monkeypatch):
+    found = {"ps:1": Obstacle.UNRESOLVED, "first:1": Obstacle.REFUSED, "second:1": Obstacle.REFUSED}
+    monkeypatch.setattr(connections, "find_obstacles", lambda addresses: {name: found[name] for name in addresses})
+    monkeypatch.setattr(connections.Connections, "answering", lambda self, tasks: set())
+    with pytest.raises(TimeoutError) as caught:
+        members.connect()
+    assert str(caught.value) == (
+        "No connection within 0.05 s: /job:ps/task:0 (ps:1), any worker (first:1, second:1) did not answer. "
+        f"ps:1: {Obstacle.UNRESOLVED.value}; first:1, second:1: {Obstacle.REFUSED.value}. See also "
+        "Options.connect_timeout."
+    )
+
+
+def test_a_wait_for_servers_says_what_is_awaited_and_for_how_long(handshake, monkeypatch, caplog):
+    options = Options(connect_timeout=1, stall_report_interval=0.01, reconnect_interval=0.01)
+    members = Membership(ClusterDefinition(ADDRESSES, None, "grpc"), "client:1", options)
+    answering = connections.Connections.answering
+    is_reported = lambda: "Waiting for" in caplog.text  # noqa: E731 - a name for what is awaited
+    monkeypatch.setattr(
+        connections.Connections,
+        "answering",
+        lambda self, tasks: answering(self, tasks) if is_reported() else {FIRST, SECOND},
+    )
+    members.connect()
+    assert f"Waiting for /job:ps/task:0 (ps:1) to answer, 0 s of at most 1 s. ps:1: {Obstacle.REFUSED.value}." in [
+        record.getMessage() for record in caplog.records
+    ]
+    members.close()
+
+
+def test_long_lists_of_missing_servers_are_shortened():
+    assert connections.shortened(["a"]) == "a"
+    assert connections.shortened([f"w{index}" for index in range(100)]) == "w0, w1, w2, w3 and 96 more"
+
+
+def test_the_loss_of_a_server_is_described_by_what_a_connection_to_it_shows(lease, members, monkeypatch):
+    members.connect()
+    assert members.describe_loss(0) == "first:1 answers again"
+    lease.freed_on.add(ADDRESSES[FIRST])
+    assert (
+        members.describe_loss(0)
+        == "first:1 was restarted, or not heard from for long, and lost what this program had there"
+    )
+    monkeypatch.setattr(connections.Connections, "_probe", lambda self, tasks: {})
+    assert members.describe_loss(0) == f"first:1 does not answer: {Obstacle.REFUSED.value}"
+    lost = str(members.lost_parameter_server())
+    assert lost.startswith(
+        f"The parameter server /job:ps/task:0 was lost (ps:1 does not answer: {Obstacle.REFUSED.value})."
+    )
+    assert members.describe_loss(7) == "it was removed"
+
+
+def test_a_port_of_the_client_that_is_in_use_is_refused_by_its_number(monkeypatch):
+    monkeypatch.setattr(membership, "current_server_def", lambda: None)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        definition = ClusterDefinition(ADDRESSES, f"127.0.0.1:{port}", "grpc")
+        with pytest.raises(
+            LaunchError, match=f"/job:chief/task:0, cannot serve on 127.0.0.1:{port}: port {port}: Address"
+        ):
+            Membership.connected(definition, Options())
+
+
+def test_connecting_that_fails_although_all_answer_names_the_likely_cause(members, monkeypatch, caplog):
     import tensorflow as tf
 
     def fail(definition, client_timeout):
         raise tf.errors.InternalError(None, None, "Not of my kind.")
 
     monkeypatch.setattr(cluster_change, "update_server_def", fail)
-    with pytest.raises(TimeoutError, match=r"Not of my kind\. Do they run the same TensorFlow as this program"):
+    with (
+        caplog.at_level(logging.DEBUG, logger="coordinator"),
+        pytest.raises(TimeoutError, match=r"\(InternalError; .* Do they run the same TensorFlow as this program"),
+    ):
         members.connect()
+    assert "Not of my kind." in caplog.text
 
 
 def test_a_worker_that_does_not_reach_a_recovered_server_is_disconnected(lease, sentinels, members):

@@ -48,6 +48,8 @@ def check_errors(case, seen):
         assert join["raised"] == "ParameterServerLost", (case, join)
         assert join["task"] == f"/job:ps/task:{index}", case
         assert join["seconds"] < SOON, case
+        assert f"ParameterServerLost: The parameter server /job:ps/task:{index} was lost (127." in join["traceback"]
+        assert "GRPC" not in join["traceback"], "TensorFlow's text is logged at DEBUG"
     assert seen["schedule"]["raised"] == "ParameterServerLost", case
     assert seen["schedule"]["seconds"] < SOON, case
     # The futures raise nothing else: a function that did not encounter the loss itself was withdrawn.

@@ -1,0 +1,67 @@
+"""Why a server does not answer, as far as a plain connection to its address shows.
+
+It promises to wait for a limited time, except that `find_obstacles` waits for the resolution of host names to end.
+"""
+
+import asyncio
+import concurrent.futures
+import enum
+import socket
+from collections.abc import Collection
+
+from coordinator.addresses import parse_address
+
+# In seconds. A host that is up accepts or refuses a connection in a fraction of that.
+_RESOLVE_TIMEOUT = 2.0
+_CONNECT_TIMEOUT = 1.0
+
+
+class Obstacle(enum.Enum):
+    """What a plain connection shows, in words for users."""
+
+    REFUSED = "the connection is refused, so no server runs there"
+    UNRESOLVED = "the host name does not resolve; correct it, or wait until the DNS has it"
+    UNREACHED = "no connection is made: the host is down, or a firewall drops the packets"
+    SILENT = "it accepts connections but does not answer: it is frozen or overloaded, or is no TensorFlow server"
+
+
+def find_obstacles(addresses: Collection[str]) -> dict[str, Obstacle]:
+    """Connects to servers that do not answer, all at once.
+
+    Args:
+      addresses: `host:port` of each.
+
+    Returns:
+      The obstacle of each.
+    """
+
+    async def find_all() -> list[Obstacle]:
+        return await asyncio.gather(*map(find_obstacle, addresses))
+
+    # On another thread, since the caller's may run an event loop already, as in a notebook.
+    with concurrent.futures.ThreadPoolExecutor(1, "coordinator-obstacles") as thread:
+        return dict(zip(addresses, thread.submit(asyncio.run, find_all()).result(), strict=True))
+
+
+async def find_obstacle(address: str) -> Obstacle:
+    """Connects to a server that does not answer; returns what that shows."""
+    host, port = parse_address(address)
+    loop = asyncio.get_running_loop()
+    try:
+        resolution = loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        endpoints = await asyncio.wait_for(resolution, _RESOLVE_TIMEOUT)
+    except OSError:  # a time-out too
+        return Obstacle.UNRESOLVED
+    obstacle = Obstacle.UNREACHED
+    for family, kind, protocol, _, endpoint in endpoints:
+        with socket.socket(family, kind, protocol) as connection:
+            connection.setblocking(False)
+            try:
+                await asyncio.wait_for(loop.sock_connect(connection, endpoint), _CONNECT_TIMEOUT)
+            except ConnectionRefusedError:
+                obstacle = Obstacle.REFUSED
+            except OSError:  # a time-out too
+                continue
+            else:
+                return Obstacle.SILENT
+    return obstacle

@@ -1,0 +1,87 @@
+"""Tests of what TensorFlow logs while a strategy is open."""
+
+import ctypes
+import logging
+import os
+
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy.tensorflow_internals import logs
+from coordinator.ps_strategy.tensorflow_internals.logs import minimum_level, quiet_logs, set_minimum_level
+
+FATAL = 3
+
+
+@pytest.fixture
+def default_level(monkeypatch: pytest.MonkeyPatch) -> int:
+    """As in a program whose user has decided nothing."""
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    return minimum_level()
+
+
+def log_from_cpp() -> None:
+    """Has TensorFlow's C++ code log a warning."""
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        tf.raw_ops.StringToNumber(string_tensor="no number", out_type=tf.float32)
+
+
+def test_the_functions_of_the_installed_tensorflow_change_what_its_cpp_code_logs(
+    default_level: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert default_level == int(os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"))
+    set_minimum_level(0)
+    try:
+        log_from_cpp()
+        assert "no number" in capfd.readouterr().err
+        with quiet_logs():
+            assert minimum_level() == FATAL
+            log_from_cpp()
+        assert capfd.readouterr().err == ""
+        assert minimum_level() == 0
+    finally:
+        set_minimum_level(default_level)
+
+
+def test_a_level_that_the_user_has_set_stays(default_level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")
+    with quiet_logs():
+        assert minimum_level() == default_level
+
+
+def test_the_level_debug_shows_what_tensorflow_logs(default_level: int, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="coordinator"), quiet_logs():
+        assert minimum_level() == default_level
+
+
+def test_a_tensorflow_without_these_functions_logs_as_before(
+    default_level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_library", lambda: ctypes.CDLL(None))
+    with quiet_logs():
+        pass
+    monkeypatch.undo()
+    assert minimum_level() == default_level
+
+
+def test_advice_on_retracing_is_left_out_for_tensorflows_own_functions_alone(caplog: pytest.LogCaptureFixture) -> None:
+    advice = "5 out of the last 5 calls to <function %s at 0x1> triggered tf.function retracing."
+    with quiet_logs():
+        tf.get_logger().warning(advice, "MultiDeviceSaver.save.<locals>.tf_function_save")
+        tf.get_logger().warning(advice, "step")
+    tf.get_logger().warning(advice, "MultiDeviceSaver.restore.<locals>.tf_function_restore")
+    assert [record.args for record in caplog.records] == [
+        ("step",),
+        ("MultiDeviceSaver.restore.<locals>.tf_function_restore",),
+    ]
+
+
+def test_saving_and_restoring_again_and_again_gives_no_advice(strategy, tmp_path, caplog) -> None:
+    with strategy.scope():
+        variables = [tf.Variable(float(index)) for index in range(2)]
+    assert len({variable.device for variable in variables}) == 2, "TensorFlow traces each save of several servers"
+    checkpoint = tf.train.Checkpoint(variables=variables)
+    for _ in range(6):
+        path = checkpoint.write(str(tmp_path / "checkpoint"))
+        checkpoint.read(path).assert_consumed()
+    assert "retracing" not in caplog.text
