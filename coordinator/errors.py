@@ -60,15 +60,7 @@ class Rollback:
 
 
 class CoordinatorError(Exception):
-    """The base of all errors of this library.
-
-    Attributes:
-      original_error: the error of TensorFlow or of the operating system by which the library noticed what this error
-        reports, if there was one. It is logged at the level DEBUG instead of being shown in the traceback, where pages
-        of gRPC's details would hide the cause. The cause of an error that only a user can understand is `__cause__`.
-    """
-
-    original_error: BaseException | None = None
+    """The base of all errors of this library."""
 
 
 class ClusterSpecError(CoordinatorError, ValueError):
@@ -84,7 +76,11 @@ class TaskLost(CoordinatorError):
 
     Attributes:
       task: its name, such as `/job:worker/task:1`.
+      original_exception: the error of TensorFlow by which the loss was noticed, if there was one. It is logged at the
+        level DEBUG and is not part of the traceback, where pages of gRPC's details would hide the cause.
     """
+
+    original_exception: BaseException | None = None
 
     def __init__(self, task: str, message: str):
         super().__init__(task, message)
@@ -120,7 +116,13 @@ class ClosureCancelledError(ClosureError, concurrent.futures.CancelledError):
 
 
 class ClosureQuarantined(ClosureError):
-    """The closure was lost with its worker `Options.max_attempts` times, and is not run again."""
+    """The closure was lost with its worker `Options.max_attempts` times, and is not run again.
+
+    Attributes:
+      original_exception: the error of the last attempt, as for `TaskLost`.
+    """
+
+    original_exception: BaseException | None = None
 
 
 class StrategyClosedError(CoordinatorError, RuntimeError):

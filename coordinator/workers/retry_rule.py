@@ -57,6 +57,6 @@ def final_error(failure: Failure, attempt: Attempt, task: str) -> BaseException:
             "again. See in the workers' logs whether it kills them (memory is the usual cause), or raise "
             "Options.max_attempts if machines are preempted this often."
         )
-        error.original_error = failure.error
+        error.original_exception = failure.error
     error.add_note(f"coordinator: {closure} failed on {task}, attempt {attempt.number}: {failure.kind.value}.")
     return error

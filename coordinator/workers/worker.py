@@ -221,7 +221,7 @@ class Worker(BackgroundThread):
     def _settle_failed_attempt(self, attempt: Attempt, failure: Failure, may_recover: bool) -> None:
         if failure.kind is FailureKind.END_OF_DATA:
             # Not a failure of the closure: it is run where there is data left.
-            _logger.info("%s found no data left on %s: %s", attempt.closure, self.device, _summary(failure.error))
+            _logger.info("%s found no data left on %s: %s", attempt.closure, self.device, _summary(failure))
             ended = dataclasses.replace(failure, error=final_error(failure, attempt, self.device))
             self._queue.end_input(attempt, ended, error_scope(failure.kind, self._options))
             return

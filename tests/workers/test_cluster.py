@@ -120,7 +120,7 @@ RAISERS: dict[str, Callable[[Scheduler], object]] = {
 
 # rows 28, 29, 31
 @pytest.mark.parametrize("raiser", RAISERS)
-def test_the_original_error_is_raised_once_and_so_is_the_next_one(
+def test_the_original_exception_is_raised_once_and_so_is_the_next_one(
     scheduler: Scheduler, runtime: FakeRuntime, raiser: str
 ) -> None:
     for _ in range(2):

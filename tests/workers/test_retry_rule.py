@@ -69,7 +69,7 @@ def failed_attempt(kind: FailureKind) -> Attempt:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FailureKind if kind is not FailureKind.WORKER_LOST])
-def test_a_closure_ends_with_the_original_error_and_a_note_of_where_and_when(kind: FailureKind) -> None:
+def test_a_closure_ends_with_the_original_exception_and_a_note_of_where_and_when(kind: FailureKind) -> None:
     error = ValueError("wrong shape")
     assert final_error(Failure(kind, error), failed_attempt(kind), "/job:worker/task:1") is error
     assert error.__notes__ == [f"coordinator: closure 7 (step) failed on /job:worker/task:1, attempt 1: {kind.value}."]
@@ -80,7 +80,7 @@ def test_a_closure_that_lost_its_last_worker_ends_quarantined_with_its_history()
     failure = Failure(FailureKind.WORKER_LOST, lost)
     error = final_error(failure, failed_attempt(FailureKind.WORKER_LOST), "/job:worker/task:1")
     assert isinstance(error, ClosureQuarantined)
-    assert error.original_error is lost
+    assert error.original_exception is lost
     assert error.__cause__ is None, "a traceback does not show pages of gRPC's text"
     assert "attempt 1 on worker 1: worker lost" in str(error)
     assert "Options.max_attempts" in str(error)

@@ -245,7 +245,7 @@ def test_work_that_kills_its_workers_is_quarantined_and_other_work_continues() -
         with pytest.raises(ClosureQuarantined, match=r"closure 0 \(deadly\).*attempt 3 on worker") as caught:
             scheduler.join(LIMIT)
         assert future.exception(0) is caught.value
-        assert isinstance(caught.value.original_error, WorkerLost)
+        assert isinstance(caught.value.original_exception, WorkerLost)
         assert len(started) == OPTIONS.max_attempts
         scheduler.schedule(index_of, "step")
         scheduler.join(LIMIT)

@@ -94,7 +94,7 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
     cause = error.__cause__ if isinstance(error, ClosureInputError) else error
     if isinstance(cause, tf.errors.OpError):
         if parameter_server is not None:
-            parameter_server.original_error = cause
+            parameter_server.original_exception = cause
             return Failure(FailureKind.PARAMETER_SERVER_LOST, parameter_server)
         if is_worker_lost:
             return Failure(FailureKind.WORKER_LOST, error)

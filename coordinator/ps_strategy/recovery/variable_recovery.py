@@ -247,7 +247,7 @@ class VariableRecovery:
                         missing = self.missing()
                         if missing is None:
                             raise
-                        missing.original_error = error
+                        missing.original_exception = error
                     else:
                         if path is not None:
                             self._progress.record(path, count)

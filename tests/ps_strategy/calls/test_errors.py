@@ -50,7 +50,7 @@ def fail(strategy, x=ONE):
         (read_missing_file, (), tf.errors.NotFoundError, "/no/such/file"),
     ],
 )
-def test_join_raises_the_original_error(strategy, fn, args, kind, words):  # row 28
+def test_join_raises_the_original_exception(strategy, fn, args, kind, words):  # row 28
     strategy.schedule(fn, args=args)
     with pytest.raises(kind, match=words):
         strategy.join(TIMEOUT)

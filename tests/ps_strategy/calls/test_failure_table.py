@@ -57,7 +57,7 @@ def test_every_error_is_classified_as_one_kind_of_failure(error, is_server_lost,
     assert failure.kind is kind
     if kind is FailureKind.PARAMETER_SERVER_LOST:
         assert failure.error is lost
-        assert isinstance(failure.error.original_error, tf.errors.OpError)
+        assert isinstance(failure.error.original_exception, tf.errors.OpError)
         assert failure.error.__cause__ is None, "a traceback does not show pages of gRPC's text"
     else:
         assert failure.error is error

@@ -84,7 +84,7 @@ def observe(call: Callable[[], Any]) -> dict[str, Any]:
     try:
         call()
     except coordinator.ParameterServerLost as error:
-        seen = {"raised": type(error).__name__, "task": error.task, "cause": type(error.original_error).__name__}
+        seen = {"raised": type(error).__name__, "task": error.task, "cause": type(error.original_exception).__name__}
         seen["traceback"] = "".join(traceback.format_exception(error))
     except Exception as error:  # noqa: BLE001 - whatever it is, the test judges it
         seen = {"raised": repr(error)}

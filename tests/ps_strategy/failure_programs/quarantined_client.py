@@ -35,7 +35,7 @@ def main(spec: str) -> None:
     assert str(error).count("worker lost") == 2, error
     assert "Options.max_attempts" in str(error)
     # The raw error distinguishes a lost worker from a lost parameter server.
-    raw = error.original_error
+    raw = error.original_exception
     assert isinstance(raw, tf.errors.UnavailableError | tf.errors.AbortedError), repr(raw)
     assert "/job:worker" in str(raw), raw
     assert "/job:ps" not in str(raw), raw

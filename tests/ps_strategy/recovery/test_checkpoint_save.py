@@ -91,7 +91,7 @@ def test_a_server_that_does_not_return_is_named(manager, servers):
     servers.is_hopeless = True
     with pytest.raises(ParameterServerLost) as caught:
         manager.save()
-    assert caught.value.original_error is UNAVAILABLE
+    assert caught.value.original_exception is UNAVAILABLE
     assert manager.latest_checkpoint is None
 
 
