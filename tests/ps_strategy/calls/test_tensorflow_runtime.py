@@ -30,9 +30,8 @@ def servers(monkeypatch) -> FakeServers:
         monkeypatch.setattr(connections, name, fake)
     monkeypatch.setattr(connections, "context_id", lambda: 5)
     monkeypatch.setattr(cluster_change, "update_server_def", servers.update_server_def)
-    monkeypatch.setattr(membership, "current_server_def", lambda: None)
-    monkeypatch.setattr(membership, "set_server_def", lambda _: None)
-    monkeypatch.setattr(membership, "check_port_is_free", lambda task, address: None)
+    for name in ("current_server_def", "set_server_def", "check_port_is_free"):
+        monkeypatch.setattr(membership, name, lambda *_: None)
     monkeypatch.setattr(tensorflow_runtime, "bind_executor", lambda: SimpleNamespace(clear_error=lambda: None))
     return servers
 
