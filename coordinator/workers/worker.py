@@ -227,7 +227,7 @@ class Worker(BackgroundThread):
             return
         count = attempt.closure.record_failure(self.index, failure.kind)
         if may_retry(failure, count, self._options, may_recover=may_recover):
-            _logger.info("%s failed on %s and is run again: %s.", attempt.closure, self.device, _summary(failure))
+            _logger.info("%s failed on %s and is run again: %s", attempt.closure, self.device, _summary(failure))
             self._queue.requeue(attempt)
         else:
             scope = error_scope(failure.kind, self._options)
@@ -242,7 +242,7 @@ class Worker(BackgroundThread):
         is_final = failure.kind is FailureKind.PARAMETER_SERVER_LOST and not may_recover
         failed = attempts[:1] if is_final else ()
         if not failed:
-            name, text = attempts[0].closure.name, "%s: %d calls of %s in one failed and are run again, each alone: %s."
+            name, text = attempts[0].closure.name, "%s: %d calls of %s in one failed and are run again, each alone: %s"
             _logger.info(text, self.device, len(attempts), name, _summary(failure))
         for attempt in reversed(attempts[len(failed) :]):
             if failure.kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
@@ -322,5 +322,8 @@ class Worker(BackgroundThread):
 
 
 def _summary(failure: Failure) -> str:
-    """Returns why an attempt failed, without the error's text, which may be pages of gRPC's details."""
-    return f"{failure.kind.value} ({type(failure.error).__name__})"
+    """Returns why an attempt failed: the first line of a function's error; of TensorFlow's about servers its class."""
+    name = type(failure.error).__name__
+    if failure.kind in (FailureKind.WORKER_LOST, FailureKind.PARAMETER_SERVER_LOST, FailureKind.TRANSIENT):
+        return f"{failure.kind.value} ({name})"
+    return f"{name}: {str(failure.error).partition(chr(10))[0]}"

@@ -277,7 +277,7 @@ def test_why_a_function_is_run_again_is_logged(caplog: pytest.LogCaptureFixture)
         scheduler.schedule(refused(1), "step")
         scheduler.join(LIMIT)
     device = "/job:worker/replica:0/task:0"
-    assert f"closure 0 (step) failed on {device} and is run again: transient (TransientError)." in caplog.text
+    assert f"closure 0 (step) failed on {device} and is run again: transient (TransientError)" in caplog.text
 
 
 def test_a_transient_failure_that_persists_becomes_the_error() -> None:
