@@ -92,7 +92,7 @@ def test_the_log_says_why_if_the_function_is_not_at_fault(
         futures = schedule(scheduler, [lambda _: None, refuse_once, lambda _: None, lambda _: None])
         gate.open()
         results(futures)
-    assert "4 calls of step in one failed and are run again, each alone: TransientError: Connection" in caplog.text
+    assert "4 calls of step in one failed and are run again, each alone: transient (TransientError)" in caplog.text
 
 
 def test_an_error_withdraws_the_others_if_it_is_to_stop_all(runtime: FakeRuntime) -> None:
