@@ -11,7 +11,7 @@ import tensorflow as tf
 from coordinator.ps_strategy.keras.fit.feeds import ClientFeed, Feed, FiniteWorkerFeed, WorkerFeed, schedule_batches
 from coordinator.ps_strategy.keras.fit.steps import ModelSteps, Step
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
-from coordinator.ps_strategy.keras.internals.optimizers import variable_of
+from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer, variable_of
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 
 
@@ -121,8 +121,7 @@ def _check(model: keras.Model) -> None:
             "jit_compile=True: XLA compiles functions for one device, and a step uses variables on parameter servers. "
             "Compile the model without it."
         )
-    optimizer = getattr(model, "optimizer", None)
-    variables = [*model.variables, *(optimizer.variables if optimizer else ())]
+    variables = [*model.variables, *(variable for optimizer in _optimizers(model) for variable in optimizer.variables)]
     holds = model.distribute_strategy.extended.holds
     elsewhere = [variable.path for variable in variables if not holds(variable_of(variable))]
     if elsewhere:
@@ -130,6 +129,12 @@ def _check(model: keras.Model) -> None:
             f"{len(elsewhere)} variables of model {model.name!r} are not on parameter servers, {elsewhere[0]!r} among "
             "them. Make the model, its optimizer and its metrics, and compile it, inside `with strategy.scope():`."
         )
+
+
+def _optimizers(model: keras.Model) -> list[Any]:
+    """Returns `model.optimizer`, and those that an own `train_step` has as attributes, or in lists, beside it."""
+    values = [value if isinstance(value, (list, tuple)) else [value] for value in vars(model).values()]
+    return [value for value in itertools.chain.from_iterable(values) if is_optimizer(value)]
 
 
 def _scheduled_function(model: keras.Model, step: Step) -> Callable[[Any], Any]:

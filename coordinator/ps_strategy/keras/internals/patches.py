@@ -3,7 +3,8 @@
 `Model.fit`, `evaluate` and `predict` stay Keras' code, with its callbacks. They need two things from a strategy: an
 epoch iterator, and a function that is called for each turn of it. `coordinator.ps_strategy.keras.fit` provides both for
 the models of its strategies; other models are trained as usual. The models of these strategies are built from the type
-of their batches, where Keras would read the first batch, because not all data can be read twice.
+of their batches, where Keras would read the first batch, because not all data can be read twice; or, as Keras does
+without a strategy, while their first step is traced.
 
 Leaving the context managers restores Keras' own functions, unless other code has replaced them in the meantime.
 """
@@ -29,6 +30,8 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
 _logger = logging.getLogger("coordinator")
+
+_KINDS = ("train", "test", "predict")
 
 
 @contextlib.contextmanager
@@ -90,6 +93,8 @@ class EpochIterator(StockEpochIterator):
     """
 
     _current_feed: Any = None
+    # Called once, when the steps of an epoch have finished.
+    build_after_epoch: Callable[[], None] | None = None
 
     def __init__(self, create_feed: Callable[[Any], Any], x: Any, arguments: dict[str, Any]) -> None:
         # The constructor in between distributes the dataset as synchronous strategies do.
@@ -119,6 +124,9 @@ class EpochIterator(StockEpochIterator):
         """Waits for the steps of the epoch."""
         if self._current_feed is not None:
             self._current_feed.wait_finished()
+        if self.build_after_epoch is not None:
+            build, self.build_after_epoch = self.build_after_epoch, None
+            build()
 
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:
@@ -174,18 +182,53 @@ def trainer_extended(extension: Any) -> Iterator[None]:
 
     @functools.wraps(stock_build)
     def build(self: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
-        if isinstance(iterator, EpochIterator) and (spec := iterator.batch_spec) is not None:
-            iterator, data_batch = None, spec
-        stock_build(self, iterator, data_batch)
+        if extension.is_for(self.distribute_strategy):
+            _build(functools.partial(stock_build, self, None), self, iterator, data_batch)
+        else:
+            stock_build(self, iterator, data_batch)
 
     with contextlib.ExitStack() as stack:
-        for kind in ("train", "test", "predict"):
+        for kind in _KINDS:
             stack.enter_context(
                 attribute_replaced(keras.Model, f"make_{kind}_function", _make_function(kind, extension))
             )
         stack.enter_context(attribute_replaced(trainer, "TFEpochIterator", epoch_iterator))
         stack.enter_context(attribute_replaced(keras.Model, "_maybe_symbolic_build", build))
         yield
+
+
+def _build(stock_build: Callable[[Any], None], model: keras.Model, iterator: Any, batch: Any) -> None:
+    """Builds a model before its first step, if Keras' own steps will call it with the batches as they are.
+
+    Other models, and those that cannot be built, create their variables while their first step is traced, as without a
+    strategy: Keras without one builds no model here.
+
+    Args:
+      stock_build: calls the model with a symbolic batch, and its metrics with what it returns.
+      model: a compiled model.
+      iterator: an `EpochIterator`, or None.
+      batch: a batch, if there is no iterator.
+    """
+    spec = batch if iterator is None else iterator.batch_spec
+    if spec is None:
+        return
+
+    def build() -> None:
+        # If the steps need what fails here, it fails again while they are traced.
+        with contextlib.suppress(Exception):
+            stock_build(spec)
+
+    if model.built or not _has_own_steps(model):
+        build()
+    # Private: at the end of an epoch Keras reads the metrics given to `compile`, also if no step has updated them.
+    elif iterator is not None and model._compile_metrics is not None and not model._compile_metrics.built:
+        iterator.build_after_epoch = build
+
+
+def _has_own_steps(model: keras.Model) -> bool:
+    """Returns True if the model's class overrides a step, which may call parts of the model, with other inputs."""
+    names = [f"{kind}_step" for kind in _KINDS]
+    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)
 
 
 def _make_function(kind: str, extension: Any) -> Callable[..., Any]:

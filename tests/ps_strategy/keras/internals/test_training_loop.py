@@ -137,6 +137,27 @@ def test_a_model_is_built_without_taking_a_batch(extension: Recording) -> None:
     assert [call for call in extension.calls if call[0] == "train"] == [("train", 4)] * 2, ADVICE
 
 
+def test_a_model_with_its_own_step_is_left_to_be_built_by_it(extension: Recording) -> None:
+    class OwnStep(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            raise NotImplementedError
+
+    with Elsewhere("/cpu:0").scope():
+        without_call, own_step = keras.Model(), OwnStep([keras.layers.Dense(1)])
+        without_call.compile("sgd")
+        own_step.compile("sgd", "mse", metrics=["mae"])
+    without_call.fit(X, verbose=0)
+
+    class Built(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            assert not self.model.built, ADVICE
+
+    # Its metrics are built after the epoch, when Keras reads them.
+    assert set(own_step.fit(X, X, callbacks=[Built()], verbose=0).history) == {"loss"}, ADVICE
+    assert {metric.name for metric in own_step.metrics} == {"loss", "compile_metrics"}, ADVICE
+    assert own_step.get_metrics_result().keys() == {"loss", "mae"}, ADVICE
+
+
 @pytest.mark.parametrize(
     ("dataset", "spec"),
     [
