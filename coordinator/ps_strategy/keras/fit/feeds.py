@@ -2,8 +2,8 @@
 
 Feed              schedules steps, waits for them
   ClientFeed        batches of the client, sent along with the steps that take them
-  WorkerFeed        each step takes the next batches of the worker that runs it; the loop counts the steps
-  FiniteWorkerFeed  as above, until the data of every worker has ended
+  WorkerFeed        each step takes the next batches of the worker that runs it, whose data is endless
+  FiniteWorkerFeed  as above, and counts only those that found data, until the data of every worker has ended
 """
 
 import abc
@@ -217,34 +217,67 @@ class WorkerFeed(Feed):
 
 
 class FiniteWorkerFeed(WorkerFeed):
-    """Schedules steps for each worker whose data has not ended.
+    """Schedules steps until the data of every worker has ended, or until an epoch has had the calls that it counts.
 
-    A lost worker is waited for, because only it has its data (`Options.affinity_timeout`); its data then starts from
-    the beginning.
+    A call that finds no data is not counted. Where nothing is counted, each worker's data is read once: a lost worker
+    is waited for, because only it has its data (`Options.affinity_timeout`), which then starts from the beginning.
+    Counted calls are for any worker, until the data of one has ended; an epoch that finds no data at all, because the
+    one before took the last, starts from the beginning of all.
+
+    Args:
+      dataset: a per-worker dataset.
+      strategy: the strategy that steps are scheduled on.
+      calls_per_epoch: the maximum number of calls that take batches in an epoch; None for no limit.
     """
 
-    def __init__(self, dataset: PerWorkerDataset, strategy: Any) -> None:
+    def __init__(self, dataset: PerWorkerDataset, strategy: Any, calls_per_epoch: int | None = None) -> None:
         super().__init__(dataset, strategy)
-        self._ended: set[int | None] = set()
+        self._dataset = dataset
+        self._calls_per_epoch = calls_per_epoch
+        self._calls = 0
+        self._ended: set[int] = set()
+        self._may_start_again = False
 
     def schedule(self, steps: ModelSteps) -> Any:
         """Keeps the workers busy until one more call has taken batches. See `Feed`."""
         while True:
             self._keep_busy(steps)
             if not self.unfinished:
-                raise StopIteration
-            (taken, result), worker = self.wait_one()
+                self._start_again()
+                continue
+            (taken, worker, result), _ = self.wait_one()
             if taken < steps.steps_per_call:
-                self._ended.add(worker)
+                self._ended.add(int(worker))
             if taken:
+                self._calls += 1
                 return result
+
+    def wait_finished(self) -> None:
+        """See `Feed`."""
+        super().wait_finished()
+        self._may_start_again = self._calls_per_epoch is not None and self._calls > 0
+        self._calls = 0
+
+    def _start_again(self) -> None:
+        """Starts from the beginning of the data; raises StopIteration unless an earlier epoch has taken it all."""
+        if not self._may_start_again or self._calls:
+            raise StopIteration
+        self._may_start_again = False
+        self._iterator = iter(self._dataset)
+        self._ended.clear()
 
     def _keep_busy(self, steps: ModelSteps) -> None:
         """Schedules calls for each worker that may have batches left, up to their limit."""
+        room = None if self._calls_per_epoch is None else self._calls_per_epoch - self._calls - len(self.unfinished)
+        for worker in self._free_places()[:room]:
+            future = self._strategy.schedule(steps.of_next_if_any, args=(self._iterator,), worker=worker)
+            self.add(future, worker)
+
+    def _free_places(self) -> list[int | None]:
+        """Returns the workers to schedule a call for, some several times; None stands for any worker."""
+        workers = [worker.index for worker in self._strategy.cluster.workers]
+        if self._calls_per_epoch is not None and not self._ended:
+            return [None] * (_STEPS_PER_WORKER * len(workers) - len(self.unfinished))
         present = Counter(self.unfinished.values())
-        for worker in self._strategy.cluster.workers:
-            if worker.index in self._ended:
-                continue
-            for _ in range(_STEPS_PER_WORKER - present[worker.index]):
-                future = self._strategy.schedule(steps.of_next_if_any, args=(self._iterator,), worker=worker.index)
-                self.add(future, worker.index)
+        active = [worker for worker in workers if worker not in self._ended]
+        return [worker for place in range(_STEPS_PER_WORKER) for worker in active if present[worker] <= place]

@@ -1,6 +1,7 @@
 """What Keras' loop calls for the models of a `ParameterServerStrategy`: their data, and a function for each turn."""
 
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from coordinator.future import Future
 from coordinator.ps_strategy.keras.fit.feeds import ClientFeed, Feed, FiniteWorkerFeed, WorkerFeed, schedule_batches
 from coordinator.ps_strategy.keras.fit.steps import ModelSteps, Step
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
@@ -25,6 +27,7 @@ class FitExtension:
     def __init__(self, strategy_class: type[Any]) -> None:
         self._strategy_class = strategy_class
         self._latest_feed: Callable[[], ClientFeed | None] = lambda: None
+        self._is_endless = tf.function(lambda dataset: dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
 
     def is_for(self, strategy: Any) -> bool:
         """Returns True if models of this strategy are trained here."""
@@ -39,23 +42,47 @@ class FitExtension:
           arguments: the other arguments of Keras' `EpochIterator`.
 
         Raises:
-          ValueError: labels or weights were given beside a per-worker dataset.
+          ValueError: labels or weights were given beside a per-worker dataset; or the data is endless, and nothing
+            counts the steps.
         """
         if callable(x):
             x = strategy.experimental_distribute_datasets_from_function(x)
         if not isinstance(x, PerWorkerDataset):
-            return keras_patches.EpochIterator(lambda data: self._client_feed(data, strategy), x, arguments)
+            iterator = keras_patches.EpochIterator(lambda data: self._client_feed(data, strategy), x, arguments)
+            is_dataset = isinstance(x, tf.data.Dataset)
+            if is_dataset and iterator.num_batches is None and x.cardinality() == tf.data.INFINITE_CARDINALITY:
+                raise _endless(arguments)
+            return iterator
         given = [name for name in ("y", "sample_weight", "class_weight") if arguments.get(name) is not None]
         if given:
             raise ValueError(
                 f"{', '.join(given)} cannot be given along with a dataset function or a per-worker dataset, whose "
                 "elements are whole batches (x, y) or (x, y, sample_weight). Put it into the dataset."
             )
-        # If the loop counts the steps, each takes from any worker's data; otherwise every worker's data is read once.
-        feed_class = FiniteWorkerFeed if arguments.get("steps_per_epoch") is None else WorkerFeed
-        return keras_patches.EpochIterator(
-            lambda dataset: feed_class(dataset, strategy), keras_patches.OwnData(x), arguments
-        )
+        feed = self._worker_feed(x, strategy, arguments)
+        return keras_patches.EpochIterator(feed, keras_patches.OwnData(x), arguments)
+
+    def _worker_feed(
+        self, dataset: PerWorkerDataset, strategy: Any, arguments: dict[str, Any]
+    ) -> Callable[[PerWorkerDataset], Feed]:
+        """Returns a function that creates feeds; asks workers whether their data is endless.
+
+        Raises:
+          ValueError: it is, and nothing counts the steps.
+        """
+        steps = arguments.get("steps_per_epoch")
+        # Without a count, the data of every worker must end. With one, no lost worker is waited for.
+        workers = [worker.index for worker in strategy.cluster.workers] if steps is None else [None]
+        futures = [strategy.schedule(self._is_endless, args=(dataset,), worker=worker) for worker in workers]
+        is_endless = any(_result(future, strategy) for future in futures)
+        if steps is None:
+            if is_endless:
+                raise _endless(arguments)
+            return lambda dataset: FiniteWorkerFeed(dataset, strategy)
+        if is_endless:
+            return lambda dataset: WorkerFeed(dataset, strategy)
+        calls = math.ceil(steps / arguments.get("steps_per_execution", 1))
+        return lambda dataset: FiniteWorkerFeed(dataset, strategy, calls)
 
     def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
         """Returns the function that is called for each turn of training, evaluation or prediction.
@@ -93,13 +120,7 @@ class FitExtension:
                 future = feed.schedule_ahead(steps, batches)
             else:
                 future = schedule_batches(strategy, steps.all_of, batches)
-            try:
-                outputs = future.result()
-            except Exception:
-                # Otherwise the strategy would raise it a second time.
-                strategy.join()
-                raise
-            return tf.nest.map_structure(_joined, *outputs)
+            return tf.nest.map_structure(_joined, *_result(future, strategy))
 
         return run_turn
 
@@ -107,6 +128,21 @@ class FitExtension:
         feed = ClientFeed(iter(dataset), strategy)
         self._latest_feed = weakref.ref(feed)
         return feed
+
+
+def _endless(arguments: dict[str, Any]) -> ValueError:
+    # Only `fit` has class weights.
+    steps = "steps_per_epoch=" if "class_weight" in arguments else "steps= (in fit: validation_steps=)"
+    return ValueError(f"The dataset is endless, so an epoch of it would never end. Give {steps}, the number of steps.")
+
+
+def _result(future: Future, strategy: Any) -> Any:
+    try:
+        return future.result()
+    except Exception:
+        # Otherwise the strategy would raise it a second time.
+        strategy.join()
+        raise
 
 
 def _check(model: keras.Model) -> None:

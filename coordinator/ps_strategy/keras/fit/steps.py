@@ -5,6 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.ps_strategy.per_worker.variable import get_current_worker_index
+
 Step = Callable[[Any], Any]
 
 
@@ -48,11 +50,12 @@ class ModelSteps:
         step = self._repeatable(self.steps_per_call)
         return [step(next(iterator)) for _ in range(self.steps_per_call)][-1]
 
-    def _of_next_if_any(self, iterator: Any) -> tuple[Any, Any]:
+    def _of_next_if_any(self, iterator: Any) -> tuple[Any, Any, Any]:
         """Runs steps with the next batches, fewer than `steps_per_call` if the data ends.
 
         Returns:
-          The number of batches, an int32 scalar, and the result of the last step, zeros if there was none.
+          The number of batches, an int32 scalar; the index of the worker; and the result of the last step, zeros if
+          there was none.
         """
         step = tf.function(self._step, autograph=False)
         spec = step.get_concrete_function(iterator.element_spec).structured_outputs
@@ -65,4 +68,4 @@ class ModelSteps:
                 lambda count=count, batch=batch: (count + 1, step(batch.get_value())),
                 lambda count=count, outputs=outputs: (count, outputs),
             )
-        return count, outputs
+        return count, get_current_worker_index(), outputs

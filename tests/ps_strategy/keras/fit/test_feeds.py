@@ -1,5 +1,6 @@
 """Tests of the number of steps in flight and of the reported results. No servers: the test ends each step."""
 
+import itertools
 import logging
 import re
 import threading
@@ -10,7 +11,7 @@ import pytest
 
 from coordinator.future import Future
 from coordinator.ps_strategy.keras.fit import feeds
-from coordinator.ps_strategy.keras.fit.feeds import ClientFeed, Feed
+from coordinator.ps_strategy.keras.fit.feeds import ClientFeed, Feed, FiniteWorkerFeed
 
 
 class Scheduler:
@@ -105,3 +106,81 @@ def test_a_long_wait_logs_what_it_waits_for(scheduler: Scheduler, monkeypatch: p
     assert feed.wait_one() == ("late", None)
     finishing.join()
     assert re.match(r"No step has finished for 0 s, 1 are scheduled: two idle workers", said[0])
+
+
+class Workers(Scheduler):
+    """A scheduler that runs each call at once, on the given worker or on the next one, whose data it takes.
+
+    Args:
+      batches: how many batches each worker has.
+    """
+
+    def __init__(self, *batches: int) -> None:
+        super().__init__()
+        self.cluster.workers = [SimpleNamespace(index=index) for index in range(len(batches))]
+        self._batches = batches
+        self._next_worker = itertools.cycle(range(len(batches)))
+        self.calls = 0
+        self.left: list[int] = []
+
+    def __iter__(self) -> Any:
+        """As the dataset, starts from the beginning of the data."""
+        self.left = list(self._batches)
+        return iter(())
+
+    def schedule(self, fn: Any, args: Any = None, *, worker: int | None = None) -> Future:
+        self.calls += 1
+        worker = next(self._next_worker) if worker is None else worker
+        taken = min(self.left[worker], STEPS.steps_per_call)
+        self.left[worker] -= taken
+        future = super().schedule(fn)
+        future.set_result((taken, worker, "logs"))
+        return future
+
+
+STEPS: Any = SimpleNamespace(steps_per_call=2, of_next_if_any=None)
+
+
+def counts_of_epochs(feed: Feed, turns: int, epochs: int) -> list[int]:
+    """Returns how many turns of each epoch found data."""
+
+    def turns_of_epoch() -> int:
+        for turn in range(turns):
+            try:
+                assert feed.schedule(STEPS) == "logs"
+            except StopIteration:
+                return turn
+        return turns
+
+    counts = []
+    for _ in range(epochs):
+        counts.append(turns_of_epoch())
+        feed.wait_finished()
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("batches", "turns", "expected"),
+    [
+        # Workers with equal and unequal data, of which an epoch takes a part, nearly all, or all.
+        ((20, 20), 6, [6, 6, 6, 2]),
+        ((2, 9), 5, [5, 1]),
+        ((4, 8), 6, [6, 6, 6]),
+        # There is not enough for one epoch: Keras ends it and makes a new feed for the next one.
+        ((7, 3), 9, [6]),
+        ((0, 0), 3, [0, 0]),
+    ],
+)
+def test_an_epoch_counts_the_turns_that_found_data(batches: tuple[int, ...], turns: int, expected: list[int]) -> None:
+    workers = Workers(*batches)
+    feed = FiniteWorkerFeed(workers, workers, turns)  # type: ignore[arg-type]  # it iterates, and schedules
+    assert counts_of_epochs(feed, turns, len(expected)) == expected
+    # A worker is asked at most three times in vain, each time that its data is read.
+    assert workers.calls <= sum(expected) + 3 * len(batches) * len(expected)
+
+
+def test_without_a_count_each_workers_data_is_read_once() -> None:
+    workers = Workers(7, 0, 2)
+    feed = FiniteWorkerFeed(workers, workers)  # type: ignore[arg-type]
+    assert counts_of_epochs(feed, 100, 2) == [4 + 1, 0]
+    assert workers.left == [0, 0, 0]

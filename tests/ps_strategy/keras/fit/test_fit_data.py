@@ -111,12 +111,61 @@ def test_steps_per_epoch_works_with_distributed_datasets(
     assert int(model.optimizer.iterations) == 27
 
 
+class Counted(keras.callbacks.Callback):
+    """Counts the batches of training and of validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = self.evaluated = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.trained += 1
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.evaluated += 1
+
+
 # row 181: the data of the workers runs out
-def test_a_distributed_dataset_that_ends_early_ends_the_epoch(models: dict[int, CountedModel]) -> None:
+def test_data_that_ends_early_ends_the_epoch_after_its_last_step(models: dict[int, CountedModel]) -> None:
+    for data in (own_slices, slices().batch(4)):
+        model, counted_batches = counted(models), Counted()
+        with pytest.warns(UserWarning, match="ran out of data"):
+            model.fit(
+                data,
+                steps_per_epoch=10,
+                epochs=2,
+                validation_data=data,
+                validation_steps=10,
+                shuffle=False,
+                callbacks=[counted_batches],
+                verbose=0,
+            )
+        # All examples, in six batches.
+        np.testing.assert_array_equal(model.visits, np.full(EXAMPLES, 2.0))
+        assert (counted_batches.trained, counted_batches.evaluated, int(model.optimizer.iterations)) == (12, 12, 12)
+
+
+def test_an_epoch_begins_again_after_the_one_that_took_the_last_data(models: dict[int, CountedModel]) -> None:
     model = counted(models)
-    with pytest.warns(UserWarning, match="ran out of data"):
-        model.fit(own_slices, steps_per_epoch=1000, verbose=0)
-    assert 0 < int(model.optimizer.iterations) <= 6
+    model.fit(own_slices, steps_per_epoch=6, epochs=3, verbose=0)
+    np.testing.assert_array_equal(model.visits, np.full(EXAMPLES, 3.0))
+
+
+def test_endless_data_without_a_number_of_steps_is_refused(models: dict[int, CountedModel]) -> None:
+    model = counted(models)
+
+    def endless_fn(_: tf.distribute.InputContext) -> tf.data.Dataset:
+        return slices().repeat().batch(8)
+
+    for data in (endless_fn, slices().repeat().batch(8)):
+        with pytest.raises(ValueError, match=r"endless.*steps_per_epoch="):
+            model.fit(data, shuffle=False, verbose=0)
+        with pytest.raises(ValueError, match=r"endless.*validation_steps="):
+            model.fit(X, Y, validation_data=data, verbose=0)
+        with pytest.raises(ValueError, match=r"endless.*steps="):
+            model.evaluate(data, verbose=0)
+    with pytest.raises(ValueError, match=r"endless.*steps="):
+        model.predict(slices().repeat().batch(8), verbose=0)
 
 
 def test_validation_data_may_be_of_every_kind(models: dict[int, CountedModel]) -> None:
