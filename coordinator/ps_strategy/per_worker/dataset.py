@@ -39,7 +39,9 @@ class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracin
         # A function that is called on the client looks for the handle of a real dataset or iterator.
         raise AttributeError(
             f"{type(self).__name__} has no attribute {name!r}: it represents one on each worker. A function that takes "
-            "it must be scheduled: strategy.schedule(step, args=(...)) instead of step(...)."
+            "it must be scheduled: strategy.schedule(step, args=(...)) instead of step(...). In Keras 2 (tf_keras), "
+            "fit, evaluate and predict are such functions: schedule a step of your own, make the strategy with "
+            "coordinator.compat.ParameterServerStrategy, or use a model of Keras 3."
         )
 
 

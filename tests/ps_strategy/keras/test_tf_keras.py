@@ -61,3 +61,13 @@ def test_a_model_of_keras_2_learns_and_every_step_is_counted(strategy, make_opti
     assert int(training.optimizer.iterations) == 2 + STEPS
     assert (float(training.mean.count), float(training.mean.result())) == (3 * (2 + STEPS), 3.0)
     assert (float(training.accuracy.count), float(training.accuracy.result())) == (4 * (2 + STEPS), 0.5)
+
+
+@pytest.mark.filterwarnings("ignore")  # TensorFlow's, about a function that runs on the client
+def test_fit_of_keras_2_says_what_works_instead(strategy):
+    with strategy.scope():
+        model = tf_keras.Sequential([tf_keras.layers.Input((4,)), tf_keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    for call in (lambda: model.fit(FEATURES, LABELS, verbose=0), lambda: model.predict(FEATURES, verbose=0)):
+        with pytest.raises(AttributeError, match=r"Keras 2 .* schedule a step of your own.* coordinator\.compat"):
+            call()
