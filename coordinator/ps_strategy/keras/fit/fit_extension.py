@@ -49,9 +49,8 @@ class FitExtension:
             x = strategy.experimental_distribute_datasets_from_function(x)
         if not isinstance(x, PerWorkerDataset):
             iterator = keras_patches.EpochIterator(lambda data: self._client_feed(data, strategy), x, arguments)
-            is_dataset = isinstance(x, tf.data.Dataset)
-            if is_dataset and iterator.num_batches is None and x.cardinality() == tf.data.INFINITE_CARDINALITY:
-                raise _endless(arguments)
+            if iterator.num_batches is None and _is_endless_dataset(x):
+                raise _endless(_name_of_steps(arguments))
             return iterator
         given = [name for name in ("y", "sample_weight", "class_weight") if arguments.get(name) is not None]
         if given:
@@ -71,18 +70,35 @@ class FitExtension:
           ValueError: it is, and nothing counts the steps.
         """
         steps = arguments.get("steps_per_epoch")
-        # Without a count, the data of every worker must end. With one, no lost worker is waited for.
-        workers = [worker.index for worker in strategy.cluster.workers] if steps is None else [None]
-        futures = [strategy.schedule(self._is_endless, args=(dataset,), worker=worker) for worker in workers]
-        is_endless = any(_result(future, strategy) for future in futures)
+        is_endless = self._is_endless_on_workers(dataset, strategy, is_counted=steps is not None)
         if steps is None:
             if is_endless:
-                raise _endless(arguments)
+                raise _endless(_name_of_steps(arguments))
             return lambda dataset: FiniteWorkerFeed(dataset, strategy)
         if is_endless:
             return lambda dataset: WorkerFeed(dataset, strategy)
         calls = math.ceil(steps / arguments.get("steps_per_execution", 1))
         return lambda dataset: FiniteWorkerFeed(dataset, strategy, calls)
+
+    def check_validation(self, strategy: Any, data: Any, steps: int | None) -> None:
+        """Checks the validation data of `fit` before the first epoch; it would be refused after it otherwise.
+
+        Raises:
+          ValueError: it is endless, and `steps` is None.
+        """
+        if steps is not None:
+            return
+        if callable(data):
+            data = strategy.experimental_distribute_datasets_from_function(data)
+        on_workers = isinstance(data, PerWorkerDataset)
+        if self._is_endless_on_workers(data, strategy) if on_workers else _is_endless_dataset(data):
+            raise _endless("validation_steps=")
+
+    def _is_endless_on_workers(self, dataset: PerWorkerDataset, strategy: Any, is_counted: bool = False) -> bool:
+        # Without a count, the data of every worker must end. With one, no lost worker is waited for.
+        workers = [None] if is_counted else [worker.index for worker in strategy.cluster.workers]
+        futures = [strategy.schedule(self._is_endless, args=(dataset,), worker=worker) for worker in workers]
+        return any(_result(future, strategy) for future in futures)
 
     def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
         """Returns the function that is called for each turn of training, evaluation or prediction.
@@ -130,9 +146,16 @@ class FitExtension:
         return feed
 
 
-def _endless(arguments: dict[str, Any]) -> ValueError:
+def _is_endless_dataset(data: Any) -> bool:
+    return isinstance(data, tf.data.Dataset) and bool(data.cardinality() == tf.data.INFINITE_CARDINALITY)
+
+
+def _name_of_steps(arguments: dict[str, Any]) -> str:
     # Only `fit` has class weights.
-    steps = "steps_per_epoch=" if "class_weight" in arguments else "steps= (in fit: validation_steps=)"
+    return "steps_per_epoch=" if "class_weight" in arguments else "steps="
+
+
+def _endless(steps: str) -> ValueError:
     return ValueError(f"The dataset is endless, so an epoch of it would never end. Give {steps}, the number of steps.")
 
 

@@ -187,7 +187,20 @@ def trainer_extended(extension: Any) -> Iterator[None]:
         else:
             stock_build(self, iterator, data_batch)
 
+    # Public, but Keras looks at the validation data only after the first epoch.
+    stock_fit = keras.Model.fit
+    fit_signature = inspect.signature(stock_fit)
+
+    @functools.wraps(stock_fit)
+    def fit(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        if extension.is_for(self.distribute_strategy):
+            given = fit_signature.bind(self, *args, **kwargs).arguments
+            data, steps = given.get("validation_data"), given.get("validation_steps")
+            extension.check_validation(self.distribute_strategy, data, steps)
+        return stock_fit(self, *args, **kwargs)
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(attribute_replaced(keras.Model, "fit", fit))
         for kind in _KINDS:
             stack.enter_context(
                 attribute_replaced(keras.Model, f"make_{kind}_function", _make_function(kind, extension))

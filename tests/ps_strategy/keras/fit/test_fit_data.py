@@ -164,6 +164,8 @@ def test_endless_data_without_a_number_of_steps_is_refused(models: dict[int, Cou
             model.fit(X, Y, validation_data=data, verbose=0)
         with pytest.raises(ValueError, match=r"endless.*steps="):
             model.evaluate(data, verbose=0)
+    # Before the first step, that of the validation data as well.
+    assert int(model.optimizer.iterations) == 0
     with pytest.raises(ValueError, match=r"endless.*steps="):
         model.predict(slices().repeat().batch(8), verbose=0)
 

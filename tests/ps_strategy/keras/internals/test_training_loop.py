@@ -32,6 +32,9 @@ class Recording:
         self.calls.append(("data", sorted(arguments)))
         return keras_patches.EpochIterator(lambda data: Feed(data, self.calls), x, arguments)
 
+    def check_validation(self, strategy: Any, data: Any, steps: int | None) -> None:
+        self.calls.append(("validation", data, steps))
+
     def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
         if kind == "predict":
             return lambda batches: self.calls.append(("predict", len(batches))) or batches[0]
@@ -75,7 +78,8 @@ def test_the_loop_takes_its_batches_and_its_functions_from_the_extension(
 ) -> None:
     model.fit(X, X, batch_size=3, epochs=2, shuffle=False, validation_data=(X[:4], X[:4]), verbose=0)
     arguments = ["batch_size", "class_weight", "shuffle", "steps_per_epoch", "steps_per_execution", "y"]
-    training, validation, *turns = extension.calls
+    checked, training, validation, *turns = extension.calls
+    assert checked[0] == "validation", ADVICE
     assert set(arguments) <= set(training[1]), ADVICE
     # Two turns of two batches each, which are awaited before the loop reads their results.
     epoch = [("train", 3), ("train", 3), "wait"]
@@ -182,7 +186,7 @@ def test_models_of_other_strategies_are_trained_as_usual(extension: Recording) -
 
 def test_the_patch_of_keras_is_undone_unless_others_patched_it_too() -> None:
     def replaced() -> dict[str, Any]:
-        names = ["make_train_function", "make_test_function", "make_predict_function", "_maybe_symbolic_build"]
+        names = ["fit", "make_train_function", "make_test_function", "make_predict_function", "_maybe_symbolic_build"]
         return {name: vars(keras.Model).get(name) for name in names} | {"iterator": trainer.TFEpochIterator}
 
     before = replaced()
