@@ -11,7 +11,7 @@ their task index.
 
 import dataclasses
 import enum
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from coordinator.errors import ParameterServerLost
@@ -32,18 +32,24 @@ class FailureKind(enum.Enum):
 class FiniteInput:
     """Data that closures take, of which each worker has a part that may end: an iterator with a copy on each worker.
 
-    A closure that takes it runs only on workers whose part has not ended. Its attributes belong to the queue's state.
+    A closure that takes it runs only on workers whose part has not ended.
+
+    Args:
+      new_error: creates the error that is raised when it has ended on all workers; called without a lock.
 
     Attributes:
-      ended: the workers whose part has ended, each with the number of its reconnections until then.
-      error: what the latest of them raised; None as long as there is none.
+      new_error: as given.
+      is_finite: whether it is known that a worker's part may end; set by the runtime.
+      ended: the workers whose part has ended, each with the number of its reconnections until then. Guarded by the
+        queue's lock.
     """
 
-    __slots__ = ("ended", "error")
+    __slots__ = ("ended", "is_finite", "new_error")
 
-    def __init__(self) -> None:
+    def __init__(self, new_error: Callable[[], BaseException]) -> None:
+        self.new_error = new_error
+        self.is_finite = False
         self.ended: dict[int, int] = {}
-        self.error: BaseException | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -142,9 +142,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         The function is traced here, once for each kind of arguments, in a replica context, so optimizers and metrics
         work in it unchanged.
 
-        It runs at least once. It may run again, in part or as a whole, if its worker is lost meanwhile, if it takes
-        longer than `timeout`, if TensorFlow refuses the call temporarily, or if it shares a fused call with a function
-        that raises an error; see docs/guarantees.md, "What may run twice".
+        It runs at least once. It may run again, in part or as a whole: if its worker is lost or at the end of its data,
+        if it takes longer than `timeout`, and in the other cases of docs/guarantees.md, "What may run twice".
 
         Args:
           fn: a `tf.function` or concrete function.
@@ -165,21 +164,22 @@ class ParameterServerStrategy(tf.distribute.Strategy):
           ValueError: a future of another source is among the arguments, there is no such worker, `timeout` is not
             positive, or XLA is to compile what it cannot (`jit_compile=True`).
           TimeoutError: the queue stayed full for `Options.schedule_timeout`.
+          tf.errors.OutOfRangeError: an iterator among the arguments has ended on all workers, or on `worker`.
           StrategyClosedError: the strategy is closed.
           Exception: the error of an earlier scheduled function, once; see `join`.
         """
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
         call, futures = self._tracer.call_of(fn, args, kwargs, self.extended.scheduled_tracing)
-        function = call.function
         return self._scheduler.schedule(
             call,
-            function.name,
+            call.function.name,
             worker=worker,
             timeout=timeout,
             after=futures,
-            origin=function,
+            origin=call.function,
             fusion_key=call.fusion_key,
+            inputs=call.inputs,
         )
 
     def join(self, timeout: float | None = None) -> None:
@@ -195,7 +195,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         Raises:
           TimeoutError: not in time; the message names what still runs.
           ParameterServerLost: a parameter server was lost.
-          Exception: the error of a scheduled function, as itself, with notes that say which, where and when.
+          Exception: a scheduled function's error, as itself, with notes; or `OutOfRangeError` if its data has ended.
         """
         self._scheduler.join(timeout)
 

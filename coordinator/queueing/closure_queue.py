@@ -28,7 +28,7 @@ from coordinator.queueing.interrupts import uninterrupted
 from coordinator.queueing.queue_state import Effects, QueueState
 from coordinator.queueing.queue_workers import QueueWorkers
 from coordinator.queueing.waiting import QueueWaits
-from coordinator.runtime import Cancellation, Failure
+from coordinator.runtime import Cancellation
 from coordinator.statistics import ClusterStatistics
 
 
@@ -61,7 +61,9 @@ class ClosureQueue:
         self._state = QueueState()
         self._idle = IdleWorkers()
         self._waits = QueueWaits(self._lock, self._state, report_stall, stall_interval)
-        self.workers = QueueWorkers(self._lock, self._state, self._idle, self._unused_cancellations, self._carry_out)
+        self.workers = QueueWorkers(
+            self._lock, self._state, self._idle, self._unused_cancellations, self._hand_out, self._carry_out
+        )
 
     def put(self, closure: Closure, timeout: float | None = None) -> None:
         """Adds a closure, waiting for room if the queue is full. An internal closure never waits.
@@ -77,17 +79,24 @@ class ClosureQueue:
             closure's future is cancelled.
         """
         state = self._state
-        is_added = False
+        starved, is_added = None, False
         try:
             with self._lock:
+                if closure.inputs:
+                    self._waits.to_give_way(closure)
                 is_starved = closure.inputs and state.waiting.inputs.why_starved(closure)
                 if state.waiting.count >= self.capacity or state.error is not None or state.stopped or is_starved:
                     deadline = None if timeout is None else time.monotonic() + timeout
-                    self._waits.for_room(closure, self.capacity, deadline)
-                is_added = True
-                state.add(closure)
-                if self._idle.workers:
-                    self._hand_out(closure.target)
+                    starved = self._waits.for_room(closure, self.capacity, deadline)
+                if starved is None:
+                    is_added = True
+                    state.add(closure)
+                    if self._idle.workers:
+                        self._hand_out(closure.target)
+                else:
+                    state.ends.pop(closure.inputs, None)
+            if starved is not None:
+                raise starved.new_error()
         except BaseException:
             if not is_added:
                 self.cancel(closure, closure.cancelled_error("it could not be scheduled: see what schedule raised"))
@@ -97,12 +106,11 @@ class ClosureQueue:
     def unblock(self, closure: Closure) -> None:
         """Records that one of the results that a closure waits for exists."""
         with self._lock:
-            if closure.has_ended:
-                return
-            self._state.unblock(closure)
-            effects = self._state.fail_starved(closure.target)
-            self._hand_out(closure.target)
-        self._carry_out(effects)
+            if not closure.has_ended:
+                self._state.unblock(closure)
+                self._hand_out(closure.target)
+        if closure.inputs:
+            self.workers.fail_starved(closure.target)
 
     def take(self, worker: int, timeout: float | None = None) -> Attempt | None:
         """Waits for the next closure that `worker` may run, and starts an attempt.
@@ -162,7 +170,11 @@ class ClosureQueue:
         with self._lock:
             effects = self._state.requeue(attempt)
             self._hand_out(attempt.closure.target)
+            is_over = self._state.is_over_for(attempt.worker)
         self._carry_out(effects)
+        if is_over:
+            # Perhaps only the worker that was removed had data left.
+            self.workers.fail_starved(attempt.worker)
 
     def requeue_overdue(self) -> float | None:
         """Requeues each closure that exceeded its timeout, and returns the next deadline; see `QueueState`."""
@@ -183,20 +195,6 @@ class ClosureQueue:
         with self._lock:
             effects = self._state.decide(attempt, ClosureState.FAILED, error, scope)
         self._carry_out(effects, attempt)
-
-    def end_input(self, attempt: Attempt, failure: Failure, scope: ErrorScope) -> None:
-        """Records that an input has ended on an attempt's worker; its closure waits for a worker that has data left.
-
-        Args:
-          attempt: the attempt.
-          failure: names the input, and has the error with which closures end once it has ended on all workers.
-          scope: what that error affects.
-        """
-        assert failure.ended is not None
-        with self._lock:
-            effects = self._state.end_input(attempt, failure.ended, failure.error, scope)
-            self._hand_out()
-        self._carry_out(effects)
 
     @uninterrupted
     def fail_waiting(self, closure: Closure, error: BaseException, scope: ErrorScope) -> None:

@@ -7,6 +7,7 @@ A plain data structure, guarded by the queue's lock.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 from coordinator.queueing.closure import Closure, ErrorScope
@@ -14,9 +15,9 @@ from coordinator.runtime import FiniteInput
 
 
 class Starved(NamedTuple):
-    """Why no worker can run a closure: the error that it ends with, and what this error affects."""
+    """Why no worker can run a closure: what creates the error that it ends with, and what this error affects."""
 
-    error: BaseException
+    new_error: Callable[[], BaseException]
     scope: ErrorScope
 
 
@@ -25,12 +26,12 @@ class EndedInputs:
 
     Attributes:
       workers: the present workers.
-      missing: the workers that are not waited for any more, each with the error that says so.
+      missing: the workers that are not waited for any more, each with what creates the error that says so.
     """
 
     def __init__(self) -> None:
         self.workers: set[int] = set()
-        self.missing: dict[int, BaseException] = {}
+        self.missing: dict[int, Callable[[], BaseException]] = {}
         self._reconnections: Counter[int] = Counter()
         self._scope = ErrorScope.END_OF_DATA
 
@@ -40,17 +41,15 @@ class EndedInputs:
         self.missing.pop(worker, None)
         self._reconnections[worker] += 1
 
-    def end(self, ended: FiniteInput, worker: int, error: BaseException, scope: ErrorScope) -> None:
+    def end(self, ended: FiniteInput, worker: int, scope: ErrorScope) -> None:
         """Records that a worker's part of an input has ended.
 
         Args:
           ended: the input.
           worker: the worker's index.
-          error: what closures end with when it has ended on all workers.
-          scope: what that error affects.
+          scope: what the error affects with which closures end once no worker can run them.
         """
         ended.ended[worker] = self._reconnections[worker]
-        ended.error = error
         self._scope = scope
 
     def has_data(self, inputs: tuple[FiniteInput, ...], worker: int) -> bool:
@@ -60,12 +59,13 @@ class EndedInputs:
 
     def why_starved(self, closure: Closure) -> Starved | None:
         """Returns why no worker can run a closure; None if one can, or may when it returns."""
-        error = next((each.error for each in closure.inputs if each.error is not None), None)
-        if error is None:
+        for ended in closure.inputs:
+            if ended.ended:
+                break
+        else:
             return None
-        if closure.target is not None:
-            return None if self.has_data(closure.inputs, closure.target) else Starved(error, self._scope)
-        awaited = [worker for worker in self.workers if self.has_data(closure.inputs, worker)]
-        if any(worker not in self.missing for worker in awaited):
+        workers = self.workers if closure.target is None else {closure.target}
+        awaited = [worker for worker in workers if self.has_data(closure.inputs, worker)]
+        if (closure.target is not None and awaited) or any(worker not in self.missing for worker in awaited):
             return None
-        return Starved(self.missing[awaited[0]], ErrorScope.JOIN) if awaited else Starved(error, self._scope)
+        return Starved(self.missing[awaited[0]] if awaited else ended.new_error, self._scope)

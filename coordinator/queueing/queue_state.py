@@ -7,7 +7,7 @@ follows from them comes out as attempts to run and as `Effects`. `ClosureQueue` 
 import dataclasses
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
@@ -48,7 +48,7 @@ class QueueState:
       unsettled: how many scheduled closures have no outcome yet, or were cancelled and still run.
       error: the pending error, which cancelled all other closures.
       late_error: an error that is raised once everything is settled.
-      end_of_data: likewise, if there is no other error.
+      ends: errors that are raised likewise if there is no other one: that data has ended, by the inputs of closures.
       paused: why no closure may start; empty if closures may.
       dismissed: the workers that may start no closure any more.
       stopped: whether no worker may.
@@ -62,7 +62,7 @@ class QueueState:
         self.unsettled = 0
         self.error: BaseException | None = None
         self.late_error: BaseException | None = None
-        self.end_of_data: BaseException | None = None
+        self.ends: dict[tuple[FiniteInput, ...], BaseException] = {}
         self.paused = ""
         self.dismissed: set[int] = set()
         self.stopped = False
@@ -132,16 +132,14 @@ class QueueState:
 
     def start_next(self, worker: int, cancellation: Cancellation) -> Attempt:
         """Starts the next closure on a worker: the worker's own closures come before those for all workers."""
-        attempt = self.waiting.pop_next(worker).start(worker, cancellation)
-        self.running[attempt] = None
-        return attempt
+        return self._start(self.waiting.pop_next(worker), worker, cancellation)
 
     def start_batch(self, attempt: Attempt, cancellations: Sequence[Cancellation]) -> list[Attempt]:
         """Starts the next closures for all workers in the call of `attempt`, one for each further cancellation."""
         attempt.cancellation = cancellations[0]
         attempts = [attempt]
         for cancellation in cancellations[1:]:
-            other = self.start_next(attempt.worker, cancellation)
+            other = self._start(self.waiting.pop_for_all(), attempt.worker, cancellation)
             other.call_cancellation = attempt.call_cancellation
             attempts.append(other)
         return attempts
@@ -166,8 +164,7 @@ class QueueState:
             self.waiting.add(closure, at_front=True)
         self.retried += 1
         self.worker_counts[attempt.worker].retried += 1
-        # Of those that are requeued, only what ran on a removed worker may have no other worker left.
-        return self.fail_starved(attempt.worker) if attempt.worker in self.dismissed else Effects()
+        return Effects()
 
     def end_input(self, attempt: Attempt, ended: FiniteInput, error: BaseException, scope: ErrorScope) -> Effects:
         """Ends an attempt for which its worker had no data left, without an outcome unless no worker has data left.
@@ -175,26 +172,34 @@ class QueueState:
         Args:
           attempt: the attempt.
           ended: the input whose part on the worker has ended.
-          error: what the closures end with that no worker can run.
+          error: what the closure ends with if no worker can run it.
           scope: what that error affects.
         """
-        self.waiting.end_input(ended, attempt.worker, error, scope)
+        self.waiting.end_input(ended, attempt.worker, scope)
         starved = self.waiting.inputs.why_starved(attempt.closure)
-        if starved is None:
+        if starved is None or starved.new_error is not ended.new_error:
             return self.requeue(attempt)
         self.end_attempt(attempt)
-        effects = self.decide(attempt, ClosureState.FAILED, *starved)
-        effects.outcomes += self.fail_starved(attempt.worker).outcomes
+        effects = self.decide(attempt, ClosureState.FAILED, error, scope)
+        effects.outcomes += self.fail_starved(attempt.worker, ended.new_error, error).outcomes
         return effects
 
-    def fail_starved(self, worker: int | None) -> Effects:
-        """Ends the closures that no worker can run; of those for one worker, only those for `worker`."""
+    def fail_starved(self, worker: int | None, new_error: Callable[[], BaseException], error: BaseException) -> Effects:
+        """Ends the closures that no worker can run.
+
+        Args:
+          worker: of those for one worker, only those for this one.
+          new_error: only those whose errors it creates.
+          error: has been created by it.
+        """
         effects = Effects()
-        for closure, (error, scope) in self.waiting.starved(worker):
+        for closure, starved in self.waiting.starved(worker):
+            if starved.new_error is not new_error:
+                continue
             if closure.live:
                 self.waiting.remove(closure)
             else:
-                effects.outcomes += self.end(closure, ClosureState.FAILED, error, scope).outcomes
+                effects.outcomes += self.end(closure, ClosureState.FAILED, error, starved.scope).outcomes
         return effects
 
     def decide(
@@ -229,7 +234,7 @@ class QueueState:
             self.late_error = self.late_error or value
             return effects
         if scope is ErrorScope.END_OF_DATA:
-            self.end_of_data = value
+            self.ends[closure.inputs] = value
             return effects
         others = self.fail_all(value)
         effects.outcomes += others.outcomes
@@ -248,14 +253,10 @@ class QueueState:
         self.stopped = True
         return self._cancel_all("the strategy was closed", internal=True)
 
-    def forget_error(self, error: BaseException) -> None:
-        """Forgets an error that is raised now."""
-        self.late_error = None if self.late_error is error else self.late_error
-        self.end_of_data = None if self.end_of_data is error else self.end_of_data
-
     def cancel_all(self) -> Effects:
         """Cancels all scheduled closures as their user does, and forgets the errors that were to be raised."""
-        self.error = self.late_error = self.end_of_data = None
+        self.error = self.late_error = None
+        self.ends.clear()
         effects = self._cancel_all(None, internal=False)
         for closure in {attempt.closure: None for attempt in effects.cancelled}:
             if not closure.has_ended:
@@ -279,8 +280,9 @@ class QueueState:
 
     def take_error(self) -> BaseException | None:
         """Returns the error to be raised now, and forgets it."""
-        error = self.error or self.late_error or self.end_of_data
-        self.error = self.late_error = self.end_of_data = None
+        error = self.error or self.late_error or next(iter(self.ends.values()), None)
+        self.error = self.late_error = None
+        self.ends.clear()
         return error
 
     def statistics(self) -> ClusterStatistics:
@@ -305,6 +307,11 @@ class QueueState:
         running = ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "nothing"
         paused = f"; no closure is started because {self.paused}" if self.paused else ""
         return f"{self.waiting.count} closures wait, running: {running}{paused}"
+
+    def _start(self, closure: Closure, worker: int, cancellation: Cancellation) -> Attempt:
+        attempt = closure.start(worker, cancellation)
+        self.running[attempt] = None
+        return attempt
 
     def _cancel_all(self, reason: str | None, *, internal: bool) -> Effects:
         """Cancels what waits, for a reason unless its user does, and what runs; internal closures only if said so."""

@@ -4,10 +4,11 @@ import dataclasses
 import threading
 from collections.abc import Callable
 
-from coordinator.queueing.closure import Closure
+from coordinator.queueing.closure import Attempt, Closure, ErrorScope
 from coordinator.queueing.idle_workers import IdleWorkers
+from coordinator.queueing.interrupts import uninterrupted
 from coordinator.queueing.queue_state import Effects, QueueState, WorkerCounts
-from coordinator.runtime import Cancellation
+from coordinator.runtime import Cancellation, Failure
 
 
 class QueueWorkers:
@@ -18,6 +19,7 @@ class QueueWorkers:
       state: the queue's state.
       idle: the workers that wait for a closure.
       unused_cancellations: of workers whose last `take` returned nothing.
+      hand_out: starts closures on idle workers; called with the lock held.
       carry_out: carries out effects; called without the lock.
     """
 
@@ -27,12 +29,14 @@ class QueueWorkers:
         state: QueueState,
         idle: IdleWorkers,
         unused_cancellations: dict[int, Cancellation],
+        hand_out: Callable[[], None],
         carry_out: Callable[[Effects], None],
     ) -> None:
         self._lock = lock
         self._state = state
         self._idle = idle
         self._unused_cancellations = unused_cancellations
+        self._hand_out = hand_out
         self._carry_out = carry_out
 
     def admit(self, worker: int) -> None:
@@ -47,22 +51,49 @@ class QueueWorkers:
         with self._lock:
             self._state.dismissed.add(worker)
             self._state.waiting.inputs.workers.discard(worker)
-            effects = self._state.fail_starved(worker)
             self._idle.wake_empty(worker)
         self._unused_cancellations.pop(worker, None)
-        self._carry_out(effects)
+        self.fail_starved(worker)
 
     def renew_inputs(self, worker: int) -> None:
         """Records that a worker was reconnected, so that its parts of all inputs begin again."""
         with self._lock:
             self._state.waiting.inputs.renew(worker)
 
-    def give_up(self, worker: int, error: BaseException) -> None:
+    def give_up(self, worker: int, new_error: Callable[[], BaseException]) -> None:
         """Stops waiting for a lost worker: fails the closures for which only such workers have data left."""
         with self._lock:
-            self._state.waiting.inputs.missing[worker] = error
-            effects = self._state.fail_starved(None)
+            self._state.waiting.inputs.missing[worker] = new_error
+        self.fail_starved(None)
+
+    def end_input(self, attempt: Attempt, failure: Failure, scope: ErrorScope) -> None:
+        """Records that an input has ended on an attempt's worker; its closure waits for a worker that has data left.
+
+        Args:
+          attempt: the attempt.
+          failure: names the input, and has the error with which closures end once it has ended on all workers.
+          scope: what that error affects.
+        """
+        assert failure.ended is not None
+        with self._lock:
+            effects = self._state.end_input(attempt, failure.ended, failure.error, scope)
+            self._hand_out()
         self._carry_out(effects)
+        self.fail_starved(attempt.worker)
+
+    @uninterrupted
+    def fail_starved(self, worker: int | None) -> None:
+        """Fails the closures that no worker can run; of those for one worker, only those for `worker`."""
+        while True:
+            with self._lock:
+                starved = self._state.waiting.starved(worker)
+            if not starved:
+                return
+            _, reason = starved[0]
+            error = reason.new_error()
+            with self._lock:
+                effects = self._state.fail_starved(worker, reason.new_error, error)
+            self._carry_out(effects)
 
     def interrupt(self, worker: int) -> None:
         """Makes `take` return nothing, if a worker waits in it."""

@@ -64,6 +64,13 @@ class WaitingClosures:
         if self._apart and queue is self.for_all:
             queues = [each for inputs, each in self._apart.items() if self.inputs.has_data(inputs, worker)]
             queue = min((*queues, *([queue] if queue else ())), key=lambda each: each[0].number)
+        return self._pop(queue)
+
+    def pop_for_all(self) -> Closure:
+        """Removes the next closure of those for all workers."""
+        return self._pop(self.for_all)
+
+    def _pop(self, queue: deque[Closure]) -> Closure:
         closure = queue.popleft()
         closure.is_queued = False
         self.count -= not closure.is_internal
@@ -110,10 +117,10 @@ class WaitingClosures:
                 queue.clear()
                 queue.extend(waiting)
 
-    def end_input(self, ended: FiniteInput, worker: int, error: BaseException, scope: ErrorScope) -> None:
+    def end_input(self, ended: FiniteInput, worker: int, scope: ErrorScope) -> None:
         """Records that a worker's part of an input has ended; see `EndedInputs.end`."""
         is_first = not ended.ended
-        self.inputs.end(ended, worker, error, scope)
+        self.inputs.end(ended, worker, scope)
         if is_first:
             waiting = [closure for closure in self.for_all if closure.is_queued]
             self.for_all.clear()
@@ -130,9 +137,10 @@ class WaitingClosures:
         return [(closure, reason) for closure, reason in found if reason is not None and closure.is_queued]
 
     def _queue_of(self, closure: Closure) -> deque[Closure]:
-        inputs = closure.inputs
-        if inputs and closure.target is None and any(each.ended for each in inputs):
-            return self._apart.setdefault(inputs, deque())
+        if closure.target is None:
+            for each in closure.inputs:
+                if each.ended:
+                    return self._apart.setdefault(closure.inputs, deque())
         return self._queues[closure.target]
 
     def _all_queues(self) -> Iterable[deque[Closure]]:

@@ -28,7 +28,7 @@ class TransientError(Exception):
 class EndOfDataError(Exception):
     """The worker's part of an input has ended; raised by work."""
 
-    def __init__(self, ended: FiniteInput) -> None:
+    def __init__(self, ended: FiniteInput | None = None) -> None:
         super().__init__("The data has ended.")
         self.ended = ended
 

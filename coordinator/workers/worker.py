@@ -15,6 +15,7 @@ Guarantees:
 
 import dataclasses
 import enum
+import functools
 import logging
 import threading
 import time
@@ -221,9 +222,11 @@ class Worker(BackgroundThread):
     def _settle_failed_attempt(self, attempt: Attempt, failure: Failure, may_recover: bool) -> None:
         if failure.kind is FailureKind.END_OF_DATA:
             # Not a failure of the closure: it is run where there is data left.
-            _logger.info("%s found no data left on %s: %s", attempt.closure, self.device, _summary(failure))
-            ended = dataclasses.replace(failure, error=final_error(failure, attempt, self.device))
-            self._queue.end_input(attempt, ended, error_scope(failure.kind, self._options))
+            _logger.info("%s found no data left on %s.", attempt.closure, self.device)
+            # The frames of its traceback would keep the data alive until the garbage collector runs.
+            error = final_error(failure, attempt, self.device).with_traceback(None)
+            scope = error_scope(failure.kind, self._options)
+            self._queue.workers.end_input(attempt, dataclasses.replace(failure, error=error), scope)
             return
         count = attempt.closure.record_failure(self.index, failure.kind)
         if may_retry(failure, count, self._options, may_recover=may_recover):
@@ -296,7 +299,7 @@ class Worker(BackgroundThread):
             f"Data is left on {self.device} alone, which has been lost for {lost_for:.0f} s. Start that worker again, "
             "remove it with strategy.cluster.remove_worker, or raise Options.affinity_timeout."
         )
-        self._queue.workers.give_up(self.index, WorkerLost(self.device, message))
+        self._queue.workers.give_up(self.index, functools.partial(WorkerLost, self.device, message))
 
     def _reconnect(self) -> bool:
         start = time.monotonic()

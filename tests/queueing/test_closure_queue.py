@@ -11,6 +11,7 @@ import pytest
 from coordinator.errors import ClosureCancelledError
 from coordinator.queueing.closure import Closure, ClosureState
 from coordinator.queueing.closure_queue import ClosureQueue
+from coordinator.runtime import FusionKey
 from tests.deadline import LIMIT
 from tests.queueing.closure_queue_bench import Stalls, fail, new_closure, new_internal, new_queue, put_new, take
 
@@ -114,6 +115,18 @@ def test_an_internal_closure_goes_first_to_its_worker_and_join_ignores_it(
     fail(queue, attempt, ValueError("not made"))
     queue.wait_settled(LIMIT)
     assert isinstance(internal.future.exception(), ValueError)
+
+
+def test_a_batch_has_only_closures_for_all_workers(queue: ClosureQueue) -> None:
+    fused = [new_closure(queue, number) for number in range(3)]
+    for closure in fused:
+        closure.fusion_key = FusionKey("step", ())
+        queue.put(closure)
+    attempt = take(queue, worker=1)
+    for_worker = put_new(queue, 3, target=1)
+    batch = queue.take_batch(attempt, 3, lambda available: available)
+    assert [each.closure for each in batch] == fused
+    assert take(queue, worker=1).closure is for_worker
 
 
 # Capacity

@@ -21,7 +21,8 @@ class FiniteData:
     """
 
     def __init__(self, *parts: Sequence[int]) -> None:
-        self.input = FiniteInput()
+        self.input = FiniteInput(EndOfDataError)
+        self.input.is_finite = True
         self.taken: Counter[int] = Counter()
         self._parts = parts
         self._left = {worker: deque(part) for worker, part in enumerate(parts)}

@@ -219,7 +219,7 @@ def test_a_worker_with_data_left_is_waited_for_as_long_as_its_own_closures_are()
 
 
 def test_an_input_that_has_ended_does_not_keep_others_from_its_worker() -> None:
-    runtime, ended, endless = FakeRuntime(1), FiniteInput(), FiniteInput()
+    runtime, ended, endless = FakeRuntime(1), FiniteInput(EndOfDataError), FiniteInput(EndOfDataError)
 
     def take_both(_: int) -> None:
         raise EndOfDataError(ended)
@@ -311,3 +311,18 @@ def test_closing_and_cancelling_end_what_waits_apart() -> None:
         assert scheduler.cluster.statistics().waiting == 2
     assert all(future.done() for future in futures)
     assert not data.taken
+
+
+def test_cancelling_all_withdraws_what_waits_apart_and_the_end_of_data() -> None:
+    runtime, data, ended = FakeRuntime(2), FiniteData([], [1]), FiniteData([], [])
+    gate = Gate(runtime)
+    with running_scheduler(runtime) as scheduler:
+        assert isinstance(ended.schedule(scheduler).exception(LIMIT), EndOfDataError)
+        scheduler.schedule(gate, "gate", worker=1)
+        gate.wait_arrived()
+        futures = [data.schedule(scheduler) for _ in range(3)]
+        wait_until(lambda: scheduler.queue.statistics().retried > 1)
+        scheduler.cancel_all()
+        assert all(future.cancelled() for future in futures)
+        scheduler.join(LIMIT)
+        assert data.schedule(scheduler).result(LIMIT) == 1

@@ -19,6 +19,7 @@ import tensorflow as tf
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall
 from coordinator.ps_strategy.membership.membership import Membership
+from coordinator.ps_strategy.per_worker.dataset import EndOfDataError
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
 from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
 from coordinator.ps_strategy.tensorflow_internals.process import bind_executor
@@ -100,9 +101,9 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
             return Failure(FailureKind.WORKER_LOST, error)
         if isinstance(cause, _TRANSIENT):
             return Failure(FailureKind.TRANSIENT, error)
-    if isinstance(error, ClosureInputError):
-        return Failure(FailureKind.INPUT, error)
-    return Failure(FailureKind.USER, error)
+    if isinstance(error, EndOfDataError):
+        return Failure(FailureKind.END_OF_DATA, error, error.ended)
+    return Failure(FailureKind.INPUT if isinstance(error, ClosureInputError) else FailureKind.USER, error)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from coordinator.ps_strategy.tensorflow_internals.calls import (
     structure_outputs,
 )
 from coordinator.ps_strategy.tensorflow_internals.handles import owner_of_handle, present_handle
-from coordinator.runtime import FusionKey
+from coordinator.runtime import FiniteInput, FusionKey
 
 # How long a worker waits for another one to build the fused call that both need, before it builds its own, in seconds.
 _BUILD_TIMEOUT = 120.0
@@ -204,6 +204,11 @@ class ScheduledCall:
         with iterators_in_use(self.iterators, context):
             outputs = self.function.call_on(context, args, kwargs)
             return tf.nest.map_structure(_on_client, outputs)
+
+    @property
+    def inputs(self) -> tuple[FiniteInput, ...]:
+        """What it takes of data that may end."""
+        return tuple([each.input for each in self.iterators])
 
     def may_fuse_on(self, worker: int) -> bool:
         """Returns whether it may run on `worker` in one call with others that have its fusion key.

@@ -1,6 +1,8 @@
 """Datasets and iterators with a copy on each worker."""
 
 import contextlib
+import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -9,6 +11,8 @@ import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError
 from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, WorkerContext
+from coordinator.ps_strategy.tensorflow_internals.calls import call_concrete, flat_inputs
+from coordinator.runtime import FiniteInput
 
 _logger = logging.getLogger("coordinator")
 
@@ -45,8 +49,38 @@ class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracin
         )
 
 
+class EndOfDataError(tf.errors.OutOfRangeError):
+    """An iterator has no element left on a worker. Raised to users when it has none on any worker that may be asked.
+
+    Args:
+      name: the iterator's name.
+      ended: the iterator as the core knows it, if it has ended on one worker at least.
+
+    Attributes:
+      ended: as given.
+    """
+
+    def __init__(self, name: str, ended: FiniteInput | None = None) -> None:
+        self.ended = ended
+        message = (
+            f"The {name} has no element left on any worker that may run this function. Catch this error to "
+            "end the loop; then iter(dataset) begins the next epoch:\n"
+            "  while True:\n"
+            "    try:\n"
+            "      strategy.schedule(step, args=(iterator,))\n"
+            "    except tf.errors.OutOfRangeError:\n"
+            "      break\n"
+            "  strategy.join()\n"
+            "Data that is not to end needs dataset.repeat()."
+        )
+        super().__init__(None, None, message)
+
+
 class PerWorkerIterator(_PerWorkerElements):
     """One iterator per worker. Pass it as an argument of a scheduled function and call `next` on it there.
+
+    If its data ends, a function that finds no element on its worker is run on another worker. When all workers are at
+    the end, `schedule` and `join` raise `tf.errors.OutOfRangeError`.
 
     The iterator of a worker that was restarted starts from the beginning, and so does one that was interrupted; see
     `iterators_in_use`. The iterators on the workers are freed with the last reference to this object.
@@ -55,16 +89,19 @@ class PerWorkerIterator(_PerWorkerElements):
     _spec_class = tf.data.IteratorSpec
 
     def __init__(self, name: str, element_spec: Any, build: Callable[[WorkerContext], tf.data.Dataset]) -> None:
-        # A local variable, because `build_iterator` must not keep this object alive.
+        # Local variables, because `build_iterator` must not keep this object alive.
         is_endless: dict[int, bool] = {}
+        finite_input = FiniteInput(functools.partial(EndOfDataError, f"iterator of {name}"))
 
         def build_iterator(context: WorkerContext) -> Any:
             dataset = build(context)
             is_endless[context.index] = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
+            finite_input.is_finite |= not is_endless[context.index]
             return iter(dataset)
 
         super().__init__(f"iterator of {name}", element_spec, build_iterator)
         self._is_endless = is_endless
+        self.input = finite_input
         # The connection on which a call with a worker's iterator failed, if it may have interrupted the iterator. Each
         # is used by its worker's thread alone.
         self.failed: dict[int, int] = {}
@@ -138,7 +175,8 @@ def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerCont
     """A scope for one call on a worker, which resets iterators that an earlier call left interrupted.
 
     A call that is cancelled while it waits for an element may leave its iterator cancelled, or ended too early. Nothing
-    is inspected unless the call fails.
+    is inspected unless the call fails. If it fails because data has ended, an iterator that may have ended is asked for
+    one more element, which is lost if there is one.
 
     Args:
       iterators: those among the call's arguments.
@@ -146,6 +184,7 @@ def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerCont
 
     Raises:
       tf.errors.AbortedError: an iterator was interrupted by an earlier call; it starts again with the next call.
+      EndOfDataError: an iterator has ended on this worker.
     """
     try:
         yield
@@ -174,7 +213,36 @@ def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerCont
                 "a new iterator if some of its data is missing.",
                 _names(suspects, context),
             )
+        if isinstance(error, tf.errors.OutOfRangeError):
+            for each in itertools.filterfalse(lambda each: each.is_endless_on(context.index), iterators):
+                _raise_if_ended(each, context, error)
         raise
+
+
+@tf.function
+def _has_element(iterator: Any) -> Any:
+    return iterator.get_next_as_optional().has_value()
+
+
+def _raise_if_ended(iterator: PerWorkerIterator, context: WorkerContext, cause: Exception) -> None:
+    """Takes an element on the worker, and raises EndOfDataError if there is none.
+
+    The error of the call does not tell: a function may raise the same for data of its own.
+    """
+    on_worker = iterator.value_on(context)
+    concrete = _has_element.get_concrete_function(on_worker)
+    try:
+        with tf.device(context.device):
+            inputs = flat_inputs(concrete, (on_worker,), {})
+            has_element = call_concrete(concrete, inputs, context.cancellation).numpy()
+    except tf.errors.OpError as error:
+        iterator.failed[context.index] = context.connection_number
+        if context.cancellation.is_cancelled:
+            raise ClosureCancelledError("The call was cancelled.") from error
+        raise
+    if not has_element:
+        # Without its traceback, whose frames would keep the iterator alive until the garbage collector runs.
+        raise EndOfDataError(iterator.name, iterator.input) from cause.with_traceback(None)
 
 
 def _is_interrupted(iterator: PerWorkerIterator, error: Exception, context: WorkerContext) -> bool:

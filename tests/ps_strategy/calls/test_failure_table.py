@@ -6,7 +6,8 @@ import tensorflow as tf
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
 from coordinator.heartbeat.obstacle import Obstacle
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime, failure_of
-from coordinator.runtime import FailureKind
+from coordinator.ps_strategy.per_worker.dataset import EndOfDataError
+from coordinator.runtime import FailureKind, FiniteInput
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import unhealthy
 from tests.ps_strategy.gate import Gate
@@ -27,6 +28,8 @@ def input_error(cause):
     return error
 
 
+END_OF_DATA = EndOfDataError("iterator of data", FiniteInput(KeyError))
+
 TABLE = [
     # error, is a parameter server lost, is the worker lost, kind
     (UNAVAILABLE, False, True, FailureKind.WORKER_LOST),
@@ -43,6 +46,8 @@ TABLE = [
     (input_error(NOT_FOUND), False, False, FailureKind.INPUT),
     (input_error(TYPE), False, True, FailureKind.INPUT),
     (input_error(None), True, True, FailureKind.INPUT),
+    (END_OF_DATA, False, False, FailureKind.END_OF_DATA),
+    (END_OF_DATA, False, True, FailureKind.WORKER_LOST),
     (INVALID, False, False, FailureKind.USER),
     (NOT_FOUND, False, False, FailureKind.USER),
     (TYPE, True, True, FailureKind.USER),

@@ -138,6 +138,29 @@ def test_no_worker_waits_for_a_step_that_failed_before_its_push(strategy, variab
     assert value_of(variables) == -6.0
 
 
+def test_no_worker_waits_for_one_whose_data_has_ended(strategy, variables):
+    def few_or_many(context):
+        return tf.data.Dataset.range(10 if context.input_pipeline_id == 1 else 1)
+
+    iterator = iter(strategy.experimental_distribute_datasets_from_function(few_or_many))
+    with strategy.scope():
+        rule = BoundedDelay(descend, variables, max_delay=0, grads_to_wait=3, learning_rate=1.0)
+
+    @tf.function
+    def step(iterator):
+        with rule.pull() as version, tf.control_dependencies([version]):
+            number = tf.cast(next(iterator), tf.float32)
+            gradients = [tf.ones(variable.shape) + 0.0 * number for variable in variables]
+        return rule.push(gradients, version)
+
+    futures = [strategy.schedule(step, args=(iterator,)) for _ in range(12)]
+    assert all(future.result(TIMEOUT) for future in futures)
+    strategy.join(TIMEOUT)
+    statistics = rule.statistics()
+    assert (statistics.pushes, statistics.updates) == (12, 4)
+    assert value_of(variables) == -4.0
+
+
 @pytest.mark.parametrize("max_delay", [-1, 1.5, True, float("nan"), "1"])
 def test_max_delay_is_an_integer_of_at_least_zero_or_infinity(strategy, variables, max_delay):
     with strategy.scope(), pytest.raises(ValueError, match="max_delay must be an integer of at least 0, or"):

@@ -1,0 +1,157 @@
+"""Tests of loops over data that ends: every example is visited, and the loop ends when the last worker has no more."""
+
+import concurrent.futures
+import gc
+import weakref
+from collections import Counter
+
+import pytest
+import tensorflow as tf
+
+from tests.deadline import wait_until
+from tests.ps_strategy.fusing.fused_calls import TIMEOUT, FusedCalls
+from tests.ps_strategy.gate import Gate
+from tests.ps_strategy.per_worker.elements import first
+
+EXAMPLES = 103
+# More than there are workers, and few enough that the loop leaves them the processors.
+_AHEAD = 20
+
+
+def sharded(context):
+    numbers = tf.data.Dataset.range(EXAMPLES)
+    return numbers.shard(context.num_input_pipelines, context.input_pipeline_id)
+
+
+@pytest.fixture
+def dataset(strategy):
+    return strategy.experimental_distribute_datasets_from_function(sharded)
+
+
+@tf.function
+def pair(iterator, other):
+    return next(iterator), next(other)
+
+
+def schedule_all(strategy, *iterators, function=first):
+    """Schedules until the data has ended everywhere, a few ahead of those that have ended; returns the futures."""
+    futures = []
+    while True:
+        if len(futures) > _AHEAD:
+            concurrent.futures.wait([futures[-_AHEAD]], TIMEOUT)
+        try:
+            futures.append(strategy.schedule(function, args=iterators))
+        except tf.errors.OutOfRangeError:
+            return futures
+
+
+def visited(futures):
+    """Counts the results of those that have one; the others raise OutOfRangeError."""
+    errors = [future.exception(TIMEOUT) for future in futures]
+    assert all(error is None or isinstance(error, tf.errors.OutOfRangeError) for error in errors)
+    return Counter(int(future.result()) for future, error in zip(futures, errors, strict=True) if error is None)
+
+
+def test_a_loop_until_the_end_visits_every_example_once_in_each_epoch(strategy, dataset):
+    for _ in range(3):
+        futures = schedule_all(strategy, iter(dataset))
+        strategy.join(TIMEOUT)
+        assert visited(futures) == dict.fromkeys(range(EXAMPLES), 1)
+
+
+def test_join_raises_the_end_of_data_and_says_how_to_write_the_loop(strategy, dataset):
+    gate = Gate(strategy)
+    gate.occupy(3)
+    iterator = iter(dataset)
+    futures = [strategy.schedule(first, args=(iterator,)) for _ in range(EXAMPLES + 2)]
+    gate.open()
+    with pytest.raises(tf.errors.OutOfRangeError, match=r"The iterator of sharded has no element left.*") as raised:
+        strategy.join(TIMEOUT)
+    strategy.join(TIMEOUT)
+    assert "except tf.errors.OutOfRangeError" in str(raised.value)
+    assert "End of sequence" in str(raised.value.__cause__)
+    assert visited(futures) == dict.fromkeys(range(EXAMPLES), 1)
+
+
+def test_finite_data_among_fused_calls_is_visited_once(strategy, dataset, monkeypatch):
+    fused, iterator = FusedCalls(strategy, monkeypatch), iter(dataset)
+
+    @tf.function
+    def take_if(iterator, number):
+        return next(iterator) if iterator is not None else number
+
+    many = [(iterator, number) for number in range(EXAMPLES)]
+    none = [(None, tf.constant(number, tf.int64)) for number in range(24)]
+    futures = fused.run(take_if, [(iterator, tf.constant(0, tf.int64)) for _ in many] + none)
+    assert visited(futures[:EXAMPLES]) == dict.fromkeys(range(EXAMPLES), 1)
+    assert visited(futures[EXAMPLES:]) == dict.fromkeys(range(24), 1)
+    assert fused.sizes
+
+
+def test_a_step_of_several_elements_may_end_in_the_middle(strategy, dataset):
+    with strategy.scope():
+        counts = tf.Variable(tf.zeros([EXAMPLES], tf.int64))
+
+    @tf.function
+    def take_ten(iterator):
+        for _ in tf.range(10):
+            counts.scatter_add(tf.IndexedSlices(tf.constant(1, tf.int64), next(iterator)))
+
+    schedule_all(strategy, iter(dataset), function=take_ten)
+    assert (counts.numpy() == 1).all()
+
+
+def test_a_step_reads_two_iterators_until_one_has_ended(strategy, dataset):
+    short = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(5)))
+    futures = schedule_all(strategy, iter(dataset), short, function=pair)
+    pairs = [future.result() for future in futures if future.exception(TIMEOUT) is None]
+    assert Counter(int(second) for _, second in pairs) == dict.fromkeys(range(5), 3)
+
+
+def test_the_end_of_a_functions_own_data_is_its_own_error(strategy, dataset):
+    @tf.function
+    def overrun(iterator):
+        own = iter(tf.data.Dataset.range(0))
+        return next(iterator) + next(own)
+
+    iterator = iter(dataset)
+    future = strategy.schedule(overrun, args=(iterator,))
+    with pytest.raises(tf.errors.OutOfRangeError, match="End of sequence"):
+        strategy.join(TIMEOUT)
+    assert isinstance(future.exception(0), tf.errors.OutOfRangeError)
+    assert strategy.schedule(first, args=(iterator,)).result(TIMEOUT) >= 0
+
+
+@pytest.mark.parametrize("kind", ["for", "optional"])
+def test_functions_that_ask_for_the_end_never_raise_it(strategy, dataset, kind):
+    @tf.function
+    def rest(iterator):
+        total = tf.constant(0, tf.int64)
+        if kind == "for":
+            for number in iterator:
+                total += number
+        else:
+            number = iterator.get_next_as_optional()
+            while number.has_value():
+                total += number.get_value()
+                number = iterator.get_next_as_optional()
+        return total
+
+    iterator = iter(dataset)
+    totals = [strategy.schedule(rest, args=(iterator,), worker=worker) for worker in range(3)]
+    strategy.join(TIMEOUT)
+    assert sum(int(total.result()) for total in totals) == sum(range(EXAMPLES))
+
+
+def test_an_iterator_that_has_ended_is_freed_with_its_last_reference(strategy, dataset):
+    iterator = iter(dataset)
+    futures = schedule_all(strategy, iterator)
+    with pytest.raises(tf.errors.OutOfRangeError):
+        strategy.schedule(first, args=(iterator,))
+    reference = weakref.ref(iterator)
+    gc.disable()
+    try:
+        del iterator, futures
+        wait_until(lambda: reference() is None)
+    finally:
+        gc.enable()
