@@ -19,7 +19,7 @@ from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWor
 from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.tensorflow_internals.handles import resource_creator_scope
-from coordinator.ps_strategy.tensorflow_internals.mutable_tables import KINDS, create_mutable_table
+from coordinator.ps_strategy.tensorflow_internals.mutable_tables import KINDS, create_mutable_table, is_created_by_keras
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
 
 _logger = logging.getLogger("coordinator")
@@ -128,8 +128,8 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         return [*table_creator_scopes(self._handles), *mutable]
 
     def _create_table(self, next_creator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not tf.executing_eagerly():
-            # It is part of the function that is being traced.
+        # While a function is traced, it is part of that function.
+        if not tf.executing_eagerly() or is_created_by_keras():
             return next_creator(*args, **kwargs)
         table, resource = create_mutable_table(next_creator, self._next_device(), args, kwargs)
         self._variables.add_table(table, resource)

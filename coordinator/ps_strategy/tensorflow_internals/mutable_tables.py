@@ -1,6 +1,7 @@
 """Lookup tables whose content changes, on a parameter server."""
 
 import copy
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,22 @@ from tensorflow.python.framework import ops
 KINDS = ("MutableHashTable", "DenseHashTable")
 
 _ANONYMOUS = "experimental_is_anonymous"
+
+
+def is_created_by_keras() -> bool:
+    """Returns True if a layer of Keras is creating the present table for itself.
+
+    Such a table counts words while the layer is adapted on the client; no step uses it.
+    """
+    # Private: TensorFlow does not tell a creator who creates, and the layers of Keras 2 and 3 have no hook.
+    frame: Any = sys._getframe()
+    while frame is not None and _package(frame) in ("coordinator", "tensorflow"):
+        frame = frame.f_back
+    return frame is not None and _package(frame) in ("keras", "tf_keras")
+
+
+def _package(frame: Any) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 class TableResource:

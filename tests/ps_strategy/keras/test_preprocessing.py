@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from tests.ps_strategy.every_worker import has_copies_on_workers, on_every_worker
 
@@ -101,6 +102,18 @@ def test_the_table_of_a_layer_created_in_the_scope_is_on_every_worker(strategy, 
     for values in on_every_worker(strategy, tf.function(model), words):
         assert values.tolist() == expected
     assert has_copies_on_workers(strategy, layer.lookup_table.resource_handle)
+
+
+@pytest.mark.parametrize("layers", [keras.layers, tf_keras.layers], ids=["Keras 3", "Keras 2"])
+def test_the_tables_that_count_while_a_layer_is_adapted_stay_on_the_client(strategy, layers, tmp_path):
+    with strategy.scope():
+        layer, restored = (layers.StringLookup(output_mode="tf_idf") for _ in range(2))
+    tables = [layer.token_counts, layer.token_document_counts]
+    assert all("/job:chief" in table.resource_handle.device for table in tables)
+    layer.update_state(tf.constant([["b", "b", "a"]]))
+    path = tf.train.Checkpoint(counts=layer.token_counts).write(str(tmp_path / "counts"))
+    tf.train.Checkpoint(counts=restored.token_counts).read(path).assert_consumed()
+    assert restored.token_counts.lookup(tf.constant(["a", "b"])).numpy().tolist() == [1, 2]
 
 
 VOCABULARY = ["avenger", "ironman", "batman", "hulk", "spiderman", "kingkong", "wonder_woman"]
