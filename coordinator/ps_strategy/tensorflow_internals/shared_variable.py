@@ -122,6 +122,24 @@ def _exclusive_method(exclusive: str) -> Any:
     return scatter
 
 
+def _anywhere_method(method: str) -> Any:
+    """Returns a `scatter_nd_...` method that can be called eagerly on the client, wherever the variable is."""
+
+    def scatter_nd(self: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
+        # A kernel called by itself does not know the shape of a variable on a server, and refuses all updates.
+        if not tf.executing_eagerly() or tf.DeviceSpec.from_string(self.device).job != "ps":
+            return getattr(super(ExclusiveScatter, self), method)(indices, updates, name)
+        _scatter_nd(self, method, tf.convert_to_tensor(indices), tf.convert_to_tensor(updates, self.dtype))
+        return self._lazy_read(None)
+
+    return scatter_nd
+
+
+@tf.function(autograph=False, reduce_retracing=True)
+def _scatter_nd(variable: Any, method: str, indices: Any, updates: Any) -> None:
+    getattr(variable, method)(indices, updates)
+
+
 class ExclusiveScatter:
     """A mixin for classes of variables that changes rows with kernels that lock the variable exclusively.
 
@@ -134,6 +152,12 @@ class ExclusiveScatter:
     scatter_max = _exclusive_method("scatter_nd_max")
     scatter_min = _exclusive_method("scatter_nd_min")
     scatter_update = _exclusive_method("scatter_nd_update")
+
+    scatter_nd_add = _anywhere_method("scatter_nd_add")
+    scatter_nd_sub = _anywhere_method("scatter_nd_sub")
+    scatter_nd_max = _anywhere_method("scatter_nd_max")
+    scatter_nd_min = _anywhere_method("scatter_nd_min")
+    scatter_nd_update = _anywhere_method("scatter_nd_update")
 
     def _lazy_read(self, operation: Any) -> Any:
         # Private: an assignment returns a variable too, of another class, which TensorFlow chooses here.

@@ -233,3 +233,15 @@ def test_a_value_read_before_a_scatter_is_not_the_current_value():
 
     step()
     np.testing.assert_array_equal(shared, [1.0, 2.0, 3.0, 4.0, 5.0])
+
+
+def test_rows_of_a_variable_on_a_server_can_be_changed_eagerly(strategy):
+    with strategy.scope():
+        remote = tf.Variable(tf.zeros([ROWS, 3]))
+    plain = tf.Variable(tf.zeros([ROWS, 3]))
+    for number, method in enumerate(METHODS):
+        for values, indices in [(number - 1.5, [1, 3]), (tf.ones([1, 3]), [number]), (tf.ones([0, 3]), np.int32([]))]:
+            found = [change(each, method, values, indices, is_function=False) for each in (plain, remote)]
+            np.testing.assert_array_equal(*found, err_msg=method)
+    remote.scatter_nd_add([[0]], [[1.0, 2.0, 3.0]])
+    np.testing.assert_array_equal(remote[0] - plain[0], [1.0, 2.0, 3.0])

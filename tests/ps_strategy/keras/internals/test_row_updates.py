@@ -133,6 +133,18 @@ def test_racing_workers_lose_no_addition_to_rows(strategy):
     assert int(plain.iterations) == int(adagrad.iterations) == count
 
 
+def test_rows_change_eagerly_on_the_client_too(strategy):
+    with strategy.scope():
+        remote = Training(lambda: optimizers.Adam(0.1))
+    here = Training(lambda: optimizers.Adam(0.1))
+    for gradient in GRADIENTS[:2]:
+        remote.step(gradient, IDS)
+        here.step(dense(gradient))
+    for value, expected in zip(remote.values(), here.values(), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=2e-6)
+    np.testing.assert_array_equal(np.asarray(remote.variables[0])[OTHERS], TABLE[OTHERS])
+
+
 def test_fit_changes_only_the_rows_that_it_looked_up(strategy):
     with strategy.scope():
         model = keras.Sequential([keras.layers.Embedding(ROWS, WIDTH, weights=TABLE), keras.layers.Dense(1)])
