@@ -109,7 +109,8 @@ class ClosureQueue:
             if not closure.has_ended:
                 self._state.unblock(closure)
                 self._hand_out(closure.target)
-        if closure.inputs:
+            is_starved = closure.inputs and self._state.waiting.inputs.why_starved(closure)
+        if is_starved:
             self.workers.fail_starved(closure.target)
 
     def take(self, worker: int, timeout: float | None = None) -> Attempt | None:
@@ -232,6 +233,8 @@ class ClosureQueue:
         """
         cancelled = self._cancel_scheduled()
         with self._lock:
+            # A schedule that waits to raise an error has none to raise any more.
+            self._waits.notify_all()
             self._waits.to_end(cancelled, timeout)
             abandoned = self._state.abandon(cancelled)
             self._waits.notify_settled()
@@ -274,6 +277,7 @@ class ClosureQueue:
                     self._hand_out(worker)
             self._hand_out()
 
+    @uninterrupted
     def stop(self) -> None:
         """Cancels everything, and makes every `take` return. May be called again."""
         with self._lock:

@@ -58,7 +58,9 @@ class QueueWorkers:
     def renew_inputs(self, worker: int) -> None:
         """Records that a worker was reconnected, so that its parts of all inputs begin again."""
         with self._lock:
-            self._state.waiting.inputs.renew(worker)
+            # One that was removed meanwhile would be waited for as long as it has data left: for ever.
+            if worker not in self._state.dismissed:
+                self._state.waiting.inputs.renew(worker)
 
     def give_up(self, worker: int, new_error: Callable[[], BaseException]) -> None:
         """Stops waiting for a lost worker: fails the closures for which only such workers have data left."""

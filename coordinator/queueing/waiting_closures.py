@@ -132,8 +132,8 @@ class WaitingClosures:
         for_worker = () if worker is None else self._queues.get(worker, ())
         found = [(closure, self.inputs.why_starved(closure)) for closure in for_worker]
         for queue in self._apart.values():
-            reason = self.inputs.why_starved(queue[0])
-            found += [(closure, reason) for closure in queue]
+            if (reason := self.inputs.why_starved(queue[0])) is not None:
+                found += [(closure, reason) for closure in queue]
         return [(closure, reason) for closure, reason in found if reason is not None and closure.is_queued]
 
     def _queue_of(self, closure: Closure) -> deque[Closure]:

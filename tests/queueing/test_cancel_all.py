@@ -10,7 +10,9 @@ has ended                            stays as it is   are cancelled  that of a s
 """
 
 import concurrent.futures
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,8 +23,8 @@ from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorSc
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.queueing.queue_state import QueueState
 from coordinator.testing.fake_runtime import FakeCancellation
-from tests.deadline import LIMIT
-from tests.queueing.closure_queue_bench import Stalls, fail, new_internal, new_queue, put_new, take
+from tests.deadline import LIMIT, wait_until
+from tests.queueing.closure_queue_bench import Stalls, fail, new_closure, new_internal, new_queue, put_new, take
 
 
 def cancellation() -> FakeCancellation:
@@ -173,6 +175,29 @@ def test_threads_that_wait_for_room_or_for_all_closures_go_on() -> None:
         joining.result(LIMIT)
     assert [closure.future.cancelled() for closure in waiting] == [True, True]
     assert put.future.result(0) == "put"
+
+
+def test_a_thread_that_waits_to_raise_an_error_goes_on_at_once() -> None:
+    queue = ClosureQueue(10, cancellation, print, stall_interval=10 * LIMIT)
+    for number in range(2):
+        put_new(queue, number)
+    failed, running = take(queue), take(queue)
+    fail(queue, failed, KeyError("of the user"))
+    putting = threading.Thread(target=lambda: queue.put(new_closure(queue, 2)))
+    putting.start()
+    wait_until(lambda: is_waiting(putting))
+    with ThreadPoolExecutor() as pool:
+        cancelling = pool.submit(queue.cancel_all, LIMIT)
+        later = take(queue)
+        assert (later.closure.number, cancelling.done()) == (2, False)
+        queue.requeue(running)
+        assert cancelling.result(LIMIT) == []
+    putting.join(LIMIT)
+
+
+def is_waiting(thread: threading.Thread) -> bool:
+    assert thread.ident is not None
+    return traceback.extract_stack(sys._current_frames()[thread.ident])[-1].name == "wait"  # noqa: SLF001 - documented
 
 
 def test_arguments_of_cancelled_closures_are_freed() -> None:
