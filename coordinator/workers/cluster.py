@@ -14,6 +14,7 @@ from coordinator.errors import WorkerLost
 from coordinator.options import Options
 from coordinator.queueing.closure import Attempt, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
+from coordinator.queueing.interrupts import uninterrupted
 from coordinator.runtime import Runtime, Servers
 from coordinator.statistics import ClusterStatistics
 from coordinator.workers.background_threads import BackgroundThread, IdleWatch, StragglerWatch
@@ -109,23 +110,20 @@ class Cluster:
           ValueError: there is no such worker.
         """
         self.refuse_worker_thread("remove_worker")
-        with self._lock:
-            self.refuse_unknown(index, " to remove")
-            worker = self._workers[index]
-            self._set_workers({other: each for other, each in self._workers.items() if other != index})
-            self._leaving.add(index)
+        worker = self._withdraw(index)
         try:
-            self._queue.workers.dismiss(index)
-            worker.stop()
             if not worker.wait_stopped(self._options.close_timeout if timeout is None else timeout):
                 self._queue.workers.cancel_attempts(index)
                 if not worker.wait_stopped(self._options.close_timeout):
                     _logger.warning("%s runs a call that cannot be cancelled; its thread is left behind.", worker)
-            self._servers.remove_worker(index)
         finally:
-            with self._lock:
-                self._leaving.discard(index)
-        self.fail_orphaned(index)
+            # After Ctrl-C, too, which ends the wait: the worker cannot be removed a second time.
+            try:
+                self._servers.remove_worker(index)
+            finally:
+                with self._lock:
+                    self._leaving.discard(index)
+                self.fail_orphaned(index)
 
     def move_worker(self, index: int, address: str) -> None:
         """Changes the address of a worker, whose present closure is requeued.
@@ -224,6 +222,19 @@ class Cluster:
     def live_workers(self) -> int:
         """Returns how many workers are live."""
         return sum(worker.state is WorkerState.LIVE for worker in self._workers.values())
+
+    @uninterrupted
+    def _withdraw(self, index: int) -> Worker:
+        """Takes a worker from the cluster; it stops after what it runs, and what waits for it alone fails."""
+        with self._lock:
+            self.refuse_unknown(index, " to remove")
+            worker = self._workers[index]
+            self._set_workers({other: each for other, each in self._workers.items() if other != index})
+            self._leaving.add(index)
+        self._queue.workers.dismiss(index)
+        worker.stop()
+        self.fail_orphaned(index)
+        return worker
 
     def _new_worker(self, index: int) -> Worker:
         return Worker(index, self._runtime, self._servers, self._queue, self._recovery, self._options, self)
