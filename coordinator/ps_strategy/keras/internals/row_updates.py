@@ -167,7 +167,7 @@ class _ByRows:
 
 
 def _with_slots_of(optimizer: Any, variable: Any, indices: Any) -> Any:
-    """Returns a view of an optimizer whose only variable has the given rows of this variable, and of its slots."""
+    """Returns a view of an optimizer that has the given rows in place of this variable, and of its slots."""
     # The class that `_by_rows_class` was given.
     view: Any = object.__new__(type(optimizer).__mro__[2])
     view.__dict__.update(vars(optimizer))
@@ -177,7 +177,8 @@ def _with_slots_of(optimizer: Any, variable: Any, indices: Any) -> Any:
         if name in ("_variables", "_trainable_variables", "_model_variables_moving_average"):
             continue
         is_list = isinstance(slots, list) and len(slots) == len(optimizer._trainable_variables_indices)
-        if is_list and isinstance(slots[number], keras.Variable):
-            view.__dict__[name] = [Rows(slots[number].value, indices)]
-    view.__dict__["_get_variable_index"] = lambda _: 0
+        # One that has no rows, such as a count of the variable's updates, is used as it is.
+        if is_list and isinstance(slots[number], keras.Variable) and slots[number].shape[:1] == variable.shape[:1]:
+            view.__dict__[name] = [*slots[:number], Rows(slots[number].value, indices), *slots[number + 1 :]]
+    view.__dict__["_get_variable_index"] = lambda _: number
     return view

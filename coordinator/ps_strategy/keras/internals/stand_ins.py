@@ -30,8 +30,14 @@ class StandIn:
     def __add__(self, other: Any) -> Any:
         return self.value + other
 
+    def __radd__(self, other: Any) -> Any:
+        return other + self.value
+
     def __sub__(self, other: Any) -> Any:
         return self.value - other
+
+    def __rsub__(self, other: Any) -> Any:
+        return other - self.value
 
     def __mul__(self, other: Any) -> Any:
         return self.value * other
@@ -41,6 +47,15 @@ class StandIn:
 
     def __truediv__(self, other: Any) -> Any:
         return self.value / other
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return other / self.value
+
+    def __pow__(self, other: Any) -> Any:
+        return self.value**other
+
+    def __neg__(self) -> Any:
+        return -self.value
 
     def __mod__(self, other: Any) -> Any:
         return self.value % other

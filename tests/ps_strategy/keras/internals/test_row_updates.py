@@ -212,6 +212,39 @@ def test_only_optimizers_that_are_known_to_change_each_row_by_itself_do(strategy
     assert not np.allclose(normalized.variables[0], TABLE)
 
 
+def test_an_optimizer_of_the_user_may_calculate_with_slots_and_count_updates(strategy):
+    class Own(optimizers.Optimizer):
+        updates_rows = True
+
+        def build(self, variables):
+            super().build(variables)
+            self.slots = self.add_optimizer_variables(variables, "slot")
+            self.counts = [self.add_variable((), name="count") for _ in variables]
+            self.used_rates = [self.add_variable((), name="rate") for _ in variables]
+
+        def update_step(self, gradient, variable, learning_rate):
+            number = self._get_variable_index(variable)
+            slot, count = self.slots[number], self.counts[number]
+            count.assign_add(1.0)
+            self.used_rates[1].assign(learning_rate)
+            slot.assign(0.5 * slot + gradient)
+            variable.assign_sub((1.0 - (-slot)) / (2.0 + slot**2) + count / (1.0 / (3.0 + slot**2)))
+
+    with strategy.scope():
+        training = Training(lambda: Own(0.1))
+    here = Training(lambda: Own(0.1))
+
+    @tf.function
+    def step(gradient, ids):
+        training.step(gradient, ids)
+
+    for gradient in GRADIENTS[:2]:
+        strategy.schedule(step, args=(gradient, IDS)).result(TIMEOUT)
+        here.step(dense(gradient))
+    for value, expected in zip(training.values(), here.values(), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_the_patches_are_undone_and_unknown_keras_versions_are_not_patched(monkeypatch, caplog):
     known = row_update_hooks()
     with row_updates():
