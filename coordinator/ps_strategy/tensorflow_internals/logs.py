@@ -46,8 +46,9 @@ def _is_default() -> bool:
 
 def _is_for_users(record: logging.LogRecord) -> bool:
     """Returns False for the advice to avoid retracing of functions that are TensorFlow's own."""
-    message = record.getMessage()
-    return not ("triggered tf.function retracing" in message and any(name in message for name in _TRACED_EACH_TIME))
+    # Only this advice is formatted: formatting fails if the arguments of a message are wrong, which Python reports.
+    is_advice = "triggered tf.function retracing" in str(record.msg)
+    return not (is_advice and any(name in record.getMessage() for name in _TRACED_EACH_TIME))
 
 
 def _library() -> ctypes.CDLL:

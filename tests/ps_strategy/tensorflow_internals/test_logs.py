@@ -87,6 +87,12 @@ def test_advice_on_retracing_is_left_out_for_tensorflows_own_functions_alone(cap
     ]
 
 
+def test_a_message_with_wrong_arguments_raises_nothing_where_it_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    with quiet_logs():
+        tf.get_logger().warning("%d", "words")
+
+
 def test_saving_and_restoring_again_and_again_gives_no_advice(strategy, tmp_path, caplog) -> None:
     with strategy.scope():
         variables = [tf.Variable(float(index)) for index in range(2)]
