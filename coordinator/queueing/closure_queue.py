@@ -83,7 +83,7 @@ class ClosureQueue:
         try:
             with self._lock:
                 if closure.inputs:
-                    self._waits.to_give_way(closure)
+                    self._waits.yield_to_workers(closure)
                 is_starved = closure.inputs and state.waiting.inputs.why_starved(closure)
                 if state.waiting.count >= self.capacity or state.error is not None or state.stopped or is_starved:
                     deadline = None if timeout is None else time.monotonic() + timeout

@@ -26,19 +26,19 @@ class EndedInputs:
 
     Attributes:
       workers: the present workers.
-      missing: the workers that are not waited for any more, each with what creates the error that says so.
+      given_up: the workers that are not waited for any more, each with what creates the error that says so.
     """
 
     def __init__(self) -> None:
         self.workers: set[int] = set()
-        self.missing: dict[int, Callable[[], BaseException]] = {}
+        self.given_up: dict[int, Callable[[], BaseException]] = {}
         self._reconnections: Counter[int] = Counter()
         self._scope = ErrorScope.END_OF_DATA
 
     def renew(self, worker: int) -> None:
         """Records that a worker is new or was reconnected, so that its parts of all inputs begin again."""
         self.workers.add(worker)
-        self.missing.pop(worker, None)
+        self.given_up.pop(worker, None)
         self._reconnections[worker] += 1
 
     def end(self, ended: FiniteInput, worker: int, scope: ErrorScope) -> None:
@@ -66,6 +66,6 @@ class EndedInputs:
             return None
         workers = self.workers if closure.target is None else {closure.target}
         awaited = [worker for worker in workers if self.has_data(closure.inputs, worker)]
-        if (closure.target is not None and awaited) or any(worker not in self.missing for worker in awaited):
+        if (closure.target is not None and awaited) or any(worker not in self.given_up for worker in awaited):
             return None
-        return Starved(self.missing[awaited[0]] if awaited else ended.new_error, self._scope)
+        return Starved(self.given_up[awaited[0]] if awaited else ended.new_error, self._scope)

@@ -113,7 +113,7 @@ class IdleWorkers:
         while state.waiting.for_all and not state.paused and (idle := self.pop_longest()):
             idle.wake(state.start_next(idle.index, idle.cancellation))
             count += 1
-        if state.waiting.are_apart:
+        if state.waiting.has_ended_inputs:
             for index in [each for each in self.workers if state.may_start(each)]:
                 if self._waking < _MAX_WAKING and state.may_start(index) and (idle := self.pop(index)):
                     idle.wake(state.start_next(index, idle.cancellation))

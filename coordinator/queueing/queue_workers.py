@@ -65,7 +65,7 @@ class QueueWorkers:
     def give_up(self, worker: int, new_error: Callable[[], BaseException]) -> None:
         """Stops waiting for a lost worker: fails the closures for which only such workers have data left."""
         with self._lock:
-            self._state.waiting.inputs.missing[worker] = new_error
+            self._state.waiting.inputs.given_up[worker] = new_error
         self.fail_starved(None)
 
     def end_input(self, attempt: Attempt, failure: Failure, scope: ErrorScope) -> None:

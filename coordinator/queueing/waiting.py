@@ -45,7 +45,7 @@ class QueueWaits:
         self._report_stall = report_stall
         self._stall_interval = stall_interval
 
-    def to_give_way(self, closure: Closure) -> None:
+    def yield_to_workers(self, closure: Closure) -> None:
         """Waits for a moment if the closure's data is finite and many closures wait.
 
         A loop that schedules until the data ends would otherwise hold the interpreter, which the workers' threads need:

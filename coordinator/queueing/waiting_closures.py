@@ -48,7 +48,7 @@ class WaitingClosures:
         return (each for each in itertools.chain(*self._all_queues(), self._blocked) if each.is_queued)
 
     @property
-    def are_apart(self) -> bool:
+    def has_ended_inputs(self) -> bool:
         """Whether closures wait that not every worker may run because an input has ended there."""
         return bool(self._apart)
 
