@@ -20,7 +20,8 @@ from coordinator.launch.task_config import TaskConfig
 
 SERVE_COMMAND = (sys.executable, "-m", "coordinator", "serve", "--exit-with-parent")
 SERVED_JOBS = ("worker", "ps")
-_UNUSABLE = 2
+# The exit code of a server that cannot serve: its task is unknown or its port is taken.
+UNUSABLE = 2
 
 
 def serve(
@@ -47,7 +48,7 @@ def serve(
         check_port_is_free(config.name, config.address)
     except (ClusterSpecError, LaunchError) as error:
         print(f"coordinator serve: {error}", file=sys.stderr)
-        return _UNUSABLE
+        return UNUSABLE
     _name_process(config)
     with SignalReader((signal.SIGTERM, signal.SIGINT), lambda _: _end()):
         if exit_with_parent:
@@ -62,7 +63,7 @@ def serve(
             # Another process may have taken the port while TensorFlow was loaded.
             reason = f"TensorFlow could not start the server: {error.message.partition(chr(10))[0]}"
             print(f"coordinator serve: {config.name} cannot serve on {config.address}: {reason}", file=sys.stderr)
-            return _UNUSABLE
+            return UNUSABLE
         print(f"coordinator: {config.name} serves on {config.address}", flush=True)
         server.join()
     raise AssertionError("A server is joined for ever.")

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING
 
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.launch.local_servers import LocalServers, free_addresses, free_cluster
+from coordinator.launch.serve import UNUSABLE
 from coordinator.launch.task_config import TaskConfig
 from coordinator.setting_checks import is_integer
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+# Another program may take a port between the moment it was found free and that in which its server listens there.
+_MOST_STARTS = 3
 
 
 class LocalCluster:
@@ -55,19 +59,24 @@ class LocalCluster:
         """Starts all servers, and returns this cluster when each of them answers. Entering the cluster does this.
 
         Raises:
-          LaunchError: it was started already, or a server did not come up; none is left then.
+          LaunchError: it was started already, or a server did not come up; none is left then. Where another program
+            took a server's port meanwhile, all servers are started again on other ports first.
         """
         if self._servers is not None:
             raise LaunchError(f"{self!r} was started already.")
-        self._spec = free_cluster(self._counts)
-        self._folder = tempfile.TemporaryDirectory(prefix="local-cluster-")
-        self._servers = LocalServers(self._spec, pathlib.Path(self._folder.name), os.environ)
-        try:
-            self._servers.start()
-            self._servers.wait_ready(self._start_timeout)
-        except BaseException:
-            self.close()
-            raise
+        for attempts_left in reversed(range(_MOST_STARTS)):
+            self._spec = free_cluster(self._counts)
+            self._folder = tempfile.TemporaryDirectory(prefix="local-cluster-")
+            self._servers = LocalServers(self._spec, pathlib.Path(self._folder.name), os.environ)
+            try:
+                self._servers.start()
+                self._servers.wait_ready(self._start_timeout)
+                break
+            except BaseException as error:
+                self.close()
+                is_port_taken = any(server.exit_code == UNUSABLE for server in self._servers)
+                if not (isinstance(error, LaunchError) and is_port_taken and attempts_left):
+                    raise
         return self
 
     def close(self) -> None:

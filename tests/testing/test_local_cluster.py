@@ -10,6 +10,7 @@ import pytest
 import coordinator.testing
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.heartbeat.task_probe import TaskProbe
+from coordinator.launch import local_servers
 from coordinator.testing import LocalCluster
 from tests.deadline import wait_until
 from tests.launch.fake_tensorflow import write_fake_tensorflow
@@ -139,6 +140,25 @@ def test_a_server_that_does_not_start_is_named_and_none_is_left(
     with pytest.raises(LaunchError, match="/job:ps/task:0") as raised:
         LocalCluster(workers=1, ps=1).start()
     assert "the fake server fails as requested" in str(raised.value)
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.mark.usefixtures("quick_servers")
+def test_a_port_that_another_program_took_before_its_server_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = local_servers.free_cluster({"worker": 1, "ps": 1})
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = {**free, "worker": [f"127.0.0.1:{other.getsockname()[1]}"]}
+        found = iter([taken, taken, free])
+        monkeypatch.setattr("coordinator.testing.local_cluster.free_cluster", lambda _: next(found))
+        with LocalCluster(workers=1, ps=1) as cluster:
+            assert cluster.spec == free
+            assert cluster.is_alive("worker", 0)
+            assert len(list((tmp_path / "temporary").iterdir())) == 1
+        monkeypatch.setattr("coordinator.testing.local_cluster.free_cluster", lambda _: taken)
+        with pytest.raises(LaunchError, match="Address already in use"):
+            LocalCluster(workers=1, ps=1).start()
     assert not list((tmp_path / "temporary").iterdir())
 
 
