@@ -12,7 +12,6 @@ from coordinator.simulation.simulated_cluster import simulate
 from coordinator.simulation.text_report import aligned
 from coordinator.testbed.confirmation.step_times import Run, StepTimes
 from coordinator.updates.rule_statistics import Staleness
-from coordinator.updates.state.gate import PAUSE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +102,7 @@ class Comparison:
             difference = f"{words} {self.off_by(figure):+.0%}"
             parts.append(f"{difference}; the real runs had {min(values):.2f} to {max(values):.2f}, {why}")
         if self.real.idle_share > _MUCH_IDLE:
-            asked = 1e3 * (PAUSE + self.times.pull)
-            parts.append(f"a real worker that waits asks again only every {asked:.1f} ms, or more if others wait, too")
+            parts.append("a real worker that waits may begin while the gradient that it waited for is being applied")
         return f"{self.name}: {'; '.join(parts)}."
 
 

@@ -68,7 +68,7 @@ def test_the_report_explains_that_real_workers_poll_while_they_wait() -> None:
     found = [comparison(figures(idle=0.3), figures(rate=30.0, idle=0.2)), comparison(figures(), figures())]
     (agreed, line) = verdict(found).splitlines()
     assert agreed.startswith("1 of 2 settings agree")
-    assert line.endswith("; a real worker that waits asks again only every 5.0 ms, or more if others wait, too.")
+    assert line.endswith("; a real worker that waits may begin while the gradient that it waited for is being applied.")
 
 
 def test_several_runs_are_combined_into_one() -> None:
