@@ -29,10 +29,9 @@ from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinit
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended, StrategyServices
-from coordinator.ps_strategy.per_worker.copies import WorkerCopies
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, DatasetFunction
-from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerCopies
 from coordinator.ps_strategy.per_worker.variable import worker_number
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore

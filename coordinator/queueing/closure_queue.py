@@ -43,7 +43,7 @@ class ClosureQueue:
 
     Attributes:
       capacity: as given.
-      workers: what the queue is told of its workers.
+      workers: the workers that take closures from it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a closure queue is told of each worker, and knows of it: `ClosureQueue.workers`."""
+"""The workers of a closure queue: which there are, what they run, and what data they have left."""
 
 import dataclasses
 import threading

@@ -1,4 +1,4 @@
-"""Tests of `ClusterCoordinator`: scheduling and results. After the meaning of TensorFlow's tests of its own one."""
+"""Tests of `ClusterCoordinator`: scheduling and results. They follow the meaning of TensorFlow's own tests."""
 
 import logging
 

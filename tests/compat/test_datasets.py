@@ -1,4 +1,4 @@
-"""Tests of `create_per_worker_dataset` in all its forms. After the meaning of TensorFlow's tests of its own one."""
+"""Tests of `create_per_worker_dataset` in all its forms. They follow the meaning of TensorFlow's own tests."""
 
 import weakref
 

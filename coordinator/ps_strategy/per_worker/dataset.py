@@ -227,7 +227,7 @@ def _has_element(iterator: Any) -> Any:
 def _raise_if_ended(iterator: PerWorkerIterator, context: WorkerContext, cause: Exception) -> None:
     """Takes an element on the worker, and raises EndOfDataError if there is none.
 
-    The error of the call does not tell: a function may raise the same for data of its own.
+    The error of the call does not tell: a function may raise the same for another dataset.
     """
     on_worker = iterator.value_on(context)
     concrete = _has_element.get_concrete_function(on_worker)

@@ -16,6 +16,7 @@ import tensorflow as tf
 from coordinator.errors import ClosureCancelledError, ClosureInputError
 from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
 from coordinator.ps_strategy.tensorflow_internals.handles import owner_of_handle
+from coordinator.workers.scheduler import Scheduler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,7 @@ class PerWorkerHandles:
 
     @functools.cached_property
     def worker_index(self) -> tf.Tensor:
-        """A tensor that stands for the index of the worker among the captures of a function."""
+        """A placeholder for the index of the worker among the captures of a function."""
         # Made when it is needed: the strategy is not connected yet when this object is created.
         return tf.constant(-1, tf.int64)
 
@@ -115,3 +116,33 @@ class PerWorkerHandles:
             return self._worker_indices
         owner = owner_of_handle(tensor)
         return self.handles_of_copies.get(id(owner)) if owner is not None else None
+
+
+class WorkerCopies:
+    """Schedules the library's own work with resources, before what its users have scheduled.
+
+    Args:
+      scheduler: has the workers.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def create(self, resource: PerWorkerResource) -> None:
+        """Makes every worker create its copy, unless the resource is dropped before; does not wait for it."""
+        reference = weakref.ref(resource)
+
+        def create(context: WorkerContext) -> None:
+            if (wanted := reference()) is not None:
+                wanted.value_on(context)
+
+        for worker in self._scheduler.cluster.workers:
+            self._scheduler.schedule_internal(worker.index, create, f"create {resource.name}")
+
+    def read(self, resource: PerWorkerResource) -> list[Any]:
+        """Returns the values of all copies, which are variables, in the order of the workers, as NumPy."""
+        reads = [
+            self._scheduler.schedule_internal(worker.index, resource.read_on, f"read {resource.name}")
+            for worker in self._scheduler.cluster.workers
+        ]
+        return [read.result() for read in reads]

@@ -274,7 +274,7 @@ class FiniteWorkerFeed(WorkerFeed):
             self.add(future, worker)
 
     def _free_places(self) -> list[int | None]:
-        """Returns the workers to schedule a call for, some several times; None stands for any worker."""
+        """Returns the workers to schedule a call for, some several times; None is any worker."""
         workers = [worker.index for worker in self._strategy.cluster.workers]
         if self._calls_per_epoch is not None and not self._ended:
             return [None] * (_STEPS_PER_WORKER * len(workers) - len(self.unfinished))
