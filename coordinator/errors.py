@@ -34,8 +34,7 @@ class Rollback:
     Attributes:
       parameter_servers: the names of the lost ones, such as `/job:ps/task:0`.
       checkpoint: the path of the restored checkpoint; None if there was none, and all variables were initialized again.
-      step_before: the step at which the servers were lost; an estimate, since it is not known which functions that ran
-        while the checkpoint was written are in it.
+      step_before: the step at which the servers were lost; an estimate, since functions that ran then are not counted.
       step_after: the step from which training continues.
       seconds: the time from the first attempt to recover until the variables were restored, in seconds.
     """

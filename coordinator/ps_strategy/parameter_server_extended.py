@@ -16,11 +16,12 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource
-from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes
+from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes, worker_number
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.tensorflow_internals.handles import resource_creator_scope
 from coordinator.ps_strategy.tensorflow_internals.mutable_tables import KINDS, create_mutable_table, is_created_by_keras
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
+from coordinator.workers.scheduler import Scheduler
 
 _logger = logging.getLogger("coordinator")
 
@@ -45,6 +46,18 @@ class StrategyServices:
     retrace: Callable[[], None]
     add_idle_callback: Callable[[Callable[[int], object]], None]
     refuse_closed: Callable[[str], None]
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, handles: PerWorkerHandles, retrace: Callable[[], None]) -> "StrategyServices":
+        """Returns those of a strategy with this scheduler and these per-worker resources."""
+        return cls(
+            worker_index=worker_number("worker index", handles, lambda context: context.index),
+            connection_number=worker_number("connection number", handles, lambda context: context.connection_number),
+            unique_numbers=itertools.count(),
+            retrace=retrace,
+            add_idle_callback=scheduler.cluster.add_idle_callback,
+            refuse_closed=scheduler.queue.refuse_stopped,
+        )
 
 
 class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):

@@ -10,7 +10,7 @@ strategy = ParameterServerStrategy(resolver)      one client, this process
 
 import concurrent.futures
 import contextlib
-import itertools
+import functools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,6 @@ from coordinator.ps_strategy.parameter_server_extended import ParameterServerExt
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, DatasetFunction
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerCopies
-from coordinator.ps_strategy.per_worker.variable import worker_number
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.tensorflow_internals.process import client_environment
@@ -90,10 +89,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 variables,
                 lambda: scheduler.cluster.statistics().finished,
                 scheduler.recovery.wait_recovered,
+                functools.partial(scheduler.quiet, verb="save"),
             )
             devices, copies = membership.parameter_server_devices, WorkerCopies(scheduler)
             extended = ParameterServerExtended(self, devices, self._handles, variables, copies.read)
-            extended.services = self._services()
+            extended.services = StrategyServices.of(scheduler, self._handles, self._tracer.reset)
             tf.distribute.Strategy.__init__(self, extended)
             self.parameter_servers = tuple(
                 ParameterServer(index, device, membership) for index, device in enumerate(devices)
@@ -104,18 +104,6 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             ending.callback(self._recovery.release_manager)
             # Closes when the strategy is forgotten, and at the end of the program.
             self._closing = weakref.finalize(self, ending.pop_all().close)
-
-    def _services(self) -> StrategyServices:
-        return StrategyServices(
-            worker_index=worker_number("worker index", self._handles, lambda context: context.index),
-            connection_number=worker_number(
-                "connection number", self._handles, lambda context: context.connection_number
-            ),
-            unique_numbers=itertools.count(),
-            retrace=self._tracer.reset,
-            add_idle_callback=self._scheduler.cluster.add_idle_callback,
-            refuse_closed=self._scheduler.queue.refuse_stopped,
-        )
 
     @property
     def cluster(self) -> Cluster:
@@ -218,6 +206,22 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """
         self._scheduler.cancel_all()
 
+    def quiet(self, timeout: float | None = None) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which no scheduled function runs, so that what is read and saved is of one moment.
+
+        It waits for the functions that run. Those that wait, and those scheduled meanwhile, run after the block: `join`
+        inside of it raises `RuntimeError`. A recovery of a parameter server may take place inside.
+
+        Args:
+          timeout: how long to wait for what runs, in seconds; None for no limit, with reports in the log.
+
+        Raises:
+          TimeoutError: functions still run; the message names them. Nothing is held back any more.
+          RuntimeError: in a callback of a future that a worker's thread runs.
+          StrategyClosedError: the strategy is closed.
+        """
+        return self._scheduler.quiet(timeout)
+
     def restore_from(
         self, source: Any, step: Any = None, on_rollback: Callable[[Rollback], object] | None = None
     ) -> None:
@@ -228,16 +232,13 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
         When a server answers at its address again, all variables of all parameter servers are restored from the latest
         checkpoint, in the same Python objects; a variable that is not in the checkpoint gets its initial value. So the
-        state is that of a restarted client, but nothing is traced again and the training loop continues. A checkpoint
-        that was saved while functions ran is not a snapshot: its variables are of different moments. Call `join` before
-        `manager.save()` for a snapshot.
+        state is that of a restarted client, but nothing is traced again and the training loop continues.
 
         Args:
           source: a `tf.train.CheckpointManager`, whose newest readable checkpoint is restored, or the initial values if
             there is none; or a function without arguments that restores a checkpoint and returns its path. Until
-            `restore_from` is called again, the manager's `save` waits for lost parameter servers and saves again,
-            instead of raising their errors; with `tf.train.CheckpointOptions(enable_async=True)` it raises
-            `ValueError`, and so does its checkpoint.
+            `restore_from` is called again, the manager saves in `quiet()`, and waits for lost parameter servers instead
+            of raising their errors; `tf.train.CheckpointOptions(enable_async=True)` raises `ValueError`.
           step: counts steps in reports of recoveries: an integer variable that is in the checkpoint, such as
             `optimizer.iterations`, or a function that returns an int. None counts the functions that have finished.
           on_rollback: called with a `Rollback`, on a thread of the library, after each recovery that restored a

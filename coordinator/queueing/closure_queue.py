@@ -27,6 +27,7 @@ from coordinator.queueing.idle_workers import IdleWorkers
 from coordinator.queueing.interrupts import uninterrupted
 from coordinator.queueing.queue_state import Effects, QueueState
 from coordinator.queueing.queue_workers import QueueWorkers
+from coordinator.queueing.quiet_periods import QuietPeriods
 from coordinator.queueing.waiting import QueueWaits
 from coordinator.runtime import Cancellation
 from coordinator.statistics import ClusterStatistics
@@ -44,6 +45,7 @@ class ClosureQueue:
     Attributes:
       capacity: as given.
       workers: the workers that take closures from it.
+      quiet: the periods in which no scheduled closure runs.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class ClosureQueue:
         self.workers = QueueWorkers(
             self._lock, self._state, self._idle, self._unused_cancellations, self._hand_out, self._carry_out
         )
+        self.quiet = QuietPeriods(self._lock, self._state, self._idle, self._waits, self._hand_out_all)
 
     def put(self, closure: Closure, timeout: float | None = None) -> None:
         """Adds a closure, waiting for room if the queue is full. An internal closure never waits.
@@ -121,14 +124,16 @@ class ClosureQueue:
           timeout: in seconds; None for none.
 
         Returns:
-          The attempt; None if none came in time, the worker was interrupted or dismissed, or the queue is stopped.
+          The attempt; None if none came in time, the worker was interrupted or dismissed, the queue is stopped, or a
+          quiet period waits for the worker to report that it is idle.
         """
         cancellation = self._unused_cancellations.pop(worker, None) or self._new_cancellation()
         with self._lock:
             if self._state.may_start(worker):
                 self._waits.has_room.notify()
                 return self._state.start_next(worker, cancellation)
-            if self._state.is_over_for(worker):
+            if self._state.is_over_for(worker) or (self._state.quiet and worker in self._state.active):
+                self._unused_cancellations[worker] = cancellation
                 return None
             idle = self._idle.add(worker, cancellation)
         was_woken = idle.wait(timeout)
@@ -158,7 +163,7 @@ class ClosureQueue:
         state, closure = self._state, attempt.closure
         with self._lock:
             is_wanted = not (closure.has_ended or state.is_unwanted(closure) or state.is_over_for(attempt.worker))
-            if not is_wanted or state.paused or closure.fusion_key is None:
+            if not is_wanted or state.is_held or closure.fusion_key is None:
                 return [attempt]
             count = choose(1 + state.waiting.matching_ahead(closure.fusion_key, limit - 1))
             if count == 1:
@@ -245,6 +250,7 @@ class ClosureQueue:
 
         Raises:
           TimeoutError: not in time; the message names what still runs.
+          RuntimeError: the thread has begun a quiet period.
           BaseException: the pending error, once.
         """
         with self._lock:
@@ -272,10 +278,7 @@ class ClosureQueue:
         """Undoes `pause`."""
         with self._lock:
             self._state.paused = ""
-            for worker in list(self._idle.workers):
-                if self._state.waiting.waiting_for(worker):
-                    self._hand_out(worker)
-            self._hand_out()
+            self._hand_out_all()
 
     @uninterrupted
     def stop(self) -> None:
@@ -317,6 +320,12 @@ class ClosureQueue:
     @uninterrupted
     def _hand_out(self, worker: int | None = None) -> None:
         self._waits.has_room.notify(self._idle.hand_out(self._state, worker))
+
+    def _hand_out_all(self) -> None:
+        for worker in list(self._idle.workers):
+            if self._state.waiting.waiting_for(worker):
+                self._hand_out(worker)
+        self._hand_out()
 
     def _carry_out(self, effects: Effects, ended: Attempt | None = None) -> None:
         """Sets futures and cancels attempts; only then are their closures settled, and the attempt `ended` over."""

@@ -110,7 +110,7 @@ class IdleWorkers:
             idle.wake(state.start_next(worker, idle.cancellation))
             return 1
         count = 0
-        while state.waiting.for_all and not state.paused and (idle := self.pop_longest()):
+        while state.waiting.for_all and not state.is_held and (idle := self.pop_longest()):
             idle.wake(state.start_next(idle.index, idle.cancellation))
             count += 1
         if state.waiting.has_ended_inputs:

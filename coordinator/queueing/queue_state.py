@@ -5,6 +5,7 @@ follows from them comes out as attempts to run and as `Effects`. `ClosureQueue` 
 """
 
 import dataclasses
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -50,6 +51,8 @@ class QueueState:
       late_error: an error that is raised once everything is settled.
       ends: errors that are raised likewise if there is no other one: that data has ended, by the inputs of closures.
       paused: why no closure may start; empty if closures may.
+      quiet: the periods in which no scheduled closure may start, each with the thread that began it.
+      active: the workers that have had a scheduled closure since they last reported that they are idle.
       dismissed: the workers that may start no closure any more.
       stopped: whether no worker may.
       retried: how many attempts were requeued.
@@ -64,6 +67,8 @@ class QueueState:
         self.late_error: BaseException | None = None
         self.ends: dict[tuple[FiniteInput, ...], BaseException] = {}
         self.paused = ""
+        self.quiet: dict[object, threading.Thread] = {}
+        self.active: set[int] = set()
         self.dismissed: set[int] = set()
         self.stopped = False
         self.retried = 0
@@ -82,7 +87,19 @@ class QueueState:
 
     def may_start(self, worker: int) -> bool:
         """Returns whether there is a closure that this worker may start now."""
-        return self.waiting.has_next(worker) and not (self.paused or self.stopped or worker in self.dismissed)
+        if self.paused or self.stopped or worker in self.dismissed:
+            return False
+        return self.waiting.has_internal(worker) if self.quiet else self.waiting.has_next(worker)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no scheduled closure may start."""
+        return bool(self.paused or self.quiet)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no scheduled closure runs, and all workers have reported that they are idle."""
+        return not self.active and all(attempt.closure.is_internal for attempt in self.running)
 
     def is_over_for(self, worker: int) -> bool:
         """Returns whether a worker will never start a closure again."""
@@ -305,12 +322,15 @@ class QueueState:
         ]
         more = len(self.running) - len(shown)
         running = ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "nothing"
-        paused = f"; no closure is started because {self.paused}" if self.paused else ""
-        return f"{self.waiting.count} closures wait, running: {running}{paused}"
+        quiet = "".join(f"strategy.quiet() was entered in {thread.name}" for thread in [*self.quiet.values()][:1])
+        held = f"; no closure is started because {self.paused or quiet}" if self.is_held else ""
+        return f"{self.waiting.count} closures wait, running: {running}{held}"
 
     def _start(self, closure: Closure, worker: int, cancellation: Cancellation) -> Attempt:
         attempt = closure.start(worker, cancellation)
         self.running[attempt] = None
+        if not closure.is_internal:
+            self.active.add(worker)
         return attempt
 
     def _cancel_all(self, reason: str | None, *, internal: bool) -> Effects:

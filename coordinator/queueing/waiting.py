@@ -70,6 +70,8 @@ class QueueWaits:
         def may_proceed() -> bool:
             return state.stopped or state.error is not None or state.waiting.count < capacity or bool(is_starved())
 
+        if not may_proceed():
+            self._refuse_in_quiet(f"schedule would wait for room in the full queue for {closure}")
         while True:
             awaited = f"schedule waits for room for {closure} in the full queue"
             self._until(self.has_room, may_proceed, awaited, deadline)
@@ -81,6 +83,7 @@ class QueueWaits:
 
     def to_settle(self, deadline: float | None) -> None:
         """Waits until every closure has its outcome, and raises the pending error."""
+        self._refuse_in_quiet("join was called")
         self._until(self._settled, lambda: self._state.is_settled, "join waits for closures", deadline)
         self._raise_pending_error()
 
@@ -90,6 +93,11 @@ class QueueWaits:
         self._until(self._settled, lambda: state.error is None or state.is_settled, awaited, deadline)
         if state.is_settled:
             self._raise_pending_error()
+
+    def to_be_quiet(self, deadline: float | None) -> None:
+        """Waits until no scheduled closure runs and all workers have reported that they are idle."""
+        awaited = "strategy.quiet() waits for functions that run"
+        self._until(self._attempt_ended, lambda: self._state.stopped or self._state.is_quiet, awaited, deadline)
 
     def for_running(self, timeout: float) -> bool:
         """Waits at most `timeout` seconds until no attempt runs; returns whether none does."""
@@ -109,6 +117,14 @@ class QueueWaits:
         """Notifies all threads."""
         for condition in (self.has_room, self._settled, self._attempt_ended):
             condition.notify_all()
+
+    def _refuse_in_quiet(self, what: str) -> None:
+        """Raises RuntimeError on a thread that has begun a quiet period; `what` would wait for its end."""
+        if threading.current_thread() in self._state.quiet.values():
+            raise RuntimeError(
+                f"{what} inside `with strategy.quiet():`, where no scheduled function runs; it would wait for ever. "
+                "Call it after the block."
+            )
 
     def _raise_pending_error(self) -> None:
         error = self._state.take_error()

@@ -39,6 +39,8 @@ class WaitingClosures:
         # By the index of the only worker that may run them; those for all workers under None.
         self._queues: defaultdict[int | None, deque[Closure]] = defaultdict(deque)
         self.for_all = self._queues[None]
+        # By the index of their worker.
+        self._internal: defaultdict[int, deque[Closure]] = defaultdict(deque)
         # By their inputs, one of which has ended on a worker; none of these deques is empty.
         self._apart: dict[tuple[FiniteInput, ...], deque[Closure]] = {}
         self._blocked: dict[Closure, None] = {}
@@ -54,13 +56,17 @@ class WaitingClosures:
 
     def has_next(self, worker: int) -> bool:
         """Returns whether there is a closure that this worker may run."""
-        if self.for_all or self._queues.get(worker):
+        if self.for_all or self._queues.get(worker) or self._internal.get(worker):
             return True
         return any(self.inputs.has_data(inputs, worker) for inputs in self._apart)
 
+    def has_internal(self, worker: int) -> bool:
+        """Returns whether there is an internal closure for this worker."""
+        return bool(self._internal.get(worker))
+
     def pop_next(self, worker: int) -> Closure:
-        """Removes the next closure for a worker: the worker's own closures come before those for all workers."""
-        queue = self._queues.get(worker) or self.for_all
+        """Removes the next closure for a worker: internal ones, then its own, then those for all workers."""
+        queue = self._internal.get(worker) or self._queues.get(worker) or self.for_all
         if self._apart and queue is self.for_all:
             queues = [each for inputs, each in self._apart.items() if self.inputs.has_data(inputs, worker)]
             queue = min((*queues, *([queue] if queue else ())), key=lambda each: each[0].number)
@@ -79,7 +85,8 @@ class WaitingClosures:
 
     def waiting_for(self, worker: int) -> list[Closure]:
         """Returns the closures that only this worker may run."""
-        return [closure for closure in self._queues.get(worker, ()) if closure.is_queued]
+        queues = self._internal.get(worker, ()), self._queues.get(worker, ())
+        return [closure for closure in itertools.chain(*queues) if closure.is_queued]
 
     def matching_ahead(self, key: FusionKey, limit: int) -> int:
         """Returns how many closures in a row, at the front of those for all workers, have this key; at most `limit`."""
@@ -137,6 +144,9 @@ class WaitingClosures:
         return [(closure, reason) for closure, reason in found if reason is not None and closure.is_queued]
 
     def _queue_of(self, closure: Closure) -> deque[Closure]:
+        if closure.is_internal:
+            assert closure.target is not None
+            return self._internal[closure.target]
         if closure.target is None:
             for each in closure.inputs:
                 if each.ended:
@@ -144,7 +154,7 @@ class WaitingClosures:
         return self._queues[closure.target]
 
     def _all_queues(self) -> Iterable[deque[Closure]]:
-        return (*self._queues.values(), *self._apart.values())
+        return (*self._internal.values(), *self._queues.values(), *self._apart.values())
 
     def _remove_stale(self, queue: deque[Closure]) -> None:
         """Removes closures that do not wait any more from the front of a deque."""

@@ -171,11 +171,11 @@ class Cluster:
                 _logger.warning("%s still runs a call that cannot be cancelled; its thread is left behind.", part)
 
     def add_idle_callback(self, callback: Callable[[int], object]) -> None:
-        """Has `callback` called with a worker's index whenever that worker, having had a closure, has none any more.
+        """Has `callback` called with a worker's index whenever that worker, having had a closure, has none.
 
-        That is when no closure waits for it, when its closure failed, and when it was lost. The call comes on the
-        worker's thread, which takes no other closure meanwhile. A method is called as long as its object lives; it does
-        not keep the object alive.
+        That is when no closure waits for it, when its closure failed, when it was lost, and before a quiet period
+        begins. The call comes on the worker's thread, which takes no other closure meanwhile. A method is called as
+        long as its object lives; it does not keep the object alive.
         """
         is_method = inspect.ismethod(callback)
         self._idle_callbacks.append(

@@ -9,6 +9,7 @@ Guarantees: what `schedule` accepts is run at least once or its future says why 
 workers may come and go meanwhile; `close` leaves no thread behind.
 """
 
+import contextlib
 import itertools
 import logging
 import types
@@ -130,6 +131,17 @@ class Scheduler:
         """Returns whether no scheduled closure is pending. Raises the error of an earlier closure, once."""
         self.cluster.refuse_worker_thread("done")
         return self.queue.is_settled()
+
+    def quiet(self, timeout: float | None = None, *, verb: str = "quiet") -> contextlib.AbstractContextManager[None]:
+        """Returns a scope in which no scheduled closure runs; see `QuietPeriods.period` for what it raises.
+
+        Args:
+          timeout: in seconds; None for none.
+          verb: what the user called, for messages.
+        """
+        self.cluster.refuse_worker_thread(verb)
+        self.queue.refuse_stopped("A quiet period cannot begin")
+        return self.queue.quiet.period(timeout)
 
     def cancel_all(self) -> None:
         """Cancels every scheduled closure and waits until none runs; see `ParameterServerStrategy.cancel_all`."""

@@ -62,7 +62,7 @@ class WorkerEvents(Protocol):
         """Called when an attempt starts."""
 
     def became_idle(self, worker: int) -> None:
-        """Called when a worker that had a closure has none any more: none waits, its closure failed, or it was lost."""
+        """Called when a worker that had a scheduled closure has none any more: none waits, it failed, or was lost."""
 
     def live_workers(self) -> int:
         """Returns how many workers share the closures that wait."""
@@ -105,7 +105,6 @@ class Worker(BackgroundThread):
         self._options = options
         self._events = events
         self._dispatch = FusedDispatch(index, runtime, queue, options, events.live_workers)
-        self._had_closure = False
         self._state = WorkerState.LIVE
         self._state_lock = threading.Lock()
         self._losses = self._reconnections = self._transient_failures_in_a_row = 0
@@ -155,7 +154,7 @@ class Worker(BackgroundThread):
             self._wait_reconnected("is not connected yet")
         while not (self._stop.is_set() or self._queue.is_stopped):
             # Once it has reported that it is idle, it sleeps until there is a closure or its server seems lost.
-            attempt = self._queue.take(self.index, self._options.heartbeat_interval if self._had_closure else None)
+            attempt = self._queue.take(self.index, self._options.heartbeat_interval if self._is_active else None)
             if attempt is not None:
                 self._run_attempt(attempt)
             elif not self._stop.is_set() and not self._seems_or_is_reachable():
@@ -168,10 +167,14 @@ class Worker(BackgroundThread):
             # It was removed, which counts as idle for those who wait for it.
             self._report_idle()
 
+    @property
+    def _is_active(self) -> bool:
+        return self._queue.quiet.is_active(self.index)
+
     def _report_idle(self) -> None:
-        if self._had_closure:
-            self._had_closure = False
+        if self._is_active:
             self._events.became_idle(self.index)
+            self._queue.quiet.report_idle(self.index)
 
     def _seems_or_is_reachable(self) -> bool:
         return self._servers.seems_reachable(self.index) or self._servers.is_reachable(self.index)
@@ -184,7 +187,6 @@ class Worker(BackgroundThread):
             self._queue.requeue(attempt)
             self._reconnect_lost()
             return
-        self._had_closure = True
         attempts = self._dispatch.gather(attempt)
         try:
             results = self._dispatch.run(attempts)

@@ -87,6 +87,25 @@ def test_workers_wait_at_max_lead_steps_ahead_of_the_slowest(strategy, weights, 
     assert idle[0] < min(idle[1], idle[2])
 
 
+def test_quiet_lets_a_worker_that_waits_for_a_slower_one_finish_its_step(strategy, weights):
+    rule = make_rule(strategy, weights, 1, max_lead=1)
+    step, stops = descending_step(rule, weights), Stops(strategy, rule, weights)
+    stops.stop(0)
+    ahead = [strategy.schedule(step, worker=1) for _ in range(3)]
+    wait_until(lambda: waiting(rule) == [False, True, False])
+    stops.release(0)
+    with strategy.quiet(TIMEOUT):
+        # Worker 1 has ended the step at whose beginning it waited, and possibly the one after, but began no other.
+        values = weights[1].numpy(), clocks(rule)
+        assert sum(values[1]) == -values[0]
+        assert waiting(rule) == [False, False, False]
+        with pytest.raises(RuntimeError, match="join was called inside"):
+            strategy.join()
+    strategy.join(TIMEOUT)
+    assert all(future.done() for future in ahead)
+    assert weights[1].numpy() == -4
+
+
 @pytest.mark.long
 def test_no_worker_waits_without_max_lead(strategy, weights):
     rule = make_rule(strategy, weights, 2)

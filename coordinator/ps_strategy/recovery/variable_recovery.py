@@ -7,10 +7,11 @@
 Promises: `recover` restores all variables of all parameter servers to the checkpoint, or reports that it must be called
 again; functions that were traced before stay usable.
 
-Meanwhile the checkpoint manager's `save` is replaced: nothing is saved while variables are being recovered; a save that
-fails because a parameter server was lost is repeated after the recovery, and its caller does not notice. A save that
-fails leaves the latest checkpoint as it was: TensorFlow declares a checkpoint the latest one only when all of it is
-written. An asynchronous save, whose failure its caller would not see, is refused.
+Meanwhile the checkpoint manager's `save` is replaced. It saves while no scheduled function runs, so that a checkpoint
+is a snapshot, and not while variables are being recovered. A save that fails because a parameter server was lost is
+repeated after the recovery, and its caller does not notice. A save that fails leaves the latest checkpoint as it was:
+TensorFlow declares a checkpoint the latest one only when all of it is written. An asynchronous save, whose failure its
+caller would not see, is refused.
 """
 
 import contextlib
@@ -74,6 +75,7 @@ class VariableRecovery:
       finished: returns how many scheduled functions have finished so far.
       wait_recovered: waits until the parameter servers are recovered, as long as that can be expected; returns whether
         they are. It is called on threads that save a checkpoint.
+      quiet: returns a scope in which no scheduled function runs.
     """
 
     def __init__(
@@ -82,11 +84,13 @@ class VariableRecovery:
         variables: VariableStore,
         finished: Callable[[], int],
         wait_recovered: Callable[[], bool],
+        quiet: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
         self._membership = membership
         self._variables = variables
         self._progress = SavedProgress(finished)
         self._wait_recovered = wait_recovered
+        self._quiet = quiet
         self._source: CheckpointRestore | None = None
         self._step: Step | None = None
         self._on_rollback: Callable[[Rollback], object] | None = None
@@ -224,10 +228,11 @@ class VariableRecovery:
         )
 
     def _save(self, save: Callable[..., str | None], directory: str, *args: Any, **kwargs: Any) -> str | None:
-        """Saves as `save` does, the own one of a manager, while no recovery is attempted.
+        """Saves as `save` does, the own one of a manager, while no function runs and no recovery is attempted.
 
         Raises:
           ParameterServerLost: a parameter server is lost and does not return.
+          RuntimeError: on a worker's thread.
           ValueError: the save is asynchronous.
           tf.errors.OpError: the save failed for another reason.
         """
@@ -236,6 +241,10 @@ class VariableRecovery:
         ):
             # Before the checkpoint's number is incremented.
             raise _asynchronous_refused()
+        with self._quiet():
+            return self._save_quietly(save, directory, *args, **kwargs)
+
+    def _save_quietly(self, save: Callable[..., str | None], directory: str, *args: Any, **kwargs: Any) -> str | None:
         while True:
             with self.variables_in_use:
                 missing = self.missing()
@@ -272,6 +281,5 @@ def _asynchronous_refused() -> ValueError:
     return ValueError(
         "The checkpoint that restore_from restores cannot be saved or restored with "
         "tf.train.CheckpointOptions(enable_async=True): TensorFlow's asynchronous checkpoint keeps using the "
-        "variables of a parameter server that was lost, so that no later save would succeed. Leave enable_async out; "
-        "workers continue to run functions while manager.save() writes a checkpoint."
+        "variables of a parameter server that was lost, so that no later save would succeed. Leave enable_async out."
     )

@@ -71,6 +71,7 @@ class Program:
             strategy.extended._variables,
             lambda: strategy.cluster.statistics().finished,
             lambda: self.bring_back() is not None,
+            scheduler_of(strategy).quiet,
         )
         self.manager = self.new_manager("saved")
 

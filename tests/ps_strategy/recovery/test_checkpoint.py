@@ -46,6 +46,34 @@ def test_variables_of_all_parameter_servers_are_saved_and_restored(strategy, var
     assert weights.numpy().tolist() == [7.0, 8.0]
 
 
+def test_what_is_saved_in_quiet_is_a_snapshot_and_training_goes_on(strategy, tmp_path):
+    with strategy.scope():
+        first, second = tf.Variable(0), tf.Variable(0)
+    assert first.device != second.device
+
+    @tf.function
+    def train():
+        first.assign_add(1)
+        with tf.control_dependencies([first.read_value()]):
+            second.assign_add(1)
+
+    checkpoint = tf.train.Checkpoint(first=first, second=second)
+    before = strategy.cluster.statistics().finished
+    futures = [strategy.schedule(train) for _ in range(200)]
+    saved = []
+    for number in range(3):
+        futures[50 * number].result(TIMEOUT)
+        with strategy.quiet(TIMEOUT):
+            path = checkpoint.write(str(tmp_path / f"saved{number}"))
+            saved.append((path, strategy.cluster.statistics().finished - before))
+    strategy.join(TIMEOUT)
+    assert first.numpy() == second.numpy() == 200
+    for path, finished in saved:
+        reader = tf.train.load_checkpoint(path)
+        values = {name: reader.get_tensor(f"{name}/.ATTRIBUTES/VARIABLE_VALUE") for name in ("first", "second")}
+        assert values == {"first": finished, "second": finished}
+
+
 def test_a_checkpoint_is_restored_into_variables_that_are_created_later(strategy, checkpoint, tmp_path):
     path = checkpoint.write(str(tmp_path / "saved"))
     later = tf.train.Checkpoint()

@@ -1,5 +1,7 @@
 """Tests of a checkpoint manager's `save` while parameter servers are lost and recovered."""
 
+import contextlib
+
 import pytest
 import tensorflow as tf
 
@@ -18,7 +20,9 @@ class Servers:
         self.lost = False
         self.is_hopeless = False
         self.waits = 0
-        self.recovery = VariableRecovery(self, VariableStore(), lambda: 7, self.wait_recovered)
+        self.quiet_periods = 0
+        self.is_quiet = False
+        self.recovery = VariableRecovery(self, VariableStore(), lambda: 7, self.wait_recovered, self.quiet)
 
     def lost_parameter_server(self):
         return LOST if self.lost else None
@@ -29,6 +33,14 @@ class Servers:
     def reconnect_parameter_servers(self):
         self.lost = False
         return True
+
+    @contextlib.contextmanager
+    def quiet(self):
+        assert not self.recovery.variables_in_use.locked(), "a recovery could not begin"
+        self.quiet_periods += 1
+        self.is_quiet = True
+        yield
+        self.is_quiet = False
 
     def wait_recovered(self):
         assert not self.recovery.variables_in_use.locked(), "a recovery could not begin"
@@ -69,6 +81,14 @@ def test_a_save_records_the_progress_of_training(manager, servers):
     servers.lost = True
     rollback = servers.recovery.recover()
     assert (rollback.checkpoint, rollback.step_before, rollback.step_after) == (path, 7, 7)
+
+
+def test_a_manager_saves_while_no_function_runs(manager, servers):
+    was_quiet, save = [], manager.save
+    manager.save = lambda *args, **kwargs: (was_quiet.append(servers.is_quiet), save(*args, **kwargs))[1]
+    servers.recovery.restore_from(manager)
+    assert manager.save() == manager.latest_checkpoint
+    assert (was_quiet, servers.quiet_periods, servers.is_quiet) == ([True], 1, False)
 
 
 def test_a_save_that_a_lost_server_made_fail_is_repeated(manager, servers):

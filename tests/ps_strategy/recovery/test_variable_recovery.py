@@ -1,5 +1,7 @@
 """Tests of single attempts to recover, on fake parameter servers without remote calls."""
 
+import contextlib
+
 import pytest
 import tensorflow as tf
 
@@ -8,7 +10,7 @@ from coordinator.ps_strategy.recovery.variable_store import VariableStore
 
 
 def new_recovery(runtime=None, finished=lambda: 0) -> VariableRecovery:
-    return VariableRecovery(runtime, VariableStore(), finished, lambda: False)
+    return VariableRecovery(runtime, VariableStore(), finished, lambda: False, contextlib.nullcontext)
 
 
 def test_without_a_source_nothing_can_be_recovered():

@@ -1,0 +1,95 @@
+"""Periods in which no scheduled closure runs, so that what the client reads and saves meanwhile is of one moment.
+
+    begin: no scheduled closure starts --> each worker ends what it runs, and reports that it is idle --> the block
+    end:   closures start again, unless another period goes on
+
+Guarantees:
+- Inside the block no scheduled closure runs, and no worker reports that it is idle. Internal closures may run.
+- Workers report that they are idle as soon as they have ended what they run. So one that waits for the others in the
+  middle of a closure, at the gate of an update rule, goes on instead of waiting for the end of the period.
+- However the wait or the block ends, closures start again.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from coordinator.errors import StrategyClosedError
+from coordinator.queueing.idle_workers import IdleWorkers
+from coordinator.queueing.interrupts import uninterrupted
+from coordinator.queueing.queue_state import QueueState
+from coordinator.queueing.waiting import QueueWaits
+
+
+class QuietPeriods:
+    """The quiet periods of a closure queue. All methods may be called from any thread.
+
+    Args:
+      lock: the queue's lock.
+      state: the queue's state.
+      idle: the workers that wait for a closure.
+      waits: wait for the queue.
+      hand_out: starts closures on all idle workers; called with the lock held.
+    """
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        state: QueueState,
+        idle: IdleWorkers,
+        waits: QueueWaits,
+        hand_out: Callable[[], None],
+    ) -> None:
+        self._lock = lock
+        self._state = state
+        self._idle = idle
+        self._waits = waits
+        self._hand_out = hand_out
+
+    @contextlib.contextmanager
+    def period(self, timeout: float | None) -> Iterator[None]:
+        """A scope in which no scheduled closure runs.
+
+        Args:
+          timeout: how long to wait for what runs when it begins, in seconds; None for no limit.
+
+        Raises:
+          TimeoutError: something still ran then; the message says what.
+          StrategyClosedError: the queue was stopped.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        period = object()
+        try:
+            self._begin(period)
+            with self._lock:
+                self._waits.to_be_quiet(deadline)
+                if self._state.stopped:
+                    raise StrategyClosedError("A quiet period cannot begin: the strategy is closed.")
+            yield
+        finally:
+            self._end(period)
+
+    def is_active(self, worker: int) -> bool:
+        """Returns whether a worker has had a scheduled closure since it last reported that it is idle."""
+        return worker in self._state.active
+
+    def report_idle(self, worker: int) -> None:
+        """Records that a worker has reported, to all who want to know, that it is idle."""
+        with self._lock:
+            self._state.active.discard(worker)
+            self._waits.notify_settled()
+
+    @uninterrupted
+    def _begin(self, period: object) -> None:
+        with self._lock:
+            self._state.quiet[period] = threading.current_thread()
+            for worker in self._state.active:
+                self._idle.wake_empty(worker)
+
+    @uninterrupted
+    def _end(self, period: object) -> None:
+        with self._lock:
+            self._state.quiet.pop(period, None)
+            if not self._state.quiet:
+                self._hand_out()
