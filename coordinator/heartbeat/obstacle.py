@@ -7,7 +7,8 @@ import asyncio
 import concurrent.futures
 import enum
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from coordinator.addresses import parse_address
 
@@ -45,11 +46,9 @@ def find_obstacles(addresses: Collection[str]) -> dict[str, Obstacle]:
 
 async def find_obstacle(address: str) -> Obstacle:
     """Connects to a server that does not answer; returns what that shows."""
-    host, port = parse_address(address)
     loop = asyncio.get_running_loop()
     try:
-        resolution = loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        endpoints = await asyncio.wait_for(resolution, _RESOLVE_TIMEOUT)
+        endpoints = await _endpoints(*parse_address(address))
     except OSError:  # a time-out too
         return Obstacle.UNRESOLVED
     obstacle = Obstacle.UNREACHED
@@ -65,3 +64,17 @@ async def find_obstacle(address: str) -> Obstacle:
             else:
                 return Obstacle.SILENT
     return obstacle
+
+
+async def _endpoints(host: str, port: int) -> Sequence[Any]:
+    """Returns what `socket.getaddrinfo` does.
+
+    Raises:
+      OSError: the name does not resolve, or not in time.
+    """
+    try:
+        # An IP address needs no thread. Those of the event loop are few, and names that hang may occupy them all.
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        resolution = asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return await asyncio.wait_for(resolution, _RESOLVE_TIMEOUT)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -62,3 +63,17 @@ def test_a_caller_may_run_an_event_loop_as_a_notebook_does() -> None:
 
     addresses = free_addresses(2)
     assert asyncio.run(find()) == dict.fromkeys(addresses, Obstacle.REFUSED)
+
+
+def test_an_ip_address_does_not_wait_for_names_that_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve = socket.getaddrinfo
+
+    def hanging(host: str, *args, flags: int = 0, **kwargs):
+        if not flags & socket.AI_NUMERICHOST:
+            threading.Event().wait(2.5)  # more than is waited for a name
+        return resolve(host, *args, flags=flags, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hanging)
+    names, [address] = [f"no-such-host-{number}.invalid:2222" for number in range(40)], free_addresses(1)
+    found = find_obstacles([*names, address])
+    assert found == {**dict.fromkeys(names, Obstacle.UNRESOLVED), address: Obstacle.REFUSED}
