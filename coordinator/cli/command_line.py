@@ -68,4 +68,6 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     serving = commands.add_parser("serve", help=text, description=text, allow_abbrev=False)
     serving.add_argument("--job", metavar="JOB", help="worker or ps, in place of TF_CONFIG's task type")
     serving.add_argument("--index", type=int, metavar="N", help="its index, in place of TF_CONFIG's task index")
+    text = "the IP address of this machine at which it can be reached (default: all; loopback if its host is localhost)"
+    serving.add_argument("--interface", metavar="ADDRESS", help=text)
     serving.add_argument("--exit-with-parent", action="store_true", help="end when standard input is closed")

@@ -13,8 +13,9 @@ import threading
 from collections.abc import Iterator, MutableMapping
 from typing import NoReturn
 
-from coordinator.addresses import check_port_is_free
+from coordinator.addresses import check_port_is_free, parse_address
 from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.heartbeat.listening import Network, accept_only_at, networks_of, own_network
 from coordinator.launch.signal_reader import SignalReader
 from coordinator.launch.task_config import TaskConfig
 
@@ -29,6 +30,7 @@ def serve(
     *,
     job: str | None = None,
     index: int | None = None,
+    interface: str | None = None,
     exit_with_parent: bool = False,
 ) -> int:
     """Runs the server that `TF_CONFIG` describes, until this process ends.
@@ -37,14 +39,18 @@ def serve(
       environment: the environment of this process, with `TF_CONFIG`.
       job: the job, in place of that of `TF_CONFIG`'s task.
       index: the index, in place of that of `TF_CONFIG`'s task.
+      interface: the IP address of this machine at which the server can be reached. By default that is the loopback
+        interface if the host of its own address is `localhost` or a loopback address, and every interface otherwise.
       exit_with_parent: end when standard input is closed.
 
     Returns:
       Exit code 2 if it cannot serve, after a line on standard error that says why: `TF_CONFIG` is missing or wrong, or
-      names a task that is not a server, or another process listens on the port.
+      names a task that is not a server, the interface is no address of this machine, or another process listens on the
+      port.
     """
     try:
         config = served_task(environment, job=job, index=index)
+        networks = own_network(interface) if interface else networks_of(parse_address(config.address).host)
         check_port_is_free(config.name, config.address)
     except (ClusterSpecError, LaunchError) as error:
         print(f"coordinator serve: {error}", file=sys.stderr)
@@ -64,7 +70,7 @@ def serve(
             reason = f"TensorFlow could not start the server: {error.message.partition(chr(10))[0]}"
             print(f"coordinator serve: {config.name} cannot serve on {config.address}: {reason}", file=sys.stderr)
             return UNUSABLE
-        print(f"coordinator: {config.name} serves on {config.address}", flush=True)
+        print(f"coordinator: {config.name} serves on {config.address}{_reach(networks, config.address)}", flush=True)
         server.join()
     raise AssertionError("A server is joined for ever.")
 
@@ -89,6 +95,19 @@ def served_task(environment: MutableMapping[str, str], *, job: str | None, index
         )
     # An evaluator is no server: TensorFlow would wait for it to answer.
     return config.without("evaluator")
+
+
+def _reach(networks: tuple[Network, ...] | None, address: str) -> str:
+    """Lets the server be reached at some addresses only; returns what is to be said about it."""
+    if networks is not None:
+        try:
+            accept_only_at(networks, parse_address(address).port)
+            return ""
+        except OSError as error:
+            reason = f"; the interface cannot be restricted: {error}"
+    else:
+        reason = ""
+    return f", open to every machine that reaches the port{reason}; see docs/security.md"
 
 
 def load_tensorflow(environment: MutableMapping[str, str]) -> None:

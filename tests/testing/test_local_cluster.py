@@ -56,6 +56,21 @@ def test_real_servers_are_forked_from_a_process_that_loaded_tensorflow(cluster: 
     assert all("coordinator.launch.fork_server" in server.cmdline() for server in servers)
 
 
+def test_servers_and_client_are_reached_on_this_machine_alone(run_program: ProgramRunner) -> None:
+    source = """
+        import coordinator, os, psutil
+        from coordinator.testing import LocalCluster
+        from tests.heartbeat.test_listening import MOMENT, answers, own_addresses
+
+        with LocalCluster(workers=1, ps=1) as cluster, coordinator.ParameterServerStrategy(cluster.resolver):
+            for pid in [os.getpid(), *cluster.processes.values()]:
+                listening = [each for each in psutil.Process(pid).net_connections("tcp") if each.status == "LISTEN"]
+                for port in {each.laddr.port for each in listening}:
+                    print(answers("127.0.0.1", port), any(answers(own, port, MOMENT) for own in own_addresses()))
+    """
+    assert run_program(source).stdout.split("\n") == ["True False"] * 3 + [""]
+
+
 def test_a_killed_worker_comes_back_on_its_port_with_another_incarnation(cluster: LocalCluster) -> None:
     with TaskProbe(cluster.spec["worker"][0]) as probe:
         before = probe.status(timeout=10)

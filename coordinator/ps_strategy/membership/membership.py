@@ -18,8 +18,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import portpicker
 
-from coordinator.addresses import check_port_is_free
+from coordinator.addresses import check_port_is_free, parse_address
 from coordinator.errors import ParameterServerLost
+from coordinator.heartbeat.listening import accept_only_at, networks_of
 from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.options import Options
 from coordinator.ps_strategy.membership.cluster_change import Connection
@@ -304,6 +305,7 @@ def _join_as_client(definition: ClusterDefinition) -> str:
         address = definition.client_address or f"localhost:{portpicker.pick_unused_port()}"
         check_port_is_free(f"This program, /job:{CLIENT_JOB}/task:0,", address)
         set_server_def(client_server_def(definition.protocol, address))
+        _restrict_reach(address)
         return address
     jobs = {job.name: dict(job.tasks) for job in current.cluster.job}
     if current.job_name != CLIENT_JOB or set(jobs) != {CLIENT_JOB}:
@@ -312,3 +314,18 @@ def _join_as_client(definition: ClusterDefinition) -> str:
             "one (strategy.close()) before making another."
         )
     return jobs[CLIENT_JOB][0]
+
+
+def _restrict_reach(address: str) -> None:
+    """Lets nobody from outside of this machine reach the client, if its address is one that only this machine has."""
+    host, port = parse_address(address)
+    if (networks := networks_of(host)) is not None:
+        try:
+            accept_only_at(networks, port)
+        except OSError as error:
+            _logger.warning(
+                "This program accepts connections on port %d from every machine that reaches it, and the interface "
+                "cannot be restricted: %s. See docs/security.md.",
+                port,
+                error,
+            )
