@@ -1,1 +1,10 @@
 from .rowwise_adagrad import RowwiseAdagrad as RowwiseAdagrad
+from .admission import MinCount as MinCount
+from .admission import Probability as Probability
+from .eviction import OlderThan as OlderThan
+from .eviction import SmallerThan as SmallerThan
+from .initializers import Constant as Constant
+from .initializers import Normal as Normal
+from .initializers import Uniform as Uniform
+from .table import Table as Table
+from .table import TableStatistics as TableStatistics

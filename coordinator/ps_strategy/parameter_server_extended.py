@@ -38,6 +38,7 @@ class StrategyServices:
       retrace: has each `tf.function` traced again when it is scheduled next.
       add_idle_callback: see `Cluster.add_idle_callback`.
       refuse_closed: see `ClosureQueue.refuse_stopped`.
+      variables: those on the parameter servers, with the tables.
     """
 
     worker_index: Callable[[], Any]
@@ -46,10 +47,13 @@ class StrategyServices:
     retrace: Callable[[], None]
     add_idle_callback: Callable[[Callable[[int], object]], None]
     refuse_closed: Callable[[str], None]
+    variables: VariableStore
 
     @classmethod
-    def of(cls, scheduler: Scheduler, handles: PerWorkerHandles, retrace: Callable[[], None]) -> "StrategyServices":
-        """Returns those of a strategy with this scheduler and these per-worker resources."""
+    def of(
+        cls, scheduler: Scheduler, handles: PerWorkerHandles, retrace: Callable[[], None], variables: VariableStore
+    ) -> "StrategyServices":
+        """Returns those of a strategy with this scheduler, these per-worker resources and these variables."""
         return cls(
             worker_index=worker_number("worker index", handles, lambda context: context.index),
             connection_number=worker_number("connection number", handles, lambda context: context.connection_number),
@@ -57,6 +61,7 @@ class StrategyServices:
             retrace=retrace,
             add_idle_callback=scheduler.cluster.add_idle_callback,
             refuse_closed=scheduler.queue.refuse_stopped,
+            variables=variables,
         )
 
 

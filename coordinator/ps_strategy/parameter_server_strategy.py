@@ -93,7 +93,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             )
             devices, copies = membership.parameter_server_devices, WorkerCopies(scheduler)
             extended = ParameterServerExtended(self, devices, self._handles, variables, copies.read)
-            extended.services = StrategyServices.of(scheduler, self._handles, self._tracer.reset)
+            extended.services = StrategyServices.of(scheduler, self._handles, self._tracer.reset, variables)
             tf.distribute.Strategy.__init__(self, extended)
             self.parameter_servers = tuple(
                 ParameterServer(index, device, membership) for index, device in enumerate(devices)

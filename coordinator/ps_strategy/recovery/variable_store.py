@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import logging
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -53,6 +53,13 @@ class _Table(NamedTuple):
     is_known: bool = True
 
 
+class Recovered(Protocol):
+    """What has state on the servers beside variables and tables, or derived from them."""
+
+    def recover(self) -> None:
+        """Makes the state fit the present values of the variables; called on the client."""
+
+
 class VariableStore:
     """Refers weakly to every variable and table on a parameter server. Every method may be called from any thread.
 
@@ -64,6 +71,7 @@ class VariableStore:
         self._variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
         self._tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
+        self._recovered: weakref.WeakSet[Recovered] = weakref.WeakSet()
         # Of tables that were deleted. What the server holds of them is freed later: the garbage collector may delete a
         # table on any thread, at any moment, and must not wait for a server.
         self._deleted: collections.deque[TableResource] = collections.deque()
@@ -85,9 +93,17 @@ class VariableStore:
         # The references are copied in one step, since variables may be created meanwhile.
         return [variable for reference in self._variables.valuerefs() if (variable := reference()) is not None]
 
-    def add_table(self, table: Any, resource: TableResource) -> None:
-        """Adds a mutable table on a parameter server that was just created, and frees those that were deleted."""
-        self._tables[table] = _Table(resource)
+    def add_table(self, table: Any, resource: TableResource, recovered_by: Recovered | None = None) -> None:
+        """Adds a mutable table on a parameter server that was just created, and frees those that were deleted.
+
+        Args:
+          table: the table.
+          resource: what the server holds of it.
+          recovered_by: fills the table again after a recovery, which otherwise gives it its initial content.
+        """
+        self._tables[table] = _Table(resource, None if recovered_by is None else {})
+        if recovered_by is not None:
+            self._recovered.add(recovered_by)
         weakref.finalize(table, self._deleted.append, resource).atexit = False
         self._free_deleted()
 
@@ -140,6 +156,8 @@ class VariableStore:
     def initialize_rest(self) -> None:
         """Assigns its initial value to every variable that has no value, and warns of tables that lack theirs.
 
+        Then it recovers what depends on these values.
+
         Raises:
           tf.errors.OpError: a server does not answer.
           Exception: what the function for an initial value raised, with a note that names the variable.
@@ -158,6 +176,8 @@ class VariableStore:
                     "now. Add it to the checkpoint, or fill it in on_rollback.",
                     table_name(table),
                 )
+        for each in list(self._recovered):
+            each.recover()
 
 
 def _repeatable(variable: Any, initial_value: Any) -> Any:

@@ -1,0 +1,61 @@
+"""Which rows `Table.evict` removes."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.setting_checks import check_integer, check_number
+
+
+@dataclasses.dataclass(frozen=True)
+class OlderThan:
+    """Evicts rows that have had no gradient in the last `steps` steps of the table.
+
+    Args:
+      steps: calls of `apply_gradients`, of all workers together; at least 1.
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        check_integer("steps", self.steps, 1)
+
+    def evicts(self, rows: Any, ages: Any) -> Any:
+        """Returns which rows are evicted, bool [n].
+
+        Args:
+          rows: float [n, dim].
+          ages: the steps since the last gradient of each row, int64 [n].
+        """
+        return ages > self.steps
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallerThan:
+    """Evicts rows whose Euclidean norm is below `norm`.
+
+    Args:
+      norm: positive. New rows have the norm that the initializer gives them.
+    """
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        check_number("norm", self.norm, above=0)
+
+    def evicts(self, rows: Any, ages: Any) -> Any:
+        """Returns which rows are evicted, bool [n]; see `OlderThan.evicts`."""
+        return tf.norm(rows, axis=1) < self.norm
+
+
+Eviction = OlderThan | SmallerThan
+
+
+def evicted(policies: Sequence[Eviction], rows: Any, ages: Any) -> Any:
+    """Returns which rows at least one of the policies evicts, bool [n]."""
+    found = tf.zeros(tf.shape(ages), tf.bool)
+    for policy in policies:
+        found |= policy.evicts(rows, ages)
+    return found

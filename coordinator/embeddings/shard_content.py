@@ -1,0 +1,125 @@
+"""Reads and writes of what a parameter server holds of a table, in slices: for checkpoints and deltas.
+
+A slice is read or written under the mutex of the storage, so that each key, row, slot and stamp in it is of one moment;
+slices are of different moments, unless nothing runs meanwhile. Nothing is sent to the client but what it reads.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.embeddings.shard_storage import (
+    FREE,
+    FREE_STAMP,
+    NEXT_WAITING,
+    UNKNOWN,
+    USED,
+    WAITING,
+    ShardStorage,
+    write,
+)
+from coordinator.updates.state.server_mutex import client_may_call, operations_added
+
+_KEYS = tf.TensorSpec([None], tf.int64)
+_NUMBER = tf.TensorSpec([], tf.int64)
+
+
+class ShardContent:
+    """The content of one shard. The client may call the methods, and functions may.
+
+    To replace the content, call `storage.reserve()`, then write all slices.
+
+    Args:
+      storage: of the shard.
+    """
+
+    def __init__(self, storage: ShardStorage) -> None:
+        self._storage = storage
+
+    def used(self) -> int:
+        """Returns below which number the rows in use are; called on the client."""
+        return int(self._storage.read_counts()[USED])
+
+    @client_may_call(_NUMBER, _NUMBER)
+    def read_rows(self, first: Any, count: Any) -> tuple[Any, Any, list[Any], Any]:
+        """Reads a slice of the rows that are in use, as they are at one moment.
+
+        Slices begin below `used()`. While training goes on, a key may be evicted and get a row in another slice.
+
+        Args:
+          first: the number of a row, an int64 scalar.
+          count: how many rows the slice has, free ones included; about 65,536, as updates wait meanwhile.
+
+        Returns:
+          The keys, int64 [n]; their rows, float32 [n, dim]; their slots, in the order of `slots`; their stamps,
+          int32 [n]. On the server.
+        """
+        storage = self._storage
+        with storage.mutex.hold([first, count]):
+            numbers = tf.range(first, tf.minimum(first + count, storage.counts.sparse_read(USED)))
+            numbers = tf.boolean_mask(numbers, storage.stamp.sparse_read(numbers) > FREE_STAMP)
+            slots = [slot.sparse_read(numbers) for slot in storage.slots.values()]
+            return (storage.key_of.sparse_read(numbers), storage.rows.sparse_read(numbers), slots,
+                    storage.stamp.sparse_read(numbers))
+
+    def write_rows(self, keys: Any, rows: Any, slots: Sequence[Any], stamps: Any) -> None:
+        """Writes rows, whether their keys have rows already or not; arguments are as `read_rows` returns them.
+
+        Raises:
+          tf.errors.InvalidArgumentError: there is no room for them.
+        """
+        storage = self._storage
+        with storage.mutex.hold([keys, rows, *slots, stamps]):
+            found = storage.find(keys)
+            new_at = tf.where(found < 0)[:, 0]
+            new = tf.gather(keys, new_at)
+            counts = storage.counts.read_value()
+            room = storage.capacity - counts[USED] + counts[FREE]
+            enough = tf.debugging.Assert(
+                tf.size(new, tf.int64) <= room, [f"The table {storage.name} has no room for the rows of a checkpoint."]
+            )
+            waited = tf.math.count_nonzero(tf.gather(found, new_at) < UNKNOWN)
+            with tf.control_dependencies([enough]):
+                storage.add_counts({WAITING: -waited})
+                numbers = tf.tensor_scatter_nd_update(found, new_at[:, tf.newaxis], storage.allocate(new, 0))
+            with operations_added() as writes:
+                write(storage.rows, numbers, rows)
+                write(storage.stamp, numbers, stamps)
+                for slot, values in zip(storage.slots.values(), slots, strict=True):
+                    write(slot, numbers, values)
+            with tf.control_dependencies(writes):
+                storage.index.insert(keys, numbers)
+
+    @client_may_call(_NUMBER, _NUMBER)
+    def read_waiting(self, first: Any, count: Any) -> tuple[Any, Any]:
+        """Reads a slice of the keys that wait, of at most `capacity`.
+
+        Args:
+          first: a number from 0 on, an int64 scalar.
+          count: how many the slice has; fewer are returned, as some have been admitted.
+
+        Returns:
+          The keys, and how often each was seen, both int64 [n]. On the server.
+        """
+        storage = self._storage
+        if storage.waiting is None:
+            return tf.zeros([0], tf.int64), tf.zeros([0], tf.int64)
+        with storage.mutex.hold([first, count]):
+            last = tf.minimum(storage.counts.sparse_read(NEXT_WAITING), storage.capacity)
+            keys = storage.waiting.sparse_read(tf.range(first, tf.minimum(first + count, last)))
+            keys = tf.unique(keys)[0]
+            found = storage.find(keys)
+            is_waiting = found < UNKNOWN
+            return tf.boolean_mask(keys, is_waiting), -1 - tf.boolean_mask(found, is_waiting)
+
+    @client_may_call(_KEYS, _KEYS)
+    def write_waiting(self, keys: Any, times: Any) -> None:
+        """Sets how often keys that have no row were seen; arguments are as `read_waiting` returns them."""
+        storage = self._storage
+        if storage.waiting is None:
+            return
+        with storage.mutex.hold([keys, times]):
+            found = storage.find(keys)
+            at = tf.where(found < 0)[:, 0]
+            storage.wait(tf.gather(keys, at), tf.gather(times, at), tf.gather(found, at) == UNKNOWN)

@@ -1,0 +1,320 @@
+"""A table whose rows appear as keys are first trained on, spread over all parameter servers.
+
+    worker                                   each parameter server
+    table.lookup(keys)     -->  its keys     finds their rows, and creates those of new keys     TableShard
+                           <--  rows
+    table.apply_gradients  -->  its keys     updates the rows that these keys have now
+                                and rows
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from coordinator.embeddings.admission import EVERY_KEY, Admission, MinCount, Probability
+from coordinator.embeddings.eviction import Eviction, OlderThan, SmallerThan
+from coordinator.embeddings.initializers import Uniform
+from coordinator.embeddings.keys import as_integers, bucket_of, capacities, server_of
+from coordinator.embeddings.shard_storage import ADMITTED, CLOCK, DROPPED, EVICTED, REFUSED, WAITING
+from coordinator.embeddings.table_shard import TableSettings, TableShard
+from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer, without_repeats
+from coordinator.ps_strategy.keras.internals.row_optimizer import RowOptimizer
+from coordinator.ps_strategy.keras.internals.stand_ins import Rows
+from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
+from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
+from coordinator.setting_checks import check_integer, check_number
+
+_WHEN_FULL = ("evict_oldest", "default_row", "error")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableStatistics:
+    """Counters of a table since it was created.
+
+    Attributes:
+      capacity: the greatest number of rows.
+      size: the number of keys that have a row: `admitted - evicted`.
+      waiting: the number of keys that wait to be admitted.
+      admitted: how many rows were given to keys; a key that returns after its eviction counts again.
+      evicted: how many rows were removed.
+      refused: how many keys got no row because the table was full; a key counts each time.
+      dropped: how many rows of gradients had a key without a row, and changed nothing.
+      steps: the number of calls of `apply_gradients`.
+      bytes: what the rows in use take of the servers' memory, with keys and slots, without the index.
+    """
+
+    capacity: int
+    size: int
+    waiting: int
+    admitted: int
+    evicted: int
+    refused: int
+    dropped: int
+    steps: int
+    bytes: int
+
+
+class Table:
+    """An embedding table with a row for each key that was trained on. Created in `strategy.scope()`.
+
+    Args:
+      name: for messages and variables.
+      dim: the length of a row.
+      capacity: the greatest number of rows. It is divided among the parameter servers, each of which has the keys of
+        an equal part of all hash values. Rows take memory when they are first used, the index at once, about 45 bytes
+        for each row of the capacity (twice that with `MinCount`).
+      optimizer: changes the rows that a gradient has: an elementwise optimizer of Keras 3, `RowwiseAdagrad`, or a
+        function `(rows, gradient)` that calls `rows.assign_sub`, `assign_add` or `assign`, such as
+        `lambda rows, gradient: rows.assign_sub(0.1 * gradient)`. An optimizer is copied.
+      initializer: a function `(keys, dim)` that returns the first rows of keys, float32 [n, dim], as `Uniform`,
+        `Normal` and `Constant` do.
+      admission: `MinCount` or `Probability`; None gives a row to each key at once.
+      eviction: `OlderThan` or `SmallerThan`, or several: which rows `evict()` removes.
+      when_full: what new keys get when there is no room: "error" raises `tf.errors.InvalidArgumentError` in the step;
+        "default_row" gives them the default, and no row; "evict_oldest" removes rows that have had no gradient for
+        longest. Not all rows are compared for it: of the next 2,000 or more, it removes the oldest.
+      default: each number of the row that keys without a row get.
+
+    Raises:
+      RuntimeError: not in the scope of a `coordinator.ParameterServerStrategy`.
+      TypeError, ValueError: an argument is wrong, or the table does not fit the memory of a parameter server.
+
+    Attributes:
+      name, dim, capacity: as given.
+      variable: stands for all rows as source of `tape.gradient`, a `tf.Variable` of shape [capacity, dim] without a
+        value. Gradients for it are `tf.IndexedSlices` with keys as indices.
+      shards: the parts of the table, by parameter server.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        capacity: int,
+        optimizer: Any,
+        initializer: Callable[[Any, int], Any] | None = None,
+        admission: Admission | None = None,
+        eviction: Eviction | Sequence[Eviction] = (),
+        when_full: str = "error",
+        default: float = 0.0,
+    ) -> None:
+        strategy = tf.distribute.get_strategy()
+        if not isinstance(strategy, ParameterServerStrategy):
+            raise RuntimeError("A table is created inside strategy.scope() of a coordinator.ParameterServerStrategy.")
+        self._strategy = strategy
+        self._settings = _checked(
+            name, dim, capacity, optimizer, initializer, admission, eviction, when_full, default
+        )
+        self.name, self.dim, self.capacity = name, dim, capacity
+        devices = strategy.extended.parameter_devices
+        number = next(strategy.extended.services.unique_numbers)
+        self.shards = tuple(
+            TableShard(self._settings, device, part, number)
+            for device, part in zip(devices, capacities(capacity, len(devices)), strict=True)
+        )
+        self.variable = TableVariable(name, [capacity, dim], tf.float32, self.apply_gradients)
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The optimizer's learning rate, which can be set; None if a schedule or function gives it."""
+        rate = self.shards[0].rate
+        return None if rate is None else float(rate.numpy())
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        for shard in self.shards:
+            if shard.rate is None:
+                raise ValueError("The learning rate of this table is not a number, and cannot be set.")
+            shard.rate.assign(rate)
+
+    @tf.autograph.experimental.do_not_convert
+    def lookup(self, keys: Any, training: bool = False) -> Any:
+        """Returns the rows of keys, and tells gradient tapes.
+
+        Args:
+          keys: integers or strings of any shape.
+          training: True gives rows to new keys, or counts them, as `admission` says. Otherwise nothing changes, and
+            keys without a row get the default.
+
+        Returns:
+          float32, of the shape of `keys` and one more dimension.
+
+        Raises:
+          TypeError: the keys are of another type.
+        """
+        keys = as_integers(keys)
+        flat = tf.reshape(keys, [-1])
+        unique, positions = tf.unique(flat)
+        parts, places = self._divided(unique)
+        found = [shard.lookup(part, training=training) for shard, part in zip(self.shards, parts, strict=True)]
+        rows = tf.gather(tf.ensure_shape(tf.dynamic_stitch(places, found), [None, self.dim]), positions)
+        rows = tf.reshape(rows, tf.concat([tf.shape(keys), [self.dim]], 0))
+
+        def gradient(output: Any) -> tf.IndexedSlices:
+            values = tf.math.unsorted_segment_sum(tf.reshape(output, [-1, self.dim]), positions, tf.size(unique))
+            return tf.IndexedSlices(values, unique, tf.constant([self.capacity, self.dim], tf.int64))
+
+        return self.variable.recorded(tf.ensure_shape(rows, [*keys.shape, self.dim]), gradient)
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(self, gradient: tf.IndexedSlices) -> None:
+        """Has the optimizer update the rows of a gradient, where they are.
+
+        Rows of the same key are summed first. Those of keys that have no row are dropped. Additions of concurrent
+        steps are not lost; each update of a server's rows is whole before the next one.
+
+        Args:
+          gradient: what `tape.gradient` returns for `variable`: `tf.IndexedSlices` with keys as indices.
+
+        Raises:
+          TypeError: it is something else.
+        """
+        if not isinstance(gradient, tf.IndexedSlices):
+            raise TypeError(
+                f"The gradient of the table {self.name!r} must be the tf.IndexedSlices that tape.gradient returns for "
+                f"table.variable, got {gradient!r}. It is None if the loss does not depend on a look-up of the table "
+                "that the tape has seen: call table.lookup in the function that has the tape."
+            )
+        gradient = without_repeats(gradient)
+        values = self._settings.optimizer.clipped(tf.cast(gradient.values, tf.float32))
+        keys = tf.cast(gradient.indices, tf.int64)
+        parts, places = self._divided(keys)
+        for shard, part, place in zip(self.shards, parts, places, strict=True):
+            shard.push(part, tf.gather(values, place))
+
+    def size(self) -> int:
+        """Returns the number of keys that have a row."""
+        return self.statistics().size
+
+    def evict(self) -> int:
+        """Removes the rows that `eviction` names, and returns how many; called on the client.
+
+        Training goes on meanwhile: rows are removed in small portions. A key whose row was removed gets its initial row
+        when it is admitted again.
+
+        Raises:
+          ValueError: the table was created without `eviction`.
+          StrategyClosedError: the strategy is closed.
+          tf.errors.OpError: a server does not answer.
+        """
+        self._refuse_closed("evict")
+        if not self._settings.eviction:
+            raise ValueError(f"The table {self.name!r} was created without eviction=, so evict() has nothing to do.")
+        removed = 0
+        for shard in self.shards:
+            first = 0
+            while first >= 0:
+                number, following = shard.evict(tf.constant(first, tf.int64))
+                removed, first = removed + int(number), int(following)
+        return removed
+
+    def statistics(self) -> TableStatistics:
+        """Returns the table's counters, read from the servers.
+
+        Raises:
+          StrategyClosedError: the strategy is closed.
+          tf.errors.OpError: a server does not answer.
+        """
+        self._refuse_closed("statistics")
+        counts = np.stack([shard.storage.read_counts().numpy() for shard in self.shards])
+        total = counts.sum(axis=0)
+        sizes = counts[:, ADMITTED] - counts[:, EVICTED]
+        memory = sum(int(size) * shard.storage.bytes_per_row() for size, shard in zip(sizes, self.shards, strict=True))
+        return TableStatistics(
+            capacity=self.capacity,
+            size=int(sizes.sum()),
+            waiting=int(total[WAITING]),
+            admitted=int(total[ADMITTED]),
+            evicted=int(total[EVICTED]),
+            refused=int(total[REFUSED]),
+            dropped=int(total[DROPPED]),
+            steps=int(counts[:, CLOCK].max()),
+            bytes=memory,
+        )
+
+    def _divided(self, keys: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Returns the keys that each server has, and their places among all."""
+        servers = len(self.shards)
+        if servers == 1:
+            return [keys], [tf.range(tf.size(keys))]
+        owner = server_of(bucket_of(keys), servers)
+        places = tf.dynamic_partition(tf.range(tf.size(keys)), owner, servers)
+        return [tf.gather(keys, place) for place in places], places
+
+    def _refuse_closed(self, called: str) -> None:
+        self._strategy.extended.services.refuse_closed(
+            f"table.{called}() asks the parameter servers and cannot be called any more; call it before "
+            "strategy.close()"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Table {self.name!r}: {self.capacity} x {self.dim} on {len(self.shards)} servers>"
+
+
+class _FunctionUpdate:
+    """A user's function `(rows, gradient)` in place of a `RowOptimizer`."""
+
+    slots: Mapping[str, np.ndarray] = {}
+    learning_rate = None
+
+    def __init__(self, function: Callable[[Rows, Any], object]) -> None:
+        self._function = function
+
+    def clipped(self, gradient: Any) -> Any:
+        return gradient
+
+    def rate_at(self, step: Any) -> Any:
+        return None
+
+    def update(self, rows: Rows, slots: Mapping[str, Rows], gradient: Any, step: Any, rate: Any) -> None:
+        self._function(rows, gradient)
+
+
+def _checked(
+    name: Any,
+    dim: Any,
+    capacity: Any,
+    optimizer: Any,
+    initializer: Any,
+    admission: Any,
+    eviction: Any,
+    when_full: Any,
+    default: Any,
+) -> TableSettings:
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"name must be a string that is not empty, got {name!r}.")
+    check_integer("dim", dim, 1)
+    check_integer("capacity", capacity, 1)
+    check_number("default", default)
+    if initializer is not None and not callable(initializer):
+        raise TypeError(f"initializer must be a function (keys, dim) such as Uniform(0.05), got {initializer!r}.")
+    if admission is not None and not isinstance(admission, MinCount | Probability):
+        raise TypeError(f"admission must be MinCount(n), Probability(p) or None, got {admission!r}.")
+    policies = (eviction,) if isinstance(eviction, OlderThan | SmallerThan) else tuple(eviction or ())
+    for policy in policies:
+        if not isinstance(policy, OlderThan | SmallerThan):
+            raise TypeError(f"eviction must be OlderThan(steps), SmallerThan(norm) or a list of them, got {policy!r}.")
+    if when_full not in _WHEN_FULL:
+        raise ValueError(f"when_full must be one of {', '.join(map(repr, _WHEN_FULL))}; got {when_full!r}.")
+    return TableSettings(
+        name=name,
+        dim=dim,
+        capacity=capacity,
+        optimizer=_update_of(optimizer, dim),
+        initializer=initializer or Uniform(),
+        admission=admission or EVERY_KEY,
+        eviction=policies,
+        when_full=when_full,
+        default=float(default),
+    )
+
+
+def _update_of(optimizer: Any, dim: int) -> Any:
+    if is_optimizer(optimizer):
+        return RowOptimizer(optimizer, dim)
+    if not callable(optimizer) or hasattr(optimizer, "apply_gradients"):
+        raise TypeError(f"optimizer must be a Keras 3 optimizer or a function (rows, gradient), got {optimizer!r}.")
+    return _FunctionUpdate(optimizer)

@@ -1,0 +1,327 @@
+"""One parameter server's part of a table: look-ups, gradients and eviction, by key, where the rows are.
+
+    look-up     find all keys in the index, gather their rows                       no mutex
+                  if some are new, or rows were evicted meanwhile: again            under the mutex
+                  count those that wait, give rows to those that are admitted
+    gradients   find, update these rows and slots, stamp them                       under the mutex
+    eviction    look for rows in a slice                                            no mutex
+                  look again at some of them, remove them from the index, free them under the mutex
+
+No number of a row leaves the server. So whatever was evicted, or given to another key, since a worker looked a key up:
+its gradient finds the key's present row, or none, and is dropped then.
+
+A row that is looked up without the mutex is of its key: rows are freed, and so can be given to another key, only while
+`EVICTIONS` is odd, and each time it grows. A look-up for which it is odd or has grown is done again, under the mutex.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from coordinator.embeddings.admission import Admission
+from coordinator.embeddings.eviction import Eviction, evicted
+from coordinator.embeddings.shard_storage import (
+    CLOCK,
+    DROPPED,
+    EVICTIONS,
+    FREE,
+    FREE_STAMP,
+    HAND,
+    REFUSED,
+    SLICE,
+    UNKNOWN,
+    USED,
+    WAITING,
+    ShardStorage,
+    in_order,
+    write,
+)
+from coordinator.ps_strategy.keras.internals.stand_ins import Rows
+from coordinator.updates.state.server_mutex import operations_added
+
+# The most rows that are evicted while others wait for the mutex.
+_EVICTED_AT_ONCE = 2000
+# Of so many rows for each that is needed, at least the second number, the oldest are evicted from a full table.
+_CANDIDATES, _LEAST_CANDIDATES = 4, 2000
+
+_KEYS = tf.TensorSpec([None], tf.int64)
+_NUMBER = tf.TensorSpec([], tf.int64)
+
+
+class RowUpdate(Protocol):
+    """How gradients change rows: `RowOptimizer`, or a function of the user's; see `RowOptimizer`."""
+
+    slots: Mapping[str, np.ndarray]
+    learning_rate: float | None
+
+    def clipped(self, gradient: Any) -> Any: ...  # noqa: D102
+    def rate_at(self, step: Any) -> Any: ...  # noqa: D102
+    def update(self, rows: Rows, slots: Mapping[str, Rows], gradient: Any, step: Any, rate: Any) -> None: ...  # noqa: D102
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSettings:
+    """What a table is created with; see `Table`."""
+
+    name: str
+    dim: int
+    capacity: int
+    optimizer: RowUpdate
+    initializer: Callable[[Any, int], Any]
+    admission: Admission
+    eviction: Sequence[Eviction]
+    when_full: str
+    default: float
+
+
+class TableShard:
+    """The part of a table on one parameter server. Created in the strategy's scope.
+
+    Args:
+      settings: of the table.
+      device: of the server's CPU.
+      capacity: the greatest number of rows here.
+      number: unique among the tables of the strategy.
+
+    Attributes:
+      storage: the variables and the index.
+      rate: the learning rate, a variable; None if the optimizer computes it.
+    """
+
+    def __init__(self, settings: TableSettings, device: str, capacity: int, number: int) -> None:
+        self.device = device
+        self._settings = settings
+        self.storage = ShardStorage(
+            settings.name,
+            device,
+            capacity,
+            settings.dim,
+            settings.optimizer.slots,
+            settings.initializer,
+            counts_waiting=settings.admission.counts,
+            number=number,
+        )
+        rate = settings.optimizer.learning_rate
+        self.rate = None
+        if rate is not None:
+            with self.storage.placed():
+                self.rate = tf.Variable(
+                    lambda: tf.constant(rate, tf.float32), trainable=False, name=f"{settings.name}/rate"
+                )
+        # Traced once each, whatever functions use them.
+        self._functions = {
+            method: tf.function(method, input_signature=signature, autograph=False)
+            for method, signature in (
+                (self._find, [_KEYS]),
+                (self._find_or_create, [_KEYS]),
+                (self._push, [_KEYS, tf.TensorSpec([None, settings.dim], tf.float32)]),
+                (self._evict, [_NUMBER]),
+            )
+        }
+
+    def lookup(self, keys: Any, *, training: bool) -> Any:
+        """Returns the rows of keys, float32 [n, dim], on the server; the default for those that have none.
+
+        Args:
+          keys: int64 [n], each once.
+          training: whether keys are counted and admitted.
+        """
+        return self._call(self._find_or_create if training else self._find, keys)
+
+    def push(self, keys: Any, gradient: Any) -> None:
+        """Updates the rows of keys with their gradients, and drops those of keys that have no row.
+
+        Args:
+          keys: int64 [n], each once.
+          gradient: float32 [n, dim].
+        """
+        self._call(self._push, keys, gradient)
+
+    def evict(self, first: Any) -> Any:
+        """Evicts the first rows of a slice that the policies evict.
+
+        Args:
+          first: the number of the first row of the slice, an int64 scalar.
+
+        Returns:
+          How many were evicted, and where to go on: the same slice, the next one, or -1 after the last.
+        """
+        return self._call(self._evict, first)
+
+    def _call(self, method: Any, *arguments: Any) -> Any:
+        with tf.device(self.device):
+            return self._functions[method](*arguments)
+
+    # Look-ups.
+
+    def _find(self, keys: Any) -> Any:
+        """Returns the rows of keys that have one, and the default for the others."""
+        return self._rows_of(keys, self._gather_under_mutex)[0]
+
+    def _find_or_create(self, keys: Any) -> Any:
+        with tf.device(self.device):
+            rows, found = self._rows_of(keys, self._gather_under_mutex)
+            return tf.cond(tf.reduce_all(found >= 0), lambda: rows, lambda: self._create(keys))
+
+    def _rows_of(self, keys: Any, again: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """Returns the rows of keys, and their numbers; negative ones as the index has them."""
+        counts = self.storage.counts
+        with tf.device(self.device):
+            before = counts.sparse_read(EVICTIONS)
+            with tf.control_dependencies([before]):
+                found = self.storage.find(keys)
+            rows = self._gather(found)
+            with tf.control_dependencies([rows]):
+                after = counts.sparse_read(EVICTIONS)
+            is_same = tf.logical_and(before == after, before % 2 == 0)
+            return tf.cond(is_same, lambda: (rows, found), lambda: again(keys))
+
+    def _gather_under_mutex(self, keys: Any) -> tuple[Any, Any]:
+        with self.storage.mutex.hold([keys]):
+            found = self.storage.find(keys)
+            return self._gather(found), found
+
+    def _gather(self, found: Any) -> Any:
+        is_there = found >= 0
+        there = tf.where(is_there)[:, 0]
+
+        def with_default() -> Any:
+            rows = self.storage.rows.sparse_read(tf.gather(found, there))
+            default = tf.fill([tf.size(found), self._settings.dim], self._settings.default)
+            return tf.tensor_scatter_nd_update(default, there[:, tf.newaxis], rows)
+
+        return tf.cond(tf.reduce_all(is_there), lambda: self.storage.rows.sparse_read(found), with_default)
+
+    def _create(self, keys: Any) -> Any:
+        """Counts and admits keys, and returns their rows."""
+        storage, settings = self.storage, self._settings
+        with storage.mutex.hold([keys]):
+            found = storage.find(keys)
+            unknown_at = tf.where(found < 0)[:, 0]
+            unknown, entries = tf.gather(keys, unknown_at), tf.gather(found, unknown_at)
+            times = UNKNOWN - entries
+            is_admitted = settings.admission.admits(times)
+            with operations_added() as admitted:
+                self._admit(tf.boolean_mask(unknown, is_admitted), tf.boolean_mask(entries, is_admitted), found)
+            if settings.admission.counts:
+                is_waiting = tf.logical_not(is_admitted)
+                waiting, before = tf.boolean_mask(unknown, is_waiting), tf.boolean_mask(times, is_waiting)
+                with tf.control_dependencies(admitted), operations_added() as counted:
+                    storage.wait(waiting, before + 1, before == 0)
+                admitted += counted
+            with tf.control_dependencies(admitted):
+                # Again, since rows of a full table may have been evicted.
+                return self._gather(storage.find(keys))
+
+    def _admit(self, keys: Any, entries: Any, found: Any) -> None:
+        """Gives rows to keys that have none, as far as there is room.
+
+        Args:
+          keys: int64 [n].
+          entries: what the index has for them, int64 [n].
+          found: what the index has for all keys of this look-up; their rows are not evicted.
+        """
+        storage = self.storage
+        wanted = tf.size(keys, tf.int64)
+        with operations_added() as made:
+            self._make_room(wanted, found)
+        with tf.control_dependencies(made):
+            granted = tf.minimum(wanted, self._room())
+        keys, entries = keys[:granted], entries[:granted]
+        waited = tf.math.count_nonzero(entries < UNKNOWN)
+        with operations_added() as written:
+            numbers = storage.allocate(keys, storage.counts.sparse_read(CLOCK))
+            storage.initialize(numbers, keys)
+            storage.add_counts({WAITING: -waited, REFUSED: wanted - granted})
+        with tf.control_dependencies(written):
+            # A look-up that does not hold the mutex finds a key only when its row is there.
+            storage.index.insert(keys, numbers)
+
+    def _room(self) -> Any:
+        counts = self.storage.counts.read_value()
+        return self.storage.capacity - counts[USED] + counts[FREE]
+
+    def _make_room(self, wanted: Any, found: Any) -> None:
+        settings, storage = self._settings, self.storage
+        if settings.when_full == "default_row":
+            return
+        missing = wanted - self._room()
+        if settings.when_full == "error":
+            text = (
+                f"The table {settings.name} is full: {storage.device} has room for {storage.capacity} of its "
+                f"{settings.capacity} rows. Create it with a larger capacity, call evict(), or set when_full."
+            )
+            tf.debugging.Assert(missing <= 0, [text])
+            return
+        tf.cond(missing > 0, lambda: self._evict_oldest(missing, found), lambda: tf.constant(0))
+
+    # Gradients.
+
+    def _push(self, keys: Any, gradient: Any) -> Any:
+        storage = self.storage
+        with storage.mutex.hold([keys, gradient]):
+            found = storage.find(keys)
+            at = tf.where(found >= 0)[:, 0]
+            numbers = tf.gather(found, at)
+            step = storage.counts.sparse_read(CLOCK)
+            rate = self._settings.optimizer.rate_at(step) if self.rate is None else self.rate.read_value()
+            rows = Rows(storage.rows, numbers)
+            slots = {name: Rows(slot, numbers) for name, slot in storage.slots.items()}
+            self._settings.optimizer.update(rows, slots, tf.gather(gradient, at), step, rate)
+            write(storage.stamp, numbers, tf.fill(tf.shape(numbers), tf.cast(step + 1, tf.int32)))
+            storage.add_counts({CLOCK: 1, DROPPED: tf.size(keys, tf.int64) - tf.size(numbers, tf.int64)})
+        return step
+
+    # Eviction.
+
+    def _evict(self, first: Any) -> tuple[Any, Any]:
+        storage = self.storage
+        with tf.device(self.device):
+            used = storage.counts.sparse_read(USED)
+            candidates = self._to_evict(tf.range(first, tf.minimum(first + SLICE, used)))
+            some = candidates[:_EVICTED_AT_ONCE]
+            number = tf.cond(tf.size(some) > 0, lambda: self._evict_some(some), lambda: tf.constant(0, tf.int64))
+            following = tf.where(first + SLICE < used, first + SLICE, tf.constant(-1, tf.int64))
+            return number, tf.where(tf.size(candidates) > _EVICTED_AT_ONCE, first, following)
+
+    def _evict_some(self, numbers: Any) -> Any:
+        with self.storage.mutex.hold([numbers]):
+            still = self._to_evict(numbers)
+            self.storage.release(still)
+            return tf.size(still, tf.int64)
+
+    def _to_evict(self, numbers: Any) -> Any:
+        """Returns which of these rows are in use, and evicted by a policy."""
+        storage = self.storage
+        stamps = storage.stamp.sparse_read(numbers)
+        ages = storage.counts.sparse_read(CLOCK) - tf.cast(stamps, tf.int64)
+        is_evicted = evicted(self._settings.eviction, storage.rows.sparse_read(numbers), ages)
+        return tf.boolean_mask(numbers, tf.logical_and(stamps > FREE_STAMP, is_evicted))
+
+    def _evict_oldest(self, missing: Any, found: Any) -> Any:
+        """Evicts rows of a full table: the oldest of the next ones, without those of this look-up.
+
+        All stamps are not looked at, as others wait meanwhile.
+        """
+        storage = self.storage
+        counts = storage.counts.read_value()
+        used = counts[USED]
+        rows = tf.maximum(used, tf.constant(1, tf.int64))
+        size = tf.minimum(used, tf.maximum(_CANDIDATES * missing, tf.constant(_LEAST_CANDIDATES, tf.int64)))
+        candidates = (counts[HAND] + tf.range(size)) % rows
+        needed = tf.sort(found)
+        places = tf.searchsorted(needed, candidates)
+        is_needed = tf.gather(needed, tf.minimum(places, tf.size(needed) - 1)) == candidates
+        stamps = storage.stamp.sparse_read(candidates)
+        candidates = tf.boolean_mask(candidates, tf.logical_and(stamps > FREE_STAMP, tf.logical_not(is_needed)))
+        order = tf.argsort(storage.stamp.sparse_read(candidates), stable=True)
+        oldest = tf.gather(candidates, order[: tf.cast(missing, tf.int32)])
+        in_order(
+            [oldest],
+            lambda: storage.release(oldest),
+            lambda: storage.counts.scatter_nd_update([[HAND]], [(counts[HAND] + size) % rows]),
+        )
+        return tf.constant(0)
