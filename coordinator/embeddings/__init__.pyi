@@ -1,4 +1,3 @@
-from .rowwise_adagrad import RowwiseAdagrad as RowwiseAdagrad
 from .admission import MinCount as MinCount
 from .admission import Probability as Probability
 from .eviction import OlderThan as OlderThan
@@ -6,5 +5,6 @@ from .eviction import SmallerThan as SmallerThan
 from .initializers import Constant as Constant
 from .initializers import Normal as Normal
 from .initializers import Uniform as Uniform
+from .rowwise_adagrad import RowwiseAdagrad as RowwiseAdagrad
 from .table import Table as Table
 from .table import TableStatistics as TableStatistics

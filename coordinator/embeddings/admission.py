@@ -1,4 +1,4 @@
-"""Which keys get a row of a table: not those that are seen once and never again, which are most of many vocabularies."""
+"""Which keys get a row of a table: not those that are seen once and never again, which are most of many keys."""
 
 import dataclasses
 from typing import Any

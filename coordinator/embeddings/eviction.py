@@ -22,15 +22,6 @@ class OlderThan:
     def __post_init__(self) -> None:
         check_integer("steps", self.steps, 1)
 
-    def evicts(self, rows: Any, ages: Any) -> Any:
-        """Returns which rows are evicted, bool [n].
-
-        Args:
-          rows: float [n, dim].
-          ages: the steps since the last gradient of each row, int64 [n].
-        """
-        return ages > self.steps
-
 
 @dataclasses.dataclass(frozen=True)
 class SmallerThan:
@@ -45,17 +36,19 @@ class SmallerThan:
     def __post_init__(self) -> None:
         check_number("norm", self.norm, above=0)
 
-    def evicts(self, rows: Any, ages: Any) -> Any:
-        """Returns which rows are evicted, bool [n]; see `OlderThan.evicts`."""
-        return tf.norm(rows, axis=1) < self.norm
-
 
 Eviction = OlderThan | SmallerThan
 
 
 def evicted(policies: Sequence[Eviction], rows: Any, ages: Any) -> Any:
-    """Returns which rows at least one of the policies evicts, bool [n]."""
+    """Returns which rows at least one of the policies evicts, bool [n].
+
+    Args:
+      policies: any number.
+      rows: float [n, dim].
+      ages: the steps since the last gradient of each row, int64 [n].
+    """
     found = tf.zeros(tf.shape(ages), tf.bool)
     for policy in policies:
-        found |= policy.evicts(rows, ages)
+        found |= ages > policy.steps if isinstance(policy, OlderThan) else tf.norm(rows, axis=1) < policy.norm
     return found

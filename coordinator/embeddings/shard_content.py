@@ -60,8 +60,12 @@ class ShardContent:
             numbers = tf.range(first, tf.minimum(first + count, storage.counts.sparse_read(USED)))
             numbers = tf.boolean_mask(numbers, storage.stamp.sparse_read(numbers) > FREE_STAMP)
             slots = [slot.sparse_read(numbers) for slot in storage.slots.values()]
-            return (storage.key_of.sparse_read(numbers), storage.rows.sparse_read(numbers), slots,
-                    storage.stamp.sparse_read(numbers))
+            return (
+                storage.key_of.sparse_read(numbers),
+                storage.rows.sparse_read(numbers),
+                slots,
+                storage.stamp.sparse_read(numbers),
+            )
 
     def write_rows(self, keys: Any, rows: Any, slots: Sequence[Any], stamps: Any) -> None:
         """Writes rows, whether their keys have rows already or not; arguments are as `read_rows` returns them.

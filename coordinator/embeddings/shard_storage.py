@@ -37,7 +37,6 @@ UNKNOWN = -1
 SLICE = 2**16
 
 
-
 class Index(tf.lookup.experimental.MutableHashTable):
     """A mutable table which the strategy's scope does not place: it is on the server of its rows."""
 

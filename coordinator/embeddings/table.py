@@ -1,33 +1,29 @@
 """A table whose rows appear as keys are first trained on, spread over all parameter servers.
 
-    worker                                   each parameter server
-    table.lookup(keys)     -->  its keys     finds their rows, and creates those of new keys     TableShard
-                           <--  rows
-    table.apply_gradients  -->  its keys     updates the rows that these keys have now
-                                and rows
+worker                                   each parameter server
+table.lookup(keys)     -->  its keys     finds their rows, and creates those of new keys     TableShard
+                       <--  rows
+table.apply_gradients  -->  its keys     updates the rows that these keys have now
+                            and rows
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from coordinator.embeddings.admission import EVERY_KEY, Admission, MinCount, Probability
+from coordinator.embeddings.admission import EVERY_KEY, Admission
 from coordinator.embeddings.eviction import Eviction, OlderThan, SmallerThan
 from coordinator.embeddings.initializers import Uniform
 from coordinator.embeddings.keys import as_integers, bucket_of, capacities, server_of
 from coordinator.embeddings.shard_storage import ADMITTED, CLOCK, DROPPED, EVICTED, REFUSED, WAITING
-from coordinator.embeddings.table_shard import TableSettings, TableShard
-from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer, without_repeats
-from coordinator.ps_strategy.keras.internals.row_optimizer import RowOptimizer
-from coordinator.ps_strategy.keras.internals.stand_ins import Rows
+from coordinator.embeddings.table_settings import TableSettings
+from coordinator.embeddings.table_shard import TableShard
+from coordinator.ps_strategy.keras.internals.optimizers import without_repeats
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
-from coordinator.setting_checks import check_integer, check_number
-
-_WHEN_FULL = ("evict_oldest", "default_row", "error")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +85,7 @@ class Table:
       shards: the parts of the table, by parameter server.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - each is one decision of the user's
         self,
         name: str,
         dim: int,
@@ -105,8 +101,16 @@ class Table:
         if not isinstance(strategy, ParameterServerStrategy):
             raise RuntimeError("A table is created inside strategy.scope() of a coordinator.ParameterServerStrategy.")
         self._strategy = strategy
-        self._settings = _checked(
-            name, dim, capacity, optimizer, initializer, admission, eviction, when_full, default
+        self._settings = TableSettings(
+            name=name,
+            dim=dim,
+            capacity=capacity,
+            optimizer=optimizer,
+            initializer=initializer or Uniform(),
+            admission=admission or EVERY_KEY,
+            eviction=(eviction,) if isinstance(eviction, OlderThan | SmallerThan) else tuple(eviction or ()),
+            when_full=when_full,
+            default=default,
         )
         self.name, self.dim, self.capacity = name, dim, capacity
         devices = strategy.extended.parameter_devices
@@ -179,7 +183,7 @@ class Table:
                 "that the tape has seen: call table.lookup in the function that has the tape."
             )
         gradient = without_repeats(gradient)
-        values = self._settings.optimizer.clipped(tf.cast(gradient.values, tf.float32))
+        values = self._settings.update.clipped(tf.cast(gradient.values, tf.float32))
         keys = tf.cast(gradient.indices, tf.int64)
         parts, places = self._divided(keys)
         for shard, part, place in zip(self.shards, parts, places, strict=True):
@@ -252,69 +256,3 @@ class Table:
 
     def __repr__(self) -> str:
         return f"<Table {self.name!r}: {self.capacity} x {self.dim} on {len(self.shards)} servers>"
-
-
-class _FunctionUpdate:
-    """A user's function `(rows, gradient)` in place of a `RowOptimizer`."""
-
-    slots: Mapping[str, np.ndarray] = {}
-    learning_rate = None
-
-    def __init__(self, function: Callable[[Rows, Any], object]) -> None:
-        self._function = function
-
-    def clipped(self, gradient: Any) -> Any:
-        return gradient
-
-    def rate_at(self, step: Any) -> Any:
-        return None
-
-    def update(self, rows: Rows, slots: Mapping[str, Rows], gradient: Any, step: Any, rate: Any) -> None:
-        self._function(rows, gradient)
-
-
-def _checked(
-    name: Any,
-    dim: Any,
-    capacity: Any,
-    optimizer: Any,
-    initializer: Any,
-    admission: Any,
-    eviction: Any,
-    when_full: Any,
-    default: Any,
-) -> TableSettings:
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"name must be a string that is not empty, got {name!r}.")
-    check_integer("dim", dim, 1)
-    check_integer("capacity", capacity, 1)
-    check_number("default", default)
-    if initializer is not None and not callable(initializer):
-        raise TypeError(f"initializer must be a function (keys, dim) such as Uniform(0.05), got {initializer!r}.")
-    if admission is not None and not isinstance(admission, MinCount | Probability):
-        raise TypeError(f"admission must be MinCount(n), Probability(p) or None, got {admission!r}.")
-    policies = (eviction,) if isinstance(eviction, OlderThan | SmallerThan) else tuple(eviction or ())
-    for policy in policies:
-        if not isinstance(policy, OlderThan | SmallerThan):
-            raise TypeError(f"eviction must be OlderThan(steps), SmallerThan(norm) or a list of them, got {policy!r}.")
-    if when_full not in _WHEN_FULL:
-        raise ValueError(f"when_full must be one of {', '.join(map(repr, _WHEN_FULL))}; got {when_full!r}.")
-    return TableSettings(
-        name=name,
-        dim=dim,
-        capacity=capacity,
-        optimizer=_update_of(optimizer, dim),
-        initializer=initializer or Uniform(),
-        admission=admission or EVERY_KEY,
-        eviction=policies,
-        when_full=when_full,
-        default=float(default),
-    )
-
-
-def _update_of(optimizer: Any, dim: int) -> Any:
-    if is_optimizer(optimizer):
-        return RowOptimizer(optimizer, dim)
-    if not callable(optimizer) or hasattr(optimizer, "apply_gradients"):
-        raise TypeError(f"optimizer must be a Keras 3 optimizer or a function (rows, gradient), got {optimizer!r}.")
-    return _FunctionUpdate(optimizer)

@@ -14,15 +14,13 @@ A row that is looked up without the mutex is of its key: rows are freed, and so 
 `EVICTIONS` is odd, and each time it grows. A look-up for which it is odd or has grown is done again, under the mutex.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from coordinator.embeddings.admission import Admission
-from coordinator.embeddings.eviction import Eviction, evicted
+from coordinator.embeddings.eviction import evicted
+from coordinator.embeddings.shard_content import ShardContent
 from coordinator.embeddings.shard_storage import (
     CLOCK,
     DROPPED,
@@ -39,6 +37,7 @@ from coordinator.embeddings.shard_storage import (
     in_order,
     write,
 )
+from coordinator.embeddings.table_settings import TableSettings
 from coordinator.ps_strategy.keras.internals.stand_ins import Rows
 from coordinator.updates.state.server_mutex import operations_added
 
@@ -49,32 +48,6 @@ _CANDIDATES, _LEAST_CANDIDATES = 4, 2000
 
 _KEYS = tf.TensorSpec([None], tf.int64)
 _NUMBER = tf.TensorSpec([], tf.int64)
-
-
-class RowUpdate(Protocol):
-    """How gradients change rows: `RowOptimizer`, or a function of the user's; see `RowOptimizer`."""
-
-    slots: Mapping[str, np.ndarray]
-    learning_rate: float | None
-
-    def clipped(self, gradient: Any) -> Any: ...  # noqa: D102
-    def rate_at(self, step: Any) -> Any: ...  # noqa: D102
-    def update(self, rows: Rows, slots: Mapping[str, Rows], gradient: Any, step: Any, rate: Any) -> None: ...  # noqa: D102
-
-
-@dataclasses.dataclass(frozen=True)
-class TableSettings:
-    """What a table is created with; see `Table`."""
-
-    name: str
-    dim: int
-    capacity: int
-    optimizer: RowUpdate
-    initializer: Callable[[Any, int], Any]
-    admission: Admission
-    eviction: Sequence[Eviction]
-    when_full: str
-    default: float
 
 
 class TableShard:
@@ -88,6 +61,7 @@ class TableShard:
 
     Attributes:
       storage: the variables and the index.
+      content: reads and writes all of it, in slices.
       rate: the learning rate, a variable; None if the optimizer computes it.
     """
 
@@ -99,12 +73,13 @@ class TableShard:
             device,
             capacity,
             settings.dim,
-            settings.optimizer.slots,
+            settings.update.slots,
             settings.initializer,
             counts_waiting=settings.admission.counts,
             number=number,
         )
-        rate = settings.optimizer.learning_rate
+        self.content = ShardContent(self.storage)
+        rate = settings.update.learning_rate
         self.rate = None
         if rate is not None:
             with self.storage.placed():
@@ -267,10 +242,10 @@ class TableShard:
             at = tf.where(found >= 0)[:, 0]
             numbers = tf.gather(found, at)
             step = storage.counts.sparse_read(CLOCK)
-            rate = self._settings.optimizer.rate_at(step) if self.rate is None else self.rate.read_value()
+            rate = self._settings.update.rate_at(step) if self.rate is None else self.rate.read_value()
             rows = Rows(storage.rows, numbers)
             slots = {name: Rows(slot, numbers) for name, slot in storage.slots.items()}
-            self._settings.optimizer.update(rows, slots, tf.gather(gradient, at), step, rate)
+            self._settings.update.update(rows, slots, tf.gather(gradient, at), step, rate)
             write(storage.stamp, numbers, tf.fill(tf.shape(numbers), tf.cast(step + 1, tf.int32)))
             storage.add_counts({CLOCK: 1, DROPPED: tf.size(keys, tf.int64) - tf.size(numbers, tf.int64)})
         return step

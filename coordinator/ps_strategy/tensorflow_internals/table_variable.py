@@ -39,6 +39,7 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
             aggregation=tf.VariableAggregation.NONE,
         )
         self.apply_gradients = apply_gradients
+        self._table = name
 
     def recorded(self, rows: Any, gradient: Callable[[Any], tf.IndexedSlices]) -> Any:
         """Returns rows as the tapes' result of reading this variable.
@@ -54,7 +55,7 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
 
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         raise NotImplementedError(
-            f"The rows of the table {self._handle_name!r} cannot be read as a whole: look keys up with table.lookup."
+            f"The rows of the table {self._table!r} cannot be read as a whole: look keys up with table.lookup."
         )
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
@@ -71,4 +72,4 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
         raise NotImplementedError("A table cannot be copied.")
 
     def __repr__(self) -> str:
-        return f"<TableVariable {self._handle_name!r} shape={self.shape}>"
+        return f"<TableVariable {self._table!r} shape={self.shape}>"
