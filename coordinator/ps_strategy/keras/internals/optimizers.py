@@ -122,11 +122,11 @@ def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequen
             view.__dict__[name] = [getattr(optimizer, name)[number] for number in near]
     if isinstance(optimizer, keras.optimizers.Nadam):
         # Private: the product of all momenta is one variable, which every server would multiply.
-        view.__dict__["_u_product"] = StandIn(_product_of_momenta(optimizer.beta_1, scalars[0]))
+        view.__dict__["_u_product"] = StandIn(product_of_momenta(optimizer.beta_1, scalars[0]))
     return view
 
 
-def _product_of_momenta(beta: float, updates: Any) -> Any:
+def product_of_momenta(beta: float, updates: Any) -> Any:
     """Returns the product of Nadam's momenta after `updates` updates, a float32 scalar (Dozat 2016, section 3)."""
     # In float32, all later momenta equal beta.
     factors = 1.0 - 0.5 * 0.96 ** tf.range(1.0, 513.0)

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from coordinator.ps_strategy.keras.internals.optimizers import variable_of, view_for_variables
+from coordinator.ps_strategy.keras.internals.optimizers import product_of_momenta, variable_of, view_for_variables
 from coordinator.ps_strategy.keras.internals.row_updates import updates_rows
-from coordinator.ps_strategy.keras.internals.stand_ins import Rows
+from coordinator.ps_strategy.keras.internals.stand_ins import Rows, StandIn
 
 _NOT_SLOTS = ("_variables", "_trainable_variables", "_model_variables_moving_average")
 
@@ -72,6 +72,9 @@ class RowOptimizer:
         """
         view = view_for_variables(self._optimizer, [self._row], [step], rate)
         view.__dict__.update({name: [slot] for name, slot in slots.items()}, _get_variable_index=lambda _: 0)
+        if isinstance(view, keras.optimizers.Nadam):
+            # Private: Keras multiplies it once for all variables, before their updates.
+            view.__dict__["_u_product"] = StandIn(product_of_momenta(view.beta_1, step + 1))
         if view.weight_decay is not None:
             rows.assign_sub(rows.value * view.weight_decay * rate)
         view.update_step(gradient, rows, rate)
