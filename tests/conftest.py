@@ -84,9 +84,10 @@ def shared_cluster() -> "Iterator[LocalCluster]":
 def strategy(shared_cluster: "LocalCluster") -> "Iterator[ParameterServerStrategy]":
     """The strategy on the shared cluster. A process connects to one cluster only, so all its tests use this one."""
     from coordinator import ParameterServerStrategy
+    from tests.ps_strategy.sharded.partitioners import partitioner_of_test
 
     # Closed, not joined: functions of a failed test may never end.
-    with contextlib.closing(ParameterServerStrategy(shared_cluster.resolver)) as strategy:
+    with contextlib.closing(ParameterServerStrategy(shared_cluster.resolver, partitioner_of_test)) as strategy:
         yield strategy
 
 

@@ -7,6 +7,7 @@ variable and its slots, which are not moved.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import threading
@@ -15,9 +16,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.ps_strategy.keras.internals.initial_values import initial_value_of_keras
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource
 from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes, worker_number
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
+from coordinator.ps_strategy.sharded.creation import Partitioner, create_sharded, partition_by
+from coordinator.ps_strategy.sharded.initial_values import initial_value_of
+from coordinator.ps_strategy.sharded.sharded_variable import ShardedVariable
 from coordinator.ps_strategy.tensorflow_internals.handles import resource_creator_scope
 from coordinator.ps_strategy.tensorflow_internals.mutable_tables import KINDS, create_mutable_table, is_created_by_keras
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
@@ -76,6 +81,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
       handles: where tables and per-worker variables that are created in the scope are registered.
       variables: where all other variables and tables that are created in the scope are registered.
       read_on_all: reads a per-worker resource on every worker.
+      partitioner: divides variables into parts; None for none.
 
     Attributes:
       services: set by the strategy.
@@ -90,12 +96,14 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         handles: PerWorkerHandles,
         variables: VariableStore,
         read_on_all: Callable[[PerWorkerResource], list[Any]],
+        partitioner: Partitioner | None = None,
     ) -> None:
         super().__init__(strategy)
         self._parameter_server_devices = tuple(f"{device}/device:CPU:0" for device in parameter_server_devices)
         self._handles = handles
         self._variables = variables
         self._read_on_all = read_on_all
+        self._partitioner = partitioner
         # Tables are counted too. `next` is atomic: placement is round robin even if several threads create variables.
         self._variable_numbers = itertools.count()
         self._scheduling = threading.local()
@@ -131,11 +139,46 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         if kwargs.pop("per_worker_variable", False):
             return create_per_worker_variable(lambda: next_creator(**kwargs), self._handles, self._read_on_all)
         beside = kwargs.get("colocate_with")
-        device = self._next_device() if beside is None else str(beside.device)
+        create = functools.partial(self._create_on, next_creator)
+        may_be_divided = self._partitioner is not None if beside is None else isinstance(beside, ShardedVariable)
+        # Without an initial value, a SavedModel is being loaded, whose functions take the variable as one.
+        if may_be_divided and kwargs.get("initial_value") is not None:
+            return self._create_partitioned(create, beside, kwargs)
+        return create(self._next_device() if beside is None else str(beside.device), **kwargs)
+
+    def _create_partitioned(self, create: Callable[..., Any], beside: Any, kwargs: dict[str, Any]) -> Any:
+        """Creates a variable in parts, if the partitioner divides it, or as the one beside it if that has its rows."""
+        value, *rest = (kwargs.get(argument) for argument in ("initial_value", "shape", "dtype", "name"))
+        with tf.device(None), tf.device(self._parameter_server_devices[0]):
+            initial = initial_value_of_keras(value) or initial_value_of(value, *rest)
+        if beside is None:
+            assert self._partitioner is not None
+            partition = partition_by(self._partitioner, initial.shape, initial.dtype)
+            devices = [self._next_device() for _ in range(partition.parts if partition else 1)]
+        else:
+            has_its_rows = initial.shape.rank and initial.shape[0] == beside.shape[0]
+            partition = beside.partition if has_its_rows else None
+            devices = [part.device for part in beside.parts]
+        if partition is None:
+            return create(devices[0], again=value, **{**kwargs, "initial_value": initial.whole})
+        variable = create_sharded(create, partition, initial, devices, kwargs)
+        # Its parts have their initial values; it has a handle, which is lost with its server.
+        self._variables.add(variable, None)
+        return variable
+
+    def _create_on(self, next_creator: Callable[..., Any], device: str, again: Any = None, **kwargs: Any) -> Any:
+        """Creates a variable on a server.
+
+        Args:
+          next_creator: creates it where `tf.device` says.
+          device: of the server.
+          again: the initial value that it gets if it is lost; None for the same as now.
+          kwargs: the arguments of its constructor.
+        """
         with tf.device(None), tf.device(device):
             variable = next_creator(**kwargs)
         make_shared(variable)
-        self._variables.add(variable, kwargs.get("initial_value"))
+        self._variables.add(variable, kwargs.get("initial_value") if again is None else again)
         return variable
 
     def _next_device(self) -> str:
@@ -165,8 +208,10 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
     def _update(
         self, var: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], group: bool
     ) -> Any:
-        # A per-worker variable has the device of the client, but is updated where the function runs.
-        with tf.device(None if self._handles.resource_for(var.handle) else var.device):
+        # A per-worker variable has the device of the client, but is updated where the function runs. So is a sharded
+        # one: there the update is split into those of its parts.
+        is_split = isinstance(var, ShardedVariable) or self._handles.resource_for(var.handle)
+        with tf.device(None if is_split else var.device):
             result = fn(var, *args, **kwargs)
         return result if group else tf.nest.map_structure(self._local_results, result)
 

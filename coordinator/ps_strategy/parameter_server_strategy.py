@@ -34,6 +34,7 @@ from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistr
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerCopies
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
+from coordinator.ps_strategy.sharded.creation import Partitioner, check_partitioner
 from coordinator.ps_strategy.tensorflow_internals.process import client_environment
 from coordinator.workers.cluster import Cluster
 from coordinator.workers.scheduler import Scheduler
@@ -49,7 +50,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that names the `worker` and `ps` addresses.
         A `PolledClusterResolver`, or a function or a `pathlib.Path` for one, may add and remove workers later.
-      variable_partitioner: None. Sharded variables are not supported yet.
+      variable_partitioner: divides large variables into parts, see docs/embeddings.md; None for none.
       options: limits and times, see `Options`.
 
     Raises:
@@ -62,15 +63,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     """
 
     def __init__(
-        self, cluster_resolver: Any, variable_partitioner: None = None, options: Options | None = None
+        self, cluster_resolver: Any, variable_partitioner: Partitioner | None = None, options: Options | None = None
     ) -> None:
-        if variable_partitioner is not None:
-            raise ValueError("variable_partitioner must be None: sharded variables are not supported yet.")
-        if options is not None and not isinstance(options, Options):
+        check_partitioner(variable_partitioner)
+        options = Options() if options is None else options
+        if not isinstance(options, Options):
             raise TypeError(f"options must be a coordinator.Options, got {options!r}.")
         if callable(cluster_resolver) or isinstance(cluster_resolver, os.PathLike):
             cluster_resolver = PolledClusterResolver(cluster_resolver)
-        options = options or Options()
         definition = ClusterDefinition.from_resolver(cluster_resolver)
         self._cluster_resolver = cluster_resolver
         self._handles = PerWorkerHandles()
@@ -92,9 +92,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 functools.partial(scheduler.quiet, verb="save"),
             )
             devices, copies = membership.parameter_server_devices, WorkerCopies(scheduler)
-            extended = ParameterServerExtended(self, devices, self._handles, variables, copies.read)
-            extended.services = StrategyServices.of(scheduler, self._handles, self._tracer.reset, variables)
-            tf.distribute.Strategy.__init__(self, extended)
+            kept = devices, self._handles, variables, copies.read, variable_partitioner
+            tf.distribute.Strategy.__init__(self, ParameterServerExtended(self, *kept))
+            self.extended.services = StrategyServices.of(scheduler, self._handles, self._tracer.reset, variables)
             self.parameter_servers = tuple(
                 ParameterServer(index, device, membership) for index, device in enumerate(devices)
             )

@@ -114,8 +114,8 @@ def test_a_process_that_is_not_the_client_is_refused(own_task, words):  # row 13
 def test_wrong_options_and_partitioners_are_refused_before_connecting():
     with pytest.raises(TypeError, match=r"must be a coordinator\.Options"):
         coordinator.ParameterServerStrategy(simple_resolver(SPEC), options={"probe_timeout": 1})
-    with pytest.raises(ValueError, match="variable_partitioner must be None"):
-        coordinator.ParameterServerStrategy(simple_resolver(SPEC), variable_partitioner=len)
+    with pytest.raises(TypeError, match="variable_partitioner must be one of"):
+        coordinator.ParameterServerStrategy(simple_resolver(SPEC), variable_partitioner=2)
 
 
 def test_the_server_definition_contains_only_the_given_tasks():

@@ -24,6 +24,7 @@ from coordinator.ps_strategy.keras.internals.optimizers import (
     without_repeats,
 )
 from coordinator.ps_strategy.keras.internals.stand_ins import Rows
+from coordinator.ps_strategy.sharded.sharded_variable import ShardedVariable
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
 _logger = logging.getLogger("coordinator")
@@ -159,15 +160,35 @@ class _ByRows:
         if id(variable) not in self.by_rows:
             super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]  # of the other base
             return
-        rows = Rows(variable, gradient.indices)
-        if self.weight_decay is not None and self._use_weight_decay(variable):
-            decay, rate = (tf.cast(each, variable.dtype) for each in (self.weight_decay, learning_rate))
-            rows.assign_sub(rows.value * decay * rate)
-        _with_slots_of(self, variable, gradient.indices).update_step(gradient.values, rows, learning_rate)
+        table = variable_of(variable)
+        parts = table.split_rows(gradient) if isinstance(table, ShardedVariable) else [gradient]
+        for number, slices in enumerate(parts):
+            part = _part_of(variable, number)
+            rows = Rows(part, slices.indices)
+            # Slots are on the same server.
+            with tf.device(part.device) if len(parts) > 1 else contextlib.nullcontext():
+                if self.weight_decay is not None and self._use_weight_decay(variable):
+                    decay, rate = (tf.cast(each, variable.dtype) for each in (self.weight_decay, learning_rate))
+                    rows.assign_sub(rows.value * decay * rate)
+                view = _with_slots_of(self, variable, slices.indices, number)
+                view.update_step(slices.values, rows, learning_rate)
 
 
-def _with_slots_of(optimizer: Any, variable: Any, indices: Any) -> Any:
-    """Returns a view of an optimizer that has the given rows in place of this variable, and of its slots."""
+def _part_of(variable: Any, number: int) -> Any:
+    """Returns a part of a sharded variable, any other variable itself."""
+    table = variable_of(variable)
+    return table.parts[number] if isinstance(table, ShardedVariable) else variable
+
+
+def _with_slots_of(optimizer: Any, variable: Any, indices: Any, part: int) -> Any:
+    """Returns a view of an optimizer that has the given rows in place of this variable, and of its slots.
+
+    Args:
+      optimizer: whose class `_by_rows_class` returned.
+      variable: to be updated.
+      indices: of the rows in the part of the variable, if it is sharded.
+      part: the number of this part.
+    """
     # The class that `_by_rows_class` was given.
     view: Any = object.__new__(type(optimizer).__mro__[2])
     view.__dict__.update(vars(optimizer))
@@ -179,6 +200,10 @@ def _with_slots_of(optimizer: Any, variable: Any, indices: Any) -> Any:
         is_list = isinstance(slots, list) and len(slots) == len(optimizer._trainable_variables_indices)
         # One that has no rows, such as a count of the variable's updates, is used as it is.
         if is_list and isinstance(slots[number], keras.Variable) and slots[number].shape[:1] == variable.shape[:1]:
-            view.__dict__[name] = [*slots[:number], Rows(slots[number].value, indices), *slots[number + 1 :]]
+            view.__dict__[name] = [
+                *slots[:number],
+                Rows(_part_of(slots[number].value, part), indices),
+                *slots[number + 1 :],
+            ]
     view.__dict__["_get_variable_index"] = lambda _: number
     return view

@@ -1,0 +1,93 @@
+"""The initial value of a variable that may be sharded, by rows, so that no server has to hold more than its part."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+# A value that can only be computed as a whole, on each server, is refused if it is larger, in bytes.
+LARGEST_WHOLE = 2**28
+
+
+@dataclasses.dataclass(frozen=True)
+class InitialValue:
+    """An initial value of which single rows can be had.
+
+    Attributes:
+      shape: of the whole value.
+      dtype: likewise.
+      rows: called with the first row and the number of rows, returns these rows.
+      whole: what to give to the constructor of a variable that is not sharded.
+    """
+
+    shape: tf.TensorShape
+    dtype: tf.DType
+    rows: Callable[[int, int], Any]
+    whole: Any
+
+
+def initial_value_of(value: Any, shape: Any = None, dtype: Any = None, name: str | None = None) -> InitialValue:
+    """Returns the initial value that was given to the constructor of a variable.
+
+    Args:
+      value: a value, or a function without arguments that returns it. A function may take `partition_shape` and
+        `partition_offset`, and return these rows; if not, it is called for each part, and rows are taken of the result.
+      shape: None if it is that of the value. If it is None, a function has to be called once to learn it.
+      dtype: likewise.
+      name: of the variable, for messages.
+    """
+    if not callable(value):
+        value = tf.convert_to_tensor(value, dtype)
+        return InitialValue(value.shape, value.dtype, lambda first, count: value[first : first + count], value)
+    if shape is not None and dtype is not None:
+        shape, dtype = tf.TensorShape(shape), tf.as_dtype(dtype)
+        return InitialValue(shape, dtype, functools.partial(_rows_of_function, value, shape, dtype, name), value)
+    first = tf.convert_to_tensor(value(), dtype)
+    known = initial_value_of(value, first.shape, first.dtype, name)
+    return dataclasses.replace(known, whole=first)
+
+
+def _rows_of_function(
+    function: Callable[..., Any], shape: tf.TensorShape, dtype: tf.DType, name: str | None, first: int, count: int
+) -> Any:
+    partition_shape = (count, *shape[1:])
+    if _takes_partition(function):
+        # An initializer that does not know these arguments may take any, and refuse them when it is called.
+        try:
+            value = function(partition_shape=partition_shape, partition_offset=(first, *[0] * len(shape[1:])))
+        except (TypeError, ValueError):
+            value = None
+        if value is not None and tuple(value.shape) == partition_shape:
+            return value
+    return rows_of_whole(function, shape, dtype, name, first, count)
+
+
+def rows_of_whole(
+    function: Callable[[], Any], shape: tf.TensorShape, dtype: tf.DType, name: str | None, first: int, count: int
+) -> Any:
+    """Returns rows of the whole value that a function returns.
+
+    Raises:
+      ValueError: the whole value is large; the message says how to have it computed in parts.
+    """
+    size = shape.num_elements() * dtype.size
+    if size > LARGEST_WHOLE:
+        raise ValueError(
+            f"The sharded variable {name!r} of shape {shape} cannot be created: its initial value can only be computed "
+            f"as a whole, which would take {size / 2**20:,.0f} MB on each parameter server. Give it one of Keras' "
+            "random or constant initializers, or shape=, dtype= and a function that takes partition_shape and "
+            "partition_offset and returns these rows; or zeros, and assign its rows in steps."
+        )
+    return tf.convert_to_tensor(function(), dtype)[first : first + count]
+
+
+def _takes_partition(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    names = {each.name for each in parameters}
+    return {"partition_shape", "partition_offset"} <= names or any(each.kind is each.VAR_KEYWORD for each in parameters)

@@ -1,0 +1,189 @@
+"""A `tf.Variable` whose rows are on several parameter servers.
+
+  ShardedVariable [10, 4]        handle of the whole shape, no value; what gradient tapes know it by
+    parts[0] [3, 4]  part_0      a variable on ps 0
+    parts[1] [3, 4]  part_1                on ps 1
+    parts[2] [2, 4]  part_2                on ps 0
+    parts[3] [2, 4]  part_3                on ps 1
+
+Look-ups and updates of rows send to each server the rows that it has, and no others; rows are returned in the order in
+which they were asked for. Gradients are those of the whole variable, `tf.IndexedSlices` with its row numbers. What
+needs the whole value, such as `numpy()` or an operator, reads all parts. An update of several parts is not atomic; each
+row's is, as in any other variable.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.ps_strategy.sharded.partition import Partition
+from coordinator.ps_strategy.tensorflow_internals.unstored_variable import (
+    UnstoredVariable,
+    is_being_exported,
+    not_recorded,
+)
+
+
+def _scatter_method(method: str) -> Any:
+    """Returns a method that gives each part the rows of `tf.IndexedSlices` that it has."""
+
+    def scatter(self: Any, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        for part, slices in zip(self.parts, self.split_rows(sparse_delta), strict=True):
+            getattr(part, method)(slices, name=name)
+        return self
+
+    return scatter
+
+
+def _scatter_nd_method(method: str) -> Any:
+    """Returns a method that gives each part the updates of rows, or of elements of rows, that it has."""
+
+    def scatter_nd(self: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
+        indices = tf.convert_to_tensor(indices)
+        depth = indices.shape[-1]
+        flat = tf.reshape(indices, [-1, depth])
+        values = tf.reshape(tf.convert_to_tensor(updates, self.dtype), [-1, *self.shape[depth:]])
+        routed = self.partition.route(flat[:, 0])
+        rest, updates = routed.split(flat[:, 1:]), routed.split(values)
+        for part, local, inner, value in zip(self.parts, routed.local, rest, updates, strict=True):
+            getattr(part, method)(tf.concat([local[:, tf.newaxis], inner], 1), value, name)
+        return self
+
+    return scatter_nd
+
+
+def _assign_method(method: str) -> Any:
+    """Returns a method that gives each part its rows of a value of the variable's shape."""
+
+    def assign(self: Any, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
+        for part, rows in zip(self.parts, self._split_value(value), strict=True):
+            getattr(part, method)(rows, name=name, read_value=False)
+        return self if read_value else None
+
+    return assign
+
+
+class ShardedVariable(UnstoredVariable):
+    """A variable that is the concatenation of others along the first axis.
+
+    Args:
+      parts: `tf.Variable`s, as `Partition` divides their rows.
+      name: without `:0`, name scopes included.
+      options: those of `UnstoredVariable`.
+
+    Attributes:
+      parts: the variables that have the rows.
+      partition: which rows are in which part.
+    """
+
+    def __init__(self, parts: Sequence[tf.Variable], name: str, **options: Any) -> None:
+        self.parts = tuple(parts)
+        first = self.parts[0]
+        self.partition = Partition(sum(part.shape[0] for part in self.parts), len(self.parts))
+        shape = [self.partition.rows, *first.shape[1:]]
+        super().__init__(name, shape, first.dtype, first.device, **options)
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The parts; itself alone while functions are traced for a SavedModel, which has it as one variable."""
+        return [self] if is_being_exported() else list(self.parts)
+
+    def __iter__(self) -> Iterator[tf.Variable]:
+        return iter(self.variables)
+
+    def __len__(self) -> int:
+        return self.partition.rows
+
+    def split_rows(self, slices: tf.IndexedSlices) -> list[tf.IndexedSlices]:
+        """Returns for each part the rows of `slices` that it has, with their indices in the part.
+
+        Raises:
+          TypeError: `slices` is no `tf.IndexedSlices`.
+        """
+        if not isinstance(slices, tf.IndexedSlices):
+            raise TypeError(f"Argument `sparse_delta` must be a `tf.IndexedSlices`. Received arg: {slices}")
+        indices = tf.reshape(tf.convert_to_tensor(slices.indices), [-1])
+        values = tf.convert_to_tensor(slices.values, self.dtype)
+        routed = self.partition.route(indices)
+        if values.shape.rank == 0:
+            return [tf.IndexedSlices(values, local) for local in routed.local]
+        split = routed.split(tf.reshape(values, [-1, *self.shape[1:]]))
+        return [tf.IndexedSlices(rows, local) for rows, local in zip(split, routed.local, strict=True)]
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+        """Returns rows, [*indices.shape, *row], in the order of the indices."""
+        if is_being_exported():
+            return super().sparse_read(indices, name)
+        with tf.name_scope(name or "ShardedGather"):
+            with not_recorded():
+                indices = tf.convert_to_tensor(indices)
+                routed = self.partition.route(tf.reshape(indices, [-1]))
+                found = [part.sparse_read(local) for part, local in zip(self.parts, routed.local, strict=True)]
+                rows = tf.reshape(routed.stitch(found), tf.concat([tf.shape(indices), self.shape[1:]], 0))
+                rows.set_shape(indices.shape.concatenate(self.shape[1:]))
+            return self._rows_read(rows, indices)
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> Any:
+        """Returns rows or elements of rows, as `tf.gather_nd` does."""
+        if is_being_exported():
+            return super().gather_nd(indices, name)
+        with tf.name_scope(name or "ShardedGatherNd"):
+            indices = tf.convert_to_tensor(indices)
+            rows = self.sparse_read(indices[..., 0])
+            batch_dims = indices.shape.rank - 1
+            return rows if indices.shape[-1] == 1 else tf.gather_nd(rows, indices[..., 1:], batch_dims)
+
+    def _read_variable_op(self, no_copy: bool = False) -> Any:
+        # Private: all reads of the whole value go through it.
+        if is_being_exported():
+            return super()._read_variable_op(no_copy)
+        with not_recorded():
+            values = [part.read_value_no_copy() if no_copy else part.read_value() for part in self.parts]
+            value = tf.concat(values, 0)
+        return self._value_read(value)
+
+    def is_initialized(self, name: str | None = None) -> Any:
+        """Returns whether all parts have a value."""
+        return tf.reduce_all([part.is_initialized() for part in self.parts], name=name)
+
+    assign = _assign_method("assign")
+    assign_add = _assign_method("assign_add")
+    assign_sub = _assign_method("assign_sub")
+
+    scatter_add = _scatter_method("scatter_add")
+    scatter_sub = _scatter_method("scatter_sub")
+    scatter_max = _scatter_method("scatter_max")
+    scatter_min = _scatter_method("scatter_min")
+    scatter_mul = _scatter_method("scatter_mul")
+    scatter_div = _scatter_method("scatter_div")
+    scatter_update = _scatter_method("scatter_update")
+
+    def batch_scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Assigns to elements of each row, as `tf.Variable.batch_scatter_update`; or to rows, if indices are [n]."""
+        indices = tf.convert_to_tensor(sparse_delta.indices)
+        if indices.shape.rank == 1:
+            return self.scatter_update(sparse_delta)
+        values = tf.split(tf.convert_to_tensor(sparse_delta.values, self.dtype), self.partition.sizes)
+        for part, own, rows in zip(self.parts, tf.split(indices, self.partition.sizes), values, strict=True):
+            part.batch_scatter_update(tf.IndexedSlices(rows, own), name=name)
+        return self
+
+    scatter_nd_add = _scatter_nd_method("scatter_nd_add")
+    scatter_nd_sub = _scatter_nd_method("scatter_nd_sub")
+    scatter_nd_max = _scatter_nd_method("scatter_nd_max")
+    scatter_nd_min = _scatter_nd_method("scatter_nd_min")
+    scatter_nd_update = _scatter_nd_method("scatter_nd_update")
+
+    def _split_value(self, value: Any) -> list[Any]:
+        """Returns the rows of each part of a value.
+
+        Raises:
+          ValueError: it has another shape than the variable.
+        """
+        value = tf.convert_to_tensor(value, self.dtype)
+        if not self.shape.is_compatible_with(value.shape):
+            raise ValueError(
+                f"Cannot assign a value of shape {value.shape} to the variable {self.name!r} of shape {self.shape}."
+            )
+        return tf.split(tf.ensure_shape(value, self.shape), self.partition.sizes)

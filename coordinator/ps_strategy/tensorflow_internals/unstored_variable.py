@@ -1,0 +1,153 @@
+"""A `tf.Variable` whose value is stored elsewhere: in several variables, or in a table.
+
+It has a handle of the whole shape without a value, which takes no memory. The handle is what gradient tapes know the
+variable by: they have gradients with respect to it as for any other variable, also through branches, loops and
+functions that are called in between.
+
+                          handle                  parts, on parameter servers
+                             |                          |
+  what tapes record          +---> rows_read <----------+    what is computed
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import record
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.saved_model import save_context
+
+_ROWS, _VALUE = "CoordinatorRowsOfUnstoredVariable", "CoordinatorValueOfUnstoredVariable"
+
+
+class UnstoredVariable(resource_variable_ops.ResourceVariable):
+    """A variable without a value of its own; a subclass says how it is read and changed.
+
+    Args:
+      name: without `:0`, name scopes included.
+      shape: all of its dimensions must be known.
+      dtype: a `tf.DType`.
+      device: of the handle; it is where the variable is said to be.
+      trainable: whether gradient tapes watch it.
+      options: `synchronization`, `aggregation`, `constraint`, as those of `tf.Variable`.
+    """
+
+    # Private: the class, its constructor and the handle. Lookups of TensorFlow and Keras read single rows only of
+    # instances of this class, and there is no public way to make one without a value.
+    def __init__(
+        self, name: str, shape: Any, dtype: Any, device: str, *, trainable: bool = True, **options: Any
+    ) -> None:
+        with tf.init_scope():
+            unique_id = f"{name}_{ops.uid()}"
+            with tf.device(None), tf.device(device):
+                handle = resource_variable_ops._variable_handle_from_shape_and_dtype(
+                    shape, dtype, shared_name=None, name=name, graph_mode=False
+                )
+            handle._parent_trackable = weakref.ref(self)
+            handle._name, handle._unique_id = f"{name}:0", unique_id
+            resource_variable_ops.BaseResourceVariable.__init__(
+                self,
+                trainable=trainable,
+                shape=shape,
+                dtype=dtype,
+                handle=handle,
+                handle_name=name,
+                unique_id=unique_id,
+                in_graph_mode=False,
+                **options,
+            )
+
+    @classmethod
+    def _variable_call(cls, *args: Any, **kwargs: Any) -> None:
+        """Has instances made by the constructor; that of `tf.Variable` would ask the creators of variables."""
+
+    def _rows_read(self, rows: Any, indices: Any) -> Any:
+        """Returns rows that were read, [..., *row], as a differentiable function of this variable at these indices."""
+        return _connected(self, _ROWS, rows, indices)
+
+    def _value_read(self, value: Any) -> Any:
+        """Returns the whole value that was read, as a differentiable function of this variable."""
+        return _connected(self, _VALUE, value)
+
+
+def _connected(variable: Any, gradient: str, value: Any, *inputs: Any) -> Any:
+    resource_variable_ops.variable_accessed(variable)
+    with record.stop_recording():
+        if not tf.executing_eagerly():
+            value = _connected_in_graph(variable, gradient, value, inputs)
+
+    def backward(change: Any) -> list[Any]:
+        return [_GRADIENTS[gradient](variable.handle, change, *inputs)]
+
+    # What tapes record; they are told so privately by TensorFlow's own reads, too.
+    record.record_operation(gradient, [value], [variable.handle], backward)
+    return value
+
+
+def _connected_in_graph(variable: Any, gradient: str, value: Any, inputs: Any) -> Any:
+    """Returns the value as the result of an operation on the handle, for the gradients of a loop or a function.
+
+    They are derived from operations, not from a tape. A call is the only operation that takes the handle of a variable
+    on another server without being placed there; before it runs, TensorFlow replaces it by what it calls.
+    """
+    graph: Any = tf.compat.v1.get_default_graph()
+    arguments = [value, variable.handle, *inputs]
+    with graph.gradient_override_map({"PartitionedCall": gradient}), tf.device("/device:CPU:0"):
+        # A control dependency would be one of the value, and of all that is computed from it.
+        found = tf.raw_ops.PartitionedCall(
+            args=arguments, Tout=[value.dtype], f=_first(graph, [each.dtype for each in arguments])
+        )[0]
+    found.set_shape(value.shape)
+    return found
+
+
+def _first(graph: Any, dtypes: list[tf.DType]) -> Any:
+    """Returns a function of arguments of these types that returns the first one, added to the graph."""
+    with tf.init_scope():
+        signature = [tf.TensorSpec(None, dtype) for dtype in dtypes]
+        function: Any = tf.function(lambda *given: tf.identity(given[0]), signature, autograph=False)
+        concrete = function.get_concrete_function()
+    concrete.add_to_graph(graph)
+    return concrete
+
+
+def _gradient_of_rows(handle: Any, change: Any, indices: Any) -> tf.IndexedSlices:
+    # Private: publicly, only the variable tells the shape. An operation on the handle would run on its server.
+    known = resource_variable_ops.get_eager_safe_handle_data(handle).shape_and_type[0].shape
+    shape = tf.constant([each.size for each in known.dim], tf.int32)
+    values = tf.reshape(change, tf.concat([[-1], shape[1:]], 0))
+    return tf.IndexedSlices(values, tf.reshape(indices, [-1]), shape)
+
+
+_GRADIENTS: dict[str, Callable[..., Any]] = {
+    _ROWS: _gradient_of_rows,
+    _VALUE: lambda handle, change: change,
+}
+
+
+@tf.RegisterGradient(_ROWS)
+def _rows_backward(operation: Any, change: Any) -> list[Any]:
+    _, handle, indices = operation.inputs
+    return [None, _gradient_of_rows(handle, change, indices), None]
+
+
+@tf.RegisterGradient(_VALUE)
+def _value_backward(operation: Any, change: Any) -> list[Any]:
+    return [None, change]
+
+
+@contextlib.contextmanager
+def not_recorded() -> Iterator[None]:
+    """A scope in which tapes record nothing, and operations run where they would without an outer colocation."""
+    # Private: `tf.nn.embedding_lookup` places all it does beside the handle; `tf.Variable.value` undoes that likewise.
+    with record.stop_recording(), ops.colocate_with(None, ignore_existing=True):
+        yield
+
+
+def is_being_exported() -> bool:
+    """Returns True while functions are traced for a SavedModel."""
+    # Private: no public function says so.
+    return bool(save_context.in_save_context())
