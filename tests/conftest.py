@@ -1,10 +1,11 @@
 """Fixtures of all tests: one real cluster for the whole run, programs in separate processes, a check for leftovers.
 
-Tests run in the order of what they need: first those without a cluster, then those of the shared cluster, then those
-that start another cluster.
+Tests run in the order of what they need: first those without a cluster, then those that start a cluster of their own,
+which may take long, then those of the shared cluster.
 """
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ SETTLING_TIMEOUT = 60.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of the shared cluster, and sorts the quick tests to the front."""
+    """Marks the tests of the shared cluster, and sorts the tests by what they need."""
     for item in items:
         if "shared_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")
@@ -44,7 +45,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _cost(item: pytest.Item) -> int:
     is_shared = "shared_cluster" in getattr(item, "fixturenames", ())
-    return 1 if is_shared else 2 * (item.get_closest_marker("cluster") is not None)
+    return 2 if is_shared else int(item.get_closest_marker("cluster") is not None)
+
+
+def pytest_collection_finish() -> None:
+    """Excludes what importing the tests has created, TensorFlow's modules above all, from garbage collections."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -85,9 +92,13 @@ def strategy(shared_cluster: "LocalCluster") -> "Iterator[ParameterServerStrateg
     """The strategy on the shared cluster. A process connects to one cluster only, so all its tests use this one."""
     from coordinator import ParameterServerStrategy
     from tests.ps_strategy.sharded.partitioners import partitioner_of_test
+    from tests.ps_strategy.tensorflow_internals.private_names import short_graph_optimization
 
     # Closed, not joined: functions of a failed test may never end.
-    with contextlib.closing(ParameterServerStrategy(shared_cluster.resolver, partitioner_of_test)) as strategy:
+    with (
+        short_graph_optimization(),
+        contextlib.closing(ParameterServerStrategy(shared_cluster.resolver, partitioner_of_test)) as strategy,
+    ):
         yield strategy
 
 

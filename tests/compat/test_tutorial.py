@@ -10,8 +10,10 @@ from tests.program_runner import ProgramRunner
 TUTORIAL = Path(__file__).with_name("tutorial.py").read_text(encoding="utf-8")
 
 
+# `test_programs.py` has its calls one by one.
+@pytest.mark.long
 @pytest.mark.cluster
-@pytest.mark.parametrize("legacy", ["0", pytest.param("1", marks=pytest.mark.long)], ids=["Keras 3", "Keras 2"])
+@pytest.mark.parametrize("legacy", ["0", "1"], ids=["Keras 3", "Keras 2"])
 def test_the_steps_of_the_tutorial_run_with_servers_in_the_same_process(
     run_program: ProgramRunner, tmp_path: Path, legacy: str
 ) -> None:

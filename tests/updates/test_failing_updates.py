@@ -25,7 +25,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_long(RULES, "asynchronous", "synchronous"))
+@pytest.mark.parametrize("name", mostly_long(RULES, "synchronous"))
 @pytest.mark.parametrize("bad", mostly_long([0, 1, 2], 1))
 def test_a_failing_update_is_raised_once_and_never_applied_twice(strategy, name, bad):
     with strategy.scope():

@@ -28,7 +28,7 @@ RULES = {
     "Delayed": lambda *given: updates.Delayed(*given, delay=math.inf),
     "ModelAverage": lambda optimizer, variables: updates.ModelAverage(optimizer, variables, embeddings=variables[:1]),
 }
-DEFAULT = {"Asynchronous", "Synchronous"}
+DEFAULT = {"Synchronous"}
 
 
 @pytest.mark.parametrize(

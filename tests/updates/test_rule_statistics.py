@@ -165,6 +165,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", mostly_long(RULES, "asynchronous"))
+@pytest.mark.long
 def test_statistics_agree_with_each_other_while_workers_push(strategy, name):
     with strategy.scope():
         rule = RULES[name]([tf.Variable(tf.zeros([3])), tf.Variable(tf.zeros([5]))])

@@ -98,7 +98,7 @@ def mostly_long(cases, *usual):
     return [case if case in usual else pytest.param(case, marks=pytest.mark.long) for case in cases]
 
 
-@pytest.mark.parametrize("step", mostly_long(STEPS, loop_with_break, reduced))
+@pytest.mark.parametrize("step", mostly_long(STEPS, reduced))
 def test_a_loop_over_a_dataset_changes_variables_on_parameter_servers(strategy, variables, step):
     first, second = variables
     function = tf.function(lambda: step(first, second))
@@ -168,7 +168,7 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("use", mostly_long(USES, "map", "reduce", "tf.while_loop", "tf.cond"))
+@pytest.mark.parametrize("use", mostly_long(USES, "map", "tf.while_loop"))
 def test_functions_of_datasets_loops_and_branches_read_variables_on_servers(strategy, use):
     with strategy.scope():
         factor, offset = tf.Variable(2.0), tf.Variable(3.0)

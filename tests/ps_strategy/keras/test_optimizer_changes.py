@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
-from tests.ps_strategy.keras.test_optimizers import CHANGE_WHOLE_VARIABLES, DENSE_ONLY, OPTIMIZERS
+from tests.ps_strategy.keras.test_optimizers import CHANGE_WHOLE_VARIABLES, DEFAULT, DENSE_ONLY, OPTIMIZERS
 from tests.ps_strategy.tensorflow_internals.private_names import function_in
+from tests.updates.descent import mostly_long
 
 SHAPE = (7, 2)
 ROWS_ASSIGNED = "ResourceScatterNdUpdate"
@@ -108,14 +109,14 @@ def changes_in(graph, variable, reads):
     return found
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", mostly_long(OPTIMIZERS, *DEFAULT))
 def test_dense_gradients_are_applied_by_additions_with_known_exceptions(name):
     found = changes_by_variable(name, is_sparse=False)
     assert {each for each, types in found.items() if ASSIGNED in types} == OVERWRITTEN.get(name, set())
     assert set.union(*found.values()) <= {*ADDED, ASSIGNED}
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in DENSE_ONLY])
+@pytest.mark.parametrize("name", mostly_long([name for name in OPTIMIZERS if name not in DENSE_ONLY], *DEFAULT))
 def test_sparse_gradients_are_applied_by_additions_with_known_exceptions(name):
     found = changes_by_variable(name, is_sparse=True)
     assert {each for each, types in found.items() if ASSIGNED in types} == OVERWRITTEN.get(name, set())
@@ -131,11 +132,7 @@ DEFAULT_BY_ROWS = {"Adam, AMSGrad", "Ftrl", "weight_decay", "LossScaleOptimizer"
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in DEFAULT_BY_ROWS else pytest.mark.long)
-        for name in OPTIMIZERS
-        if name not in DENSE_ONLY | CHANGE_WHOLE_VARIABLES
-    ],
+    mostly_long([name for name in OPTIMIZERS if name not in DENSE_ONLY | CHANGE_WHOLE_VARIABLES], *DEFAULT_BY_ROWS),
 )
 def test_on_servers_sparse_gradients_only_read_and_change_rows(strategy, name):
     found = changes_by_variable(name, is_sparse=True, scope=strategy.scope(), reads=set())

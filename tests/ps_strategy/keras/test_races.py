@@ -60,7 +60,7 @@ class Training:
         return [np.asarray({**named, "weights": self.weights}[each]) for each in self.predicted]
 
 
-DEFAULT = {"SGD-sparse", "Adagrad-sparse", "RMSprop-dense", "clipnorm-dense"}
+DEFAULT = {"Adagrad-sparse", "clipnorm-dense"}
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def race(strategy, step):
     "change",
     [
         lambda total, x: total.assign_add(x),
-        lambda total, x: total.assign_sub(-x),
+        pytest.param(lambda total, x: total.assign_sub(-x), marks=pytest.mark.long),
         lambda total, x: total.assign(total + x),
-        lambda total, x: total.assign(total - -x),
+        pytest.param(lambda total, x: total.assign(total - -x), marks=pytest.mark.long),
     ],
     ids=["assign_add", "assign_sub", "assign a sum", "assign a difference"],
 )

@@ -74,7 +74,10 @@ def test_a_python_copy_of_a_table_refers_to_the_same_tables(strategy, growing_ta
 
 
 @pytest.mark.parametrize("dataset_form", ["function", "ready"])
-@pytest.mark.parametrize("dataset_scope", [True, False], ids=["dataset in scope", "dataset outside"])
+@pytest.mark.parametrize(
+    "dataset_scope",
+    [pytest.param(True, id="dataset in scope"), pytest.param(False, id="dataset outside", marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("table_place", ["in scope", "outside", "in the dataset function"])
 @pytest.mark.parametrize("use", ["map", "directly"])
 def test_lookups_in_a_pipeline_work_wherever_table_and_pipeline_are_created(  # rows 164, 165, 166

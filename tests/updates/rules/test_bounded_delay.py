@@ -118,6 +118,7 @@ def test_no_worker_waits_for_a_dead_one(strategy, shared_cluster, variables, max
     assert value_of(variables) == -float(statistics.updates)
 
 
+@pytest.mark.long
 def test_no_worker_waits_for_a_step_that_failed_before_its_push(strategy, variables):
     with strategy.scope():
         rule = BoundedDelay(descend, variables, max_delay=0, learning_rate=1.0)

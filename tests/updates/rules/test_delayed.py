@@ -21,6 +21,7 @@ def halve_and_descend(variable, gradient, rate):
     variable.assign(0.5 * variable - rate * gradient)
 
 
+@pytest.mark.long
 def test_nothing_is_applied_before_the_delay_is_over_and_flush_applies_all_in_order(strategy, variables):
     rule = make_rule(strategy, variables, NEVER, halve_and_descend)
     step = new_step(strategy, rule, variables)

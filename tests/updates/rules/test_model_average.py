@@ -69,6 +69,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", mostly_long(OPTIMIZERS, "Adam"))
 @pytest.mark.parametrize("period", mostly_long([0.0, NEVER], 0.0))
+@pytest.mark.long
 def test_one_worker_alone_trains_as_one_process_does(strategy, name, period):
     make = OPTIMIZERS[name]
     inputs = np.random.default_rng(1).normal(size=[12, 8, 3]).astype(np.float32)

@@ -22,6 +22,7 @@ from tests.updates.rules.averaging_steps import (
 # Abort and resume.
 
 
+@pytest.mark.long
 def test_abort_gives_all_workers_the_exact_mean(strategy, weights):
     rule = make_rule(strategy, weights, period=NEVER)
     step = ascent(rule, weights)

@@ -52,6 +52,7 @@ def test_a_push_that_did_not_reach_all_servers_or_was_not_queued_is_in_no_update
         pytest.param("the client", [0, 1], marks=pytest.mark.long),
     ],
 )
+@pytest.mark.long
 def test_an_update_that_a_dead_worker_left_unfinished_is_finished_once(strategy, variables, made_on, finisher):
     rule = make_rule(strategy, variables, 0)
     stores, log = stores_of(rule), log_of(rule)

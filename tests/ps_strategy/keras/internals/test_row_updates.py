@@ -107,6 +107,7 @@ def test_a_checkpoint_of_slots_by_rows_is_one_of_dense_slots(trainings, tmp_path
         np.testing.assert_array_equal(variable, expected)
 
 
+@pytest.mark.long
 def test_racing_workers_lose_no_addition_to_rows(strategy):
     rows, width, in_a_step, steps = 1024, 64, 4, 30
     with strategy.scope():
