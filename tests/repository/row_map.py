@@ -4,6 +4,7 @@
 """
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -14,6 +15,7 @@ _COMMENT = re.compile(r"#.*?\brows? (\d+(?:(?:, | and |, and )\d+)*)")
 _TABLE_ROW = re.compile(r"^\| (\d+) \| (.*?) \| (.*?) \|$", re.MULTILINE)
 
 
+@functools.cache
 def holders_by_row(folder: Path = TESTS) -> dict[int, list[str]]:
     """Returns the tests below a folder for each row, as `folder/test_file.py::test_name`, in order."""
     found: dict[int, list[str]] = defaultdict(list)
