@@ -45,6 +45,9 @@ class Options:
       sparse_updates: what a Keras 3 optimizer does with a sparse gradient of a variable on a parameter server: "rows"
         changes the rows that it has, of the variable and of the slots; "dense" does what Keras does, which computes the
         update of most optimizers for all rows of the table in each step. See docs/embeddings.md.
+      checkpoint_memory: in bytes, what saving or restoring a checkpoint may need of a parameter server beside what its
+        variables take. Larger variables are saved and restored in blocks, so that updates go on meanwhile. See
+        docs/guarantees.md.
       version_mismatch: what to do about a server that runs another version of TensorFlow than this program: "error"
         refuses it, "warn" logs a warning and accepts it.
       close_timeout: how long `close` and `cancel_all` wait for running calls to end before they abandon them, with a
@@ -72,6 +75,7 @@ class Options:
     stall_report_interval: float = 60.0
     client_timeout: float = 600.0
     sparse_updates: Literal["rows", "dense"] = "rows"
+    checkpoint_memory: int = 2**26
     version_mismatch: Literal["error", "warn"] = "error"
     close_timeout: float = 30.0
 

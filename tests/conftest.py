@@ -90,14 +90,16 @@ def shared_cluster() -> "Iterator[LocalCluster]":
 @pytest.fixture(scope="session")
 def strategy(shared_cluster: "LocalCluster") -> "Iterator[ParameterServerStrategy]":
     """The strategy on the shared cluster. A process connects to one cluster only, so all its tests use this one."""
-    from coordinator import ParameterServerStrategy
+    from coordinator import Options, ParameterServerStrategy
     from tests.ps_strategy.sharded.partitioners import partitioner_of_test
     from tests.ps_strategy.tensorflow_internals.private_names import short_graph_optimization
 
+    # So little that small variables are saved in blocks.
+    options = Options(checkpoint_memory=2**16)
     # Closed, not joined: functions of a failed test may never end.
     with (
         short_graph_optimization(),
-        contextlib.closing(ParameterServerStrategy(shared_cluster.resolver, partitioner_of_test)) as strategy,
+        contextlib.closing(ParameterServerStrategy(shared_cluster.resolver, partitioner_of_test, options)) as strategy,
     ):
         yield strategy
 

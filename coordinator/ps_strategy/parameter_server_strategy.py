@@ -32,6 +32,7 @@ from coordinator.ps_strategy.parameter_server_extended import ParameterServerExt
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, DatasetFunction
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerCopies
+from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.sharded.creation import Partitioner, check_partitioner
@@ -80,6 +81,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             membership = Membership.connected(definition, options)
             # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
             ending.enter_context(keras_extended(ParameterServerStrategy, options))
+            ending.enter_context(saved_in_blocks(options.checkpoint_memory))
             self._scheduler = scheduler = Scheduler(TensorFlowRuntime(membership), membership, options)
             ending.callback(scheduler.close)
             variables = VariableStore()
@@ -227,12 +229,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     ) -> None:
         """Sets how variables are restored when a parameter server is lost; call it once the variables exist.
 
-        Mutable tables are restored, too; fill them first. One that is not in the checkpoint gets the content that it
-        has now.
-
         When a server answers at its address again, all variables of all parameter servers are restored from the latest
         checkpoint, in the same Python objects; a variable that is not in the checkpoint gets its initial value. So the
-        state is that of a restarted client, but nothing is traced again and the training loop continues.
+        state is that of a restarted client, but nothing is traced again and the training loop continues. Mutable tables
+        are restored, too; one that is not in the checkpoint gets the content that it has now.
 
         Args:
           source: a `tf.train.CheckpointManager`, whose newest readable checkpoint is restored, or the initial values if

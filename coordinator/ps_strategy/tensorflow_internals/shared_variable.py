@@ -16,6 +16,8 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_v2_func_graphs, resource_variable_ops
 
+from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import VARIABLE
+
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 
 
@@ -240,6 +242,13 @@ class _Shared(ExclusiveScatter):
         """Returns the value; for scalars, the one that the function being traced has read already, if it is current."""
         before = None if tf.executing_eagerly() or not _may_share_reads(self) else value_read_before(self)
         return super().value() if before is None else before  # type: ignore[misc]  # of the other base
+
+    def _serialize_to_tensors(self) -> Any:
+        # Private: what a checkpoint saves. It does not refer to the variable otherwise.
+        tensors = super()._serialize_to_tensors()  # type: ignore[misc]  # of the other base
+        for tensor in tensors.values():
+            setattr(tensor, VARIABLE, self)
+        return tensors
 
 
 def _may_share_reads(variable: Any) -> bool:

@@ -1,0 +1,168 @@
+"""Tests of checkpoints of variables that are large enough to be saved in blocks."""
+
+import math
+import pathlib
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy.recovery.block_checkpoints import blocks_of
+
+TIMEOUT = 60.0
+ROWS, COLUMNS = 5_000, 8
+
+
+@pytest.fixture
+def content():
+    return np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
+
+
+@pytest.fixture
+def table(strategy, content):
+    """More than the `checkpoint_memory` of the shared strategy."""
+    with strategy.scope():
+        return tf.Variable(content)
+
+
+def pieces_in(path) -> int:
+    return len(re.findall(rb"\(DT_FLOAT\) \[\d+,8\]", tf.train.load_checkpoint(str(path)).debug_string()))
+
+
+@pytest.mark.parametrize(
+    ("shape", "most"),
+    [((1000,), 120), ((100, 7), 100), ((2, 50, 3), 64), ((3, 2, 40), 40), ((5, 4), 10_000), ((9, 9), 1)],
+)
+def test_blocks_have_every_element_once_and_are_not_too_large(shape, most):
+    seen = np.zeros(shape, int)
+    for block in blocks_of(shape, 4, most):
+        box = tuple(slice(begin, begin + size) for begin, size in zip(block.begin, block.shape, strict=True))
+        seen[box] += 1
+        cells = math.prod(block.shape[: block.axes])
+        assert cells == 1 or math.prod(block.shape) * 4 + cells * block.axes * 8 <= most
+    assert (seen == 1).all()
+
+
+def test_a_large_variable_is_saved_in_pieces_that_tensorflow_reads_as_one(table, content, tmp_path):
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "saved"))
+    name = "table/.ATTRIBUTES/VARIABLE_VALUE"
+    assert (name, [ROWS, COLUMNS]) in tf.train.list_variables(path)
+    assert (tf.train.load_variable(path, name) == content).all()
+    assert pieces_in(path) > 3
+    # Nothing temporary is left.
+    assert {each.name.split(".")[0] for each in tmp_path.iterdir()} == {"saved-1", "checkpoint"}
+    on_client = tf.Variable(tf.zeros([ROWS, COLUMNS]))
+    tf.train.Checkpoint(table=on_client).restore(path).expect_partial()
+    assert (on_client.numpy() == content).all()
+
+
+def test_a_large_variable_is_restored_in_blocks_with_everything_else(strategy, table, content, tmp_path):
+    with strategy.scope():
+        small, beside = tf.Variable(3), tf.Variable(content + 1)
+    assert table.device != beside.device or table.device != small.device
+    checkpoint = tf.train.Checkpoint(table=table, small=small, beside=beside, numbers=[1, 2])
+    path = checkpoint.write(str(tmp_path / "saved"))
+    for each in (table, beside):
+        each.assign(tf.zeros_like(each))
+    small.assign(0)
+    checkpoint.read(path).assert_consumed()
+    assert (table.numpy() == content).all()
+    assert (beside.numpy() == content + 1).all()
+    assert small.numpy() == 3
+
+
+def test_a_tensor_that_is_stored_whole_is_restored_into_a_large_variable(table, content, tmp_path):
+    path = tf.train.Checkpoint(table=tf.Variable(content + 5)).write(str(tmp_path / "saved"))
+    tf.train.Checkpoint(table=table).read(path).assert_consumed()
+    assert (table.numpy() == content + 5).all()
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.int64, tf.bool])
+def test_large_variables_of_other_types_are_saved_and_restored(strategy, dtype, tmp_path):
+    content = tf.cast(tf.range(100_000) % 7, dtype)
+    with strategy.scope():
+        vector = tf.Variable(content)
+    checkpoint = tf.train.Checkpoint(vector=vector)
+    path = checkpoint.write(str(tmp_path / "saved"))
+    vector.assign(tf.zeros_like(content))
+    checkpoint.read(path).assert_consumed()
+    assert (vector.numpy() == content.numpy()).all()
+    assert (tf.train.load_variable(path, "vector/.ATTRIBUTES/VARIABLE_VALUE") == content.numpy()).all()
+
+
+def test_a_variable_that_is_created_later_is_restored_from_pieces(strategy, table, content, tmp_path):
+    path = tf.train.Checkpoint(table=table).write(str(tmp_path / "saved"))
+    later = tf.train.Checkpoint()
+    status = later.read(path)
+    with strategy.scope():
+        later.table = tf.Variable(tf.zeros([ROWS, COLUMNS]))
+    status.assert_consumed()
+    assert (later.table.numpy() == content).all()
+
+
+def test_another_shape_is_refused_as_by_tensorflow(strategy, table, content, tmp_path):
+    path = tf.train.Checkpoint(table=table).write(str(tmp_path / "saved"))
+    with strategy.scope():
+        longer = tf.Variable(tf.zeros([ROWS + 1, COLUMNS]))
+    with pytest.raises(ValueError, match="incompatible"):
+        tf.train.Checkpoint(table=longer).read(path)
+    assert not longer.numpy().any()
+
+
+def test_a_keras_model_with_its_optimizer_is_saved_in_blocks(strategy, tmp_path):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((), dtype="int64"), keras.layers.Embedding(ROWS, COLUMNS)])
+        optimizer = keras.optimizers.Adam()
+        optimizer.build(model.trainable_variables)
+    momentum = next(each for each in optimizer.variables if each.shape == (ROWS, COLUMNS))
+    rows = model.get_weights()[0]
+    momentum.assign(rows * 2)
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model, optimizer=optimizer), str(tmp_path), 1)
+    path = manager.save()
+    assert pieces_in(path) > 9
+    model.set_weights([rows * 0])
+    momentum.assign(rows * 0)
+    assert manager.restore_or_initialize() == path
+    assert (model.get_weights()[0] == rows).all()
+    assert (momentum.numpy() == rows * 2).all()
+    # A manager deletes all files of a checkpoint.
+    manager.save()
+    assert not [each for each in pathlib.Path(tmp_path).iterdir() if each.name.startswith("ckpt-1.")]
+
+
+def test_a_saved_model_of_a_large_variable_is_loaded_without_a_strategy(strategy, table, content, tmp_path):
+    module = tf.Module()
+    module.table = table
+    module.look_up = tf.function(lambda ids: tf.gather(table, ids), input_signature=[tf.TensorSpec([None], tf.int64)])
+    tf.saved_model.save(module, str(tmp_path / "model"))
+    assert pieces_in(tmp_path / "model" / "variables" / "variables") > 3
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    assert (loaded.look_up(tf.constant([4, 4_999], tf.int64)).numpy() == content[[4, 4_999]]).all()
+
+
+def test_updates_while_a_checkpoint_is_saved_are_in_it_or_not_row_by_row(strategy, table, content, tmp_path):
+    @tf.function
+    def step():
+        rows = tf.range(0, ROWS, 50)
+        table.scatter_nd_add(rows[:, tf.newaxis], tf.ones([100, COLUMNS]))
+
+    futures = [strategy.schedule(step) for _ in range(20)]
+    checkpoint = tf.train.Checkpoint(table=table)
+    path = checkpoint.write(str(tmp_path / "during"))
+    strategy.join(TIMEOUT)
+    added = tf.train.load_variable(path, "table/.ATTRIBUTES/VARIABLE_VALUE") - content
+    assert (added == added[:, :1]).all(), "half of a row"
+    assert set(np.unique(added)) <= set(range(len(futures) + 1))
+    path = checkpoint.write(str(tmp_path / "joined"))
+    added = tf.train.load_variable(path, "table/.ATTRIBUTES/VARIABLE_VALUE") - content
+    assert (added[::50] == len(futures)).all()
+    assert added.sum() == len(futures) * 100 * COLUMNS
+
+
+def test_a_checkpoint_that_cannot_be_written_raises_and_leaves_the_variable(table, content, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(tf.errors.OpError):
+        tf.train.Checkpoint(table=table).write(str(tmp_path / "file" / "saved"))
+    assert (table.numpy() == content).all()
