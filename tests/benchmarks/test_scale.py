@@ -7,6 +7,7 @@ import pytest
 from benchmarks.scale import Scale, main, queue_table, workers_table
 
 
+@pytest.mark.long
 def test_the_core_is_measured_with_workers_and_with_a_full_queue(tmp_path, capsys):
     path = tmp_path / "figures.json"
     main(["--quick", "--json", str(path)])

@@ -65,7 +65,8 @@ def test_an_event_is_one_line_however_logging_is_configured(
 
 
 @pytest.mark.parametrize(
-    ("options", "level", "is_shown"), [(["--verbose"], None, True), ([], "1", True), ([], "3", False)]
+    ("options", "level", "is_shown"),
+    [(["--verbose"], None, True), pytest.param([], "1", True, marks=pytest.mark.long), ([], "3", False)],
 )
 def test_logs_of_tensorflow_are_shown_on_request(
     program: Writer, environment: Environment, options: list[str], level: str | None, is_shown: bool

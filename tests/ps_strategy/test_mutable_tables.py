@@ -112,7 +112,9 @@ def test_all_workers_use_the_same_table_and_may_return_what_it_gives(strategy, w
     assert dict(zip(keys.tolist(), values.tolist(), strict=True)) == content_of(words)
 
 
-@pytest.mark.parametrize("is_fused", [False, True], ids=["alone", "fused"])
+@pytest.mark.parametrize(
+    "is_fused", [pytest.param(False, id="alone", marks=pytest.mark.long), pytest.param(True, id="fused")]
+)
 def test_no_insertion_of_racing_workers_is_lost(strategy, words, vectors, monkeypatch, is_fused):
     @tf.function
     def insert(number):

@@ -199,6 +199,7 @@ def trained(strategy):
     return lookup, model
 
 
+@pytest.mark.long
 def test_an_embedding_model_with_a_lookup_table_is_trained_saved_and_served(strategy, trained, tmp_path):  # row 170
     lookup, model = trained
     words = tf.constant([["good", "fine", "nice", "good"], ["bad", "ugly", "poor", "poor"]])

@@ -36,7 +36,9 @@ LEARNING = Learning(LogisticRegression())
     [
         pytest.param(lambda: picture.picture(result()), id="one", marks=pytest.mark.long),
         pytest.param(lambda: picture.picture(result(BoundedDelay(2), learning=LEARNING)), id="one that learns"),
-        pytest.param(lambda: picture.picture(result(Delayed(float("inf")))), id="one without updates"),
+        pytest.param(
+            lambda: picture.picture(result(Delayed(float("inf")))), id="one without updates", marks=pytest.mark.long
+        ),
         pytest.param(
             lambda: picture.comparison([("one", result(learning=LEARNING)), ("two", result(learning=LEARNING))]),
             id="rules that learn",

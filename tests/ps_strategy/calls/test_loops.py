@@ -96,6 +96,7 @@ def test_a_loop_that_joins_at_each_epochs_end_learns(strategy, training, dataset
     assert_as_good(training.model, before, loss_of_one_process)
 
 
+@pytest.mark.long
 def test_a_fully_asynchronous_loop_learns(strategy, training, dataset, loss_of_one_process):
     step = step_in_place(strategy, training)
     before, seen, pause = loss_of(training.model), [], threading.Event()

@@ -64,6 +64,7 @@ def test_tensors_and_numpy_values_need_one_trace(strategy, scheduled, warnings):
     assert step.experimental_get_tracing_count() == 1
 
 
+@pytest.mark.long
 def test_the_warning_names_a_changing_string_and_its_place(strategy, warnings):
     @tf.function
     def step(x, *, config):
@@ -79,6 +80,7 @@ def test_the_warning_names_a_changing_string_and_its_place(strategy, warnings):
     assert "flag" not in warning
 
 
+@pytest.mark.long
 def test_the_warning_names_changing_shapes(scheduled, warnings):
     @tf.function
     def step(x, y):

@@ -142,6 +142,7 @@ def test_gradients_that_are_in_no_update_are_removed(rule, variables, push):
     assert value_of(variables) == -2.0
 
 
+@pytest.mark.long
 def test_a_push_of_an_abandoned_call_is_not_accepted(strategy, rule, push):
     assert push(0)
     newer = rule.state.workers.fence
@@ -211,6 +212,7 @@ def descend_half(variable, gradient, rate):
         variable.assign_sub(rate * gradient, read_value=False)
 
 
+@pytest.mark.long
 def test_flush_applies_the_mean_of_waiting_gradients_and_returns_their_number(strategy, variables):
     with strategy.scope():
         rule = Synchronous(descend, variables, grads_to_wait=3, learning_rate=1.0)
@@ -231,6 +233,7 @@ def test_flush_applies_the_mean_of_waiting_gradients_and_returns_their_number(st
     assert rule.flush() == 0
 
 
+@pytest.mark.long
 def test_a_checkpoint_contains_no_waiting_gradients(rule, push, tmp_path):
     assert push(0)
     path = tf.train.Checkpoint(rule=rule).write(str(tmp_path / "checkpoint"))

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import Asynchronous, decisions
-from tests.updates.descent import descend, mostly_long
+from tests.updates.descent import descend
 
 TIMEOUT = 240.0
 # How long to wait for a lost update, in seconds.
@@ -83,7 +83,7 @@ def test_without_locking_updates_that_read_and_write_lose_some(strategy):
     assert rule.version.numpy() == rule.statistics().updates == pushes
 
 
-@pytest.mark.parametrize("use_locking", mostly_long([True, False], False))
+@pytest.mark.parametrize("use_locking", [True, False])
 @pytest.mark.long
 def test_updates_that_only_add_lose_nothing_with_and_without_locking(strategy, use_locking):
     with strategy.scope():
@@ -178,6 +178,7 @@ def test_only_a_stale_gradient_has_a_scaled_learning_rate(strategy, name, scales
             np.testing.assert_allclose(optimizer.learning_rate, 0.6)
 
 
+@pytest.mark.long
 def test_concurrent_gradients_are_scaled_each_by_its_own_staleness(strategy):
     with strategy.scope():
         variables = [tf.Variable(0.0) for _ in range(4)]

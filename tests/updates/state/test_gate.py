@@ -82,6 +82,7 @@ def test_a_worker_that_may_begin_does_so_at_once(state, gate, begin, may_end):
     assert not state.workers.is_active.numpy().any()
 
 
+@pytest.mark.long
 def test_a_waiting_worker_gets_the_version_at_which_it_may_begin(strategy, state, is_open, gate, begin, may_end):
     is_open.assign(False)
     futures = begin(gate, 0, 1)
@@ -99,6 +100,7 @@ def test_a_waiting_worker_gets_the_version_at_which_it_may_begin(strategy, state
     assert (state.seconds.numpy()[:2, WAITED] > 0).all()
 
 
+@pytest.mark.long
 def test_the_decision_gets_the_worker_and_its_clock(strategy, state, begin, may_end):
     set_rows(state.clocks, [4, 5, 6])
     gate = Gate(strategy, state, lambda worker, clock: tf.logical_and(worker == 1, clock == 5))

@@ -100,6 +100,7 @@ def test_a_model_with_nan_is_removed_with_its_worker(bring, model_sum):
     assert bring(0, [1.0] * 4)[0] == [1.0] * 4
 
 
+@pytest.mark.long
 def test_the_mean_does_not_drift_however_often_models_are_replaced(strategy, bring, model_sum):
     values = np.random.default_rng(1).normal(size=[30, 4]).astype(np.float32) * 1e3
     for number, value in enumerate(values):

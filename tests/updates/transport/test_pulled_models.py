@@ -9,7 +9,8 @@ from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES
 from tests.updates.transport.pull_steps import new_rule, reads_of, result, traced
 
 
-@pytest.mark.parametrize("unroll", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("unroll", [False, True])
+@pytest.mark.long
 def test_a_recurrent_layer_has_the_same_gradients_as_without_a_pull(strategy, unroll):
     with strategy.scope():
         layer = keras.layers.GRU(4, unroll=unroll)

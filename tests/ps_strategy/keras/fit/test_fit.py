@@ -84,6 +84,7 @@ def test_the_logs_of_an_epoch_cover_all_its_steps(strategy: coordinator.Paramete
     assert history["mean_of_y"] == pytest.approx([Y.mean()] * 2)
 
 
+@pytest.mark.long
 def test_a_custom_train_step_is_used_and_its_logs_are_reported(strategy: coordinator.ParameterServerStrategy) -> None:
     class CustomStep(keras.Sequential):
         def train_step(self, data: Any) -> Any:

@@ -64,15 +64,17 @@ DATA: dict[str, Callable[[coordinator.ParameterServerStrategy], dict[str, Any]]]
     "dataset function": lambda _: {"x": own_slices},
     "per-worker dataset": lambda strategy: {"x": strategy.distribute_datasets_from_function(own_slices)},
 }
-WITH_FOUR_STEPS = {"dataset", "dataset function"}
+# Arrays become tensors, and a dataset function becomes a per-worker dataset.
+DEFAULT = {"arrays-1", "dataset-4", "endless dataset-1", "PyDataset-1", "dataset function-4"}
 
 
 @pytest.mark.parametrize(
     ("data", "steps_per_execution"),
     [
-        pytest.param(data, steps, id=f"{name}-{steps}", marks=() if is_default else pytest.mark.long)
+        pytest.param(data, steps, id=case, marks=() if case in DEFAULT else pytest.mark.long)
         for name, data in DATA.items()
-        for steps, is_default in ((1, name not in WITH_FOUR_STEPS), (4, name in WITH_FOUR_STEPS))
+        for steps in (1, 4)
+        for case in [f"{name}-{steps}"]
     ],
 )
 def test_each_example_is_trained_on_once_in_each_epoch(

@@ -84,6 +84,7 @@ def test_one_step_after_the_other_gives_the_same_as_without_a_strategy(
             np.testing.assert_allclose(other, one, rtol=2e-3, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_gan_without_call_is_trained_by_racing_workers(strategy: coordinator.ParameterServerStrategy) -> None:
     generated = []
 
