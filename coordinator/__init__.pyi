@@ -1,4 +1,5 @@
 from . import compat as compat
+from . import data as data
 from . import embeddings as embeddings
 from . import evaluation as evaluation
 from . import simulation as simulation

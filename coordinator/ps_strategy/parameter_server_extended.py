@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.options import Options
 from coordinator.ps_strategy.keras.internals.initial_values import initial_value_of_keras
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource
 from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes, worker_number
@@ -44,6 +45,7 @@ class StrategyServices:
       add_idle_callback: see `Cluster.add_idle_callback`.
       refuse_closed: see `ClosureQueue.refuse_stopped`.
       variables: those on the parameter servers, with the tables.
+      options: those of the strategy.
     """
 
     worker_index: Callable[[], Any]
@@ -53,12 +55,18 @@ class StrategyServices:
     add_idle_callback: Callable[[Callable[[int], object]], None]
     refuse_closed: Callable[[str], None]
     variables: VariableStore
+    options: Options
 
     @classmethod
     def of(
-        cls, scheduler: Scheduler, handles: PerWorkerHandles, retrace: Callable[[], None], variables: VariableStore
+        cls,
+        scheduler: Scheduler,
+        handles: PerWorkerHandles,
+        retrace: Callable[[], None],
+        variables: VariableStore,
+        options: Options,
     ) -> "StrategyServices":
-        """Returns those of a strategy with this scheduler, these per-worker resources and these variables."""
+        """Returns those of a strategy with these parts."""
         return cls(
             worker_index=worker_number("worker index", handles, lambda context: context.index),
             connection_number=worker_number("connection number", handles, lambda context: context.connection_number),
@@ -67,6 +75,7 @@ class StrategyServices:
             add_idle_callback=scheduler.cluster.add_idle_callback,
             refuse_closed=scheduler.queue.refuse_stopped,
             variables=variables,
+            options=options,
         )
 
 

@@ -96,10 +96,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             devices, copies = membership.parameter_server_devices, WorkerCopies(scheduler)
             kept = devices, self._handles, variables, copies.read, variable_partitioner
             tf.distribute.Strategy.__init__(self, ParameterServerExtended(self, *kept))
-            self.extended.services = StrategyServices.of(scheduler, self._handles, self._tracer.reset, variables)
-            self.parameter_servers = tuple(
-                ParameterServer(index, device, membership) for index, device in enumerate(devices)
-            )
+            parts = scheduler, self._handles, self._tracer.reset, variables, options
+            self.extended.services = StrategyServices.of(*parts)
+            self.parameter_servers = tuple(ParameterServer(i, device, membership) for i, device in enumerate(devices))
             self._datasets = DatasetDistribution(len(self.cluster.workers), self._trace_dataset, copies.create)
             if isinstance(cluster_resolver, PolledClusterResolver):
                 scheduler.follow(cluster_resolver.worker_addresses, cluster_resolver.interval)
@@ -169,6 +168,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             origin=call.function,
             fusion_key=call.fusion_key,
             inputs=call.inputs,
+            followers=call.followers,
         )
 
     def join(self, timeout: float | None = None) -> None:

@@ -58,7 +58,7 @@ class Scheduler:
         self.recovery.start()
         self.cluster.start()
 
-    def schedule(
+    def schedule(  # noqa: PLR0913 - what is known of a closure, each a keyword
         self,
         work: Any,
         name: str,
@@ -69,6 +69,7 @@ class Scheduler:
         origin: Any = None,
         fusion_key: FusionKey | None = None,
         inputs: tuple[FiniteInput, ...] = (),
+        followers: Sequence[Callable[[Future], object]] = (),
     ) -> Future:
         """Queues `work`; see `ClosureQueue.put` for what it raises.
 
@@ -81,6 +82,7 @@ class Scheduler:
           origin: what the future is to know of the result's structure.
           fusion_key: work with equal keys may run in one call; None if it runs alone.
           inputs: what it takes of data that may end; it runs on workers where none of it has ended.
+          followers: called with the future before the closure can run.
 
         Raises:
           ValueError: there is no such worker, or a future is of another strategy.
@@ -105,6 +107,8 @@ class Scheduler:
         closure.inputs = inputs
         # A bound method weighs half of a `functools.partial`, and each closure that waits has one.
         future.on_cancel = types.MethodType(self._cancel, closure)
+        for follow in followers:
+            follow(future)
         self.queue.put(closure, self._options.schedule_timeout)
         for other in needed:
             other.add_done_callback(lambda done: self._unblock(closure, done))

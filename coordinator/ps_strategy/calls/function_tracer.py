@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.future import Future
+from coordinator.ps_strategy.calls.position_range import PositionRange
 from coordinator.ps_strategy.calls.retraced_functions import RetracedFunctions
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall, TracedFunction
 from coordinator.ps_strategy.fusing.repeated_function import is_stackable
@@ -133,7 +134,7 @@ def _argument_key(value: Any, resources: list[Any], remote: list[int]) -> tuple[
     if kind in (PerWorkerIterator, PerWorkerDataset):
         resources.append(value)
         return kind, id(value)
-    if kind is np.ndarray and not value.dtype.hasobject:
+    if kind in (np.ndarray, PositionRange) and not value.dtype.hasobject:
         return kind, value.dtype, value.shape
     if isinstance(value, tf.Tensor) and value.dtype not in (tf.resource, tf.variant):
         if not is_stackable(value):

@@ -4,13 +4,14 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError
 from coordinator.future import Future
+from coordinator.ps_strategy.calls.position_range import position_ranges
 from coordinator.ps_strategy.fusing import repeated_function
 from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
 from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction
@@ -204,6 +205,11 @@ class ScheduledCall:
         with iterators_in_use(self.iterators, context):
             outputs = self.function.call_on(context, args, kwargs)
             return tf.nest.map_structure(_on_client, outputs)
+
+    @property
+    def followers(self) -> Sequence[Callable[[Future], object]]:
+        """What wants to know of the future of this call: the ranges of examples among its arguments."""
+        return [each.follow for each in position_ranges(self.args, self.kwargs) if each.follow is not None]
 
     @property
     def inputs(self) -> tuple[FiniteInput, ...]:

@@ -60,6 +60,13 @@ class Recovered(Protocol):
         """Makes the state fit the present values of the variables; called on the client."""
 
 
+class ClientState(Protocol):
+    """State of an object on the client that belongs to the variables, such as a position in the data."""
+
+    def reset(self) -> None:
+        """Sets the initial state; the restoring of a checkpoint may follow."""
+
+
 class VariableStore:
     """Refers weakly to every variable and table on a parameter server. Every method may be called from any thread.
 
@@ -75,6 +82,7 @@ class VariableStore:
         # Of tables that were deleted. What the server holds of them is freed later: the garbage collector may delete a
         # table on any thread, at any moment, and must not wait for a server.
         self._deleted: collections.deque[TableResource] = collections.deque()
+        self._states: weakref.WeakSet[ClientState] = weakref.WeakSet()
 
     def add(self, variable: Any, initial_value: Any) -> None:
         """Adds a variable that was just created.
@@ -92,6 +100,10 @@ class VariableStore:
         """Returns the variables that are alive, in the order of their creation."""
         # The references are copied in one step, since variables may be created meanwhile.
         return [variable for reference in self._variables.valuerefs() if (variable := reference()) is not None]
+
+    def add_state(self, state: ClientState) -> None:
+        """Adds what is reset with the variables. It is not kept alive; adding it again has no effect."""
+        self._states.add(state)
 
     def add_table(self, table: Any, resource: TableResource, recovered_by: Recovered | None = None) -> None:
         """Adds a mutable table on a parameter server that was just created, and frees those that were deleted.
@@ -135,7 +147,7 @@ class VariableStore:
     def renew(self) -> None:
         """Gives every variable and table a new resource on its server, and every function the new handles.
 
-        Variables have no value then, tables their initial content.
+        Variables have no value then, tables their initial content, and states on the client are reset.
 
         Raises:
           tf.errors.OpError: a server does not answer.
@@ -149,6 +161,8 @@ class VariableStore:
             renewed.append((table, self.resource_of(table).handle()))
         replace_handles(renewed)
         self._free_deleted()
+        for state in list(self._states):
+            state.reset()
         for table in tables:
             if content := self._tables[table].content:
                 set_table_content(table, content)

@@ -1,0 +1,101 @@
+"""Arrays in the memory of the client, of which each worker gets a copy."""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from coordinator.data.source import Source, digest_of, example_indices
+from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
+
+# What travels to a worker in one message, in bytes.
+_LARGEST = 2**30
+# How many examples of each array the digest depends on.
+_SAMPLE = 64
+
+
+def arrays(*structure: Any) -> Source:
+    """Returns a source of the rows of arrays, which every worker keeps in its memory.
+
+    `x, y = source.read(positions)` for `arrays(x, y)`; for one argument, which may be a dict or another structure of
+    arrays, `read` returns that structure.
+
+    Args:
+      *structure: NumPy arrays or what can be converted to them, with the same first dimension. They must not be changed
+        afterwards.
+
+    Raises:
+      ValueError: there is none, they have different numbers of rows, none at all, or more than 1 GiB: write them to
+        a file, and use `coordinator.data.rows`.
+    """
+    return _Arrays(structure if len(structure) > 1 else structure[0] if structure else ())
+
+
+class _Arrays(Source):
+    mixes_all = True
+
+    def __init__(self, structure: Any) -> None:
+        self._structure = tf.nest.map_structure(np.asarray, structure)
+        self._arrays: Sequence[np.ndarray[Any, Any]] = tf.nest.flatten(self._structure)
+        _check(self._arrays)
+        self.size = len(self._arrays[0])
+        self.digest = digest_of(_described(self._arrays))
+        self._local: list[tf.Tensor] | None = None
+        # By the strategy: a variable with a copy on each of its workers for each array.
+        self._copies: weakref.WeakKeyDictionary[Any, list[tf.Variable]] = weakref.WeakKeyDictionary()
+
+    def prepare(self, strategy: Any) -> None:
+        """Gives each worker a copy, which it gets when it first reads."""
+        if strategy not in self._copies and isinstance(strategy, ParameterServerStrategy):
+            with strategy.scope():
+                self._copies[strategy] = [
+                    tf.Variable(each, trainable=False, per_worker_variable=True, name="data") for each in self._arrays
+                ]
+
+    def read(self, positions: Any) -> Any:
+        """See `Source.read`."""
+        indices = example_indices(positions, self.size)
+        rows = [tf.gather(each, indices) for each in self._resident()]
+        return tf.nest.pack_sequence_as(self._structure, rows)
+
+    def _resident(self) -> Sequence[Any]:
+        strategy = tf.distribute.get_strategy()
+        if tf.executing_eagerly() or not isinstance(strategy, ParameterServerStrategy):
+            if self._local is None:
+                with tf.init_scope(), tf.device("/device:CPU:0"):
+                    self._local = [tf.constant(each) for each in self._arrays]
+            return self._local
+        if strategy not in self._copies:
+            raise RuntimeError(
+                "source.read was traced before the workers had the arrays: call epochs.on(strategy) first, and "
+                "schedule the function in its loop."
+            )
+        return self._copies[strategy]
+
+    def __repr__(self) -> str:
+        return f"<coordinator.data.arrays: {self.size} examples>"
+
+
+def _check(found: Sequence[np.ndarray[Any, Any]]) -> None:
+    if not found:
+        raise ValueError("arrays takes at least one array.")
+    sizes = [each.shape[0] if each.ndim else 0 for each in found]
+    if len(set(sizes)) > 1:
+        raise ValueError(f"arrays takes arrays with the same number of rows, got {', '.join(map(str, sizes))}.")
+    if not sizes[0]:
+        raise ValueError("arrays was given arrays without rows.")
+    for each in found:
+        if each.nbytes > _LARGEST:
+            raise ValueError(
+                f"arrays was given an array of {each.nbytes / 2**30:.1f} GiB, which each worker would have to keep in "
+                "its memory; at most 1 GiB is allowed. Write it to a file with np.save, and use coordinator.data.rows."
+            )
+
+
+def _described(found: Sequence[np.ndarray[Any, Any]]) -> Iterator[bytes]:
+    for each in found:
+        yield f"{each.dtype} {each.shape}".encode()
+        sample = each[np.linspace(0, len(each) - 1, _SAMPLE).astype(np.int64)]
+        yield repr(sample.tolist()).encode() if each.dtype.hasobject else np.ascontiguousarray(sample).tobytes()

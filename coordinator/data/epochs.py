@@ -1,0 +1,322 @@
+"""Passes over the data of a source, as ranges that are handed out, followed, and saved with the model.
+
+    on(strategy) --> a range --> strategy.schedule(step, args=(positions,)) --> its future --> Ledger
+        ^                                                                                        |
+        '------------- again, if its function failed, was cancelled or was rolled back ----------'
+
+Guarantees:
+- The loop over `on` ends when every range is done. A range is done when all functions that were scheduled with it have
+  finished; if one fails or is cancelled, it is handed out again.
+- Its state belongs to a checkpoint, and goes back with the variables when a parameter server was lost: to what the
+  checkpoint says, or to the beginning if there is none.
+- No lock is held while a range's function is scheduled, or while anything of TensorFlow runs.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from coordinator.data.epochs_state import EpochsState
+from coordinator.data.ledger import EpochsStatistics, Ledger
+from coordinator.data.range_order import RangeOrder
+from coordinator.data.source import IN_ORDER, Source
+from coordinator.errors import ClosureCancelledError, ClosureQuarantined, ParameterServerLost, WorkerLost
+from coordinator.future import Future
+from coordinator.ps_strategy.calls.position_range import PositionRange
+from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
+from coordinator.queueing.interrupts import uninterrupted
+from coordinator.setting_checks import check_integer
+
+_logger = logging.getLogger("coordinator")
+
+# How many ranges are under way at most; more for many workers, so that each can take calls of 64 functions.
+_AHEAD = 1024
+_AHEAD_PER_WORKER = 128
+# How many ranges may be handed out before a function is scheduled with the first of them.
+_UNSCHEDULED = 1000
+
+
+class Epochs(tf.train.experimental.PythonState):
+    """Hands out every example of a source once in each epoch.
+
+    Put it into the `tf.train.Checkpoint` of the model. It may be restored on other numbers of workers and parameter
+    servers, and with another number of epochs.
+
+    Args:
+      source: the data; see `coordinator.data`.
+      batch_size: the number of examples in a batch.
+      epochs: the number of passes.
+      shuffle: the seed of the order of the examples, which differs from epoch to epoch; None keeps their order. What
+        is shuffled is said in docs/data.md for each source.
+      batches_per_range: the number of batches that a function is given in one range.
+      drop_remainder: whether the last range of an epoch is left out if it has fewer examples than the others.
+
+    Raises:
+      TypeError: `source` is none.
+      ValueError: a number is not positive, or no range is left.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int,
+        epochs: int = 1,
+        shuffle: int | None = None,
+        batches_per_range: int = 1,
+        drop_remainder: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(source, Source):
+            raise TypeError(
+                f"Epochs takes a source, got {source!r}. Make one of your data, such as coordinator.data.arrays(x, y)."
+            )
+        for name, number in (("batch_size", batch_size), ("epochs", epochs), ("batches_per_range", batches_per_range)):
+            check_integer(name, number, minimum=1)
+        if shuffle is not None:
+            check_integer("shuffle", shuffle, minimum=0)
+        self._source = source
+        self._width = batch_size * batches_per_range
+        self._per_epoch = source.size // self._width if drop_remainder else -(-source.size // self._width)
+        if not self._per_epoch:
+            raise ValueError(
+                f"A range of {self._width} examples is larger than the data, which has {source.size}: with "
+                "drop_remainder=True nothing is left."
+            )
+        self._seed = IN_ORDER if shuffle is None else shuffle
+        self._order = RangeOrder(
+            self._per_epoch, shuffles=shuffle is not None and not source.mixes_all, seed=self._seed
+        )
+        self._state = EpochsState.of(source, batch_size, shuffle, batches_per_range, drop_remainder)
+        self._changed = threading.Condition()
+        self._ledger = Ledger(self._per_epoch * epochs)
+        # Of functions with a range, for loops that raise them themselves.
+        self._error: BaseException | None = None
+        self._failures: dict[int, int] = {}
+        self._most_failures: int | None = None
+        self._strategy_raises = True
+        self._is_reset = False
+
+    def on(
+        self, strategy: ParameterServerStrategy, on_bad_range: Literal["raise", "skip"] = "raise"
+    ) -> Iterator[PositionRange]:
+        """Hands out the ranges that are left, until all are done: every range in order, those given back first.
+
+        Schedule a function with each. A range is handed out again if its function failed for good or was cancelled, and
+        if a checkpoint of before was restored.
+
+        Args:
+          strategy: what the functions are scheduled on.
+          on_bad_range: what to do when a function has failed for good: "raise" its error, here or as the strategy does;
+            or "skip" the range after `Options.max_attempts` such failures, with a warning; `statistics` lists it.
+
+        Yields:
+          An int64 vector for `Source.read`: the epoch, the position of the first example in it, the number of examples,
+          the number of the range in all epochs, and the seed.
+
+        Raises:
+          ValueError: `on_bad_range` is another word; or it is "skip", and the first error of a function stops all
+            others (`Options.stop_on_error`).
+          RuntimeError: ranges were handed out and no function was scheduled with them.
+          Exception: a function's error, which goes on with the next call of `on`.
+        """
+        options = strategy.extended.services.options
+        if on_bad_range not in ("raise", "skip"):
+            raise ValueError(f'on_bad_range must be "raise" or "skip", got {on_bad_range!r}.')
+        if on_bad_range == "skip" and options.stop_on_error:
+            raise ValueError(
+                'on_bad_range="skip" needs coordinator.Options(stop_on_error=False): otherwise the first error of a '
+                "function cancels all others, whose ranges are not at fault."
+            )
+        self._most_failures = options.max_attempts if on_bad_range == "skip" else None
+        self._strategy_raises = options.stop_on_error
+        strategy.extended.services.reset_with_variables(self)
+        self._source.prepare(strategy)
+        return self._hand_out(strategy)
+
+    @property
+    def done(self) -> bool:
+        """Whether every range of all epochs is done."""
+        with self._changed:
+            return self._ledger.is_over
+
+    @property
+    def remaining(self) -> int:
+        """How many ranges are not done."""
+        with self._changed:
+            return self._ledger.total - self._ledger.count_done
+
+    @property
+    def epoch(self) -> int:
+        """The first epoch that has ranges that are not done; the number of epochs if there is none."""
+        with self._changed:
+            return self._ledger.below // self._per_epoch
+
+    def statistics(self) -> EpochsStatistics:
+        """Returns how far the epochs have come."""
+        with self._changed:
+            ledger = self._ledger
+            return EpochsStatistics(
+                ranges=ledger.total,
+                done=ledger.count_done,
+                out=ledger.count_out,
+                skipped=tuple(self._extent(number) for number in sorted(ledger.skipped)),
+                given_back=ledger.given_back,
+                rolled_back=ledger.rolled_back,
+            )
+
+    def serialize(self) -> str:
+        """Returns the state, which TensorFlow stores in a checkpoint."""
+        with self._changed:
+            return self._state.to_json(self._ledger)
+
+    def deserialize(self, text: Any) -> None:
+        """Continues from a state that `serialize` has returned; TensorFlow calls it to restore a checkpoint.
+
+        Raises:
+          ValueError: it is of other data, or of other settings; the message names what differs.
+        """
+        below, done, skipped = self._state.from_json(text)
+        with self._changed:
+            self._is_reset = False
+            self._ledger.restore(below, done, skipped)
+            self._changed.notify_all()
+
+    def __repr__(self) -> str:
+        return f"<Epochs: {self.remaining} of {self._ledger.total} ranges of {self._source!r} are left>"
+
+    def _hand_out(self, strategy: ParameterServerStrategy) -> Iterator[PositionRange]:
+        ahead = max(_AHEAD, _AHEAD_PER_WORKER * len(strategy.cluster.workers))
+        interval = strategy.extended.services.options.stall_report_interval
+        unscheduled: dict[int, None] = {}
+        try:
+            while self._wait_next(strategy, ahead, interval, unscheduled):
+                yield self._take(unscheduled)
+        finally:
+            with self._changed:
+                for number in unscheduled:
+                    if self._ledger.is_unscheduled(number):
+                        self._ledger.give_back(number)
+
+    @uninterrupted
+    def _take(self, unscheduled: dict[int, None]) -> PositionRange:
+        with self._changed:
+            number = self._ledger.next()
+            unscheduled[number] = None
+        return self._positions(number)
+
+    def _wait_next(
+        self, strategy: ParameterServerStrategy, ahead: int, interval: float, unscheduled: dict[int, None]
+    ) -> bool:
+        """Waits until a range may be handed out; returns False if all are done."""
+        ledger = self._ledger
+        with self._changed:
+            while True:
+                self._raise_error()
+                if len(unscheduled) >= _UNSCHEDULED or not ledger.has_next():
+                    for number in [each for each in unscheduled if not ledger.is_unscheduled(each)]:
+                        del unscheduled[number]
+                if len(unscheduled) >= _UNSCHEDULED or (unscheduled and not ledger.has_next()):
+                    raise RuntimeError(self._unscheduled_message(unscheduled))
+                if ledger.is_over:
+                    return False
+                if ledger.has_next() and ledger.count_out < ahead:
+                    return True
+                progress = ledger.count_done, ledger.given_back, ledger.rolled_back
+                if not self._changed.wait(interval) and progress == (
+                    ledger.count_done,
+                    ledger.given_back,
+                    ledger.rolled_back,
+                ):
+                    self._report_stall(strategy, interval)
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        if self._is_reset:
+            self._is_reset = False
+            _logger.warning(
+                "The epochs begin again with their first example, as the variables did: no checkpoint with these "
+                "Epochs in it was restored. Put them into the tf.train.Checkpoint of the model, and save it early."
+            )
+
+    def _report_stall(self, strategy: ParameterServerStrategy, seconds: float) -> None:
+        out = self._ledger.count_out
+        self._changed.release()
+        try:
+            _logger.warning(
+                "No progress for %.0f s: Epochs.on waits for %d ranges under way. Cluster: %s",
+                seconds,
+                out,
+                strategy.cluster.statistics(),
+            )
+        finally:
+            self._changed.acquire()
+
+    def _positions(self, number: int) -> PositionRange:
+        epoch, start, count = self._extent(number)
+        positions = np.array([epoch, start, count, number, self._seed], np.int64).view(PositionRange)
+
+        def follow(future: Future) -> None:
+            with self._changed:
+                self._ledger.schedule(number)
+            future.add_done_callback(lambda done: self._settle(number, done))
+
+        positions.follow = follow
+        return positions
+
+    def _extent(self, number: int) -> tuple[int, int, int]:
+        """Returns the epoch, the first position and the number of examples of a range."""
+        epoch, place = divmod(number, self._per_epoch)
+        start = self._order.range_at(epoch, place) * self._width
+        return epoch, start, min(self._width, self._source.size - start)
+
+    def _settle(self, number: int, future: Any) -> None:
+        error = None if future.cancelled() else future.exception()
+        with self._changed:
+            if error is None and not future.cancelled():
+                self._ledger.finish(number)
+                self._failures.pop(number, None)
+            else:
+                self._settle_failure(number, error)
+            self._changed.notify_all()
+
+    def _settle_failure(self, number: int, error: BaseException | None) -> None:
+        if error is None or isinstance(error, ClosureCancelledError | ParameterServerLost):
+            self._ledger.give_back(number)
+            return
+        self._failures[number] = failures = self._failures.get(number, 0) + 1
+        if self._most_failures is None:
+            self._ledger.give_back(number)
+            if not self._strategy_raises or isinstance(error, ClosureQuarantined | WorkerLost):
+                # The strategy does not raise it, or raises it only when nothing is scheduled any more.
+                self._error = self._error or error
+        elif failures >= self._most_failures or isinstance(error, ClosureQuarantined):
+            del self._failures[number]
+            self._ledger.skip(number)
+            extent = "epoch {}, position {}, {} examples".format(*self._extent(number))
+            _logger.warning("The range of %s is skipped: %s: %s", extent, type(error).__name__, error)
+        else:
+            self._ledger.give_back(number)
+
+    def reset(self) -> None:
+        """Begins anew with the first example.
+
+        So does the strategy when it gives all variables their initial values, because a parameter server was lost; what
+        it restores of a checkpoint comes afterwards.
+        """
+        with self._changed:
+            self._is_reset = self._ledger.count_done > 0
+            self._ledger.restore(0, ())
+            self._changed.notify_all()
+
+    def _unscheduled_message(self, unscheduled: dict[int, None]) -> str:
+        shown = ", ".join(map(str, list(unscheduled)[:10])) + (", ..." if len(unscheduled) > 10 else "")
+        return (
+            f"{len(unscheduled)} ranges were handed out, and no function was scheduled with them: {shown}. In the loop "
+            "over epochs.on(strategy), call strategy.schedule(step, args=(positions,)) with the vector itself."
+        )

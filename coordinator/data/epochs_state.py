@@ -1,0 +1,88 @@
+"""What a checkpoint holds of epochs, and whether it fits the data that a program has now."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from coordinator.data.ledger import Ledger
+from coordinator.data.range_order import fingerprint
+from coordinator.data.source import Source
+
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochsState:
+    """The data and the settings that decide which examples a range has.
+
+    Attributes:
+      size: the number of examples.
+      digest: of the data.
+      batch_size, shuffle, batches_per_range, drop_remainder: see `Epochs`.
+      permutation: some values of the permutation that is used, which another release of TensorFlow might change.
+    """
+
+    size: int
+    digest: str
+    batch_size: int
+    shuffle: int | None
+    batches_per_range: int
+    drop_remainder: bool
+    permutation: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, source: Source, batch_size: int, shuffle: int | None, batches_per_range: int, drop_remainder: bool
+    ) -> "EpochsState":
+        """Returns those of a source and settings."""
+        permutation = () if shuffle is None else fingerprint(shuffle)
+        return cls(source.size, source.digest, batch_size, shuffle, batches_per_range, drop_remainder, permutation)
+
+    def to_json(self, ledger: Ledger) -> str:
+        """Returns them with the ranges that are done."""
+        return json.dumps(
+            {
+                "version": _VERSION,
+                **dataclasses.asdict(self),
+                "below": ledger.below,
+                "done": sorted(ledger.done),
+                "skipped": sorted(ledger.skipped),
+            }
+        )
+
+    def from_json(self, text: Any) -> tuple[int, Sequence[int], Sequence[int]]:
+        """Returns the ranges that are done: all below a number, further ones; and which of them were skipped.
+
+        Raises:
+          ValueError: data or settings are others.
+        """
+        saved = json.loads(text if isinstance(text, str) else bytes(text))
+        if saved.get("version") != _VERSION:
+            raise ValueError(
+                f"The checkpoint has epochs of format {saved.get('version')}, and this release of coordinator reads "
+                f"format {_VERSION}: use the release that wrote it."
+            )
+        own = dataclasses.asdict(self) | {"permutation": list(self.permutation)}
+        differing = [name for name, value in own.items() if saved[name] != value]
+        if differing:
+            raise ValueError(_message(differing, saved, own))
+        return saved["below"], saved["done"], saved["skipped"]
+
+
+def _message(differing: Sequence[str], saved: dict[str, Any], own: dict[str, Any]) -> str:
+    if differing == ["permutation"]:
+        return (
+            "The checkpoint was written with a release of TensorFlow that shuffles in another way, so its epoch cannot "
+            "be continued. Continue with that release until the epochs are done."
+        )
+    names = {"size": "the number of examples", "digest": "the content of the data"}
+    parts = [
+        names[name] if name == "digest" else f"{names.get(name, name)} ({saved[name]} then, {own[name]} now)"
+        for name in differing
+        if name != "permutation"
+    ]
+    return (
+        f"The epochs in the checkpoint are of other data or settings; these differ: {', '.join(parts)}. Continue with "
+        "those of then, or leave the epochs out of the tf.train.Checkpoint to begin with the first example."
+    )

@@ -1,0 +1,156 @@
+"""Which ranges of examples are done, which are under way, and which are next.
+
+    next --> out --finish--> done
+      ^       |
+      '-- give_back          a function failed, was cancelled, or was never scheduled
+
+Ranges have the numbers 0, 1, 2, ... through all epochs. Done are all below a watermark and a few above it, so that the
+ledger needs memory for what is under way only, however many ranges there are.
+
+A plain data structure without a lock or a call to other code.
+"""
+
+import dataclasses
+import heapq
+from collections.abc import Iterable
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EpochsStatistics:
+    """How far the passes over the data have come.
+
+    Attributes:
+      ranges: how many ranges all epochs have.
+      done: how many of them are in the model, skipped ones included.
+      out: how many are under way: handed out and not done.
+      skipped: the ranges that were given up, each as epoch, position of its first example in the epoch, and number of
+        examples.
+      given_back: how often a range was handed out again because its function failed or was cancelled.
+      rolled_back: how many ranges that were done had to be done again because a checkpoint was restored.
+    """
+
+    ranges: int
+    done: int
+    out: int
+    skipped: tuple[tuple[int, int, int], ...]
+    given_back: int
+    rolled_back: int
+
+
+class Ledger:
+    """The ledger of the ranges of all epochs.
+
+    Args:
+      total: how many ranges there are.
+
+    Attributes:
+      total: as given.
+      below: all ranges with smaller numbers are done.
+      done: further ranges that are done.
+      skipped: those of the done ones that were given up.
+      given_back: how often a range was given back.
+      rolled_back: how many done ranges are not any more.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.below = 0
+        self.done: set[int] = set()
+        self.skipped: set[int] = set()
+        self.given_back = self.rolled_back = 0
+        # All ranges from here on are next, but those that are done or out.
+        self._next = 0
+        # Further ranges that are next: a heap, whose first is the smallest.
+        self._again: list[int] = []
+        # How many functions run for each range that is out; 0 if none was scheduled yet.
+        self._out: dict[int, int] = {}
+
+    @property
+    def count_done(self) -> int:
+        """How many ranges are done."""
+        return self.below + len(self.done)
+
+    @property
+    def count_out(self) -> int:
+        """How many ranges are out."""
+        return len(self._out)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ranges are done."""
+        return self.below == self.total
+
+    def has_next(self) -> bool:
+        """Returns whether a range can be handed out now."""
+        while self._next < self.total and (self.is_done(self._next) or self._next in self._out):
+            self._next += 1
+        return bool(self._again) or self._next < self.total
+
+    def next(self) -> int:
+        """Hands out the next range: the smallest number of those given back, then the others in order."""
+        assert self.has_next()
+        number = heapq.heappop(self._again) if self._again else self._next
+        self._out[number] = 0
+        return number
+
+    def is_done(self, number: int) -> bool:
+        """Returns whether a range is done."""
+        return number < self.below or number in self.done
+
+    def is_unscheduled(self, number: int) -> bool:
+        """Returns whether a range is out, and no function was scheduled with it."""
+        return self._out.get(number) == 0
+
+    def schedule(self, number: int) -> None:
+        """Records that a function was scheduled with a range, perhaps one more."""
+        self._out[number] = self._out.get(number, 0) + 1
+        if number in self._again:
+            self._again.remove(number)
+            heapq.heapify(self._again)
+
+    def finish(self, number: int) -> None:
+        """Records that a function with a range has finished; the last one makes it done."""
+        self._out[number] -= 1
+        if not self._out[number]:
+            del self._out[number]
+            self._add_done(number)
+
+    def give_back(self, number: int) -> None:
+        """Records that a function with a range, perhaps not scheduled yet, will not finish; the range is next again."""
+        remaining = self._out.get(number, 0) - 1
+        if remaining > 0:
+            self._out[number] = remaining
+            return
+        self._out.pop(number, None)
+        if not self.is_done(number) and number < self._next and number not in self._again:
+            self.given_back += 1
+            heapq.heappush(self._again, number)
+
+    def skip(self, number: int) -> None:
+        """Gives a range up, in place of `give_back`: it is done, and listed as skipped."""
+        self._out.pop(number, None)
+        if not self.is_done(number):
+            self.skipped.add(number)
+            self._add_done(number)
+
+    def restore(self, below: int, done: Iterable[int], skipped: Iterable[int] = ()) -> None:
+        """Replaces what is done. What is out stays out: its functions run on the restored model."""
+        before = self.count_done
+        self.below = min(below, self.total)
+        # There may be fewer epochs than before.
+        self.done = {number for number in done if number < self.total}
+        self.skipped = {number for number in skipped if number < self.total}
+        self._raise_watermark()
+        self.rolled_back += max(0, before - self.count_done)
+        self._again.clear()
+        self._next = self.below
+
+    def _add_done(self, number: int) -> None:
+        if not self.is_done(number):
+            self.done.add(number)
+            self._raise_watermark()
+
+    def _raise_watermark(self) -> None:
+        while self.below in self.done:
+            self.done.remove(self.below)
+            self.below += 1

@@ -1,0 +1,302 @@
+"""Tests of epochs on workers in memory: the loop, failures, checkpoints."""
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.data import Epochs, Source, arrays
+from coordinator.errors import ClosureQuarantined
+from coordinator.testing.fake_runtime import Gate
+from tests.data.fake_strategy import FakeStrategy
+from tests.deadline import LIMIT, wait_until
+from tests.fake_cluster import OPTIONS
+
+ALONE = dataclasses.replace(OPTIONS, stop_on_error=False)
+
+
+@pytest.fixture
+def source() -> Source:
+    return arrays(np.arange(103))
+
+
+@contextlib.contextmanager
+def strategy_of(options=OPTIONS, workers=2) -> Iterator[FakeStrategy]:
+    with contextlib.closing(FakeStrategy(options, workers)) as strategy:
+        yield strategy
+
+
+class Model:
+    """Counts how often each example was trained in each epoch."""
+
+    def __init__(self) -> None:
+        self.visits: Counter[tuple[int, int]] = Counter()
+        self._lock = threading.Lock()
+
+    def step(self, worker: int, positions: np.ndarray) -> None:
+        epoch, start, count, _, _ = positions
+        with self._lock:
+            self.visits.update((int(epoch), int(start) + each) for each in range(count))
+
+    def is_exact(self, epochs: int, size: int = 103) -> bool:
+        return self.visits == Counter({(epoch, each): 1 for epoch in range(epochs) for each in range(size)})
+
+
+def train(strategy, epochs, step, **settings):
+    """Runs the loop to its end."""
+    for positions in epochs.on(strategy, **settings):
+        strategy.schedule(step, (positions,))
+
+
+def test_every_example_of_every_epoch_is_trained_once(source):
+    model, epochs = Model(), Epochs(source, batch_size=10, epochs=2)
+    with strategy_of() as strategy:
+        numbers = []
+        for positions in epochs.on(strategy):
+            numbers.append(int(positions[3]))
+            strategy.schedule(model.step, (positions,))
+        assert strategy.scheduler.done()
+    assert model.is_exact(2)
+    assert numbers == list(range(22))
+    assert (epochs.done, epochs.remaining, epochs.epoch) == (True, 0, 2)
+
+
+def test_the_last_range_is_shorter_or_dropped_and_ranges_may_have_several_batches(source):
+    for settings, counts in (
+        ({"batch_size": 50}, [50, 50, 3]),
+        ({"batch_size": 50, "drop_remainder": True}, [50, 50]),
+        ({"batch_size": 10, "batches_per_range": 4}, [40, 40, 23]),
+    ):
+        epochs = Epochs(source, **settings)
+        with strategy_of() as strategy:
+            found = []
+            for positions in epochs.on(strategy):
+                found.append(int(positions[2]))
+                strategy.schedule(Model().step, (positions,))
+        assert found == counts
+
+
+def test_a_lost_worker_repeats_its_range_and_no_range_is_left_out(source):
+    model, epochs = Model(), Epochs(source, batch_size=10)
+    with strategy_of() as strategy:
+        gate = Gate(strategy.runtime)
+
+        def step(worker, positions):
+            if positions[3] == 2:
+                gate(worker)
+            model.step(worker, positions)
+
+        def kill():
+            gate.wait_arrived()
+            for worker in (0, 1):
+                strategy.runtime.kill(worker)
+            for worker in (0, 1):
+                strategy.runtime.restart(worker)
+            gate.open()
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        for positions in epochs.on(strategy):
+            strategy.schedule(step, (positions,))
+        thread.join(LIMIT)
+    assert set(model.visits) == {(0, each) for each in range(103)}
+
+
+def test_the_error_of_a_function_is_raised_and_its_range_is_handed_out_again(source):
+    model, epochs, failures = Model(), Epochs(source, batch_size=10), [3, 3]
+
+    def step(worker, positions):
+        if positions[3] in failures:
+            failures.remove(positions[3])
+            raise ZeroDivisionError
+        model.step(worker, positions)
+
+    for options in (OPTIONS, ALONE):
+        with strategy_of(options) as strategy, pytest.raises(ZeroDivisionError):
+            train(strategy, epochs, step)
+        # Those that wait are cancelled when the strategy is closed, and are handed out again.
+    with strategy_of() as strategy:
+        for positions in epochs.on(strategy):
+            strategy.schedule(step, (positions,))
+    assert model.is_exact(1)
+    assert epochs.statistics().given_back >= 2
+
+
+def test_a_bad_range_is_skipped_after_some_failures_and_listed(source, caplog):
+    model, epochs = Model(), Epochs(source, batch_size=10)
+
+    def step(worker, positions):
+        if positions[3] == 3:
+            raise ZeroDivisionError
+        model.step(worker, positions)
+
+    with strategy_of(ALONE) as strategy, caplog.at_level(logging.WARNING, "coordinator"):
+        for positions in epochs.on(strategy, on_bad_range="skip"):
+            strategy.schedule(step, (positions,))
+    statistics = epochs.statistics()
+    assert statistics.skipped == ((0, 30, 10),)
+    assert (statistics.done, statistics.given_back) == (11, OPTIONS.max_attempts - 1)
+    assert "The range of epoch 0, position 30, 10 examples is skipped: ZeroDivisionError" in caplog.text
+    other = Epochs(source, batch_size=10)
+    other.deserialize(epochs.serialize())
+    assert other.statistics().skipped == ((0, 30, 10),)
+
+
+def test_a_range_that_kills_its_workers_is_raised_and_not_tried_without_end(source):
+    epochs = Epochs(source, batch_size=10)
+    with strategy_of() as strategy:
+
+        def step(worker, positions):
+            if positions[3] == 1:
+                strategy.runtime.kill(worker)
+                strategy.runtime.restart(worker)
+
+        with pytest.raises(ClosureQuarantined):
+            train(strategy, epochs, step)
+        with contextlib.suppress(ClosureQuarantined):
+            strategy.scheduler.join(LIMIT)
+
+
+def test_cancelled_functions_are_handed_out_again(source):
+    model, epochs = Model(), Epochs(source, batch_size=10)
+    with strategy_of() as strategy:
+        gate = Gate(strategy.runtime)
+        for positions in epochs.on(strategy):
+            strategy.schedule(lambda worker, _: gate(worker), (positions,))
+            if positions[3] == 5:
+                break
+        strategy.scheduler.cancel_all()
+        assert epochs.statistics().out == 0
+        for positions in epochs.on(strategy):
+            strategy.schedule(model.step, (positions,))
+    assert model.is_exact(1)
+
+
+def test_ranges_without_a_function_are_an_error_and_not_forgotten(source):
+    model, epochs = Model(), Epochs(source, batch_size=10)
+    with strategy_of() as strategy:
+        ranges = epochs.on(strategy)
+        for positions in itertools.islice(ranges, 11):
+            if positions[3] != 4:
+                strategy.schedule(model.step, (positions,))
+        with pytest.raises(RuntimeError, match="1 ranges were handed out, and no function was scheduled with them: 4"):
+            next(ranges)
+        for positions in epochs.on(strategy):
+            strategy.schedule(model.step, (positions,))
+        many = Epochs(arrays(np.arange(5000)), batch_size=1)
+        with pytest.raises(RuntimeError, match="1000 ranges were handed out"):
+            list(many.on(strategy))
+    assert model.is_exact(1)
+
+
+def test_a_checkpoint_continues_with_what_is_left_on_other_workers(source, tmp_path):
+    model, epochs = Model(), Epochs(source, batch_size=10, epochs=2, shuffle=7)
+    checkpoint = tf.train.Checkpoint(epochs=epochs)
+    with strategy_of() as strategy:
+        for positions in epochs.on(strategy):
+            strategy.schedule(model.step, (positions,))
+            if positions[3] == 8:
+                break
+        with strategy.scheduler.quiet(LIMIT):
+            path = checkpoint.write(str(tmp_path / "saved"))
+            visits, done = model.visits.copy(), epochs.statistics().done
+        for positions in epochs.on(strategy):
+            strategy.schedule(model.step, (positions,))
+    model.visits = visits
+    resumed = Epochs(source, batch_size=10, epochs=3, shuffle=7)
+    tf.train.Checkpoint(epochs=resumed).read(path).assert_consumed()
+    assert resumed.remaining == 33 - done
+    with strategy_of(workers=3) as strategy:
+        for positions in resumed.on(strategy):
+            strategy.schedule(model.step, (positions,))
+    assert model.is_exact(3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"batch_size": 20}, r"batch_size \(10 then, 20 now\)"),
+        ({"shuffle": 8}, r"shuffle \(7 then, 8 now\)"),
+        ({"shuffle": None}, r"shuffle \(7 then, None now\)"),
+        ({"drop_remainder": True}, "drop_remainder"),
+        ({"source": arrays(np.arange(104))}, r"the number of examples \(103 then, 104 now\), the content of the data"),
+        ({"source": arrays(np.arange(1, 104))}, "these differ: the content of the data"),
+    ],
+)
+def test_other_data_or_settings_are_refused_in_words(source, settings, words):
+    saved = Epochs(source, batch_size=10, shuffle=7).serialize()
+    with pytest.raises(ValueError, match=words):
+        Epochs(**{"source": source, "batch_size": 10, "shuffle": 7, **settings}).deserialize(saved)
+
+
+def test_another_shuffling_of_tensorflow_is_noticed(source):
+    epochs = Epochs(source, batch_size=10, shuffle=7)
+    saved = epochs.serialize().replace('"permutation": [', '"permutation": [1')
+    with pytest.raises(ValueError, match="release of TensorFlow that shuffles in another way"):
+        epochs.deserialize(saved)
+
+
+def test_the_epochs_begin_again_when_the_variables_do(source, caplog):
+    model, epochs = Model(), Epochs(source, batch_size=10)
+    with strategy_of() as strategy:
+        for positions in epochs.on(strategy):
+            strategy.schedule(model.step, (positions,))
+            if positions[3] == 5 and not caplog.text:
+                # As a recovery does, while nothing runs.
+                strategy.scheduler.join(LIMIT)
+                assert strategy.states == [epochs]
+                with caplog.at_level(logging.WARNING, "coordinator"):
+                    strategy.states[0].reset()
+                    model.visits.clear()
+                    strategy.schedule(model.step, (next(epochs.on(strategy)),))
+    assert model.is_exact(1)
+    assert epochs.statistics().rolled_back == 6
+    assert "The epochs begin again with their first example" in caplog.text
+
+
+def test_a_wait_for_functions_is_reported(source, caplog):
+    epochs = Epochs(source, batch_size=103)
+    with strategy_of(dataclasses.replace(OPTIONS, stall_report_interval=0.01)) as strategy:
+        gate = Gate(strategy.runtime)
+
+        def open_when_reported():
+            wait_until(lambda: "Epochs.on waits for 1 ranges under way" in caplog.text)
+            gate.open()
+
+        thread = threading.Thread(target=open_when_reported)
+        with caplog.at_level(logging.WARNING, "coordinator"):
+            thread.start()
+            for positions in epochs.on(strategy):
+                strategy.schedule(lambda worker, _: gate(worker), (positions,))
+        thread.join(LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 10, "epochs": 0}, "epochs"),
+        ({"batch_size": 10, "shuffle": -1}, "shuffle"),
+        ({"batch_size": 104, "drop_remainder": True}, "nothing is left"),
+        ({"source": [1, 2], "batch_size": 1}, r"coordinator.data.arrays\(x, y\)"),
+    ],
+)
+def test_wrong_settings_are_refused(source, settings, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        Epochs(**{"source": source, **settings})
+
+
+def test_what_to_do_with_a_bad_range_is_checked(source):
+    epochs = Epochs(source, batch_size=10)
+    with strategy_of() as strategy:
+        with pytest.raises(ValueError, match=r"Options\(stop_on_error=False\)"):
+            epochs.on(strategy, on_bad_range="skip")
+        with pytest.raises(ValueError, match='"raise" or "skip"'):
+            epochs.on(strategy, on_bad_range="drop")
