@@ -133,7 +133,7 @@ class Epochs(tf.train.experimental.PythonState):
             )
         self._most_failures = options.max_attempts if on_bad_range == "skip" else None
         self._strategy_raises = options.stop_on_error
-        strategy.extended.services.reset_with_variables(self)
+        strategy.extended.services.variables.add_state(self)
         self._source.prepare(strategy)
         return self._hand_out(strategy)
 

@@ -24,7 +24,7 @@ class FakeStrategy:
         self.scheduler = Scheduler(self.runtime, self.runtime, options)
         self.cluster = self.scheduler.cluster
         self.states: list[Any] = []
-        services = types.SimpleNamespace(options=options, reset_with_variables=self.states.append)
+        services = types.SimpleNamespace(options=options, variables=types.SimpleNamespace(add_state=self.states.append))
         self.extended = types.SimpleNamespace(services=services)
 
     def schedule(self, step: Callable[..., Any], args: tuple[Any, ...]) -> Future:
