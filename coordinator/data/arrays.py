@@ -1,6 +1,5 @@
 """Arrays in the memory of the client, of which each worker gets a copy."""
 
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.data.source import Source, digest_of, example_indices
-from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
+from coordinator.data.worker_arrays import WorkerArrays
 
 # What travels to a worker in one message, in bytes.
 _LARGEST = 2**30
@@ -42,37 +41,17 @@ class _Arrays(Source):
         _check(self._arrays)
         self.size = len(self._arrays[0])
         self.digest = digest_of(_described(self._arrays))
-        self._local: list[tf.Tensor] | None = None
-        # By the strategy: a variable with a copy on each of its workers for each array.
-        self._copies: weakref.WeakKeyDictionary[Any, list[tf.Variable]] = weakref.WeakKeyDictionary()
+        self._on_workers = WorkerArrays(self._arrays)
 
     def prepare(self, strategy: Any) -> None:
-        """Gives each worker a copy, which it gets when it first reads."""
-        if strategy not in self._copies and isinstance(strategy, ParameterServerStrategy):
-            with strategy.scope():
-                self._copies[strategy] = [
-                    tf.Variable(each, trainable=False, per_worker_variable=True, name="data") for each in self._arrays
-                ]
+        """Gives each worker a copy, when it first reads."""
+        self._on_workers.prepare(strategy)
 
     def read(self, positions: Any) -> Any:
         """See `Source.read`."""
         indices = example_indices(positions, self.size)
-        rows = [tf.gather(each, indices) for each in self._resident()]
+        rows = [tf.gather(each, indices) for each in self._on_workers.read()]
         return tf.nest.pack_sequence_as(self._structure, rows)
-
-    def _resident(self) -> Sequence[Any]:
-        strategy = tf.distribute.get_strategy()
-        if tf.executing_eagerly() or not isinstance(strategy, ParameterServerStrategy):
-            if self._local is None:
-                with tf.init_scope(), tf.device("/device:CPU:0"):
-                    self._local = [tf.constant(each) for each in self._arrays]
-            return self._local
-        if strategy not in self._copies:
-            raise RuntimeError(
-                "source.read was traced before the workers had the arrays: call epochs.on(strategy) first, and "
-                "schedule the function in its loop."
-            )
-        return self._copies[strategy]
 
     def __repr__(self) -> str:
         return f"<coordinator.data.arrays: {self.size} examples>"

@@ -1,0 +1,99 @@
+"""Files of examples of different sizes, with an index of where each begins."""
+
+import logging
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from coordinator.data.files import FileParts, checked_paths, concatenated, digest_of_files, shuffled_rows
+from coordinator.data.source import Source
+from coordinator.data.worker_arrays import WorkerArrays
+
+_logger = logging.getLogger("coordinator")
+
+
+class FramedSource(Source):
+    """A source of examples of different sizes in files, which the workers read.
+
+    The index, 8 bytes for each example, is kept beside each file, and in the memory of each worker.
+
+    Args:
+      paths: of the files.
+      name: of the function that was given them, for messages.
+      parse: takes a vector of serialized examples, returns a structure of tensors; None returns the vector.
+    """
+
+    mixes_all = False
+
+    def __init__(self, paths: Any, name: str, parse: Callable[[Any], Any] | None) -> None:
+        self._name = name
+        self._paths = checked_paths(paths, name)
+        self._parse = parse
+        # Where each example of a file begins, and the end of the last one.
+        starts = [self._index(path) for path in self._paths]
+        counts = [len(each) - 1 for each in starts]
+        self.size = sum(counts)
+        if not self.size:
+            raise ValueError(f"{name} was given files without examples: {', '.join(self._paths[:3])}.")
+        self.digest = digest_of_files(self._paths, counts)
+        self._parts = FileParts(self._paths, counts)
+        self._on_workers = WorkerArrays([concatenated(starts)])
+
+    @abstractmethod
+    def _starts(self, path: str) -> np.ndarray[Any, Any]:
+        """Returns where each example of a file begins, and the end of the last one, in bytes."""
+
+    @abstractmethod
+    def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
+        """Returns the examples, a string vector: at `begins` in a string, each with its frame of `sizes` bytes."""
+
+    def prepare(self, strategy: Any) -> None:
+        """Gives each worker the index, when it first reads."""
+        self._on_workers.prepare(strategy)
+
+    def read(self, positions: Any) -> Any:
+        """See `Source.read`."""
+        _, start, count, _, _ = tf.unstack(tf.cast(positions, tf.int64), num=5)
+        [starts] = self._on_workers.read()
+        numbers = start + tf.range(count)
+        # Each file has one start more than examples.
+        places = numbers + self._parts.files_of(numbers)
+        sizes = tf.gather(starts, places + 1) - tf.gather(starts, places)
+        data = self._parts.read(
+            start, start + count - 1, lambda file, number: tf.gather(starts, number + tf.cast(file, tf.int64))
+        )
+        examples = self._unframed(data, tf.cumsum(sizes, exclusive=True), sizes)
+        return shuffled_rows(examples if self._parse is None else self._parse(examples), positions)
+
+    def _index(self, path: str) -> np.ndarray[Any, Any]:
+        """Returns the starts that were kept beside a file, or finds and keeps them."""
+        beside, stat = f"{path}.{self._name}-index.npy", tf.io.gfile.stat(path)
+        state = [int(stat.length), int(stat.mtime_nsec)]
+        if tf.io.gfile.exists(beside):
+            with tf.io.gfile.GFile(beside, "rb") as file:
+                kept = np.load(file, allow_pickle=False)
+            if kept[:2].tolist() == state:
+                return kept[2:]
+        starts = np.asarray(self._starts(path), np.int64)
+        temporary = f"{beside}.{os.getpid()}.tmp"
+        try:
+            with tf.io.gfile.GFile(temporary, "wb") as file:
+                np.save(file, np.concatenate([np.array(state, np.int64), starts]))
+            tf.io.gfile.rename(temporary, beside, overwrite=True)
+        except tf.errors.OpError as error:
+            _logger.info("The index of %s is not kept for the next time: %s", path, error)
+        return starts
+
+    def __repr__(self) -> str:
+        return f"<coordinator.data.{self._name}: {self.size} examples in {len(self._paths)} files>"
+
+
+def read_blocks(path: str, size: int = 2**24) -> Iterator[bytes]:
+    """Yields the content of a file in blocks of bytes."""
+    with tf.io.gfile.GFile(path, "rb") as file:
+        while block := file.read(size):
+            yield block

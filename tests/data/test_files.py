@@ -1,0 +1,152 @@
+"""Tests of files as data: rows, records and lines, read on the client and on the workers of the shared cluster."""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.data import Epochs, lines, records, rows
+from tests.data.visits import EXACT, Visits
+from tests.ps_strategy.every_worker import TIMEOUT
+
+FEATURES = {"id": tf.io.FixedLenFeature([], tf.int64), "text": tf.io.FixedLenFeature([], tf.string)}
+SIZES = (7, 1, 12, 5)
+
+
+def positions(start, count, number=0, seed=-1):
+    return np.array([0, start, count, number, seed])
+
+
+def in_files(sizes=SIZES):
+    """The numbers of the examples of each file."""
+    ends = np.cumsum(sizes)
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def write_rows(folder):
+    paths = []
+    for number, ids in enumerate(in_files()):
+        paths.append(os.fspath(folder / f"{number}.npy"))
+        np.save(paths[-1], np.stack([np.full((2, 3), each, np.float32) for each in ids]))
+    return paths
+
+
+def write_records(folder, sizes=SIZES):
+    paths = []
+    for number, ids in enumerate(in_files(sizes)):
+        paths.append(os.fspath(folder / f"{number}.tfrecord"))
+        with tf.io.TFRecordWriter(paths[-1]) as writer:
+            for each in ids:
+                writer.write(example(each))
+    return paths
+
+
+def example(number):
+    int64 = tf.train.Feature(int64_list=tf.train.Int64List(value=[number]))
+    text = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"x" * number]))
+    return tf.train.Example(features=tf.train.Features(feature={"id": int64, "text": text})).SerializeToString()
+
+
+def write_lines(folder):
+    paths = []
+    for number, ids in enumerate(in_files()):
+        paths.append(os.fspath(folder / f"{number}.csv"))
+        end = "\r\n" if number % 2 else "\n"
+        text = "id,text" + end + end.join(f"{each},{'x' * each}" for each in ids) + (end if number else "")
+        (folder / f"{number}.csv").write_bytes(text.encode())
+    return paths
+
+
+def sources(folder):
+    """Each source, and a function that returns the ids of what it has read."""
+    return [
+        (rows(write_rows(folder)), lambda read: read.numpy()[:, 1, 2]),
+        (records(write_records(folder), FEATURES), lambda read: read["id"].numpy()),
+        (
+            lines(write_lines(folder), lambda found: tf.io.decode_csv(found, [0, ""]), skip=1),
+            lambda read: read[0].numpy(),
+        ),
+    ]
+
+
+def test_ranges_are_read_in_one_file_and_across_files(tmp_path):
+    for source, ids_of in sources(tmp_path):
+        assert source.size == sum(SIZES)
+        for start in range(source.size):
+            for count in {1, 2, source.size // 2, source.size - start}:
+                end = min(start + count, source.size)
+                found = ids_of(source.read(positions(start, end - start)))
+                assert found.tolist() == list(range(start, end)), (source, start, count)
+
+
+def test_the_examples_of_a_shuffled_range_are_in_another_order(tmp_path):
+    for source, ids_of in sources(tmp_path):
+        found = [ids_of(source.read(positions(2, 20, number, seed=4))).tolist() for number in (0, 1)]
+        assert found[0] != found[1] != sorted(found[1])
+        assert sorted(found[0]) == sorted(found[1]) == list(range(2, 22))
+
+
+def test_raw_rows_of_any_number(tmp_path):
+    for values in (np.arange(24, dtype=np.int16), np.arange(24) % 2 == 0, np.arange(24.0)):
+        path = tmp_path / "raw"
+        path.write_bytes(values.tobytes())
+        source = rows(path, values.dtype, (2, 3))
+        np.testing.assert_array_equal(source.read(positions(1, 3)), values.reshape(4, 2, 3)[1:])
+    np.testing.assert_array_equal(rows(np.arange(5)).read(positions(1, 2)), [1, 2])
+
+
+def test_lines_and_records_may_be_read_as_they_are(tmp_path):
+    (tmp_path / "text").write_text("one\ntwo\n\nfour")
+    assert lines(tmp_path / "text").read(positions(0, 4)).numpy().tolist() == [b"one", b"two", b"", b"four"]
+    assert records(write_records(tmp_path)).read(positions(3, 1)).numpy().tolist() == [example(3)]
+
+
+def test_an_index_is_kept_beside_the_file_and_renewed_when_it_changes(tmp_path):
+    path = write_records(tmp_path, [5])[0]
+    first = records(path)
+    kept = f"{path}.records-index.npy"
+    written = os.stat(kept).st_mtime_ns
+    assert records(path).digest == first.digest
+    assert os.stat(kept).st_mtime_ns == written
+    write_records(tmp_path, [6])
+    second = records(path)
+    assert (second.size, second.digest != first.digest) == (6, True)
+    assert sorted(os.listdir(tmp_path)) == ["0.tfrecord", "0.tfrecord.records-index.npy"]
+
+
+def test_files_that_do_not_fit_are_refused_in_words(tmp_path):
+    text, empty, fortran = tmp_path / "text", tmp_path / "empty", tmp_path / "fortran.npy"
+    text.write_text("no records, no rows")
+    empty.write_text("")
+    np.save(fortran, np.asfortranarray(np.ones([2, 3])))
+    for refused, words in (
+        (lambda: records(text), "is no TFRecord file, is compressed, or was cut off: what begins at byte 0"),
+        (lambda: records(tmp_path / "nowhere"), "nowhere.*does not exist"),
+        (lambda: records([]), "no path"),
+        (lambda: records(3), "takes the path of a file"),
+        (lambda: lines(empty), "without examples"),
+        (lambda: rows(text), "is no .npy file"),
+        (lambda: rows(text, np.float32, [2]), "19 bytes of rows, which is no positive multiple of 8"),
+        (lambda: rows(text, np.float32), "dtype and shape together"),
+        (lambda: rows(text, ">f4", [1]), "little-endian"),
+        (lambda: rows(fortran), "ascontiguousarray"),
+    ):
+        with pytest.raises((ValueError, TypeError, FileNotFoundError), match=words):
+            refused()
+
+
+def test_workers_train_each_record_of_shuffled_files_once(strategy, tmp_path):
+    source = records(
+        write_records(tmp_path, [150, 37, 303]), lambda serialized: tf.io.parse_example(serialized, FEATURES)["id"]
+    )
+    visits, epochs = Visits(strategy, source, 2), Epochs(source, batch_size=4, epochs=2, shuffle=3)
+    starts = []
+    for each in epochs.on(strategy):
+        starts.append(int(each[1]))
+        strategy.schedule(visits.step, args=(each,))
+    assert visits.summary() == EXACT
+    strategy.join(TIMEOUT)
+    first, second = starts[: len(starts) // 2], starts[len(starts) // 2 :]
+    assert first != second != sorted(second)
+    assert sorted(first) == sorted(second)
