@@ -12,6 +12,7 @@ Guarantees:
 - No lock is held while a range's function is scheduled, or while anything of TensorFlow runs.
 """
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Iterator
@@ -159,14 +160,16 @@ class Epochs(tf.train.experimental.PythonState):
         """Returns how far the epochs have come."""
         with self._changed:
             ledger = self._ledger
-            return EpochsStatistics(
+            skipped = sorted(ledger.skipped)
+            found = EpochsStatistics(
                 ranges=ledger.total,
                 done=ledger.count_done,
                 out=ledger.count_out,
-                skipped=tuple(self._extent(number) for number in sorted(ledger.skipped)),
+                skipped=(),
                 given_back=ledger.given_back,
                 rolled_back=ledger.rolled_back,
             )
+        return dataclasses.replace(found, skipped=tuple(map(self._extent, skipped)))
 
     def serialize(self) -> str:
         """Returns the state, which TensorFlow stores in a checkpoint."""
@@ -194,6 +197,8 @@ class Epochs(tf.train.experimental.PythonState):
         unscheduled: dict[int, None] = {}
         try:
             while self._wait_next(strategy, ahead, interval, unscheduled):
+                if self._is_reset:
+                    self._warn_of_reset()
                 yield self._take(unscheduled)
         finally:
             with self._changed:
@@ -237,12 +242,13 @@ class Epochs(tf.train.experimental.PythonState):
         error, self._error = self._error, None
         if error is not None:
             raise error
-        if self._is_reset:
-            self._is_reset = False
-            _logger.warning(
-                "The epochs begin again with their first example, as the variables did: no checkpoint with these "
-                "Epochs in it was restored. Put them into the tf.train.Checkpoint of the model, and save it early."
-            )
+
+    def _warn_of_reset(self) -> None:
+        self._is_reset = False
+        _logger.warning(
+            "The epochs begin again with their first example, as the variables did: no checkpoint with these Epochs in "
+            "it was restored. Put them into the tf.train.Checkpoint of the model, and save it early."
+        )
 
     def _report_stall(self, strategy: ParameterServerStrategy, seconds: float) -> None:
         out = self._ledger.count_out
@@ -277,18 +283,23 @@ class Epochs(tf.train.experimental.PythonState):
 
     def _settle(self, number: int, future: Any) -> None:
         error = None if future.cancelled() else future.exception()
+        is_skipped = False
         with self._changed:
             if error is None and not future.cancelled():
                 self._ledger.finish(number)
                 self._failures.pop(number, None)
             else:
-                self._settle_failure(number, error)
+                is_skipped = self._settle_failure(number, error)
             self._changed.notify_all()
+        if is_skipped:
+            extent = "epoch {}, position {}, {} examples".format(*self._extent(number))
+            _logger.warning("The range of %s is skipped: %s: %s", extent, type(error).__name__, error)
 
-    def _settle_failure(self, number: int, error: BaseException | None) -> None:
+    def _settle_failure(self, number: int, error: BaseException | None) -> bool:
+        """Gives a range back, or skips it; returns whether it is skipped."""
         if error is None or isinstance(error, ClosureCancelledError | ParameterServerLost):
             self._ledger.give_back(number)
-            return
+            return False
         self._failures[number] = failures = self._failures.get(number, 0) + 1
         if self._most_failures is None:
             self._ledger.give_back(number)
@@ -298,10 +309,10 @@ class Epochs(tf.train.experimental.PythonState):
         elif failures >= self._most_failures or isinstance(error, ClosureQuarantined):
             del self._failures[number]
             self._ledger.skip(number)
-            extent = "epoch {}, position {}, {} examples".format(*self._extent(number))
-            _logger.warning("The range of %s is skipped: %s: %s", extent, type(error).__name__, error)
+            return True
         else:
             self._ledger.give_back(number)
+        return False
 
     def reset(self) -> None:
         """Begins anew with the first example.
