@@ -141,7 +141,8 @@ class Ledger:
         self.done = {number for number in done if number < self.total}
         self.skipped = {number for number in skipped if number < self.total}
         self._raise_watermark()
-        self.rolled_back += max(0, before - self.count_done)
+        # Restoring may be a reset, after which a checkpoint is restored.
+        self.rolled_back = max(0, self.rolled_back + before - self.count_done)
         self._again.clear()
         self._next = self.below
 
