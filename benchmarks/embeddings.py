@@ -1,4 +1,4 @@
-"""The time of an update of a large table by a gradient of 4,096 of its rows: this library, Keras, and the peer.
+"""Large tables: the time of an update by a gradient of few rows, and training with a table in parts.
 
     python -m benchmarks.embeddings [--repeats 5] [--quick] [--json FILE]
 
@@ -7,11 +7,16 @@ One worker, and one parameter server with the table and the optimizer's slots. "
 TensorFlow's coordinator, under which Keras does the same. Figures are milliseconds for an update: the medians of rounds
 in which one call makes many, each with other rows. They include drawing the rows, summing those of the same index, and
 sending the gradient to the parameter server.
+
+The second table has examples per second of the recommender of `benchmarks.recommender` with its table as one variable,
+in two parts on two parameter servers, with two workers: "sharded" is this library, "peer sharded" TensorFlow's
+`ShardedVariable`. Both look up and change rows of the parts alone, with plain SGD.
 """
 
 from collections.abc import Sequence
 
 from benchmarks.contest import Contest, Found, plain
+from benchmarks.rate_table import rate_table
 from benchmarks.rounds import ratio
 from benchmarks.speed_arguments import SpeedArguments, machine_line
 from coordinator.simulation.text_report import aligned
@@ -28,6 +33,10 @@ CASES = {
 QUICK_CASES = {"Adam 50000 16": SIDES}
 SECONDS, QUICK_SECONDS = 1.0, 0.3
 _MS = 1e3
+SHARDED_SIDES = ("sharded", "peer sharded")
+BATCHES, QUICK_BATCHES = (256, 2048), (32,)
+# As in `benchmarks.recommender`: meanwhile this library finds how many steps to fuse.
+SHARDED_SECONDS, WARM_UP = 2.0, 15.0
 
 
 def contest(*, is_quick: bool = False) -> Contest:
@@ -35,6 +44,17 @@ def contest(*, is_quick: bool = False) -> Contest:
     cases = QUICK_CASES if is_quick else CASES
     rows = {case: {side: (side, case) for side in sides} for case, sides in cases.items()}
     return Contest("embeddings", rows, workers=1, ps=1)
+
+
+def sharded_contest(batches: Sequence[int]) -> Contest:
+    """Returns the contest of steps with a table in parts, with two workers and two parameter servers."""
+    rows = {f"batch {batch}": {side: (side, f"sharded {batch}") for side in SHARDED_SIDES} for batch in batches}
+    return Contest("sharded", rows, workers=2, ps=2)
+
+
+def sharded_table(found: Found) -> str:
+    """Returns a row for each batch size; rates are examples per second."""
+    return rate_table("examples/s", SHARDED_SIDES, [SHARDED_SIDES], found)
 
 
 def table(found: Found) -> str:
@@ -54,8 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = SpeedArguments("embeddings", __doc__.partition("\n")[0], arguments)
     print(f"{machine_line()}, 1 worker, 1 parameter server, medians of {chosen.repeats}", flush=True)
     found = contest(is_quick=chosen.is_quick).measure(chosen.repeats, QUICK_SECONDS if chosen.is_quick else SECONDS)
-    chosen.write(plain(found))
-    print(table(found))
+    print(table(found), flush=True)
+    print(f"\n{machine_line()}, 2 workers, 2 parameter servers, medians of {chosen.repeats}", flush=True)
+    batches, seconds, warm_up = (
+        (QUICK_BATCHES, QUICK_SECONDS, 0.0) if chosen.is_quick else (BATCHES, SHARDED_SECONDS, WARM_UP)
+    )
+    sharded = sharded_contest(batches).measure(chosen.repeats, seconds, warm_up)
+    chosen.write({**plain(found), **plain(sharded)})
+    print(sharded_table(sharded))
 
 
 if __name__ == "__main__":

@@ -15,13 +15,14 @@ class Library:
 
     Args:
       resolver: names the servers.
+      partitioner: divides variables; None for none.
       **options: fields of `coordinator.Options` that differ from their defaults.
     """
 
     may_have_rules = True
 
-    def __init__(self, resolver: Any, **options: Any) -> None:
-        self._strategy = coordinator.ParameterServerStrategy(resolver, options=coordinator.Options(**options))
+    def __init__(self, resolver: Any, partitioner: Any = None, **options: Any) -> None:
+        self._strategy = coordinator.ParameterServerStrategy(resolver, partitioner, coordinator.Options(**options))
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """See `Side`."""

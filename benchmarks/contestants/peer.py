@@ -15,14 +15,15 @@ class Peer:
 
     Args:
       resolver: names the servers.
+      partitioner: divides variables; None for none.
     """
 
     may_have_rules = False
 
-    def __init__(self, resolver: Any) -> None:
+    def __init__(self, resolver: Any, partitioner: Any = None) -> None:
         # As its guide says for every task: a call to a dead server then fails instead of waiting for it.
         os.environ["GRPC_FAIL_FAST"] = "use_caller"
-        self._strategy = tf.distribute.ParameterServerStrategy(resolver)
+        self._strategy = tf.distribute.ParameterServerStrategy(resolver, partitioner)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:

@@ -26,11 +26,19 @@ from benchmarks.contestants.peer import Peer
 from benchmarks.contestants.side import Side
 from benchmarks.contestants.single_process import SingleProcess
 
+
+def _partitioner() -> Any:
+    # Tables are divided among two parameter servers, other variables are not.
+    return tf.distribute.experimental.partitioners.MinSizePartitioner(min_shard_bytes=256 << 10, max_shards=2)
+
+
 SIDES: dict[str, Callable[[Any], Side]] = {
     "ours": Library,
     "alone": functools.partial(Library, steps_per_dispatch=1),
     "dense": functools.partial(Library, sparse_updates="dense"),
+    "sharded": lambda resolver: Library(resolver, _partitioner()),
     "peer": Peer,
+    "peer sharded": lambda resolver: Peer(resolver, _partitioner()),
     "bare": BareLoop,
     "hand": BareLoop,
     "single": SingleProcess,
@@ -42,6 +50,7 @@ WORKLOADS = {
     "recommender": ("recommender_steps", "RecommenderSteps"),
     "dense": ("digits_steps", "DigitsSteps"),
     "embeddings": ("sparse_updates", "SparseUpdates"),
+    "sharded": ("sharded_steps", "ShardedSteps"),
 }
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy.keras.internals import optimizers as keras_optimizers
+from coordinator.ps_strategy.keras.internals.parts import parts_of, variable_of
+from coordinator.ps_strategy.keras.internals.row_updates import updates_rows
 
 UpdateFunction = Callable[[tf.Variable, Any, Any], object]
 
@@ -24,7 +26,8 @@ class KerasOptimizer:
 
     Raises:
       ValueError: it accumulates gradients itself, scales losses dynamically, combines several optimizers, or has
-        slots on other servers than their variables.
+        slots on other servers than their variables; or a variable is sharded, and has a constraint or is to be updated
+        as a whole.
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -43,6 +46,7 @@ class KerasOptimizer:
                 "A MultiOptimizer applies the gradients of all variables together, and counts in each of its parts. "
                 "Create one rule for each of its optimizers, with the variables that are meant for it."
             )
+        _refuse_whole_updates(optimizer, [each for each in variables if len(parts_of(each)) > 1])
         if not optimizer.built:
             keras_optimizers.build(optimizer, variables)
         if keras_optimizers.has_strayed_slots(optimizer):
@@ -95,11 +99,29 @@ class KerasOptimizer:
         return f"<KerasOptimizer {type(self._optimizer).__name__}>"
 
 
+def _refuse_whole_updates(optimizer: Any, sharded: Sequence[Any]) -> None:
+    """Raises ValueError if sharded variables cannot be updated part by part, each on its server."""
+    for variable in sharded:
+        name = variable_of(variable).name
+        if not updates_rows(optimizer):
+            raise ValueError(
+                f"{type(optimizer).__name__} updates whole variables, and {name!r} is in parts on several parameter "
+                "servers. Give the rule an optimizer that updates each element by itself, such as Adam, or create the "
+                "variable where the strategy's variable_partitioner does not divide it."
+            )
+        if variable.constraint is not None:
+            raise ValueError(
+                f"The variable {name!r} has a constraint, which concerns all of its rows, and is in parts on several "
+                "parameter servers. Train it with optimizer.apply in a step, without a rule, or drop the constraint."
+            )
+
+
 class FunctionOptimizer:
     """A function `(variable, gradient, learning_rate)` that changes a variable; its methods are as `KerasOptimizer`'s.
 
     Args:
-      update: takes a `tf.Variable`, its gradient (a tensor, or `tf.IndexedSlices`), and a float32 scalar.
+      update: takes a `tf.Variable`, its gradient (a tensor, or `tf.IndexedSlices`), and a float32 scalar. It is called
+        for each part of a sharded variable, with the part's rows of the gradient.
       learning_rate: a number, or a scalar variable.
       allow_duplicate_indices: whether `tf.IndexedSlices` may have an index more than once.
     """

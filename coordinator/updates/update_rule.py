@@ -32,7 +32,8 @@ class UpdateRule(tf.Module):
     and counters with the model.
 
     Args:
-      optimizer: a Keras 3 optimizer, or a function `(variable, gradient, learning_rate)` that changes a variable.
+      optimizer: a Keras 3 optimizer, or a function `(variable, gradient, learning_rate)` that changes a variable, or a
+        part of a sharded one.
       variables: `tf.Variable`s or `keras.Variable`s, for which gradients are pushed.
       embeddings: those of which steps look up rows. They are never copied to a worker as a whole ahead of time.
       learning_rate: for an update function: a number or a scalar `tf.Variable`.
@@ -65,7 +66,7 @@ class UpdateRule(tf.Module):
         self.state = RuleState()
         # Of the locks on the servers, and of the collection in which a graph stores its pulls.
         self._key = f"coordinator/updates/{self.state.number}"
-        self._optimizer = gradient_optimizer(optimizer, self._model.originals, learning_rate, allow_duplicate_indices)
+        self._optimizer = gradient_optimizer(optimizer, self._model.given, learning_rate, allow_duplicate_indices)
         # Returns the rule that follows this one. TensorFlow would save a rule with the checkpoints of this one, but not
         # a function.
         self._successor: Callable[[], UpdateRule] | None = None
@@ -230,8 +231,8 @@ class UpdateRule(tf.Module):
         self._prepare_trace("pull")
         worker = self._strategy.extended.services.worker_index()
         model = self._pull_model(self._begin_step())
-        variables = self._model.variables
-        copies = [PulledVariable(variable, model.values.get(number)) for number, variable in enumerate(variables)]
+        variables = self._model.wholes
+        copies = list(map(PulledVariable, variables, self._model.joined(model.values)))
         # Stored in the graph, whose tensors it holds, so that both are freed together.
         graph = tf.compat.v1.get_default_graph()
         graph.add_to_collection(self._key, dataclasses.replace(model, worker=worker))
@@ -245,18 +246,16 @@ class UpdateRule(tf.Module):
     def _push_all(self, gradients: Sequence[Any], version: Any) -> Any:
         self._prepare_trace("push")
         model = self._model
-        if len(gradients) != len(model.variables):
-            raise ValueError(
-                f"push takes {len(model.variables)} gradients, one for each variable; got {len(gradients)}."
-            )
+        if len(gradients) != len(model.wholes):
+            raise ValueError(f"push takes {len(model.wholes)} gradients, one for each variable; got {len(gradients)}.")
         given = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
         if not given:
             raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
-        given, checks = checked(given, model.variables, checks_ids=self._checks_ids)
+        given, checks = checked(given, model.wholes, checks_ids=self._checks_ids)
         prepared = self._optimizer.prepared(list(given.values()))
-        with reads_not_replaced(model.variables):
+        with reads_not_replaced(model.wholes):
             pulled = dataclasses.replace(self._latest_pull(), version=tf.convert_to_tensor(version, tf.int64))
-            return self._push(dict(zip(given, prepared, strict=True)), pulled.after(checks))
+            return self._push(model.divided(dict(zip(given, prepared, strict=True))), pulled.after(checks))
 
     def _prepare_trace(self, called: str) -> None:
         """Raises outside of a function that is being traced; disables fusing if the rule may wait."""

@@ -67,8 +67,9 @@ def test_a_contestant_that_does_not_answer_in_time_is_killed(tmp_path):
 
 
 def test_every_workload_and_side_has_a_name():
-    assert set(WORKLOADS) == {"dispatch", "latency", "recommender", "dense", "embeddings"}
-    assert set(SIDES) == {"ours", "alone", "dense", "peer", "bare", "hand", "single"}
+    assert set(WORKLOADS) == {"dispatch", "latency", "recommender", "dense", "embeddings", "sharded"}
+    plain = {"ours", "alone", "dense", "peer", "bare", "hand", "single"}
+    assert set(SIDES) == plain | {"sharded", "peer sharded"}
 
 
 def test_the_network_accepts_the_digits():

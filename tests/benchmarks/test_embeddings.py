@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.embeddings import CASES, QUICK_CASES, SIDES, contest, table
+from benchmarks.embeddings import CASES, QUICK_BATCHES, QUICK_CASES, SHARDED_SIDES, SIDES, contest, table
 from benchmarks.rounds import Rounds
 
 PROGRAM = """
@@ -23,10 +23,12 @@ def test_every_side_updates_a_table(run_program, tmp_path):
     path = tmp_path / "figures.json"
     run_program(PROGRAM, "--quick", "--json", path, timeout=680)
     found = json.loads(path.read_text())["found"]
-    assert set(found) == set(QUICK_CASES)
-    for columns in found.values():
-        assert {side: rounds["error"] for side, rounds in columns.items()} == dict.fromkeys(SIDES)
-        assert all(figures["seconds"] > 0 for rounds in columns.values() for figures in rounds["figures"])
+    cases = {**dict.fromkeys(QUICK_CASES, SIDES), **{f"batch {size}": SHARDED_SIDES for size in QUICK_BATCHES}}
+    assert set(found) == set(cases)
+    for case, columns in found.items():
+        assert {side: rounds["error"] for side, rounds in columns.items()} == dict.fromkeys(cases[case])
+        for rounds in columns.values():
+            assert all(value > 0 for figures in rounds["figures"] for value in figures.values())
 
 
 def test_the_table_has_milliseconds_and_how_often_ours_is_as_fast():

@@ -20,7 +20,6 @@ def keras_extended(strategy_class: type[Any], options: Options) -> Iterator[None
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(patches.row_lookups())
-        if options.sparse_updates == "rows":
-            stack.enter_context(row_updates())
+        stack.enter_context(row_updates(by_rows=options.sparse_updates == "rows"))
         stack.enter_context(patches.trainer_extended(FitExtension(strategy_class)))
         yield

@@ -29,6 +29,8 @@ def _scatter_method(method: str) -> Any:
     """Returns a method that gives each part the rows of `tf.IndexedSlices` that it has."""
 
     def scatter(self: Any, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        if is_being_exported():
+            return getattr(super(ShardedVariable, self), method)(sparse_delta, use_locking, name)
         for part, slices in zip(self.parts, self.split_rows(sparse_delta), strict=True):
             getattr(part, method)(slices, name=name)
         return self
@@ -40,6 +42,8 @@ def _scatter_nd_method(method: str) -> Any:
     """Returns a method that gives each part the updates of rows, or of elements of rows, that it has."""
 
     def scatter_nd(self: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
+        if is_being_exported():
+            return getattr(super(ShardedVariable, self), method)(indices, updates, name)
         indices = tf.convert_to_tensor(indices)
         depth = indices.shape[-1]
         flat = tf.reshape(indices, [-1, depth])
@@ -57,6 +61,8 @@ def _assign_method(method: str) -> Any:
     """Returns a method that gives each part its rows of a value of the variable's shape."""
 
     def assign(self: Any, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
+        if is_being_exported():
+            return getattr(super(ShardedVariable, self), method)(value, use_locking, name, read_value)
         for part, rows in zip(self.parts, self._split_value(value), strict=True):
             getattr(part, method)(rows, name=name, read_value=False)
         return self if read_value else None

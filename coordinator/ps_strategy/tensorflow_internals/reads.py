@@ -96,6 +96,8 @@ def _replaced_reads(variable: Any, reader: Reader) -> dict[str, Callable[..., An
 def read_variable(variable: Any) -> tf.Tensor:
     """Reads the variable itself, without recording it on gradient tapes."""
     # Private: every public way to read goes through what `reads_replaced` replaces.
+    if hasattr(variable, "parts"):
+        return tf.concat([read_variable(part) for part in variable.parts], 0)
     return resource_variable_ops.gen_resource_variable_ops.read_variable_op(variable.handle, variable.dtype)
 
 

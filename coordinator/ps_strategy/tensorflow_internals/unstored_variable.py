@@ -10,6 +10,7 @@ functions that are called in between.
 """
 
 import contextlib
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -64,6 +65,25 @@ class UnstoredVariable(resource_variable_ops.ResourceVariable):
     def _variable_call(cls, *args: Any, **kwargs: Any) -> None:
         """Has instances made by the constructor; that of `tf.Variable` would ask the creators of variables."""
 
+    # Private, both: an eager operation reads a variable that it is given by this attribute, without asking it for its
+    # value, if there is a tensor in it.
+    @property
+    def _handle(self) -> None:
+        return None
+
+    @_handle.setter
+    def _handle(self, handle: Any) -> None:
+        self._handle_without_value = handle
+
+    @property
+    def handle(self) -> Any:
+        """What gradient tapes know the variable by."""
+        return self._handle_without_value
+
+    def __tf_tracing_type__(self, _: Any) -> Any:
+        # A function is traced for each variable: what has its value is no argument of the function.
+        return _OfOneVariable(weakref.ref(self))
+
     def _rows_read(self, rows: Any, indices: Any) -> Any:
         """Returns rows that were read, [..., *row], as a differentiable function of this variable at these indices."""
         return _connected(self, _ROWS, rows, indices)
@@ -71,6 +91,44 @@ class UnstoredVariable(resource_variable_ops.ResourceVariable):
     def _value_read(self, value: Any) -> Any:
         """Returns the whole value that was read, as a differentiable function of this variable."""
         return _connected(self, _VALUE, value)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _OfOneVariable(tf.types.experimental.TraceType):
+    """The type of an argument that is always the same variable."""
+
+    variable: Any
+
+    def is_subtype_of(self, other: Any) -> bool:
+        return self == other
+
+    def most_specific_common_supertype(self, others: Any) -> Any:
+        return self if all(self == other for other in others) else None
+
+    def placeholder_value(self, context: Any) -> Any:
+        variable = self.variable()
+        # Private: TensorFlow takes the handle of a variable that is an argument for an input, not for a capture.
+        context.context_graph.capture(variable.handle)
+        return variable
+
+    def flatten(self) -> list[Any]:
+        return [tf.TensorSpec([], tf.resource)]
+
+    def to_tensors(self, value: Any) -> list[Any]:
+        return [value.handle]
+
+    def from_tensors(self, tensors: Any) -> Any:
+        next(tensors)
+        return self.variable()
+
+    def cast(self, value: Any, _: Any) -> Any:
+        return value
+
+    def __hash__(self) -> int:
+        return id(self.variable())
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _OfOneVariable) and self.variable() is other.variable() is not None
 
 
 def _connected(variable: Any, gradient: str, value: Any, *inputs: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.keras.internals.optimizers import variable_of
+from coordinator.ps_strategy.keras.internals.parts import variable_of
 from coordinator.updates.gradient_optimizer import GradientOptimizer
 from coordinator.updates.state.rule_state import zeros
 from coordinator.updates.state.server_mutex import ServerMutex

@@ -5,17 +5,17 @@ Transfers are packed here only for steps that may wait for other workers, in bra
 them here as well would copy them twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES, is_worth_packing, pack
-from coordinator.ps_strategy.keras.internals.optimizers import variable_of
+from coordinator.ps_strategy.keras.internals.parts import gradients_of_parts, parts_of, variable_of
 
 
 class Model:
-    """A list of variables, by server.
+    """A list of variables, by server. A sharded variable is the list of its parts.
 
     Args:
       variables: `tf.Variable`s or `keras.Variable`s on parameter servers.
@@ -26,32 +26,64 @@ class Model:
         among them.
 
     Attributes:
-      originals: the variables, as given.
+      given: the variables, as given.
+      wholes: as `tf.Variable`s.
+      originals: the variables as given, with parts in place of sharded ones. What follows, and rules, have positions in
+        this list.
       variables: as `tf.Variable`s.
       embeddings, dense: the positions of the embeddings, and of the other variables.
       by_device: the positions of the variables on each server, by its CPU's name.
     """
 
     def __init__(self, variables: Sequence[Any], embeddings: Sequence[Any] = ()) -> None:
-        self.originals = list(variables)
-        self.variables = [variable_of(variable) for variable in self.originals]
-        if not self.variables:
+        self.given = list(variables)
+        self.wholes = [variable_of(variable) for variable in self.given]
+        if not self.wholes:
             raise ValueError("A rule needs at least one variable to update; the list of variables is empty.")
-        positions = {id(variable): number for number, variable in enumerate(self.variables)}
-        if len(positions) < len(self.variables):
+        wholes = {id(variable): number for number, variable in enumerate(self.wholes)}
+        if len(wholes) < len(self.wholes):
             raise ValueError("A variable is in the list of variables twice.")
-        for variable in self.variables:
+        for variable in self.wholes:
             if tf.DeviceSpec.from_string(variable.device).job != "ps":
                 raise ValueError(
                     f"The variable {variable.name!r} is on {variable.device or 'no server'}, not on a parameter "
                     "server. Create it inside strategy.scope()."
                 )
-        unknown = [variable for variable in map(variable_of, embeddings) if id(variable) not in positions]
+        self.originals: list[Any] = []
+        # By the number of the whole variable.
+        self._positions: list[range] = []
+        for each in self.given:
+            parts = parts_of(each)
+            self._positions.append(range(len(self.originals), len(self.originals) + len(parts)))
+            self.originals += parts
+        self.variables = [variable_of(variable) for variable in self.originals]
+        unknown = [variable for variable in map(variable_of, embeddings) if id(variable) not in wholes]
         if unknown:
             raise ValueError(f"The embedding {unknown[0].name!r} is not among the rule's variables.")
-        self.embeddings = frozenset(positions[id(variable_of(variable))] for variable in embeddings)
+        self.embeddings = frozenset(
+            position for each in embeddings for position in self._positions[wholes[id(variable_of(each))]]
+        )
         self.dense = tuple(number for number in range(len(self.variables)) if number not in self.embeddings)
         self.by_device = _by_device(self.variables)
+
+    def divided(self, gradients: Mapping[int, Any]) -> dict[int, Any]:
+        """Returns gradients by position, for gradients by the number of the whole variable."""
+        return {
+            position: part
+            for number, gradient in gradients.items()
+            for position, part in zip(
+                self._positions[number], gradients_of_parts(gradient, self.wholes[number]), strict=True
+            )
+        }
+
+    def joined(self, values: Mapping[int, Any]) -> list[Any]:
+        """Returns the values of whole variables, for values by position; None for those that are not complete."""
+        found = []
+        for positions in self._positions:
+            parts = [values.get(position) for position in positions]
+            is_complete = all(part is not None for part in parts)
+            found.append(None if not is_complete else parts[0] if len(parts) == 1 else tf.concat(parts, 0))
+        return found
 
     def pulled_at_once(self) -> list[int]:
         """Returns the positions of the variables that are pulled before they are read: small, and not embeddings."""

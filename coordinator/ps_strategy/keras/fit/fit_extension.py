@@ -13,7 +13,8 @@ from coordinator.future import Future
 from coordinator.ps_strategy.keras.fit.feeds import ClientFeed, Feed, FiniteWorkerFeed, WorkerFeed, schedule_batches
 from coordinator.ps_strategy.keras.fit.steps import ModelSteps, Step
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
-from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer, variable_of
+from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer
+from coordinator.ps_strategy.keras.internals.parts import variable_of
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 
 

@@ -6,17 +6,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from coordinator.ps_strategy.keras.internals.parts import parts_of, slot_lists, variable_of, with_parts
 from coordinator.ps_strategy.keras.internals.stand_ins import StandIn
 
 
 def is_optimizer(value: Any) -> bool:
     """Returns True for an optimizer of Keras 3."""
     return isinstance(value, keras.optimizers.Optimizer)
-
-
-def variable_of(variable: Any) -> Any:
-    """Returns the TensorFlow variable of a `tf.Variable` or `keras.Variable`."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def build(optimizer: Any, variables: Sequence[Any]) -> None:
@@ -38,15 +34,17 @@ class _Colocating(list[Any]):
 
 def has_strayed_slots(optimizer: Any) -> bool:
     """Returns True if a built optimizer has a slot on another device than its variable."""
-    # Private: an optimizer's slots are lists in the order of the variables that it was built with.
+    # Private: the variables that it was built with, in the order of its slots.
     variables = optimizer._trainable_variables
-    kept = [value for name, value in vars(optimizer).items() if name not in ("_variables", "_trainable_variables")]
     return any(
-        isinstance(slot, keras.Variable) and slot.value.device != variable_of(variable).device
-        for slots in kept
-        if isinstance(slots, list) and len(slots) == len(variables)
+        isinstance(slot, keras.Variable) and _devices(slot) != _devices(variable)[: len(parts_of(slot))]
+        for slots in slot_lists(optimizer).values()
         for slot, variable in zip(slots, variables, strict=True)
     )
+
+
+def _devices(variable: Any) -> list[str]:
+    return [variable_of(part).device for part in parts_of(variable)]
 
 
 def scalar_variables(optimizer: Any) -> list[tf.Variable]:
@@ -70,7 +68,8 @@ def learning_rate(optimizer: Any, scalars: Sequence[Any]) -> Any:
 def exempt_from_weight_decay(optimizer: Any, variables: Sequence[Any]) -> list[int]:
     """Returns the positions of the variables that an optimizer excludes from weight decay."""
     # Private: the config does not have what `exclude_from_weight_decay` was called with.
-    return [number for number, variable in enumerate(variables) if not optimizer._use_weight_decay(variable)]
+    view = with_parts(optimizer)
+    return [number for number, variable in enumerate(variables) if not view._use_weight_decay(variable)]
 
 
 def without_repeats(gradient: Any) -> Any:
@@ -96,15 +95,13 @@ def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequen
 
     Args:
       optimizer: a built Keras 3 optimizer.
-      variables: the variables to update, all on one server.
+      variables: the variables to update, or parts of them, all on one server.
       scalars: the values of `scalar_variables`.
       rate: the learning rate, a float scalar.
     """
-    # `copy.copy` would serialize and deserialize it.
-    view = object.__new__(type(optimizer))
+    view = with_parts(optimizer)
     # Private: the learning rate and the count are attributes, shared by all users of the optimizer, and the moving
     # averages of all variables are in one list.
-    view.__dict__.update(optimizer.__dict__)
     view.__dict__.update(
         _learning_rate=rate,
         _iterations=StandIn(scalars[0]),
@@ -115,11 +112,9 @@ def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequen
     if optimizer.use_ema:
         # Variables without a gradient are averaged as well.
         device = variable_of(variables[0]).device
-        near = [
-            number for number, each in enumerate(optimizer._trainable_variables) if variable_of(each).device == device
-        ]
+        near = [number for number, each in enumerate(view._trainable_variables) if variable_of(each).device == device]
         for name in ("_trainable_variables", "_model_variables_moving_average"):
-            view.__dict__[name] = [getattr(optimizer, name)[number] for number in near]
+            view.__dict__[name] = [getattr(view, name)[number] for number in near]
     if isinstance(optimizer, keras.optimizers.Nadam):
         # Private: the product of all momenta is one variable, which every server would multiply.
         view.__dict__["_u_product"] = StandIn(product_of_momenta(optimizer.beta_1, scalars[0]))

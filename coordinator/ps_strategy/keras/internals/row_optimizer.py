@@ -7,7 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from coordinator.ps_strategy.keras.internals.optimizers import product_of_momenta, variable_of, view_for_variables
+from coordinator.ps_strategy.keras.internals.optimizers import product_of_momenta, view_for_variables
+from coordinator.ps_strategy.keras.internals.parts import variable_of
 from coordinator.ps_strategy.keras.internals.row_updates import updates_rows
 from coordinator.ps_strategy.keras.internals.stand_ins import Rows, StandIn
 

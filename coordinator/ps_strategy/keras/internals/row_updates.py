@@ -1,4 +1,4 @@
-"""Sparse gradients change single rows: of a variable on a parameter server, and of its slots.
+"""Updates on the parameter servers: of single rows by sparse gradients, and of sharded variables part by part.
 
 An optimizer of Keras 3 computes most of its updates for the whole variable, whatever rows a gradient has. Here Keras'
 own `update_step` is called with the rows that the gradient has, of the variable and of each slot, so that a step costs
@@ -20,11 +20,16 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.keras.internals.optimizers import (
     clipped_by_global_norm,
-    variable_of,
     without_repeats,
 )
+from coordinator.ps_strategy.keras.internals.parts import (
+    gradients_of_parts,
+    parts_of,
+    slot_lists,
+    variable_of,
+    with_parts,
+)
 from coordinator.ps_strategy.keras.internals.stand_ins import Rows
-from coordinator.ps_strategy.sharded.sharded_variable import ShardedVariable
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
 _logger = logging.getLogger("coordinator")
@@ -45,11 +50,14 @@ def updates_rows(optimizer: Any) -> bool:
 
 
 @contextlib.contextmanager
-def row_updates() -> Iterator[None]:
-    """A scope in which optimizers change the rows alone of variables on parameter servers.
+def row_updates(*, by_rows: bool = True) -> Iterator[None]:
+    """A scope in which optimizers change the rows alone of variables on parameter servers, and sharded ones by parts.
 
     `gradient_accumulation_steps`, and optimizers of which `updates_rows` is not known, are left to Keras; the log says
     so once for each kind.
+
+    Args:
+      by_rows: False leaves sparse gradients to Keras.
     """
     # Private: Keras calls it with all gradients of a step, before it clips them; no public hook comes before it.
     base, name = keras.optimizers.Optimizer, "_backend_apply_gradients"
@@ -65,12 +73,15 @@ def row_updates() -> Iterator[None]:
         sparse = [
             variable
             for gradient, variable in zip(grads, trainable_variables, strict=True)
-            if isinstance(gradient, tf.IndexedSlices) and _is_on_server(variable)
+            if by_rows and isinstance(gradient, tf.IndexedSlices) and _is_on_server(variable)
         ]
-        if not isinstance(self, _ByRows) and sparse and _may_update_rows(self, sparse, said):
-            if not getattr(self, "has_unique_rows", False):
-                grads = [without_repeats(gradient) for gradient in grads]
-            self = _by_rows(self, sparse)
+        if not isinstance(self, _ByRows):
+            if sparse and _may_update_rows(self, sparse, said):
+                if not getattr(self, "has_unique_rows", False):
+                    grads = [without_repeats(gradient) for gradient in grads]
+                self = _by_rows(self, sparse)
+            elif _may_update_parts(self, trainable_variables):
+                self = _by_rows(self, [])
         stock(self, grads, trainable_variables)
 
     with contextlib.ExitStack() as stack:
@@ -120,12 +131,19 @@ def _may_update_rows(optimizer: Any, variables: Sequence[Any], said: set[str]) -
     return is_by_rows
 
 
+def _may_update_parts(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Returns whether an optimizer is given the parts of its sharded variables, if there are any."""
+    is_sharded = any(len(parts_of(variable)) > 1 for variable in variables)
+    return is_sharded and not optimizer.gradient_accumulation_steps and updates_rows(optimizer)
+
+
 def _by_rows(optimizer: Any, variables: Sequence[Any]) -> Any:
-    """Returns a view of an optimizer that changes single rows of these variables."""
+    """Returns a view of an optimizer that changes single rows of these variables, and sharded ones by parts."""
     kind: Any = type(optimizer)
     view = object.__new__(_by_rows_class(kind))
-    view.__dict__.update(optimizer.__dict__)
-    view.__dict__["by_rows"] = frozenset(id(variable_of(variable)) for variable in variables)
+    view.__dict__.update(vars(with_parts(optimizer)))
+    changed = [each for variable in variables for each in (variable, *parts_of(variable))]
+    view.__dict__["by_rows"] = frozenset(id(variable_of(each)) for each in changed)
     return view
 
 
@@ -137,73 +155,67 @@ def _by_rows_class(kind: Any) -> Any:
 class _ByRows:
     """A mixin for classes of optimizers: `tf.IndexedSlices` without repeated indices change single rows.
 
+    Sharded variables are clipped as a whole, and changed part by part.
+
     Attributes:
-      by_rows: the ids of the variables with such gradients.
+      by_rows: the ids of the variables with such gradients, and of their parts.
     """
 
     by_rows: frozenset[int]
 
-    # Private: the first two. Keras documents `update_step` for those who write optimizers.
+    # Private: all but `update_step`, which Keras documents for those who write optimizers.
 
     def _clip_gradients(self: Any, gradients: Sequence[Any]) -> Sequence[Any]:
         greatest = self.global_clipnorm
         # As Keras, which uses the first that is set.
-        if self.clipnorm or not greatest:
+        if self.clipnorm or not greatest or not self.by_rows:
             return super()._clip_gradients(gradients)  # type: ignore[misc]  # of the other base
         return clipped_by_global_norm(gradients, greatest)
 
     def _apply_weight_decay(self: Any, variables: Sequence[Any]) -> None:
-        whole = [each for each in variables if id(variable_of(each)) not in self.by_rows]
-        super()._apply_weight_decay(whole)  # type: ignore[misc]  # of the other base
+        dense = [each for each in variables if id(variable_of(each)) not in self.by_rows]
+        parts = [part for each in dense for part in self._parts_of(each)]
+        super()._apply_weight_decay(parts)  # type: ignore[misc]  # of the other base
+
+    def _backend_update_step(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any], rate: Any) -> None:
+        parts: list[Any] = []
+        of_parts: list[Any] = []
+        for gradient, variable in zip(grads, trainable_variables, strict=True):
+            mine = self._parts_of(variable)
+            parts += mine
+            of_parts += gradients_of_parts(gradient, variable) if len(mine) > 1 else [gradient]
+        super()._backend_update_step(of_parts, parts, rate)  # type: ignore[misc]  # of the other base
+
+    def _parts_of(self: Any, variable: Any) -> Sequence[Any]:
+        """Returns the parts that the optimizer has slots of, or the variable itself."""
+        is_whole = self._var_key(variable) in self._trainable_variables_indices
+        return [variable] if is_whole else parts_of(variable)
 
     def update_step(self: Any, gradient: Any, variable: Any, learning_rate: Any) -> None:
         if id(variable) not in self.by_rows:
             super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]  # of the other base
             return
-        table = variable_of(variable)
-        parts = table.split_rows(gradient) if isinstance(table, ShardedVariable) else [gradient]
-        for number, slices in enumerate(parts):
-            part = _part_of(variable, number)
-            rows = Rows(part, slices.indices)
-            # Slots are on the same server.
-            with tf.device(part.device) if len(parts) > 1 else contextlib.nullcontext():
-                if self.weight_decay is not None and self._use_weight_decay(variable):
-                    decay, rate = (tf.cast(each, variable.dtype) for each in (self.weight_decay, learning_rate))
-                    rows.assign_sub(rows.value * decay * rate)
-                view = _with_slots_of(self, variable, slices.indices, number)
-                view.update_step(slices.values, rows, learning_rate)
+        rows = Rows(variable, gradient.indices)
+        if self.weight_decay is not None and self._use_weight_decay(variable):
+            decay, rate = (tf.cast(each, variable.dtype) for each in (self.weight_decay, learning_rate))
+            rows.assign_sub(rows.value * decay * rate)
+        _with_slots_of(self, variable, gradient.indices).update_step(gradient.values, rows, learning_rate)
 
 
-def _part_of(variable: Any, number: int) -> Any:
-    """Returns a part of a sharded variable, any other variable itself."""
-    table = variable_of(variable)
-    return table.parts[number] if isinstance(table, ShardedVariable) else variable
-
-
-def _with_slots_of(optimizer: Any, variable: Any, indices: Any, part: int) -> Any:
-    """Returns a view of an optimizer that has the given rows in place of this variable, and of its slots.
-
-    Args:
-      optimizer: whose class `_by_rows_class` returned.
-      variable: to be updated.
-      indices: of the rows in the part of the variable, if it is sharded.
-      part: the number of this part.
-    """
+def _with_slots_of(optimizer: Any, variable: Any, indices: Any) -> Any:
+    """Returns a view of an optimizer that has the given rows in place of this variable, and of its slots."""
     # The class that `_by_rows_class` was given.
     view: Any = object.__new__(type(optimizer).__mro__[2])
     view.__dict__.update(vars(optimizer))
     number = optimizer._get_variable_index(variable)
-    # Private: an optimizer's slots are lists in the order of the variables that it was built with.
-    for name, slots in vars(optimizer).items():
-        if name in ("_variables", "_trainable_variables", "_model_variables_moving_average"):
-            continue
-        is_list = isinstance(slots, list) and len(slots) == len(optimizer._trainable_variables_indices)
+    for name, slots in slot_lists(optimizer).items():
+        slot = variable_of(slots[number])
         # One that has no rows, such as a count of the variable's updates, is used as it is.
-        if is_list and isinstance(slots[number], keras.Variable) and slots[number].shape[:1] == variable.shape[:1]:
-            view.__dict__[name] = [
-                *slots[:number],
-                Rows(_part_of(slots[number].value, part), indices),
-                *slots[number + 1 :],
-            ]
+        if name not in _NO_SLOTS and isinstance(slot, tf.Variable) and slot.shape[:1] == variable.shape[:1]:
+            view.__dict__[name] = [*slots[:number], Rows(slot, indices), *slots[number + 1 :]]
+    # Private, as `_var_key` above.
     view.__dict__["_get_variable_index"] = lambda _: number
     return view
+
+
+_NO_SLOTS = ("_trainable_variables", "_model_variables_moving_average")

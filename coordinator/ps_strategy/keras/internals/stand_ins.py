@@ -61,6 +61,18 @@ class StandIn:
         return self.value % other
 
 
+class LocalCopy(StandIn):
+    """A value that an update changes for itself, in place of a variable that another part of the update changes."""
+
+    def assign_add(self, value: Any) -> None:
+        """Adds to the value for the rest of the update."""
+        self.assign(self.value + value)
+
+    def assign_sub(self, value: Any) -> None:
+        """Subtracts from the value for the rest of the update."""
+        self.assign(self.value - value)
+
+
 class Rows(StandIn):
     """Some rows of a variable: what is done to them is done to the variable, on its server, and to no other row.
 

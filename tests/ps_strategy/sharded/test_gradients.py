@@ -1,0 +1,121 @@
+"""Tests of gradients with respect to a sharded variable: rows with the indices of the whole, wherever they are read."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+TIMEOUT = 120.0
+ROWS, WIDTH = 10, 2
+TABLE = np.arange(ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
+IDS = [7, 1, 9, 1, 0, 4]
+
+
+@pytest.fixture(scope="module")
+def table(sharded):
+    return sharded(TABLE, parts=3)
+
+
+def gradient(table, loss):
+    with tf.GradientTape() as tape:
+        value = loss(table)
+    return tape.gradient(value, table)
+
+
+def squares(rows):
+    return tf.reduce_sum(rows * rows)
+
+
+def looked_up_in_branch(table):
+    # Not known while it is traced.
+    is_larger = tf.reduce_sum(tf.gather(table, [0])) < 100.0
+    return tf.cond(is_larger, lambda: squares(tf.gather(table, IDS)), lambda: tf.constant(0.0))
+
+
+LOSSES = {
+    "rows": lambda table: squares(tf.gather(table, IDS)),
+    "rows of rank 2": lambda table: squares(tf.gather(table, [IDS[:3], IDS[3:]])),
+    "rows, looked up": lambda table: squares(tf.nn.embedding_lookup(table, IDS, name="rows")),
+    "elements": lambda table: squares(tf.gather_nd(table, [[7, 1], [0, 0], [7, 1]])),
+    "all": lambda table: squares(tf.convert_to_tensor(table)),
+    "a slice": lambda table: squares(table[2:8:2]),
+    "a product": lambda table: squares(tf.matmul(table, tf.ones([WIDTH, 3]))),
+    "rows and all": lambda table: squares(tf.gather(table, IDS)) + squares(table),
+    "rows twice": lambda table: squares(tf.gather(table, IDS)) * squares(tf.gather(table, IDS[2:])),
+    "rows in a branch": tf.autograph.experimental.do_not_convert(looked_up_in_branch),
+    "rows in a function": lambda table: tf.function(lambda: squares(tf.gather(table, IDS)))(),
+}
+
+
+def test_gradients_in_a_step_are_those_of_a_plain_variable(strategy, table):
+    @tf.function
+    def step():
+        return {name: tf.convert_to_tensor(gradient(table, loss)) for name, loss in LOSSES.items()}
+
+    found = strategy.schedule(step).result(TIMEOUT)
+    plain = tf.Variable(TABLE)
+    for name, loss in LOSSES.items():
+        np.testing.assert_allclose(found[name], tf.convert_to_tensor(gradient(plain, loss)), rtol=1e-6, err_msg=name)
+
+
+def test_gradients_on_the_client_are_those_of_a_plain_variable(table):
+    plain = tf.Variable(TABLE)
+    for name, loss in LOSSES.items():
+        found, expected = (tf.convert_to_tensor(gradient(each, loss)) for each in (table, plain))
+        np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=name)
+
+
+def test_the_gradient_of_rows_has_the_rows_with_their_indices_in_the_whole(strategy, table):
+    @tf.function
+    def step(ids):
+        found = gradient(table, lambda table: squares(tf.gather(table, ids)))
+        assert isinstance(found, tf.IndexedSlices)
+        return found.values, found.indices, found.dense_shape
+
+    for ids in (IDS, IDS[::-1]):
+        values, indices, shape = strategy.schedule(step, args=(np.array(ids),)).result(TIMEOUT)
+        assert indices.tolist() == ids
+        assert shape.tolist() == [ROWS, WIDTH]
+        np.testing.assert_array_equal(values, 2 * TABLE[ids])
+
+
+def test_a_step_that_needs_the_gradient_of_rows_reads_rows_alone(strategy, table):
+    found = tf.function(lambda: gradient(table, LOSSES["rows"]).values).get_concrete_function()
+    assert "ReadVariableOp" not in {operation.type for operation in found.graph.get_operations()}
+
+
+def test_the_tape_watches_it_as_any_variable(sharded, table):
+    with tf.GradientTape() as tape:
+        tf.gather(table, IDS)
+    assert [each is table for each in tape.watched_variables()] == [True]
+    fixed = sharded(TABLE, parts=3, trainable=False)
+    with tf.GradientTape() as tape:
+        value = squares(tf.gather(fixed, IDS))
+    assert tape.gradient(value, fixed) is None
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(fixed)
+        value = squares(tf.gather(fixed, IDS)) + squares(tf.gather(table, IDS))
+    watched, unwatched = tape.gradient(value, [fixed, table])
+    assert unwatched is None
+    np.testing.assert_array_equal(watched.values, 2 * TABLE[IDS])
+
+
+def test_gradients_of_gradients_are_those_of_a_plain_variable(table):
+    def second(table):
+        with tf.GradientTape() as tape:
+            first = tf.convert_to_tensor(gradient(table, lambda table: tf.reduce_sum(tf.gather(table, IDS) ** 3)))
+            value = squares(first)
+        return tf.convert_to_tensor(tape.gradient(value, table))
+
+    np.testing.assert_allclose(tf.function(second)(table), second(tf.Variable(TABLE)), rtol=1e-5)
+
+
+def test_a_custom_gradient_may_read_it_and_a_persistent_tape_gives_it_twice(table):
+    @tf.custom_gradient
+    def halved(rows):
+        return rows, lambda upstream: 0.5 * upstream
+
+    with tf.GradientTape(persistent=True) as tape:
+        rows = halved(tf.gather(table, IDS))
+        losses = [tf.reduce_sum(rows), squares(rows)]
+    for loss, expected in zip(losses, (np.full([6, 2], 0.5), TABLE[IDS]), strict=True):
+        np.testing.assert_array_equal(tape.gradient(loss, table).values, expected)
