@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.embeddings.shard_storage import (
+    EVICTED,
     FREE,
     FREE_STAMP,
     NEXT_WAITING,
@@ -41,8 +42,8 @@ class ShardContent:
         """Returns below which number the rows in use are; called on the client."""
         return int(self._storage.read_counts()[USED])
 
-    @client_may_call(_NUMBER, _NUMBER)
-    def read_rows(self, first: Any, count: Any) -> tuple[Any, Any, list[Any], Any]:
+    @client_may_call(_NUMBER, _NUMBER, _NUMBER)
+    def read_rows(self, first: Any, count: Any, since: Any = 0) -> tuple[Any, Any, list[Any], Any]:
         """Reads a slice of the rows that are in use, as they are at one moment.
 
         Slices begin below `used()`. While training goes on, a key may be evicted and get a row in another slice.
@@ -50,6 +51,7 @@ class ShardContent:
         Args:
           first: the number of a row, an int64 scalar.
           count: how many rows the slice has, free ones included; about 65,536, as updates wait meanwhile.
+          since: only rows with this stamp or a later one.
 
         Returns:
           The keys, int64 [n]; their rows, float32 [n, dim]; their slots, in the order of `slots`; their stamps,
@@ -58,7 +60,8 @@ class ShardContent:
         storage = self._storage
         with storage.mutex.hold([first, count]):
             numbers = tf.range(first, tf.minimum(first + count, storage.counts.sparse_read(USED)))
-            numbers = tf.boolean_mask(numbers, storage.stamp.sparse_read(numbers) > FREE_STAMP)
+            stamps = tf.cast(storage.stamp.sparse_read(numbers), tf.int64)
+            numbers = tf.boolean_mask(numbers, tf.logical_and(stamps > FREE_STAMP, stamps >= since))
             slots = [slot.sparse_read(numbers) for slot in storage.slots.values()]
             return (
                 storage.key_of.sparse_read(numbers),
@@ -94,6 +97,28 @@ class ShardContent:
                     write(slot, numbers, values)
             with tf.control_dependencies(writes):
                 storage.index.insert(keys, numbers)
+
+    def read_evicted(self, first: Any, count: Any) -> Any:
+        """Reads keys that were evicted, in their order.
+
+        Args:
+          first: how many were evicted before; at most `capacity` are known.
+          count: how many.
+
+        Returns:
+          The keys, int64 [n]. On the server.
+        """
+        storage = self._storage
+        with storage.mutex.hold([first, count]):
+            last = tf.minimum(first + count, storage.counts.sparse_read(EVICTED))
+            return storage.evicted.sparse_read(tf.range(first, last) % storage.capacity)
+
+    def remove(self, keys: Any) -> None:
+        """Evicts the keys that have rows; each may occur several times."""
+        storage = self._storage
+        with storage.mutex.hold([keys]):
+            found = tf.unique(storage.find(keys))[0]
+            storage.release(tf.boolean_mask(found, found >= 0))
 
     @client_may_call(_NUMBER, _NUMBER)
     def read_waiting(self, first: Any, count: Any) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@
     key_of    [capacity]           stamp  [capacity], the step of the last gradient; -1 if the row is free
     free      [capacity], the numbers of free rows below `used`, as a stack
     waiting   [capacity], keys that wait to be admitted, as a ring
+    evicted   [capacity], the keys that were evicted last, as a ring
 
 The variables are created for the full capacity, and memory is used as rows are written: what is beyond `used` is never
 read. The index is created with all of its buckets, since adding some would stop all look-ups for seconds.
@@ -26,9 +27,9 @@ from coordinator.updates.state.server_mutex import ServerMutex, client_may_call,
 
 # The positions of `counts`. Rows below `USED` are in use or free; `CLOCK` counts pushes; `EVICTIONS` is odd while rows
 # are being evicted; `NEXT_WAITING` is the number of keys that have ever waited; `HAND` is where the search for the
-# oldest rows goes on.
-USED, FREE, CLOCK, ADMITTED, EVICTED, REFUSED, DROPPED, WAITING, EVICTIONS, NEXT_WAITING, HAND = range(11)
-_COUNTS = 11
+# oldest rows goes on; `RESTORED` is 1 if a checkpoint was restored.
+USED, FREE, CLOCK, ADMITTED, EVICTED, REFUSED, DROPPED, WAITING, EVICTIONS, NEXT_WAITING, HAND, RESTORED = range(12)
+_COUNTS = 12
 
 FREE_STAMP = -1
 # The index gives it for keys that it does not have.
@@ -86,6 +87,7 @@ class ShardStorage:
             self.key_of = self._reserved("key_of", [], tf.int64)
             self.stamp = self._reserved("stamp", [], tf.int32)
             self.free = self._reserved("free", [], tf.int64)
+            self.evicted = self._reserved("evicted", [], tf.int64)
             self.waiting = self._reserved("waiting", [], tf.int64) if counts_waiting else None
         arguments = (tf.int64, tf.int64, UNKNOWN)
         self.index, resource = create_mutable_table(Index, device, arguments, {"name": f"{name}/index"})
@@ -116,11 +118,12 @@ class ShardStorage:
     @property
     def _large(self) -> list[tf.Variable]:
         rest = [] if self.waiting is None else [self.waiting]
-        return [self.rows, *self.slots.values(), self.key_of, self.stamp, self.free, *rest]
+        return [self.rows, *self.slots.values(), self.key_of, self.stamp, self.free, self.evicted, *rest]
 
     def bytes_per_row(self) -> int:
-        """Returns what a row takes of the server's memory, without its entry in the index."""
-        return sum(int(np.prod(each.shape[1:])) * each.dtype.size for each in self._large)
+        """Returns what a row takes of the server's memory, without the index and the list of evicted keys."""
+        large = [each for each in self._large if each is not self.evicted]
+        return sum(int(np.prod(each.shape[1:])) * each.dtype.size for each in large)
 
     @client_may_call()
     def reserve(self) -> None:
@@ -188,17 +191,18 @@ class ShardStorage:
     def release(self, numbers: Any) -> None:
         """Frees rows that are in use."""
         keys = self.key_of.sparse_read(numbers)
-        first = self.counts.sparse_read(FREE)
+        first, before = self.counts.sparse_read(FREE), self.counts.sparse_read(EVICTED)
         number = tf.size(numbers, tf.int64)
 
         def free() -> None:
             write(self.stamp, numbers, tf.fill(tf.shape(numbers), FREE_STAMP))
             write(self.free, first + tf.range(number), numbers)
+            write(self.evicted, (before + tf.range(number)) % self.capacity, keys)
             self.add_counts({FREE: number, EVICTED: number})
 
         # A look-up that does not hold the mutex sees that rows have been evicted since it began.
         in_order(
-            [keys, first],
+            [keys, first, before],
             lambda: self.add_counts({EVICTIONS: 1}),
             lambda: self.index.remove(keys),
             free,
@@ -250,9 +254,7 @@ class ShardStorage:
 
         A table that no checkpoint holds is empty.
         """
-        if self.read_counts()[USED] > 0:
-            self.rebuild()
-        else:
+        if not self.read_counts()[RESTORED]:
             self.reserve()
 
     @client_may_call()

@@ -8,6 +8,7 @@ table.apply_gradients  -->  its keys     updates the rows that these keys have n
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,11 +20,16 @@ from coordinator.embeddings.eviction import Eviction, OlderThan, SmallerThan
 from coordinator.embeddings.initializers import Uniform
 from coordinator.embeddings.keys import as_integers, bucket_of, capacities, server_of
 from coordinator.embeddings.shard_storage import ADMITTED, CLOCK, DROPPED, EVICTED, REFUSED, WAITING
+from coordinator.embeddings.table_checkpoint import TableCheckpoint
 from coordinator.embeddings.table_settings import TableSettings
 from coordinator.embeddings.table_shard import TableShard
 from coordinator.ps_strategy.keras.internals.optimizers import without_repeats
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
+from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import SelfSaving, merged
 from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
+
+# The name of what a delta has.
+_DELTA = "delta"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +59,7 @@ class TableStatistics:
     bytes: int
 
 
-class Table:
+class Table(SelfSaving):
     """An embedding table with a row for each key that was trained on. Created in `strategy.scope()`.
 
     Args:
@@ -119,6 +125,7 @@ class Table:
             TableShard(self._settings, device, part, number)
             for device, part in zip(devices, capacities(capacity, len(devices)), strict=True)
         )
+        self._checkpoint = TableCheckpoint(name, self.shards)
         self.variable = TableVariable(name, [capacity, dim], tf.float32, self.apply_gradients)
 
     @property
@@ -238,6 +245,48 @@ class Table:
             steps=int(counts[:, CLOCK].max()),
             bytes=memory,
         )
+
+    def save_delta(self, path: str) -> None:
+        """Writes what has changed since the table was last saved or restored, or its last delta; called on the client.
+
+        That are the rows that have had a gradient or were given to a key since, and the keys that were evicted since.
+        A table is saved as a whole by a `tf.train.Checkpoint` that contains it.
+
+        Args:
+          path: the prefix of the files, as of `tf.train.Checkpoint.write`.
+
+        Raises:
+          ValueError: it was not saved or restored before, or more keys than it has rows were evicted since.
+          StrategyClosedError: the strategy is closed.
+          tf.errors.OpError: a server does not answer, or the files cannot be written.
+        """
+        self._refuse_closed("save_delta")
+        with merged(os.fspath(path), self.shards[0].device) as (temporary, written):
+            written.extend(self._checkpoint.write(_DELTA, temporary, delta=True))
+
+    def restore_delta(self, path: str) -> None:
+        """Changes the table by a delta, which must be the next one after what was restored last.
+
+        Restore the checkpoint first, then its deltas in their order: the table is then as it was at the last of them.
+
+        Args:
+          path: what `save_delta` was given.
+
+        Raises:
+          ValueError: it is not the next delta, or of a table with other rows or slots.
+          StrategyClosedError: the strategy is closed.
+          tf.errors.OpError: it cannot be read, or a server does not answer.
+        """
+        self._refuse_closed("restore_delta")
+        self._checkpoint.read(_DELTA, os.fspath(path), delta=True)
+
+    def write_to_checkpoint(self, name: str, prefix: str) -> Sequence[str]:
+        """Writes the table to a checkpoint; see `SelfSaving`."""
+        return self._checkpoint.write(name, prefix)
+
+    def read_from_checkpoint(self, name: str, path: str) -> None:
+        """Restores the table from a checkpoint, of any number of servers; see `SelfSaving`."""
+        self._checkpoint.read(name, path)
 
     def _divided(self, keys: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         """Returns the keys that each server has, and their places among all."""

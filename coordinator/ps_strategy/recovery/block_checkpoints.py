@@ -136,7 +136,7 @@ class BlockCheckpoints:
                         write(written[-1], blocks)
             return written
 
-        return _on_each_server(variables, "save", write_on)
+        return on_each_server([each.variable.device for each in variables], "save", write_on)
 
     def read(self, variables: Sequence[SavedVariable], path: str, io_device: str | None) -> None:
         """Restores the values of variables; see `LargeVariables`."""
@@ -152,7 +152,7 @@ class BlockCheckpoints:
                         read(blocks)
             return []
 
-        _on_each_server(variables, "restore", read_on)
+        on_each_server([each.variable.device for each in variables], "restore", read_on)
 
     def _files(self, variable: Any) -> Iterator[tuple[Block, ...]]:
         """Returns the blocks of each file of a variable."""
@@ -161,10 +161,15 @@ class BlockCheckpoints:
             yield file
 
 
-def _on_each_server(
-    variables: Sequence[SavedVariable], verb: str, call: Callable[[str, str, threading.Event], list[str]]
+def on_each_server(
+    devices: Sequence[str], verb: str, call: Callable[[str, str, threading.Event], list[str]]
 ) -> list[str]:
-    """Calls a function for each server of some variables at the same time, with an event that tells it to stop.
+    """Calls a function for each of some servers at the same time.
+
+    Args:
+      devices: of the servers; each may occur several times.
+      verb: for the names of the threads.
+      call: takes a device, a short name of its server, and an event that tells it to stop.
 
     Returns:
       All that it returned.
@@ -174,7 +179,7 @@ def _on_each_server(
     """
     stopped = threading.Event()
     calls = []
-    for device in dict.fromkeys(each.variable.device for each in variables):
+    for device in dict.fromkeys(devices):
         task = f"ps{tf.DeviceSpec.from_string(device).task}"
         calls.append(on_own_thread(f"coordinator-{verb}-{task}", functools.partial(call, device, task, stopped)))
     try:

@@ -1,4 +1,4 @@
-"""What of a checkpoint is written and read in another way than TensorFlow's: large variables.
+"""What of a checkpoint is written and read in another way than TensorFlow's: large variables, and tables.
 
 TensorFlow gives all values of a server to one operation that writes them. A value must not change while it is written,
 so that the next update of a variable copies it first: a table of 1 GB needs 1 GB more, and updates wait for the copy.
@@ -18,16 +18,51 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
-from tensorflow.python.checkpoint import functional_saver
+from tensorflow.python.checkpoint import functional_saver, tensor_callable
+from tensorflow.python.trackable import base
 from tensorflow.python.training.saving import saveable_object_util
 
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
 # The attribute of a specification of what is saved that has the variable which is saved.
 VARIABLE = "_coordinator_variable"
+# The same for an object that writes itself.
+_WRITER = "_coordinator_writer"
 
 # How checkpoints name the pieces of a tensor: see `EncodeTensorNameSlice` of TensorFlow.
 _PIECE = rb"\x00%s\x00\x01[\s\S]{1,90}?\(DT_\w+\) \[([\d,]*)\]\n"
+
+
+class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, tracks all attributes.
+    """A base of objects that a `tf.train.Checkpoint` may contain, and that write and read themselves.
+
+    It is saved while a strategy is open, and not asynchronously.
+    """
+
+    def write_to_checkpoint(self, name: str, prefix: str) -> Sequence[str]:
+        """Writes files whose names begin with `prefix`. Returns the prefixes that name them.
+
+        Args:
+          name: all tensors in the files have names that begin with it, followed by a slash or nothing.
+          prefix: a path.
+        """
+        raise NotImplementedError
+
+    def read_from_checkpoint(self, name: str, path: str) -> None:
+        """Reads what was written with this name from the checkpoint at `path`."""
+        raise NotImplementedError
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        def refuse() -> None:
+            raise RuntimeError(f"{self!r} is saved and restored by its strategy, and that is closed, or in a function.")
+
+        # Private: how a checkpoint learns that there is something to be saved.
+        spec = tensor_callable.Callable(refuse, tf.string, "/device:CPU:0")
+        setattr(spec, _WRITER, self)
+        return {"CONTENT": spec}
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> None:
+        raise NotImplementedError
 
 
 class SavedVariable(NamedTuple):
@@ -69,38 +104,65 @@ def savers_replaced(large: LargeVariables) -> Iterator[None]:
 
     @functools.wraps(save)
     def save_large(self: Any, file_prefix: Any, options: Any = None) -> Any:
-        taken = _take(self, large.to_write) if tf.executing_eagerly() else []
-        return _save(self, taken, save, large, file_prefix, options) if taken else save(self, file_prefix, options)
+        taken, themselves = (_take(self, large.to_write), _self_saving(self)) if tf.executing_eagerly() else ([], [])
+        if not taken and not themselves:
+            return save(self, file_prefix, options)
+        prefix, device = _text(file_prefix), _io_device(options)
+        with merged(prefix, device or list(self._shardable_tensors_by_task)[-1].to_string()) as (temporary, written):
+            rest = _without(self, [*taken, *themselves])
+            if _has_content(rest):
+                written.append(f"{temporary}-rest")
+                save(rest, tf.constant(written[-1]), options)
+            for number, (_, name, each) in enumerate(themselves):
+                written.extend(each.write_to_checkpoint(name, f"{temporary}-{number}"))
+            written.extend(large.write([variable for _, variable in taken], temporary, device))
+        return None
 
     @functools.wraps(restore)
     def restore_large(self: Any, file_prefix: Any, options: Any = None) -> Any:
         if not tf.executing_eagerly():
             return restore(self, file_prefix, options)
         path = _text(file_prefix)
-        taken = _take(self, lambda variables: large.to_read(variables, path))
-        if taken:
-            large.read([variable for _, variable in taken], path, _io_device(options))
-            self = _without(self, taken)
-        return restore(self, file_prefix, options) if _has_content(self) else {}
+        taken, themselves = _take(self, lambda variables: large.to_read(variables, path)), _self_saving(self)
+        for _, name, each in themselves:
+            each.read_from_checkpoint(name, path)
+        large.read([variable for _, variable in taken], path, _io_device(options))
+        rest = _without(self, [*taken, *themselves])
+        return restore(rest, file_prefix, options) if _has_content(rest) else {}
 
     with attribute_replaced(saver, "save", save_large), attribute_replaced(saver, "restore", restore_large):
         yield
 
 
-def _save(saver: Any, taken: Any, save: Any, large: LargeVariables, file_prefix: Any, options: Any) -> None:
-    prefix = _text(file_prefix)
+@contextlib.contextmanager
+def merged(prefix: str, device: str) -> Iterator[tuple[str, list[str]]]:
+    """A scope in which files of a checkpoint are written; at its end they become one checkpoint.
+
+    Args:
+      prefix: the path of the checkpoint.
+      device: merges the files.
+
+    Yields:
+      A prefix for the files, and a list to which those of all files are appended.
+    """
     # As TensorFlow names the files that it merges; it deletes the folder afterwards.
     temporary = prefix + (".part" if prefix.startswith("s3://") else "_temp/part")
-    written = []
-    rest = _without(saver, taken)
-    if _has_content(rest):
-        written.append(f"{temporary}-rest")
-        tf.io.gfile.makedirs(os.path.dirname(temporary))
-        save(rest, tf.constant(written[0]), options)
-    written += large.write([variable for _, variable in taken], temporary, _io_device(options))
-    last = list(saver._shardable_tensors_by_task)[-1]
-    with tf.device(_io_device(options) or last.to_string()):
+    tf.io.gfile.makedirs(os.path.dirname(temporary))
+    written: list[str] = []
+    yield temporary, written
+    with tf.device(device):
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=written, destination_prefix=prefix, delete_old_dirs=True)
+
+
+def _self_saving(saver: Any) -> list[tuple[Any, str, SelfSaving]]:
+    """Returns what writes itself, each with what the saver has of it, and its name."""
+    tensors = [tensor for each in saver._shardable_tensors_by_task.values() for tensor in each]
+    specs = [(tensor, tensor._tensor_save_spec) for tensor in tensors]
+    return [
+        (tensor, tf.compat.as_str(spec.name), getattr(spec, _WRITER))
+        for tensor, spec in specs
+        if hasattr(spec, _WRITER)
+    ]
 
 
 def _text(file_prefix: Any) -> str:
@@ -139,7 +201,7 @@ def _variable_of(tensor: Any) -> tf.Variable | None:
 
 def _without(saver: Any, taken: Any) -> Any:
     """Returns a saver of the rest."""
-    left_out = {id(tensor) for tensor, _ in taken}
+    left_out = {id(each[0]) for each in taken}
     rest = copy.copy(saver)
     by_task = {
         task: [tensor for tensor in tensors if id(tensor) not in left_out]

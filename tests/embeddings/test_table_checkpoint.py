@@ -1,0 +1,123 @@
+"""Tests of tables in checkpoints, and of deltas."""
+
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.embeddings import MinCount, OlderThan
+from tests.embeddings.tables import Trainer, make_table
+
+
+def content_of(table):
+    """Returns all that a table has, whatever server has it: rows, slots and stamps by key, waiting keys, counts."""
+    rows, waiting = {}, {}
+    for shard in table.shards:
+        keys, values, slots, stamps = shard.content.read_rows(0, 10_000, 0)
+        for number, key in enumerate(keys.numpy()):
+            assert key not in rows
+            rows[int(key)] = [values[number].numpy().tolist(), int(stamps[number])]
+            rows[int(key)] += [slot[number].numpy().tolist() for slot in slots]
+        waiting |= {int(key): int(times) for key, times in zip(*shard.content.read_waiting(0, 10_000), strict=True)}
+    return rows, waiting, table.statistics()
+
+
+@pytest.fixture
+def table(strategy):
+    return make_table(strategy, optimizer=keras.optimizers.Adagrad(0.1), admission=MinCount(2), eviction=OlderThan(2))
+
+
+@pytest.fixture
+def trainer(strategy, table):
+    trainer = Trainer(strategy, table)
+    for first in (0, 0, 50, 50, 120):
+        trainer.train(np.arange(first, first + 80) * 7)
+    return trainer
+
+
+def test_a_table_is_restored_with_rows_slots_stamps_waiting_keys_and_counts(table, trainer, tmp_path):
+    assert table.evict() > 0
+    table.learning_rate = 0.05
+    before = content_of(table)
+    assert len(before[0]) > 40
+    assert before[1]
+    checkpoint = tf.train.Checkpoint(table=table, step=tf.Variable(3))
+    path = checkpoint.save(str(tmp_path / "saved"))
+    trainer.train(np.arange(300))
+    trainer.train(np.arange(300))
+    table.learning_rate = 1.0
+    checkpoint.restore(path).assert_consumed()
+    assert content_of(table) == before
+    assert table.learning_rate == pytest.approx(0.05)
+    # It goes on as it would have.
+    trainer.train(np.arange(0, 80) * 7)
+    assert table.statistics().steps == before[2].steps + 1
+    assert not [each for each in tmp_path.iterdir() if "temp" in each.name]
+
+
+def test_a_table_is_restored_into_another_one_that_is_created_later(strategy, table, trainer, tmp_path):
+    path = tf.train.Checkpoint(table=table).write(str(tmp_path / "saved"))
+    later = tf.train.Checkpoint()
+    status = later.read(path)
+    later.table = make_table(strategy, 4000, keras.optimizers.Adagrad(0.2), admission=MinCount(2))
+    status.assert_consumed()
+    restored, saved = content_of(later.table), content_of(table)
+    assert restored[:2] == saved[:2]
+
+
+def test_a_table_with_other_rows_or_slots_is_refused(strategy, table, trainer, tmp_path):
+    path = tf.train.Checkpoint(table=table).write(str(tmp_path / "saved"))
+    other = make_table(strategy)
+    with pytest.raises(ValueError, match=r"is of a table with rows \[4\], slot _accumulators \[4\], and 'words' has"):
+        tf.train.Checkpoint(table=other).read(path)
+    with pytest.raises(ValueError, match="has no delta: save it first"):
+        other.save_delta(str(tmp_path / "delta"))
+
+
+def test_a_checkpoint_and_its_deltas_are_the_table_with_evictions(strategy, table, trainer, tmp_path):
+    checkpoint = tf.train.Checkpoint(table=table)
+    full = checkpoint.write(str(tmp_path / "full"))
+    moments = []
+    for number in range(3):
+        for first in (200, 200, 10 * number, 330):
+            trainer.train(np.arange(first, first + 20) * 7)
+        evicted = table.evict()
+        # Some that were evicted return.
+        trainer.train(np.arange(number, 140, 9) * 7)
+        trainer.train(np.arange(number, 140, 9) * 7)
+        assert evicted > 0
+        table.save_delta(str(tmp_path / f"delta{number}"))
+        moments.append(content_of(table))
+    other = make_table(strategy, 2000, keras.optimizers.Adagrad(0.1), admission=MinCount(2), eviction=OlderThan(2))
+    tf.train.Checkpoint(table=other).read(full).assert_consumed()
+    with pytest.raises(ValueError, match="it is not the delta that was saved next"):
+        other.restore_delta(str(tmp_path / "delta1"))
+    for number, (rows, waiting, statistics) in enumerate(moments):
+        other.restore_delta(str(tmp_path / f"delta{number}"))
+        restored = content_of(other)
+        assert restored[0] == rows
+        assert restored[1] == waiting
+        assert (restored[2].admitted, restored[2].evicted) == (statistics.admitted, statistics.evicted)
+    # A delta may follow, too.
+    Trainer(strategy, other).train(np.arange(9) * 7)
+    other.save_delta(str(tmp_path / "next"))
+
+
+def test_a_delta_is_a_quarter_of_the_table_or_less(strategy, tmp_path):
+    table = make_table(strategy, 30_000, keras.optimizers.Adagrad(0.1))
+    trainer = Trainer(strategy, table)
+    for first in range(0, 24_000, 6_000):
+        trainer.train(np.arange(first, first + 6_000))
+    trainer.train([0])
+    tf.train.Checkpoint(table=table).write(str(tmp_path / "full"))
+    random = np.random.default_rng(0)
+    for _ in range(5):
+        trainer.train(np.unique(np.minimum(random.zipf(1.1, 2_000), 23_999)))
+    table.save_delta(str(tmp_path / "delta"))
+
+    def size(name):
+        return sum(each.stat().st_size for each in pathlib.Path(tmp_path).glob(f"{name}.data*"))
+
+    assert size("full") > 4 * size("delta")

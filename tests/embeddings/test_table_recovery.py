@@ -1,0 +1,96 @@
+"""Tests of tables on other numbers of parameter servers, and of tables whose server is lost."""
+
+import pytest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
+
+RESHARDING = """
+    import pickle
+    import sys
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import coordinator
+    from coordinator.embeddings import MinCount, OlderThan
+    from coordinator.testing import LocalCluster
+    from tests.embeddings.tables import Trainer, make_table
+    from tests.embeddings.test_table_checkpoint import content_of
+
+    servers, former, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    with (
+        LocalCluster(workers=1, ps=servers) as cluster,
+        coordinator.ParameterServerStrategy(cluster.resolver) as strategy,
+    ):
+        table = make_table(strategy, 4000, keras.optimizers.Adam(0.1), admission=MinCount(2), eviction=OlderThan(2))
+        checkpoint = tf.train.Checkpoint(table=table)
+        if former != "none":
+            checkpoint.read(former).assert_consumed()
+            with open(former + ".pickle", "rb") as file:
+                assert content_of(table) == pickle.load(file)
+        trainer = Trainer(strategy, table)
+        for _ in range(2):
+            trainer.train(np.arange(200 * servers, 200 * servers + 500) * 11)
+        table.evict()
+        checkpoint.write(path)
+        with open(path + ".pickle", "wb") as file:
+            pickle.dump(content_of(table), file)
+        print(table.size())
+"""
+
+
+@pytest.mark.timeout(1000)
+def test_a_table_is_restored_on_1_to_4_servers_from_any_of_these(run_program):
+    former = "none"
+    for servers in (1, 4, 3, 2, 1):
+        path = f"{former}_{servers}"
+        assert int(run_program(RESHARDING, servers, former, path, timeout=150).stdout.split()[-1]) > 0
+        former = path
+
+
+LOSING = """
+    import numpy as np
+    import tensorflow as tf
+
+    import coordinator
+    from coordinator.embeddings import MinCount
+    from coordinator.testing import LocalCluster
+    from tests.embeddings.tables import Trainer, make_table
+    from tests.embeddings.test_table_checkpoint import content_of
+
+    recovered = []
+    with LocalCluster(workers=1, ps=2) as cluster, coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+        table, other = make_table(strategy, admission=MinCount(2)), make_table(strategy)
+        trainer, beside = Trainer(strategy, table), Trainer(strategy, other)
+        for keys in ([1, 2, 3], [1, 2, 3], range(2, 90), range(60, 100)):
+            trainer.train(list(keys))
+            beside.train(list(keys))
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(table=table), "saved", max_to_keep=2)
+        strategy.restore_from(manager, on_rollback=recovered.append)
+        manager.save()
+        saved = content_of(table)
+        assert saved[0] and saved[1]
+        trainer.train(list(range(90)))
+        for index in (0, 1):
+            cluster.kill("ps", index)
+            cluster.restart("ps", index)
+            try:
+                strategy.schedule(tf.function(lambda: 0)).result(120)
+                strategy.join(120)
+            except coordinator.ParameterServerLost:
+                pass
+            while len(recovered) <= index:
+                strategy.join(1)
+            assert content_of(table) == saved
+            # No checkpoint has the other one.
+            assert other.size() == 0
+            rows = trainer.train(list(range(2, 90)))
+            assert beside.train([5]).shape == (1, 4)
+            assert table.statistics().steps == saved[2].steps + 1
+        print("recovered")
+"""
+
+
+def test_rows_and_index_of_a_lost_server_come_back(run_program):
+    assert run_program(LOSING, timeout=250).stdout.split() == ["recovered"]
