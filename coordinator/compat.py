@@ -63,7 +63,7 @@ class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy,
 
     Args:
       cluster_resolver: see the base.
-      variable_partitioner: accepted and ignored, with a warning: each variable is placed whole on one server.
+      variable_partitioner: see the base.
       options: see the base.
     """
 
@@ -72,11 +72,6 @@ class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy,
     def __init__(
         self, cluster_resolver: Any, variable_partitioner: Any = None, *, options: Options | None = None
     ) -> None:
-        if variable_partitioner is not None:
-            _logger.warning(
-                "variable_partitioner is ignored: each variable is placed whole on one parameter server. Results are "
-                "the same, but no variable may be larger than the memory of one server."
-            )
         # What is out of use may wait for garbage collection, and is closed by it.
         gc.collect()
         former = ParameterServerStrategy._latest()
@@ -86,7 +81,7 @@ class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy,
                 "time. Its variables are deleted."
             )
             former.close()
-        super().__init__(cluster_resolver, options=options)
+        super().__init__(cluster_resolver, variable_partitioner, options=options)
         ParameterServerStrategy._latest = weakref.ref(self)
         # What tf_keras asks for before it uses a ClusterCoordinator in `fit`, and for exact evaluation.
         self._should_use_with_coordinator = True

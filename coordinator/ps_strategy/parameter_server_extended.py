@@ -21,8 +21,9 @@ from coordinator.ps_strategy.keras.internals.initial_values import initial_value
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource
 from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes, worker_number
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
-from coordinator.ps_strategy.sharded.creation import Partitioner, create_sharded, partition_by
+from coordinator.ps_strategy.sharded.creation import Partitioner, create_sharded, part_sizes, partition_by
 from coordinator.ps_strategy.sharded.initial_values import initial_value_of
+from coordinator.ps_strategy.sharded.placement import Placement
 from coordinator.ps_strategy.sharded.sharded_variable import ShardedVariable
 from coordinator.ps_strategy.tensorflow_internals.handles import resource_creator_scope
 from coordinator.ps_strategy.tensorflow_internals.mutable_tables import KINDS, create_mutable_table, is_created_by_keras
@@ -113,8 +114,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         self._variables = variables
         self._read_on_all = read_on_all
         self._partitioner = partitioner
-        # Tables are counted too. `next` is atomic: placement is round robin even if several threads create variables.
-        self._variable_numbers = itertools.count()
+        self._placement = Placement(self._parameter_server_devices, variables.variables)
         self._scheduling = threading.local()
         # A function is traced once for all workers, not for each device that it may run on.
         self._retrace_functions_for_each_device = False
@@ -153,7 +153,19 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         # Without an initial value, a SavedModel is being loaded, whose functions take the variable as one.
         if may_be_divided and kwargs.get("initial_value") is not None:
             return self._create_partitioned(create, beside, kwargs)
-        return create(self._next_device() if beside is None else str(beside.device), **kwargs)
+        device = self._placement.next_devices([self._known_size(kwargs)])[0] if beside is None else str(beside.device)
+        return create(device, **kwargs)
+
+    def _known_size(self, kwargs: dict[str, Any]) -> int:
+        """Returns the bytes of a variable with these arguments, 0 if they do not tell."""
+        value = kwargs.get("initial_value")
+        shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
+        if shape is None or dtype is None:
+            known: Any = initial_value_of_keras(value) or value
+            shape, dtype = getattr(known, "shape", None), getattr(known, "dtype", None)
+        if shape is None or dtype is None:
+            return 0
+        return (tf.TensorShape(shape).num_elements() or 0) * tf.as_dtype(dtype).size
 
     def _create_partitioned(self, create: Callable[..., Any], beside: Any, kwargs: dict[str, Any]) -> Any:
         """Creates a variable in parts, if the partitioner divides it, or as the one beside it if that has its rows."""
@@ -163,7 +175,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         if beside is None:
             assert self._partitioner is not None
             partition = partition_by(self._partitioner, initial.shape, initial.dtype)
-            devices = [self._next_device() for _ in range(partition.parts if partition else 1)]
+            devices = self._placement.next_devices(part_sizes(partition, initial))
         else:
             has_its_rows = initial.shape.rank and initial.shape[0] == beside.shape[0]
             partition = beside.partition if has_its_rows else None
@@ -190,9 +202,6 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         self._variables.add(variable, kwargs.get("initial_value") if again is None else again)
         return variable
 
-    def _next_device(self) -> str:
-        return self._parameter_server_devices[next(self._variable_numbers) % len(self._parameter_server_devices)]
-
     def _resource_creator_scope(self) -> Sequence[Any]:
         mutable = [resource_creator_scope(kind, self._create_table) for kind in KINDS]
         return [*table_creator_scopes(self._handles), *mutable]
@@ -201,7 +210,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         # While a function is traced, it is part of that function.
         if not tf.executing_eagerly() or is_created_by_keras():
             return next_creator(*args, **kwargs)
-        table, resource = create_mutable_table(next_creator, self._next_device(), args, kwargs)
+        table, resource = create_mutable_table(next_creator, self._placement.next_devices([0])[0], args, kwargs)
         self._variables.add_table(table, resource)
         return table
 

@@ -111,6 +111,12 @@ def step_fn(iterator):
     return strategy.reduce(tf.distribute.ReduceOp.SUM, replica_losses, axis=None)
 
 
+[table] = [each for each in model.trainable_variables if each.shape[0] == len(feature_lookup.get_vocabulary())]
+print(
+    "parts of the embedding:",
+    len(getattr(table, "value", table).variables if hasattr(table, "path") else table.variables),
+)
+
 # Dispatching
 coordinator = ClusterCoordinator(strategy)
 # Libraries look for these classes, and create the coordinator again.

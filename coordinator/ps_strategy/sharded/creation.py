@@ -44,6 +44,14 @@ def partition_by(partitioner: Partitioner, shape: tf.TensorShape, dtype: tf.DTyp
     return Partition(shape[0], parts) if parts > 1 else None
 
 
+def part_sizes(partition: Partition | None, initial: InitialValue) -> list[int]:
+    """Returns the size of each part in bytes; of the whole variable if there is no partition, 0 if it is not known."""
+    if partition is None:
+        return [(initial.shape.num_elements() or 0) * initial.dtype.size]
+    row = (initial.shape[1:].num_elements() or 0) * initial.dtype.size
+    return [rows * row for rows in partition.sizes]
+
+
 def create_sharded(
     create_part: Callable[..., tf.Variable],
     partition: Partition,

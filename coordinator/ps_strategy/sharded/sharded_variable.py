@@ -15,9 +15,11 @@ row's is, as in any other variable.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from coordinator.ps_strategy.sharded.partition import Partition
+from coordinator.ps_strategy.tensorflow_internals.sliced_checkpoints import SavedInSlices
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import (
     UnstoredVariable,
     is_being_exported,
@@ -70,7 +72,7 @@ def _assign_method(method: str) -> Any:
     return assign
 
 
-class ShardedVariable(UnstoredVariable):
+class ShardedVariable(SavedInSlices, UnstoredVariable):
     """A variable that is the concatenation of others along the first axis.
 
     Args:
@@ -100,6 +102,33 @@ class ShardedVariable(UnstoredVariable):
 
     def __len__(self) -> int:
         return self.partition.rows
+
+    def __getitem__(self, index: Any) -> Any:
+        """Returns what `tf.Variable` does; an int or a slice along the first axis reads these rows alone."""
+        first, *rest = index if isinstance(index, tuple) and index else (index,)
+        rows = self._rows_at(first)
+        if rows is None or is_being_exported():
+            return tf.convert_to_tensor(self)[index]
+        found = self.sparse_read(rows)
+        if not rest:
+            return found
+        return found[tuple(rest)] if isinstance(rows, int) or rows.shape.rank == 0 else found[(slice(None), *rest)]
+
+    def _rows_at(self, index: Any) -> Any:
+        """Returns the numbers of the rows of an index along the first axis; None for one of another kind."""
+        count = self.partition.rows
+        if isinstance(index, slice):
+            bounds = (index.start, index.stop, index.step)
+            if all(each is None or isinstance(each, int | np.integer) for each in bounds):
+                rows = index.indices(count)
+                return None if rows == (0, count, 1) else tf.range(*rows, dtype=tf.int64)
+        elif isinstance(index, int | np.integer) and not isinstance(index, bool):
+            if not -count <= index < count:
+                raise IndexError(f"Index {index} is out of bounds for {self.name!r}, which has {count} rows.")
+            return int(index) % count
+        elif tf.is_tensor(index) and index.dtype.is_integer and index.shape.rank == 0:
+            return tf.where(index < 0, index + count, index)
+        return None
 
     def split_rows(self, slices: tf.IndexedSlices) -> list[tf.IndexedSlices]:
         """Returns for each part the rows of `slices` that it has, with their indices in the part.

@@ -156,3 +156,30 @@ def test_scheduled_steps_lose_nothing(strategy, table):
     strategy.join(TIMEOUT)
     changes = (VALUE - table.numpy())[:, 0]
     np.testing.assert_array_equal(changes, [200, 0, 0, 0, 0, 0, 100, 0, 0, 100])
+
+
+INDICES = {
+    "row": 7,
+    "last row": -1,
+    "element": (7, 1),
+    "rows": slice(2, 9, 3),
+    "rows backwards": slice(None, 1, -2),
+    "columns of rows": (slice(3, 8), 1),
+    "no rows": slice(5, 5),
+    "all": slice(None),
+    "ellipsis": (..., 0),
+    "new axis": (None, 3),
+    "mask": VALUE[:, 0] > 9,
+}
+
+
+def test_indexing_returns_what_it_returns_in_one_piece(table):
+    whole = tf.constant(VALUE)
+    for name, index in INDICES.items():
+        np.testing.assert_array_equal(table[index], whole[index], name)
+    np.testing.assert_array_equal(table[tf.constant(-2)], VALUE[-2])
+    for outside in (10, -11):
+        with pytest.raises(IndexError, match="out of bounds for 'table:0', which has 10 rows"):
+            table[outside]
+    some = tf.function(lambda row: (table[row], table[2:4])).get_concrete_function(tf.TensorSpec([], tf.int32))
+    assert "ReadVariableOp" not in operations(some.graph)
