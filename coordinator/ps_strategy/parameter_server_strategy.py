@@ -37,7 +37,6 @@ from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.sharded.creation import Partitioner, check_partitioner
 from coordinator.ps_strategy.tensorflow_internals.process import client_environment
-from coordinator.ps_strategy.tensorflow_internals.sliced_checkpoints import slices_restored
 from coordinator.workers.cluster import Cluster
 from coordinator.workers.scheduler import Scheduler
 
@@ -82,8 +81,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             membership = Membership.connected(definition, options)
             # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
             ending.enter_context(keras_extended(ParameterServerStrategy, options))
-            for scope in slices_restored(), saved_in_blocks(options.checkpoint_memory):
-                ending.enter_context(scope)
+            ending.enter_context(saved_in_blocks(options.checkpoint_memory))
             self._scheduler = scheduler = Scheduler(TensorFlowRuntime(membership), membership, options)
             ending.callback(scheduler.close)
             variables = VariableStore()

@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
 from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import SavedVariable, StoredPieces, savers_replaced
+from coordinator.ps_strategy.tensorflow_internals.sliced_checkpoints import slices_restored
 
 # TensorFlow cannot read pieces of tensors of other types.
 _DTYPES = frozenset(
@@ -83,9 +84,11 @@ def blocks_of(shape: Sequence[int], element_bytes: int, most_bytes: int) -> Iter
             yield Block((*outer, start, *[0] * len(inner)), (*[1] * len(outer), size, *inner), axes)
 
 
-def saved_in_blocks(memory: int) -> contextlib.AbstractContextManager[None]:
-    """Returns a scope in which variables on parameter servers of more than `memory` bytes are saved in blocks."""
-    return savers_replaced(BlockCheckpoints(memory))
+@contextlib.contextmanager
+def saved_in_blocks(memory: int) -> Iterator[None]:
+    """A scope in which variables on parameter servers of more than `memory` bytes are saved in blocks."""
+    with slices_restored(), savers_replaced(BlockCheckpoints(memory)):
+        yield
 
 
 class BlockCheckpoints:

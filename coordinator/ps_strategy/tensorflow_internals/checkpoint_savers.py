@@ -181,10 +181,13 @@ def _take(saver: Any, choose: Any) -> list[tuple[Any, SavedVariable]]:
     for tensor in tensors:
         if (variable := _variable_of(tensor)) is not None:
             spec = tensor._tensor_save_spec
-            name, slice_spec = tf.compat.as_str(spec.name), tf.compat.as_str(spec.slice_spec or "")
-            found.append((tensor, SavedVariable(variable, name, slice_spec)))
+            # That of a slice does not say so itself.
+            name, slice_spec = spec.name or tensor.checkpoint_key, spec.slice_spec or tensor.slice_spec or ""
+            found.append((tensor, SavedVariable(variable, tf.compat.as_str(name), tf.compat.as_str(slice_spec))))
     chosen = {id(each) for each in choose([each for _, each in found])}
-    return [(tensor, each) for tensor, each in found if id(each) in chosen]
+    # The slices of a variable are restored together, or not at all.
+    keys = {tensor.checkpoint_key for tensor, each in found if id(each) in chosen}
+    return [(tensor, each) for tensor, each in found if tensor.checkpoint_key in keys]
 
 
 def _variable_of(tensor: Any) -> tf.Variable | None:
