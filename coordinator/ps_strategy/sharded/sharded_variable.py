@@ -120,8 +120,10 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
         if isinstance(index, slice):
             bounds = (index.start, index.stop, index.step)
             if all(each is None or isinstance(each, int | np.integer) for each in bounds):
-                rows = index.indices(count)
-                return None if rows == (0, count, 1) else tf.range(*rows, dtype=tf.int64)
+                rows = range(count)[index]
+                # TensorFlow refuses some of the bounds that are none.
+                bounds = (rows.start, rows.stop, rows.step) if rows else (0, 0, 1)
+                return None if rows == range(count) else tf.range(*bounds, dtype=tf.int64)
         elif isinstance(index, int | np.integer) and not isinstance(index, bool):
             if not -count <= index < count:
                 raise IndexError(f"Index {index} is out of bounds for {self.name!r}, which has {count} rows.")

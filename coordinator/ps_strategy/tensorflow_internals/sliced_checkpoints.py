@@ -59,13 +59,6 @@ class SavedInSlices:
             copies = [object_map[part] for part in self.parts]
             object_map[self] = type(self)(copies, self._shared_name)  # type: ignore[call-arg,attr-defined]
 
-    def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
-        # The model has it as one variable. Functions that were traced before the export use the parts.
-        exported = super()._export_to_saved_model_graph(object_map, tensor_map, options, **kwargs)  # type: ignore[misc]
-        for part in self.parts:
-            exported = [*exported, *part._export_to_saved_model_graph(object_map, tensor_map, options, **kwargs)]
-        return exported
-
 
 @contextlib.contextmanager
 def slices_restored() -> Iterator[None]:
