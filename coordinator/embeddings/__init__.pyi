@@ -5,6 +5,7 @@ from .eviction import SmallerThan as SmallerThan
 from .initializers import Constant as Constant
 from .initializers import Normal as Normal
 from .initializers import Uniform as Uniform
+from .layer import Embedding as Embedding
 from .rowwise_adagrad import RowwiseAdagrad as RowwiseAdagrad
 from .table import Table as Table
 from .table import TableStatistics as TableStatistics

@@ -8,6 +8,7 @@ from coordinator.options import Options
 from coordinator.ps_strategy.keras.fit.fit_extension import FitExtension
 from coordinator.ps_strategy.keras.internals import patches
 from coordinator.ps_strategy.keras.internals.row_updates import row_updates
+from coordinator.ps_strategy.keras.internals.table_updates import table_updates
 
 
 @contextlib.contextmanager
@@ -21,5 +22,7 @@ def keras_extended(strategy_class: type[Any], options: Options) -> Iterator[None
     with contextlib.ExitStack() as stack:
         stack.enter_context(patches.row_lookups())
         stack.enter_context(row_updates(by_rows=options.sparse_updates == "rows"))
+        # After them, so that they see no gradient of a table.
+        stack.enter_context(table_updates())
         stack.enter_context(patches.trainer_extended(FitExtension(strategy_class)))
         yield

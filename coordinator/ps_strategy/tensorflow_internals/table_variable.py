@@ -53,6 +53,19 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
         record.record_operation("TableLookup", [rows], [self.handle], lambda output: [gradient(output)])
         return rows
 
+    def is_recorded(self) -> bool:
+        """Returns True if a gradient tape would record a look-up now."""
+        # Private: there is no public way to ask.
+        resource_variable_ops.variable_accessed(self)
+        return bool(record.should_record_backprop([self.handle]))
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        # Private: what a checkpoint has of a variable; of this one nothing, as the table saves the rows.
+        return {}
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> None:
+        pass
+
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         raise NotImplementedError(
             f"The rows of the table {self._table!r} cannot be read as a whole: look keys up with table.lookup."

@@ -75,5 +75,15 @@ def rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
 
 def row_update_hooks() -> list[Callable[..., Any]]:
     """Returns the methods of Keras' optimizers that are replaced so that sparse gradients change single rows."""
-    kinds = keras.optimizers
-    return [kinds.Optimizer._backend_apply_gradients, kinds.LossScaleOptimizer.check_finite]
+    return [keras.optimizers.Optimizer._backend_apply_gradients]
+
+
+def table_update_hooks() -> list[Callable[..., Any]]:
+    """Returns the methods of Keras' optimizers that are replaced so that tables get their gradients."""
+    base = keras.optimizers.Optimizer
+    return [
+        base._backend_apply_gradients,
+        base.add_variable_from_reference,
+        base._overwrite_model_variables_with_average_value,
+        keras.optimizers.LossScaleOptimizer.check_finite,
+    ]

@@ -15,6 +15,7 @@ from coordinator.ps_strategy.keras.fit.steps import ModelSteps, Step
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
 from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer
 from coordinator.ps_strategy.keras.internals.parts import variable_of
+from coordinator.ps_strategy.keras.internals.table_updates import is_table
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 
 
@@ -183,7 +184,7 @@ def _check(model: keras.Model) -> None:
         )
     variables = [*model.variables, *(variable for optimizer in _optimizers(model) for variable in optimizer.variables)]
     holds = model.distribute_strategy.extended.holds
-    elsewhere = [variable.path for variable in variables if not holds(variable_of(variable))]
+    elsewhere = [each.path for each in variables if not is_table(each) and not holds(variable_of(each))]
     if elsewhere:
         raise ValueError(
             f"{len(elsewhere)} variables of model {model.name!r} are not on parameter servers, {elsewhere[0]!r} among "

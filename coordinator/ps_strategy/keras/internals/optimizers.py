@@ -1,6 +1,6 @@
 """Keras 3's optimizers: placement of their variables, their learning rate, and updates of some variables only."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -85,6 +85,21 @@ def clipped_by_global_norm(gradients: Sequence[Any], greatest: Any) -> Sequence[
     """Clips gradients by their global norm; `tf.IndexedSlices` must have each index once, and stay sparse."""
     norm = tf.linalg.global_norm([tf.cast(gradient, tf.float32) for gradient in gradients])
     return tf.clip_by_global_norm(gradients, greatest, norm)[0]
+
+
+def clipped(optimizer: Any, gradients: Sequence[Any], clip: Callable[[Sequence[Any]], Sequence[Any]]) -> Sequence[Any]:
+    """Clips gradients as an optimizer is set to.
+
+    Args:
+      optimizer: a Keras 3 optimizer.
+      gradients: tensors, and `tf.IndexedSlices` that have each index once, which stay sparse.
+      clip: the optimizer's own method for it.
+    """
+    greatest = optimizer.global_clipnorm
+    # As Keras, which uses the first that is set.
+    if optimizer.clipnorm or not greatest:
+        return clip(gradients)
+    return clipped_by_global_norm(gradients, greatest)
 
 
 def view_for_variables(optimizer: Any, variables: Sequence[Any], scalars: Sequence[Any], rate: Any) -> Any:

@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from coordinator.ps_strategy.keras.internals.optimizers import (
-    clipped_by_global_norm,
+    clipped,
     without_repeats,
 )
 from coordinator.ps_strategy.keras.internals.parts import (
@@ -84,24 +84,7 @@ def row_updates(*, by_rows: bool = True) -> Iterator[None]:
                 self = _by_rows(self, [])
         stock(self, grads, trainable_variables)
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(attribute_replaced(base, name, apply))
-        stack.enter_context(_finite_rows())
-        yield
-
-
-@contextlib.contextmanager
-def _finite_rows() -> Iterator[None]:
-    """A scope in which a `LossScaleOptimizer` looks for what is not finite among the rows of a gradient alone."""
-    # Private: Keras would make a dense tensor of it.
-    kind = keras.optimizers.LossScaleOptimizer
-    stock = kind.check_finite
-
-    @functools.wraps(stock)
-    def check_finite(self: Any, grads: Sequence[Any]) -> Any:
-        return stock(self, [each.values if isinstance(each, tf.IndexedSlices) else each for each in grads])
-
-    with attribute_replaced(kind, "check_finite", check_finite):
+    with attribute_replaced(base, name, apply):
         yield
 
 
@@ -166,11 +149,8 @@ class _ByRows:
     # Private: all but `update_step`, which Keras documents for those who write optimizers.
 
     def _clip_gradients(self: Any, gradients: Sequence[Any]) -> Sequence[Any]:
-        greatest = self.global_clipnorm
-        # As Keras, which uses the first that is set.
-        if self.clipnorm or not greatest or not self.by_rows:
-            return super()._clip_gradients(gradients)  # type: ignore[misc]  # of the other base
-        return clipped_by_global_norm(gradients, greatest)
+        clip = super()._clip_gradients  # type: ignore[misc]  # of the other base
+        return clipped(self, gradients, clip) if self.by_rows else clip(gradients)
 
     def _apply_weight_decay(self: Any, variables: Sequence[Any]) -> None:
         dense = [each for each in variables if id(variable_of(each)) not in self.by_rows]

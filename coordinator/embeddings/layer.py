@@ -1,0 +1,158 @@
+"""A Keras layer that looks up the rows of a table by their keys."""
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from coordinator.embeddings.combiner import COMBINERS, combined, flat_keys
+
+if TYPE_CHECKING:
+    from coordinator.embeddings.table import Table
+
+
+@keras.saving.register_keras_serializable("coordinator")
+class Embedding(keras.layers.Layer):
+    """Replaces keys by their rows in a table, as `keras.layers.Embedding` replaces small integers by rows of a matrix.
+
+    Rows appear, and keys are counted for admission, when keys are looked up with `training=True`, as in `fit`. Without
+    `training`, that is where a `tf.GradientTape` records the look-up. In `predict`, `evaluate`, validation, and where
+    `trainable` is False, keys without a row get the table's default, and nothing of the table changes.
+
+    Gradients go to the table's own optimizer, after the model's optimizer has clipped them along with the others
+    (`clipnorm`, `clipvalue`, `global_clipnorm`, `LossScaleOptimizer`). The model's optimizer has no slots for the
+    table, and neither its learning rate nor its weight decay concerns it.
+
+    The layer has a trainable variable, `table.variable`, of the shape (capacity, dim), with which gradients are taken.
+    It has no values: they are on the parameter servers, and `model.save` and `save_weights` leave them out. To load
+    such a model, name the table: `keras.models.load_model(path, custom_objects={table.name: table})`.
+
+    Args:
+      table: a `coordinator.embeddings.Table`; several layers may share it.
+      combiner: "sum", "mean" or "sqrtn" combines the rows of the last dimension of the keys to one, as
+        `tf.nn.embedding_lookup_sparse` does; None gives each key its row. Sparse keys need one.
+      mask_zero: whether the key 0, of strings "", is padding: the layer has a mask, and a combiner leaves it out.
+      name, dtype, trainable: see `keras.layers.Layer`.
+
+    Raises:
+      ValueError: the combiner is none of these.
+
+    Call arguments:
+      keys: integers or strings of any shape: a tensor, a `tf.RaggedTensor`, or with a combiner a `tf.SparseTensor` of
+        at least two dimensions.
+      weights: a number for each key, by which a combiner multiplies its row; of the same kind and shape as the keys.
+      training: whether keys may get rows, see above.
+    """
+
+    def __init__(self, table: "Table", combiner: str | None = None, mask_zero: bool = False, **options: Any) -> None:
+        if combiner not in (None, *COMBINERS):
+            raise ValueError(f"combiner must be one of {', '.join(map(repr, COMBINERS))} or None, got {combiner!r}.")
+        super().__init__(**options)
+        self.table = table
+        self.combiner = combiner
+        self.mask_zero = mask_zero
+        self.supports_masking = mask_zero
+        self.autocast = False
+        # Now, since a model that is called first while it is traced would create a variable with values.
+        self.build()
+
+    def build(self, input_shape: Any = None) -> None:  # noqa: ARG002  # Keras'
+        """Makes the variable of the table one of the layer's."""
+        self.rows = _variable_of(self.table)
+        self.built = True
+
+    def call(self, keys: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Returns the rows of the keys, or of each group of keys; in the layer's compute dtype.
+
+        Returns:
+          Without a combiner, a tensor of the shape of the keys with a further dimension, or a `tf.RaggedTensor` of the
+          same row lengths. With one, the last dimension of the keys is replaced.
+
+        Raises:
+          TypeError: the keys are neither integers nor strings.
+          ValueError: sparse keys without a combiner, or weights without one.
+        """
+        if not isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
+            keys = tf.convert_to_tensor(keys)
+        self._check(keys.dtype.name, isinstance(keys, tf.SparseTensor), weights)
+        flat = flat_keys(keys)
+        if training is None:
+            training = self.table.variable.is_recorded()
+        rows = self.table.lookup(flat, training=training and self.trainable)
+        if self.combiner is None:
+            rows = keys.with_flat_values(rows) if isinstance(keys, tf.RaggedTensor) else rows
+        else:
+            is_used = self._is_key(flat) if self.mask_zero else None
+            rows = combined(rows, keys, weights, is_used, self.combiner)
+        return tf.cast(rows, self.compute_dtype)
+
+    def compute_mask(self, keys: Any, previous_mask: Any = None) -> Any:  # noqa: ARG002  # Keras'
+        """Returns where the keys are not padding; None if there is none, or a combiner has left it out."""
+        if not self.mask_zero or self.combiner is not None or isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
+            return None
+        return self._is_key(keys) if tf.is_tensor(keys) else keras.ops.not_equal(keys, 0)
+
+    def compute_output_shape(self, keys_shape: Any) -> tuple[int | None, ...]:
+        """Returns the shape of the rows for keys of a shape."""
+        return (*(keys_shape if self.combiner is None else keys_shape[:-1]), self.table.dim)
+
+    def compute_output_spec(self, keys: Any, weights: Any = None, training: Any = None) -> Any:  # noqa: ARG002  # Keras'
+        """Returns the symbolic result for symbolic keys."""
+        self._check(keys.dtype, getattr(keys, "sparse", False), weights)
+        ragged = getattr(keys, "ragged", False) and (self.combiner is None or len(keys.shape) > 2)
+        return keras.KerasTensor(self.compute_output_shape(keys.shape), self.compute_dtype, ragged=ragged)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves nothing: the rows are in checkpoints."""
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads nothing."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments with which an equal layer can be created; of the table, its name."""
+        own = {"table": self.table.name, "combiner": self.combiner, "mask_zero": self.mask_zero}
+        return {**super().get_config(), **own}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Embedding":
+        """Creates a layer for the table that `custom_objects` has under the name in the config.
+
+        Raises:
+          ValueError: there is none.
+        """
+        name = config["table"]
+        table = keras.saving.get_registered_object(name) if isinstance(name, str) else name
+        if table is None:
+            raise ValueError(
+                f"The layer {config.get('name')!r} needs the table {name!r}, which is not saved with the model. Create "
+                f"it, restore its checkpoint, and name it: keras.models.load_model(path, custom_objects={{{name!r}: "
+                "table}), or `with keras.saving.custom_object_scope(...)` around other calls."
+            )
+        return cls(**{**config, "table": table})
+
+    def _check(self, dtype: str, is_sparse: bool, weights: Any) -> None:
+        if dtype not in ("int32", "int64", "string"):
+            raise TypeError(
+                f"The keys of the layer {self.name!r} must be int64, int32 or strings, got {dtype}. Give keras.Input "
+                "dtype='int64' or 'string', or cast them."
+            )
+        if self.combiner is None and is_sparse:
+            raise ValueError(f"Sparse keys need a combiner: create the layer {self.name!r} with combiner='sum'.")
+        if self.combiner is None and weights is not None:
+            raise ValueError(f"Weights of keys need a combiner: create the layer {self.name!r} with combiner='sum'.")
+
+    def _is_key(self, keys: Any) -> Any:
+        return keys != ("" if keys.dtype == tf.string else tf.zeros([], keys.dtype))
+
+
+def _variable_of(table: "Table") -> keras.Variable:
+    """Returns the Keras variable of a table, one for all layers, so that a model has it once."""
+    variable: Any = table.variable
+    if not hasattr(variable, "keras_variable"):
+        # Keras gives no other way to have an existing variable than to create it. It is not called while traced.
+        with tf.variable_creator_scope(lambda *_, **__: variable):
+            found = keras.Variable(
+                "zeros", (table.capacity, table.dim), variable.dtype.name, name=table.name.replace("/", "_")
+            )
+        variable.keras_variable = found
+    return variable.keras_variable

@@ -1,0 +1,114 @@
+"""Gradients of embedding tables go to the tables' own optimizers, after the model's optimizer has clipped them.
+
+A table gives Keras a variable without values, whose gradients are `tf.IndexedSlices` with keys as indices. An optimizer
+of Keras has no slots for it. What it does to all gradients of a step before it applies any, it does to the table's as
+well: clipping, unscaling of the loss. Then `apply_gradients` of the table is called, where Keras would
+change the variable; learning rate, weight decay and averages are those of the table's optimizer, or none.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from coordinator.ps_strategy.keras.internals.optimizers import clipped, without_repeats
+from coordinator.ps_strategy.keras.internals.parts import variable_of
+from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
+from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
+
+_Apply = Callable[[Any, Sequence[Any], Sequence[Any]], None]
+
+
+def is_table(variable: Any) -> bool:
+    """Returns True for the variable of a table, or a Keras variable that has it."""
+    return isinstance(variable_of(variable), TableVariable)
+
+
+@contextlib.contextmanager
+def table_updates() -> Iterator[None]:
+    """A scope in which optimizers have no slots for tables, and give tables their gradients."""
+    # Private: Keras calls the first with all gradients of a step, before it clips them. The second creates slots.
+    base = keras.optimizers.Optimizer
+    stock, stock_slot = base._backend_apply_gradients, base.add_variable_from_reference
+
+    @functools.wraps(stock)
+    def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
+        if not any(map(is_table, trainable_variables)):
+            stock(self, grads, trainable_variables)
+        else:
+            _apply(stock, self, grads, trainable_variables)
+
+    @functools.wraps(stock_slot)
+    def add_slot(self: Any, reference_variable: Any, name: str | None = None, initializer: Any = "zeros") -> Any:
+        if not is_table(reference_variable):
+            return stock_slot(self, reference_variable, name=name, initializer=initializer)
+        if name == "gradient_accumulator":
+            raise ValueError(
+                f"gradient_accumulation_steps cannot be used with the table {variable_of(reference_variable).name!r}: "
+                "an accumulator would have all rows of its capacity. Use larger batches."
+            )
+        return None
+
+    # Private: where `use_ema` puts averages in place of variables, with those that are None.
+    stock_overwrite = base._overwrite_model_variables_with_average_value
+
+    @functools.wraps(stock_overwrite)
+    def overwrite(self: Any, trainable_variables: Sequence[Any]) -> None:
+        averages = self._model_variables_moving_average
+        pairs = zip(trainable_variables, averages, strict=True)
+        others = [each for each, average in pairs if average is not None]
+        view = _view(self, _model_variables_moving_average=[each for each in averages if each is not None])
+        stock_overwrite(view, others)
+
+    with contextlib.ExitStack() as stack:
+        for name, function in (
+            ("_backend_apply_gradients", apply),
+            ("add_variable_from_reference", add_slot),
+            ("_overwrite_model_variables_with_average_value", overwrite),
+        ):
+            stack.enter_context(attribute_replaced(base, name, function))
+        stack.enter_context(_finite_rows())
+        yield
+
+
+@contextlib.contextmanager
+def _finite_rows() -> Iterator[None]:
+    """A scope in which a `LossScaleOptimizer` looks for what is not finite among the rows of a gradient alone."""
+    # Private: Keras would make a dense tensor of it.
+    kind = keras.optimizers.LossScaleOptimizer
+    stock = kind.check_finite
+
+    @functools.wraps(stock)
+    def check_finite(self: Any, grads: Sequence[Any]) -> Any:
+        return stock(self, [each.values if isinstance(each, tf.IndexedSlices) else each for each in grads])
+
+    with attribute_replaced(kind, "check_finite", check_finite):
+        yield
+
+
+def _apply(stock: _Apply, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Has Keras apply the gradients that are not of tables, and adds the others where Keras clips."""
+    pairs = list(zip(gradients, variables, strict=True))
+    others = [(gradient, variable) for gradient, variable in pairs if not is_table(variable)]
+    ours = [(gradient, variable) for gradient, variable in pairs if is_table(variable)]
+
+    def clip(gradients: Sequence[Any]) -> Sequence[Any]:
+        rows = [without_repeats(gradient) for gradient, _ in ours]
+        found = clipped(optimizer, [*gradients, *rows], optimizer._clip_gradients)
+        for gradient, (_, variable) in zip(found[len(gradients) :], ours, strict=True):
+            variable_of(variable).apply_gradients(gradient)
+        return found[: len(gradients)]
+
+    # Private: Keras calls it on the optimizer, once in an update.
+    view = _view(optimizer, _clip_gradients=clip)
+    stock(view, [gradient for gradient, _ in others], [variable for _, variable in others])
+
+
+def _view(optimizer: Any, **attributes: Any) -> Any:
+    # `copy.copy` would serialize and deserialize it.
+    view = object.__new__(type(optimizer))
+    view.__dict__.update(vars(optimizer), **attributes)
+    return view

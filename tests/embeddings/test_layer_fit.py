@@ -1,0 +1,107 @@
+"""Tests that `model.fit` trains a table as one process trains an embedding, with clipping and loss scaling."""
+
+import keras
+import numpy as np
+import pytest
+
+from coordinator.embeddings import Constant, Embedding, Table
+
+DIM, ROWS, BATCH, STEPS = 3, 40, 8, 6
+# No batch has a key twice: Keras in one process would clip repeated rows one by one.
+X = np.concatenate(
+    [np.random.default_rng(step).permutation(ROWS)[: 4 * BATCH].reshape(BATCH, 4) for step in range(STEPS)]
+)
+Y = np.random.default_rng(7).normal(size=[BATCH * STEPS, 1]).astype(np.float32)
+KERNEL = np.random.default_rng(8).normal(size=[4 * DIM, 1]).astype(np.float32)
+RATE = 0.1
+
+optimizers = keras.optimizers
+# Plain gradient descent at the rate of the table, so that one process computes the same with a variable.
+SAME = {
+    "global_clipnorm": lambda: optimizers.SGD(RATE, global_clipnorm=0.2),
+    "LossScaleOptimizer and clipnorm": lambda: optimizers.LossScaleOptimizer(
+        optimizers.SGD(RATE, clipnorm=0.1), 8.0, 2
+    ),
+}
+ALSO_SAME = {
+    "nothing": lambda: optimizers.SGD(RATE),
+    "clipvalue": lambda: optimizers.SGD(RATE, clipvalue=0.02),
+}
+# They do to the other variables what they do not do to a table.
+OTHERS = {
+    "averages": lambda: optimizers.SGD(RATE, use_ema=True, ema_overwrite_frequency=3, weight_decay=0.1),
+    "Lamb": lambda: optimizers.Lamb(RATE, global_clipnorm=0.2),
+    "MultiOptimizer": lambda: optimizers.MultiOptimizer(
+        optimizers.OptimizerMap(optimizers.SGD(RATE), {".*kernel": optimizers.Adam(RATE)})
+    ),
+}
+
+
+def model_of(embedding, optimizer):
+    """Returns a compiled model whose only weights with random values are given ones."""
+    model = keras.Sequential(
+        [keras.Input((4,), dtype="int64"), embedding, keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
+    model.layers[-1].set_weights([KERNEL, np.zeros(1, np.float32)])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def make_table(strategy, name="rows"):
+    with strategy.scope():
+        return Table(name, DIM, 200, lambda rows, gradient: rows.assign_sub(RATE * gradient), Constant(0.5))
+
+
+def fit(model, **options):
+    return model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, **options).history
+
+
+@pytest.mark.parametrize("optimizers", [SAME, pytest.param(ALSO_SAME, marks=pytest.mark.long)], ids=["some", "others"])
+def test_fit_trains_a_table_as_one_process_trains_a_variable(shared_cluster, strategy, optimizers):
+    for name, make in optimizers.items():
+        table = make_table(strategy)
+        with strategy.scope():
+            model = model_of(Embedding(table), make())
+        here = model_of(
+            keras.layers.Embedding(ROWS, DIM, embeddings_initializer=keras.initializers.Constant(0.5)), make()
+        )
+        # One worker at a time, so that steps are in order: a turn waits for the one before.
+        for batch in range(STEPS):
+            part = slice(batch * BATCH, (batch + 1) * BATCH)
+            model.train_on_batch(X[part], Y[part])
+            here.train_on_batch(X[part], Y[part])
+        rows = np.asarray(here.layers[0].embeddings)
+        np.testing.assert_allclose(table.lookup(np.arange(ROWS)), rows, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(model.layers[-1].kernel, here.layers[-1].kernel, rtol=1e-5, atol=1e-6, err_msg=name)
+        assert not np.allclose(rows, 0.5), name
+        assert all(200 not in each.shape for each in model.optimizer.variables), name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
+def test_no_slot_average_or_weight_decay_of_the_models_optimizer_concerns_a_table(strategy, make):
+    table = make_table(strategy)
+    with strategy.scope():
+        model = model_of(Embedding(table), make())
+    fit(model)
+    assert table.statistics().steps == 2 * STEPS
+    assert all(200 not in each.shape for each in model.optimizer.variables)
+
+
+def test_only_training_adds_keys_to_a_table(strategy):
+    table = make_table(strategy)
+    with strategy.scope():
+        model = model_of(Embedding(table), optimizers.Adam(0.01))
+    fit(model, validation_data=(X + 1000, Y))
+    assert table.size() == ROWS
+    model.evaluate(X + 2000, Y, batch_size=BATCH, verbose=0)
+    found = model.predict(X + 3000, batch_size=BATCH, verbose=0)
+    # All keys have the default row, zeros.
+    np.testing.assert_array_equal(found, np.full_like(found, model.layers[-1].bias.numpy()[0]))
+    assert table.size() == ROWS
+
+
+def test_accumulation_is_refused_before_it_takes_memory(strategy):
+    table = make_table(strategy)
+    with strategy.scope(), pytest.raises(ValueError, match="gradient_accumulation_steps cannot be used with the table"):
+        optimizers.SGD(gradient_accumulation_steps=2).build([Embedding(table).rows])
