@@ -59,7 +59,7 @@ class ShardContent:
         """
         storage = self._storage
         with storage.mutex.hold([first, count]):
-            numbers = tf.range(first, tf.minimum(first + count, storage.counts.sparse_read(USED)))
+            numbers = _slice(first, count, storage.counts.sparse_read(USED))
             stamps = tf.cast(storage.stamp.sparse_read(numbers), tf.int64)
             numbers = tf.boolean_mask(numbers, tf.logical_and(stamps > FREE_STAMP, stamps >= since))
             slots = [slot.sparse_read(numbers) for slot in storage.slots.values()]
@@ -136,7 +136,7 @@ class ShardContent:
             return tf.zeros([0], tf.int64), tf.zeros([0], tf.int64)
         with storage.mutex.hold([first, count]):
             last = tf.minimum(storage.counts.sparse_read(NEXT_WAITING), storage.capacity)
-            keys = storage.waiting.sparse_read(tf.range(first, tf.minimum(first + count, last)))
+            keys = storage.waiting.sparse_read(_slice(first, count, last))
             keys = tf.unique(keys)[0]
             found = storage.find(keys)
             is_waiting = found < UNKNOWN
@@ -152,3 +152,7 @@ class ShardContent:
             found = storage.find(keys)
             at = tf.where(found < 0)[:, 0]
             storage.wait(tf.gather(keys, at), tf.gather(times, at), tf.gather(found, at) == UNKNOWN)
+
+
+def _slice(first: Any, count: Any, end: Any) -> Any:
+    return tf.range(first, tf.maximum(first, tf.minimum(first + count, end)))

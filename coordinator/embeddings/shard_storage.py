@@ -32,6 +32,8 @@ USED, FREE, CLOCK, ADMITTED, EVICTED, REFUSED, DROPPED, WAITING, EVICTIONS, NEXT
 _COUNTS = 12
 
 FREE_STAMP = -1
+# What an entry of the index takes, its part of the buckets included; measured.
+INDEX_BYTES = 42
 # The index gives it for keys that it does not have.
 UNKNOWN = -1
 # How many rows or keys are handled in one step where all are: so few that others wait at most some milliseconds.
@@ -115,6 +117,13 @@ class ShardStorage:
             name=f"{self.name}/{name}",
         )
 
+    @staticmethod
+    def full_size(capacity: int, dim: int, slots: Mapping[str, np.ndarray], *, counts_waiting: bool) -> int:
+        """Returns how many bytes a storage with these arguments takes when it is full."""
+        numbers = dim + sum(int(np.prod(value.shape)) for value in slots.values())
+        of_row = 4 * numbers + 28 + 8 * counts_waiting
+        return capacity * (of_row + INDEX_BYTES * (1 + counts_waiting))
+
     @property
     def _large(self) -> list[tf.Variable]:
         rest = [] if self.waiting is None else [self.waiting]
@@ -124,6 +133,11 @@ class ShardStorage:
         """Returns what a row takes of the server's memory, without the index and the list of evicted keys."""
         large = [each for each in self._large if each is not self.evicted]
         return sum(int(np.prod(each.shape[1:])) * each.dtype.size for each in large)
+
+    @property
+    def index_entries(self) -> int:
+        """The greatest number of keys in the index."""
+        return self.capacity * (1 if self.waiting is None else 2)
 
     @client_may_call()
     def reserve(self) -> None:
@@ -141,7 +155,7 @@ class ShardStorage:
 
     def _create_buckets(self) -> None:
         """Empties the index, which then has buckets for all rows: a table that was filled and emptied keeps them."""
-        entries = tf.constant(self.capacity * (1 if self.waiting is None else 2), tf.int64)
+        entries = tf.constant(self.index_entries, tf.int64)
 
         def fill(first: Any) -> Any:
             keys = tf.range(first, tf.minimum(first + SLICE, entries))

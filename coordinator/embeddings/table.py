@@ -19,6 +19,7 @@ from coordinator.embeddings.admission import EVERY_KEY, Admission
 from coordinator.embeddings.eviction import Eviction, OlderThan, SmallerThan
 from coordinator.embeddings.initializers import Uniform
 from coordinator.embeddings.keys import as_integers, bucket_of, capacities, server_of
+from coordinator.embeddings.server_memory import check_fits
 from coordinator.embeddings.shard_storage import ADMITTED, CLOCK, DROPPED, EVICTED, REFUSED, WAITING
 from coordinator.embeddings.table_checkpoint import TableCheckpoint
 from coordinator.embeddings.table_settings import TableSettings
@@ -121,9 +122,10 @@ class Table(SelfSaving):
         self.name, self.dim, self.capacity = name, dim, capacity
         devices = strategy.extended.parameter_devices
         number = next(strategy.extended.services.unique_numbers)
+        parts = capacities(capacity, len(devices))
+        check_fits(name, [self._settings.full_size(part) for part in parts], devices)
         self.shards = tuple(
-            TableShard(self._settings, device, part, number)
-            for device, part in zip(devices, capacities(capacity, len(devices)), strict=True)
+            TableShard(self._settings, device, part, number) for device, part in zip(devices, parts, strict=True)
         )
         self._checkpoint = TableCheckpoint(name, self.shards)
         self.variable = TableVariable(name, [capacity, dim], tf.float32, self.apply_gradients)

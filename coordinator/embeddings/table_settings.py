@@ -9,6 +9,7 @@ import numpy as np
 
 from coordinator.embeddings.admission import Admission, MinCount, Probability
 from coordinator.embeddings.eviction import Eviction, OlderThan, SmallerThan
+from coordinator.embeddings.shard_storage import ShardStorage
 from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer
 from coordinator.ps_strategy.keras.internals.row_optimizer import RowOptimizer
 from coordinator.ps_strategy.keras.internals.stand_ins import Rows
@@ -89,3 +90,7 @@ class TableSettings:
         if not callable(optimizer) or hasattr(optimizer, "apply_gradients"):
             raise TypeError(f"optimizer must be a Keras 3 optimizer or a function (rows, gradient), got {optimizer!r}.")
         return FunctionUpdate(optimizer)
+
+    def full_size(self, capacity: int) -> int:
+        """Returns how many bytes a full part of the table takes, with room for `capacity` rows."""
+        return ShardStorage.full_size(capacity, self.dim, self.update.slots, counts_waiting=self.admission.counts)

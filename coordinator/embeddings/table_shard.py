@@ -14,6 +14,7 @@ A row that is looked up without the mutex is of its key: rows are freed, and so 
 `EVICTIONS` is odd, and each time it grows. A look-up for which it is odd or has grown is done again, under the mutex.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -88,7 +89,8 @@ class TableShard:
                 )
         # Traced once each, whatever functions use them.
         self._functions = {
-            method: tf.function(method, input_signature=signature, autograph=False)
+            # Partial functions, as TensorFlow would count the tracings of all tables, and warn.
+            method: tf.function(functools.partial(method), input_signature=signature, autograph=False)
             for method, signature in (
                 (self._find, [_KEYS]),
                 (self._find_or_create, [_KEYS]),

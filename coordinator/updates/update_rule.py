@@ -23,6 +23,7 @@ from coordinator.updates.state.server_mutex import ServerMutex
 from coordinator.updates.transport.gradients import checked, flat, rebuilt
 from coordinator.updates.transport.model import Model, pull, transfer
 from coordinator.updates.transport.pulled_variables import PulledModel, PulledVariable
+from coordinator.updates.transport.tables import TablesOfRule
 
 
 class UpdateRule(tf.Module):
@@ -34,7 +35,9 @@ class UpdateRule(tf.Module):
     Args:
       optimizer: a Keras 3 optimizer, or a function `(variable, gradient, learning_rate)` that changes a variable, or a
         part of a sharded one.
-      variables: `tf.Variable`s or `keras.Variable`s, for which gradients are pushed.
+      variables: `tf.Variable`s or `keras.Variable`s, for which gradients are pushed. The `variable` of a table may be
+        among them: its gradients go to the table's own optimizer, at once if the push is accepted, whatever the rule
+        does with the others.
       embeddings: those of which steps look up rows. They are never copied to a worker as a whole ahead of time.
       learning_rate: for an update function: a number or a scalar `tf.Variable`.
       allow_duplicate_indices: whether an update function accepts `tf.IndexedSlices` with repeated indices. A function
@@ -62,7 +65,8 @@ class UpdateRule(tf.Module):
                 "An update rule is created inside strategy.scope() of a coordinator.ParameterServerStrategy."
             )
         self._strategy = strategy
-        self._model = Model(variables, embeddings)
+        self._tables = TablesOfRule(variables)
+        self._model = Model(self._tables.others(variables), embeddings)
         self.state = RuleState()
         # Of the locks on the servers, and of the collection in which a graph stores its pulls.
         self._key = f"coordinator/updates/{self.state.number}"
@@ -164,7 +168,7 @@ class UpdateRule(tf.Module):
         current = self._current()
         if rule is current or rule._successor or current._strategy is not rule._strategy:
             raise ValueError("switch_to takes a rule of the same strategy that was not used before.")
-        mine, theirs = ([id(v) for v in each._model.variables] for each in (current, rule))
+        mine, theirs = ([id(v) for v in (*each._model.variables, *each._tables.variables)] for each in (current, rule))
         if mine != theirs:
             raise ValueError("switch_to takes a rule that was created for the same variables, in the same order.")
         strategy = current._strategy
@@ -246,16 +250,19 @@ class UpdateRule(tf.Module):
     def _push_all(self, gradients: Sequence[Any], version: Any) -> Any:
         self._prepare_trace("push")
         model = self._model
-        if len(gradients) != len(model.wholes):
-            raise ValueError(f"push takes {len(model.wholes)} gradients, one for each variable; got {len(gradients)}.")
-        given = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
+        expected = len(model.wholes) + len(self._tables.variables)
+        if len(gradients) != expected:
+            raise ValueError(f"push takes {expected} gradients, one for each variable; got {len(gradients)}.")
+        dense = self._tables.others(gradients)
+        given = {number: gradient for number, gradient in enumerate(dense) if gradient is not None}
         if not given:
             raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
         given, checks = checked(given, model.wholes, checks_ids=self._checks_ids)
         prepared = self._optimizer.prepared(list(given.values()))
         with reads_not_replaced(model.wholes):
             pulled = dataclasses.replace(self._latest_pull(), version=tf.convert_to_tensor(version, tf.int64))
-            return self._push(model.divided(dict(zip(given, prepared, strict=True))), pulled.after(checks))
+            accepted = self._push(model.divided(dict(zip(given, prepared, strict=True))), pulled.after(checks))
+        return self._tables.apply(gradients, accepted, may_reject=self.may_reject)
 
     def _prepare_trace(self, called: str) -> None:
         """Raises outside of a function that is being traced; disables fusing if the rule may wait."""

@@ -114,3 +114,11 @@ def test_what_is_no_gradient_of_the_table_is_refused(strategy):
         tf.convert_to_tensor(table.variable)
     with pytest.raises(RuntimeError, match=r"created inside strategy\.scope"):
         Table("words", DIM, 10, subtract)
+
+
+def test_a_table_that_does_not_fit_the_machine_is_refused(strategy):
+    with pytest.raises(ValueError, match=r"The table 'words' does not fit: when it is full, it takes \d+\.\d GB on"):
+        make_table(strategy, 10**11)
+    for wrong in ({"when_full": "wait"}, {"admission": 3}, {"eviction": [3]}, {"optimizer": "adam"}, {"capacity": 0}):
+        with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+            make_table(strategy, **wrong)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,17 +27,26 @@ def client_may_call(*signature: tf.TensorSpec) -> Callable[[Callable[..., Any]],
     """
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
-        function: Any = tf.function(method, input_signature=signature, autograph=False)
+        functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
         @functools.wraps(method)
         def call(self: Any, *arguments: Any) -> Any:
-            if tf.executing_eagerly():
-                return function.__get__(self, type(self))(*arguments)
-            return method(self, *arguments)
+            if not tf.executing_eagerly():
+                return method(self, *arguments)
+            if self not in functions:
+                # For each object its own, with a partial function: of a method that is traced for several objects,
+                # TensorFlow warns that it is traced too often. It must not keep the object alive.
+                bound = functools.partial(_call_of, method, weakref.ref(self))
+                functions[self] = tf.function(bound, input_signature=signature, autograph=False)
+            return functions[self](*arguments)
 
         return call
 
     return decorate
+
+
+def _call_of(method: Callable[..., Any], reference: Callable[[], Any], *arguments: Any) -> Any:
+    return method(reference(), *arguments)
 
 
 class ServerMutex:

@@ -1,0 +1,54 @@
+"""Tables among the variables of a rule: they update their rows themselves, by key, on all servers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.ps_strategy.keras.internals.parts import variable_of
+from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
+
+
+class TablesOfRule:
+    """Finds the tables among a rule's variables, and their gradients among those that are pushed.
+
+    Args:
+      variables: of the rule, as given.
+
+    Attributes:
+      variables: those that are the `variable` of a table, by their positions.
+    """
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self.variables: dict[int, TableVariable] = {
+            number: variable
+            for number, variable in enumerate(map(variable_of, variables))
+            if isinstance(variable, TableVariable)
+        }
+
+    def others(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the variables, or their gradients, that are not of tables."""
+        return [value for number, value in enumerate(values) if number not in self.variables]
+
+    def apply(self, gradients: Sequence[Any], accepted: Any, *, may_reject: bool) -> Any:
+        """Applies the gradients of tables if the others were accepted; returns `accepted`.
+
+        Args:
+          gradients: those of a push, of all variables; None for a table that the step did not use.
+          accepted: a bool scalar.
+          may_reject: whether `accepted` may be False.
+        """
+        given = [
+            (table, gradients[number]) for number, table in self.variables.items() if gradients[number] is not None
+        ]
+
+        def apply_all() -> Any:
+            for table, gradient in given:
+                table.apply_gradients(gradient)
+            return tf.constant(True)
+
+        if given and may_reject:
+            tf.cond(accepted, apply_all, lambda: tf.constant(False))
+        elif given:
+            apply_all()
+        return accepted

@@ -1,0 +1,94 @@
+"""Tests of look-ups, gradients and evictions at the same time; and of an index that is derived from the rows again."""
+
+import numpy as np
+import tensorflow as tf
+
+from coordinator.embeddings import Constant, MinCount, OlderThan
+from tests.embeddings.tables import Trainer, make_table
+
+DEFAULT = -1.0
+KEYS = 400
+
+
+def key_in_each_column(keys, dim):
+    return tf.repeat(tf.cast(keys, tf.float32)[:, tf.newaxis], dim, axis=1)
+
+
+def leave(rows, gradient):
+    rows.assign_sub(0.0 * gradient)
+
+
+def test_no_look_up_sees_the_row_of_another_key_while_rows_are_evicted(strategy):
+    table = make_table(
+        strategy,
+        KEYS // 4,
+        leave,
+        initializer=key_in_each_column,
+        eviction=OlderThan(1),
+        when_full="evict_oldest",
+        default=DEFAULT,
+    )
+
+    @tf.function
+    def step():
+        keys = tf.random.uniform([40], 0, KEYS, tf.int64)
+        with tf.GradientTape() as tape:
+            trained = table.lookup(keys[:20], training=True)
+            rows = tf.concat([trained, table.lookup(keys[20:])], 0)
+        table.apply_gradients(tape.gradient(trained, table.variable))
+        is_own = rows == tf.cast(keys, tf.float32)[:, tf.newaxis]
+        is_default = tf.reduce_all(rows == DEFAULT, axis=1, keepdims=True)
+        return tf.math.count_nonzero(tf.logical_not(tf.logical_or(is_own, is_default)))
+
+    futures = [strategy.schedule(step) for _ in range(150)]
+    evicted = 0
+    while not strategy.done():
+        evicted += table.evict()
+    assert [future.result() for future in futures] == [0] * len(futures)
+    statistics = table.statistics()
+    assert statistics.evicted >= evicted > 0
+    assert statistics.admitted - statistics.evicted == statistics.size <= KEYS // 4
+    rows = [shard.content.read_rows(0, KEYS) for shard in table.shards]
+    keys = np.concatenate([keys for keys, *_ in rows])
+    assert len(np.unique(keys)) == len(keys) == statistics.size
+    np.testing.assert_array_equal(np.concatenate([part[1] for part in rows])[:, 0], keys)
+
+
+def test_the_index_can_be_derived_from_the_rows(strategy):
+    table = make_table(strategy, 100, initializer=Constant(1.0), eviction=OlderThan(1), when_full="default_row")
+    trainer = Trainer(strategy, table)
+    trainer.train(np.arange(60))
+    for _ in range(2):
+        trainer.train(np.arange(40, 60))
+    table.evict()
+    before, statistics = table.lookup(np.arange(60)).numpy(), table.statistics()
+    for shard in table.shards:
+        nothing = tf.zeros([0], tf.int64)
+        tf.raw_ops.LookupTableImportV2(table_handle=shard.storage.index.resource_handle, keys=nothing, values=nothing)
+    assert not table.lookup(np.arange(60)).numpy().any()
+    for shard in table.shards:
+        shard.storage.rebuild()
+    np.testing.assert_array_equal(table.lookup(np.arange(60)), before)
+    assert table.statistics() == statistics
+    # The free rows are known, too.
+    trainer.train(np.arange(1000, 1030))
+    assert table.statistics().refused == 0
+    trainer.train(np.arange(2000, 2200))
+    assert table.size() == 100
+
+
+def test_rows_and_waiting_keys_can_be_copied_to_another_table(strategy):
+    source = make_table(strategy, 100, admission=MinCount(2))
+    trainer = Trainer(strategy, source)
+    trainer.train(np.arange(30))
+    trainer.train(np.arange(20))
+    target = make_table(strategy, 100, admission=MinCount(2))
+    for mine, theirs in zip(source.shards, target.shards, strict=True):
+        for first in range(0, mine.content.used(), 4):
+            theirs.content.write_rows(*mine.content.read_rows(first, 4))
+        for first in range(0, mine.storage.capacity, 4):
+            theirs.content.write_waiting(*mine.content.read_waiting(first, 4))
+    np.testing.assert_array_equal(target.lookup(np.arange(30)), source.lookup(np.arange(30)))
+    assert (target.statistics().size, target.statistics().waiting) == (20, 10)
+    Trainer(strategy, target).train(np.arange(30))
+    assert (target.statistics().size, target.statistics().waiting) == (30, 0)
