@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ def client_may_call(*signature: tf.TensorSpec) -> Callable[[Callable[..., Any]],
     """
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = inspect.signature(method)
         functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
         @functools.wraps(method)
@@ -38,7 +40,9 @@ def client_may_call(*signature: tf.TensorSpec) -> Callable[[Callable[..., Any]],
                 # TensorFlow warns that it is traced too often. It must not keep the object alive.
                 bound = functools.partial(_call_of, method, weakref.ref(self))
                 functions[self] = tf.function(bound, input_signature=signature, autograph=False)
-            return functions[self](*arguments)
+            given = parameters.bind(self, *arguments)
+            given.apply_defaults()
+            return functions[self](*given.args[1:])
 
         return call
 
