@@ -6,9 +6,11 @@ import functools
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import psutil
 from tqdm import tqdm
 
 from benchmarks.alternated import alternated
@@ -61,7 +63,7 @@ class Contest:
           RuntimeError: a contestant did not connect.
         """
         rounds = sum(map(len, self.rows.values())) * (repeats + 1)
-        with self._processes() as processes, tqdm(total=rounds, file=sys.stderr, unit="round") as progress:
+        with self._contestants() as contestants, tqdm(total=rounds, file=sys.stderr, unit="round") as progress:
             found = {}
             for row, columns in self.rows.items():
 
@@ -70,24 +72,58 @@ class Contest:
                     progress.update()
 
                 runners = {
-                    column: functools.partial(processes[side].run, work, seconds)
+                    column: functools.partial(contestants[side].run, work, seconds)
                     for column, (side, work) in columns.items()
                 }
                 found[row] = alternated(runners, repeats, show, warm_up)
             return found
 
     @contextlib.contextmanager
-    def _processes(self) -> Iterator[dict[str, ContestantProcess]]:
+    def _contestants(self) -> Iterator[dict[str, "_Contestant"]]:
         with contextlib.ExitStack() as ending:
             folder = pathlib.Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="contest-")))
-            processes = {}
+            contestants = {}
             for side in self.sides:
                 spec: dict[str, list[str]] = {}
+                servers: Collection[int | None] = ()
                 if side != "single":
-                    spec = ending.enter_context(LocalCluster(self.workers, self.ps)).spec
+                    cluster = ending.enter_context(LocalCluster(self.workers, self.ps))
+                    spec, servers = cluster.spec, cluster.processes.values()
                     spec["chief"] = free_addresses(1, besides=[address for job in spec.values() for address in job])
                 process = ContestantProcess(self.workload, side, spec, folder / f"{side}.log")
-                processes[side] = ending.enter_context(process)
-            for process in processes.values():
-                process.wait_connected()
-            yield processes
+                contestants[side] = _Contestant(ending.enter_context(process), servers)
+            for contestant in contestants.values():
+                contestant.process.wait_connected()
+            yield contestants
+
+
+class _Contestant:
+    """A contestant, of which the processor time is measured too.
+
+    Args:
+      process: which runs the rounds.
+      servers: the process ids of its servers.
+    """
+
+    def __init__(self, process: ContestantProcess, servers: Collection[int | None]) -> None:
+        self.process = process
+        self._all = [psutil.Process(pid) for pid in (process.process.pid, *servers)]
+
+    def run(self, work: str, seconds: float) -> dict[str, Any]:
+        """Runs a round, see `ContestantProcess.run`.
+
+        Beside a `rate` it has `processor`: the seconds of processor time, of all processes, for one of what is counted.
+        """
+        try:
+            before, began = self._processor_time(), time.perf_counter()
+            answer = self.process.run(work, seconds)
+            used, took = self._processor_time() - before, time.perf_counter() - began
+        except psutil.NoSuchProcess:
+            return {"error": "is gone"}
+        if "rate" in answer.get("figures", ()):
+            answer["figures"]["processor"] = used / took / answer["figures"]["rate"]
+        return answer
+
+    def _processor_time(self) -> float:
+        """Returns the processor time of the client and its servers until now, in seconds."""
+        return sum(sum(each.cpu_times()[:2]) for each in self._all)

@@ -1,26 +1,34 @@
-"""Large tables: the time of an update by a gradient of few rows, and training with a table in parts.
+"""Embeddings: updates of large tables, training with a table in parts or one that grows, and what that one is worth.
 
-    python -m benchmarks.embeddings [--repeats 5] [--quick] [--json FILE]
+    python -m benchmarks.embeddings [--only updates|sharded|tables|auc] [--repeats 5] [--quick] [--json FILE]
 
-One worker, and one parameter server with the table and the optimizer's slots. "ours" updates rows
+    updates    the time of an update of a large table by a gradient of 4,096 of its rows
+    sharded    training with a table in parts: this library, and TensorFlow's `ShardedVariable`
+    tables     training with a table that grows, beside static variables and the peer: see `table_contest`
+    auc        a row for each key, against keys hashed into fewer rows; as many seeds as repeats: see `table_auc`
+
+In `updates` there is one worker, and one parameter server with the table and the optimizer's slots. "ours" updates rows
 (`Options(sparse_updates="rows")`), "dense" is this library with `"dense"`, so Keras' own update, and "peer" is
 TensorFlow's coordinator, under which Keras does the same. Figures are milliseconds for an update: the medians of rounds
 in which one call makes many, each with other rows. They include drawing the rows, summing those of the same index, and
 sending the gradient to the parameter server.
 
-The second table has examples per second of the recommender of `benchmarks.recommender` with its table as one variable,
-in two parts on two parameter servers, with two workers: "sharded" is this library, "peer sharded" TensorFlow's
+`sharded` has examples per second of the recommender of `benchmarks.recommender` with its table as one variable, in two
+parts on two parameter servers, with two workers: "sharded" is this library, "peer sharded" TensorFlow's
 `ShardedVariable`. Both look up and change rows of the parts alone, with plain SGD.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+from benchmarks import table_auc, table_contest
 from benchmarks.contest import Contest, Found, plain
 from benchmarks.rate_table import rate_table
 from benchmarks.rounds import ratio
 from benchmarks.speed_arguments import SpeedArguments, machine_line
 from coordinator.simulation.text_report import aligned
 
+PARTS = ("updates", "sharded", "tables", "auc")
 SIDES = ("ours", "dense", "peer")
 # The optimizer, the rows and the width of the table, and who runs it: larger ones need too much memory otherwise.
 CASES = {
@@ -68,20 +76,34 @@ def table(found: Found) -> str:
     return aligned(("ms", *SIDES, *(f"{side} / ours" for side in SIDES[1:])), rows)
 
 
+def measure(part: str, repeats: int, *, is_quick: bool) -> tuple[Any, str]:
+    """Measures a part, and returns what was found, in JSON types, and its table."""
+    if part == "auc":
+        aucs = table_auc.measure(range(repeats), table_auc.QUICK_STEPS if is_quick else table_auc.STEPS)
+        return aucs, table_auc.table(aucs)
+    if part == "tables":
+        found = table_contest.measure(repeats, is_quick=is_quick)
+        return plain(found), table_contest.table(found)
+    if part == "sharded":
+        batches, seconds, warm_up = (
+            (QUICK_BATCHES, QUICK_SECONDS, 0.0) if is_quick else (BATCHES, SHARDED_SECONDS, WARM_UP)
+        )
+        found = sharded_contest(batches).measure(repeats, seconds, warm_up)
+        return plain(found), sharded_table(found)
+    found = contest(is_quick=is_quick).measure(repeats, QUICK_SECONDS if is_quick else SECONDS)
+    return plain(found), table(found)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures and prints the table."""
+    """Measures the parts and prints their tables."""
     assert __doc__ is not None
-    chosen = SpeedArguments("embeddings", __doc__.partition("\n")[0], arguments)
-    print(f"{machine_line()}, 1 worker, 1 parameter server, medians of {chosen.repeats}", flush=True)
-    found = contest(is_quick=chosen.is_quick).measure(chosen.repeats, QUICK_SECONDS if chosen.is_quick else SECONDS)
-    print(table(found), flush=True)
-    print(f"\n{machine_line()}, 2 workers, 2 parameter servers, medians of {chosen.repeats}", flush=True)
-    batches, seconds, warm_up = (
-        (QUICK_BATCHES, QUICK_SECONDS, 0.0) if chosen.is_quick else (BATCHES, SHARDED_SECONDS, WARM_UP)
-    )
-    sharded = sharded_contest(batches).measure(chosen.repeats, seconds, warm_up)
-    chosen.write({**plain(found), **plain(sharded)})
-    print(sharded_table(sharded))
+    chosen = SpeedArguments("embeddings", __doc__.partition("\n")[0], arguments, PARTS)
+    figures = {}
+    for part in chosen.parts:
+        print(f"{part}: {machine_line()}, {chosen.repeats} repeats", flush=True)
+        figures[part], text = measure(part, chosen.repeats, is_quick=chosen.is_quick)
+        print(text, flush=True)
+    chosen.write(figures)
 
 
 if __name__ == "__main__":

@@ -45,20 +45,24 @@ def machine_line() -> str:
 
 
 class SpeedArguments:
-    """The command line of a benchmark of speed: `repeats`, `is_quick`, and the file for the figures.
+    """The command line of a benchmark of speed: `repeats`, `is_quick`, `parts`, and the file for the figures.
 
     Args:
       name: the benchmark's module.
       about: what it measures, in a line.
       arguments: the command line; None for this program's.
+      parts: of the benchmark, of which `--only` chooses one.
     """
 
-    def __init__(self, name: str, about: str, arguments: Sequence[str] | None) -> None:
+    def __init__(self, name: str, about: str, arguments: Sequence[str] | None, parts: Sequence[str] = ()) -> None:
         parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
         parser.add_argument("--repeats", type=positive_integer, default=5, help="of each round that is counted")
         parser.add_argument("--quick", action="store_true", help="one repeat, shorter rounds and fewer cases")
         parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all figures to this file")
+        if parts:
+            parser.add_argument("--only", choices=parts, help="measure this part alone")
         chosen = parser.parse_args(arguments)
+        self.parts: Sequence[str] = (chosen.only,) if parts and chosen.only else parts
         self._name = name
         self._json: pathlib.Path | None = chosen.json
         self._measured_on = measured_on()

@@ -51,6 +51,7 @@ WORKLOADS = {
     "dense": ("digits_steps", "DigitsSteps"),
     "embeddings": ("sparse_updates", "SparseUpdates"),
     "sharded": ("sharded_steps", "ShardedSteps"),
+    "tables": ("table_steps", "TableSteps"),
 }
 
 

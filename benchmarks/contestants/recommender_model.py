@@ -66,7 +66,11 @@ def mean_cross_entropy(
       rows: int64 `[batch, CATEGORIES]`.
       labels: float32 `[batch, 1]`.
     """
-    embedded = tf.nn.embedding_lookup(tables, rows)
+    return loss_of_embedded(tf.nn.embedding_lookup(tables, rows), dense, counts, labels)
+
+
+def loss_of_embedded(embedded: tf.Tensor, dense: Sequence[Any], counts: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """Returns the loss of a batch from its rows of the embedding, `[batch, CATEGORIES, DEPTH]`."""
     hidden = tf.concat([counts, tf.reshape(embedded, [-1, CATEGORIES * DEPTH])], axis=1)
     for layer in range(len(WIDTHS) - 1):
         kernel, bias = dense[2 * layer : 2 * layer + 2]

@@ -92,6 +92,17 @@ def test_the_fully_asynchronous_loop_learns_the_weights(run_program: ProgramRunn
     assert weights_in(printed) == pytest.approx([2.0, -3.0, 0.5, 1.0], abs=0.1)
 
 
+@pytest.mark.long
+def test_a_recommender_whose_table_grows_comes_near_the_truth(run_program: ProgramRunner) -> None:
+    printed = printed_by(run_program, "recommender/train.py")
+    sizes = [int(size) for size in re.findall(r"(\d+) keys$", printed, re.MULTILINE)]
+    assert sizes == sorted(sizes)
+    assert len(sizes) > 1
+    aucs = [float(auc) for auc in re.findall(r"AUC.* (0\.\d+)", printed)]
+    assert aucs[-2] > 0.6
+    assert aucs[-2] < aucs[-1] < 0.95, "the last is that of the truth"
+
+
 def weights_in(printed: str) -> list[float]:
     """Returns the weights that a loop printed at its end."""
     found = re.search(r"^weights (.*)$", printed, re.MULTILINE)
