@@ -1,7 +1,7 @@
 """Which rows `Table.evict` removes."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -40,15 +40,15 @@ class SmallerThan:
 Eviction = OlderThan | SmallerThan
 
 
-def evicted(policies: Sequence[Eviction], rows: Any, ages: Any) -> Any:
+def evicted(policies: Sequence[Eviction], rows: Callable[[], Any], ages: Any) -> Any:
     """Returns which rows at least one of the policies evicts, bool [n].
 
     Args:
       policies: any number.
-      rows: float [n, dim].
+      rows: returns the rows, float [n, dim]; called if a policy needs them.
       ages: the steps since the last gradient of each row, int64 [n].
     """
     found = tf.zeros(tf.shape(ages), tf.bool)
     for policy in policies:
-        found |= ages > policy.steps if isinstance(policy, OlderThan) else tf.norm(rows, axis=1) < policy.norm
+        found |= ages > policy.steps if isinstance(policy, OlderThan) else tf.norm(rows(), axis=1) < policy.norm
     return found

@@ -30,7 +30,6 @@ from coordinator.embeddings.shard_storage import (
     FREE_STAMP,
     HAND,
     REFUSED,
-    SLICE,
     UNKNOWN,
     USED,
     WAITING,
@@ -42,8 +41,8 @@ from coordinator.embeddings.table_settings import TableSettings
 from coordinator.ps_strategy.keras.internals.stand_ins import Rows
 from coordinator.updates.state.server_mutex import operations_added
 
-# The most rows that are evicted while others wait for the mutex.
-_EVICTED_AT_ONCE = 2000
+# The most rows that are evicted while others wait for the mutex, and of how many rows they are looked for.
+_EVICTED_AT_ONCE, _SEARCHED_AT_ONCE = 1000, 2**14
 # Of so many rows for each that is needed, at least the second number, the oldest are evicted from a full table.
 _CANDIDATES, _LEAST_CANDIDATES = 4, 2000
 
@@ -118,13 +117,13 @@ class TableShard:
         self._call(self._push, keys, gradient)
 
     def evict(self, first: Any) -> Any:
-        """Evicts the first rows of a slice that the policies evict.
+        """Evicts some of the next rows that the policies evict.
 
         Args:
-          first: the number of the first row of the slice, an int64 scalar.
+          first: the number of the row to begin with, an int64 scalar.
 
         Returns:
-          How many were evicted, and where to go on: the same slice, the next one, or -1 after the last.
+          How many were evicted, and the row to go on with, or -1 after the last.
         """
         return self._call(self._evict, first)
 
@@ -258,11 +257,12 @@ class TableShard:
         storage = self.storage
         with tf.device(self.device):
             used = storage.counts.sparse_read(USED)
-            candidates = self._to_evict(tf.range(first, tf.minimum(first + SLICE, used)))
-            some = candidates[:_EVICTED_AT_ONCE]
+            end = tf.minimum(first + _SEARCHED_AT_ONCE, used)
+            found = self._to_evict(tf.range(first, end))
+            some = found[:_EVICTED_AT_ONCE]
             number = tf.cond(tf.size(some) > 0, lambda: self._evict_some(some), lambda: tf.constant(0, tf.int64))
-            following = tf.where(first + SLICE < used, first + SLICE, tf.constant(-1, tf.int64))
-            return number, tf.where(tf.size(candidates) > _EVICTED_AT_ONCE, first, following)
+            following = tf.cond(tf.size(found) > _EVICTED_AT_ONCE, lambda: some[-1] + 1, lambda: end)
+            return number, tf.where(following < used, following, tf.constant(-1, tf.int64))
 
     def _evict_some(self, numbers: Any) -> Any:
         with self.storage.mutex.hold([numbers]):
@@ -275,7 +275,7 @@ class TableShard:
         storage = self.storage
         stamps = storage.stamp.sparse_read(numbers)
         ages = storage.counts.sparse_read(CLOCK) - tf.cast(stamps, tf.int64)
-        is_evicted = evicted(self._settings.eviction, storage.rows.sparse_read(numbers), ages)
+        is_evicted = evicted(self._settings.eviction, lambda: storage.rows.sparse_read(numbers), ages)
         return tf.boolean_mask(numbers, tf.logical_and(stamps > FREE_STAMP, is_evicted))
 
     def _evict_oldest(self, missing: Any, found: Any) -> Any:
