@@ -7,5 +7,7 @@ from .initializers import Normal as Normal
 from .initializers import Uniform as Uniform
 from .layer import Embedding as Embedding
 from .rowwise_adagrad import RowwiseAdagrad as RowwiseAdagrad
+from .serving_export import export as export
+from .serving_export import export_delta as export_delta
 from .table import Table as Table
 from .table import TableStatistics as TableStatistics

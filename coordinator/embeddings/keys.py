@@ -54,6 +54,18 @@ def bucket_of(keys: Any) -> Any:
     return tf.cast(_right_shift(mixed(keys), 64 - _BUCKET_BITS), tf.int32)
 
 
+def hash_position(keys: Any) -> Any:
+    """Returns numbers whose order is that of the buckets, and so of the servers; int64, another one for each key."""
+    return tf.bitwise.bitwise_xor(mixed(keys), tf.int64.min)
+
+
+def in_hash_order(keys: Any) -> Any:
+    """Returns the keys [n] sorted by `hash_position`, each once."""
+    keys = tf.gather(keys, tf.argsort(hash_position(keys)))
+    is_first = tf.concat([tf.ones([tf.minimum(tf.size(keys), 1)], tf.bool), keys[1:] != keys[:-1]], 0)
+    return tf.boolean_mask(keys, is_first)
+
+
 def server_of(buckets: Any, servers: int) -> Any:
     """Returns which of the servers has each bucket: the first range of buckets is the first server's."""
     return buckets * servers // BUCKETS

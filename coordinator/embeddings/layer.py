@@ -154,5 +154,7 @@ def _variable_of(table: "Table") -> keras.Variable:
             found = keras.Variable(
                 "zeros", (table.capacity, table.dim), variable.dtype.name, name=table.name.replace("/", "_")
             )
+        # Read by `export`.
+        found.table = table
         variable.keras_variable = found
     return variable.keras_variable

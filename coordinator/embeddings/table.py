@@ -131,6 +131,11 @@ class Table(SelfSaving):
         self.variable = TableVariable(name, [capacity, dim], tf.float32, self.apply_gradients)
 
     @property
+    def default(self) -> float:
+        """Each number of the row that keys without a row get."""
+        return self._settings.default
+
+    @property
     def learning_rate(self) -> float | None:
         """The optimizer's learning rate, which can be set; None if a schedule or function gives it."""
         rate = self.shards[0].rate

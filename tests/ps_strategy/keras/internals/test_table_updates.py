@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from coordinator.ps_strategy.keras.internals.inputs import structured_inputs
 from coordinator.ps_strategy.keras.internals.table_updates import table_updates
 from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
 from tests.ps_strategy.tensorflow_internals.private_names import table_update_hooks
@@ -38,3 +39,12 @@ def test_optimizers_clip_a_tables_gradient_with_the_others_and_leave_it_to_the_t
             np.testing.assert_allclose(given[-1].values, np.array([[1.5, 0.0], [0.0, 2.0]]) / scale, rtol=1e-6)
             assert all(each.shape != SHAPE for each in optimizer.variables)
     assert len(given) == 2
+
+
+def test_the_inputs_of_a_model_are_nested_as_it_is_called():
+    inputs = {"a": keras.Input((1,), name="a"), "b": keras.Input((1,), name="b")}
+    functional = keras.Model(inputs, keras.layers.Add()(list(inputs.values())))
+    assert {key: each.name for key, each in structured_inputs(functional).items()} == {"a": "a", "b": "b"}
+    sequential = keras.Sequential([keras.Input((3,), name="z"), keras.layers.Dense(1)])
+    assert [each.name for each in tf.nest.flatten(structured_inputs(sequential))] == ["z"]
+    assert structured_inputs(keras.Model()) is None
