@@ -1,4 +1,4 @@
-"""The initial value of a variable that may be sharded, by rows, so that no server has to hold more than its part."""
+"""The initial value of a variable that may be sharded, by rows, so that no server computes more than its part."""
 
 import dataclasses
 import functools

@@ -1,7 +1,7 @@
 """Initial values of Keras' variables, by rows.
 
 Random values are drawn in blocks of rows whose size depends on the shape of the variable alone. So they do not depend
-on the number of parts, and a server never holds more than its rows and some blocks. The first block is what the
+on the number of parts, and a server computes no more than its rows and some blocks. The first block is what the
 initializer draws without a strategy: a variable of one block has the values that it would have in one piece.
 """
 
