@@ -56,13 +56,12 @@ def save(model: Any, folder: Path) -> None:
     np.save(folder / "output.npy", model(inputs()))
 
 
-def load_and_check(folder: Path, device: str, besides: tuple[str, ...] = ()) -> tuple[dict[str, Any], Any]:
+def load_and_check(folder: Path, device: str) -> tuple[dict[str, Any], Any]:
     """Loads everything, and checks values, predictions, and that the devices of variables have `device` in their names.
 
     Args:
       folder: given to `save`.
       device: part of a name.
-      besides: ways of saving that are left out.
 
     Returns:
       The models, by how they were saved, and what was exported.
@@ -70,7 +69,7 @@ def load_and_check(folder: Path, device: str, besides: tuple[str, ...] = ()) -> 
     output = np.load(folder / "output.npy")
     with np.load(folder / "values.npz") as saved:
         values = list(saved.values())
-    models = {how: load(folder) for how, load in _LOADS.items() if how not in besides}
+    models = {how: load(folder) for how, load in _LOADS.items()}
     for how, model in models.items():
         np.testing.assert_allclose(model(inputs()), output, rtol=1e-5, err_msg=how)
         found = _values(model)
