@@ -32,6 +32,14 @@ def built_function(
     )
 
 
+def under_another_name(concrete: Any) -> Any:
+    """Returns a concrete function with the same graph that the servers do not know yet."""
+    # Private: publicly, only tracing creates a function, which takes long and may not be repeatable.
+    return concrete_function.ConcreteFunction.from_func_graph(
+        concrete.graph, concrete.function_type, concrete.inference_fn.attributes
+    )
+
+
 def replace_input(operation: tf.Operation, position: int, tensor: tf.Tensor) -> None:
     """Replaces one input of an operation by another tensor of its graph."""
     # Private: publicly, operations cannot be changed.

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager, call_concrete
-from coordinator.ps_strategy.tensorflow_internals.compilation import built_function, replace_input
+from coordinator.ps_strategy.tensorflow_internals.compilation import built_function, replace_input, under_another_name
 from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data
 
 
@@ -28,3 +28,18 @@ def test_a_graph_may_be_changed_before_it_becomes_a_function():
     [found] = call_concrete(function, [variable.handle, tf.constant(3)], manager)
     assert found.numpy() == 4 + 300
     assert variable.numpy() == 4
+
+
+def test_a_function_under_another_name_has_the_same_graph():
+    @tf.function(autograph=False, experimental_attributes={"api_implements": "addition"})
+    def add(x, y):
+        return {"sum": x + y}
+
+    concrete = add.get_concrete_function(tf.constant(1), tf.constant(2))
+    other = under_another_name(concrete)
+    assert other.name != concrete.name
+    assert other.function_def.attr["api_implements"].s == b"addition"
+    found = call_concrete(other, [tf.constant(3), tf.constant(4)], CancellationManager())
+    assert found["sum"].numpy() == 7
+    del other
+    assert add(tf.constant(5), tf.constant(6))["sum"].numpy() == 11

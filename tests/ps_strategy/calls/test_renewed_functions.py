@@ -1,0 +1,97 @@
+"""Tests that a function of which a call has failed is called by another name after a recovery."""
+
+import concurrent.futures
+
+import pytest
+import tensorflow as tf
+
+from coordinator.errors import ClosureCancelledError
+from coordinator.ps_strategy.calls import renewed_functions, traced_function
+from coordinator.ps_strategy.calls.renewed_functions import RenewedFunctions
+from coordinator.ps_strategy.calls.traced_function import TracedFunction
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerContext
+from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager, call_concrete
+from coordinator.ps_strategy.tensorflow_internals.handles import new_handle, replace_handles
+
+TIMEOUT = 60.0
+WORKERS = 4
+BEFORE, AFTER, LATER = [1], [2], [3]
+
+
+@pytest.fixture
+def functions(monkeypatch):
+    monkeypatch.setattr(renewed_functions, "under_another_name", lambda concrete: f"{concrete}'")
+    return RenewedFunctions()
+
+
+def test_a_function_that_failed_has_another_name_after_the_recovery(functions):
+    functions.record_failure("step", BEFORE)
+    assert functions.present("step", BEFORE) == "step"
+    assert functions.present("step", AFTER) == "step'"
+    assert functions.present("step", LATER) == "step'"
+
+
+def test_a_function_without_a_failed_call_keeps_its_name(functions):
+    functions.record_failure("step", BEFORE)
+    assert functions.present("other", AFTER) == "other"
+
+
+def test_a_function_gets_a_new_name_for_each_recovery(functions, monkeypatch):
+    functions.record_failure("step", BEFORE)
+    assert functions.present("step", AFTER) == "step'"
+    functions.record_failure("step", AFTER)
+    assert functions.present("step", AFTER) == "step'"
+    monkeypatch.setattr(renewed_functions, "under_another_name", lambda concrete: f"{concrete}''")
+    assert functions.present("step", LATER) == "step''"
+
+
+def test_all_workers_get_the_same_function(functions, monkeypatch):
+    monkeypatch.setattr(renewed_functions, "under_another_name", lambda _: object())
+    functions.record_failure("step", BEFORE)
+    with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+        calls = [pool.submit(functions.present, "step", AFTER) for _ in range(WORKERS)]
+        assert len({call.result(TIMEOUT) for call in calls}) == 1
+
+
+def test_a_name_that_cannot_be_registered_is_tried_again_at_the_next_call(functions, monkeypatch):
+    def refuse(_):
+        raise tf.errors.UnavailableError(None, None, "no server")
+
+    functions.record_failure("step", BEFORE)
+    with monkeypatch.context() as patch:
+        patch.setattr(renewed_functions, "under_another_name", refuse)
+        with pytest.raises(tf.errors.UnavailableError):
+            functions.present("step", AFTER)
+    assert functions.present("step", AFTER) == "step'"
+
+
+def test_a_traced_function_runs_under_another_name_with_the_new_variable(monkeypatch):
+    variable = tf.Variable(5)
+    traced = TracedFunction(tf.function(lambda: variable + 1).get_concrete_function(), PerWorkerHandles())
+    names = []
+
+    def recorded(concrete, *given, **options):
+        names.append(concrete.name)
+        return call_concrete(concrete, *given, **options)
+
+    monkeypatch.setattr(traced_function, "call_concrete", recorded)
+
+    def run(manager):
+        return traced.call_on(WorkerContext(0, "/device:CPU:0", 0, manager)).numpy()
+
+    def recover(value):
+        replace_handles([(variable, new_handle(variable))])
+        variable.assign(value)
+
+    assert run(CancellationManager()) == 6
+    recover(6)
+    assert run(CancellationManager()) == 7
+    assert len(set(names)) == 1
+    cancelled = CancellationManager()
+    cancelled.cancel()
+    with pytest.raises(ClosureCancelledError):
+        run(cancelled)
+    recover(7)
+    assert run(CancellationManager()) == run(CancellationManager()) == 8
+    assert len(set(names)) == 2
+    assert names[-1] == names[-2] != names[-3]
