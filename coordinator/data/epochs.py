@@ -99,7 +99,7 @@ class Epochs(tf.train.experimental.PythonState):
         self._failures: dict[int, int] = {}
         self._most_failures: int | None = None
         self._strategy_raises = True
-        self._is_reset = False
+        self._is_reset = self._is_held = False
 
     def on(
         self, strategy: ParameterServerStrategy, on_bad_range: Literal["raise", "skip"] = "raise"
@@ -199,7 +199,8 @@ class Epochs(tf.train.experimental.PythonState):
             while self._wait_next(strategy, ahead, interval, unscheduled):
                 if self._is_reset:
                     self._warn_of_reset()
-                yield self._take(unscheduled)
+                if (positions := self._take(unscheduled)) is not None:
+                    yield positions
         finally:
             with self._changed:
                 for number in unscheduled:
@@ -207,8 +208,11 @@ class Epochs(tf.train.experimental.PythonState):
                         self._ledger.give_back(number)
 
     @uninterrupted
-    def _take(self, unscheduled: dict[int, None]) -> PositionRange:
+    def _take(self, unscheduled: dict[int, None]) -> PositionRange | None:
+        """Returns the next range; None if the ledger has been replaced since there was one."""
         with self._changed:
+            if self._is_held or not self._ledger.has_next():
+                return None
             number = self._ledger.next()
             unscheduled[number] = None
         return self._positions(number)
@@ -221,22 +225,24 @@ class Epochs(tf.train.experimental.PythonState):
         with self._changed:
             while True:
                 self._raise_error()
-                if len(unscheduled) >= _UNSCHEDULED or not ledger.has_next():
-                    for number in [each for each in unscheduled if not ledger.is_unscheduled(each)]:
-                        del unscheduled[number]
-                if len(unscheduled) >= _UNSCHEDULED or (unscheduled and not ledger.has_next()):
-                    raise RuntimeError(self._unscheduled_message(unscheduled))
-                if ledger.is_over:
-                    return False
-                if ledger.has_next() and ledger.count_out < ahead:
-                    return True
-                progress = ledger.count_done, ledger.given_back, ledger.rolled_back
-                if not self._changed.wait(interval) and progress == (
-                    ledger.count_done,
-                    ledger.given_back,
-                    ledger.rolled_back,
-                ):
+                if not self._is_held:
+                    if self._is_over(unscheduled):
+                        return False
+                    if ledger.has_next() and ledger.count_out < ahead:
+                        return True
+                progress = ledger.progress
+                if not self._changed.wait(interval) and progress == ledger.progress:
                     self._report_stall(strategy, interval)
+
+    def _is_over(self, unscheduled: dict[int, None]) -> bool:
+        """Returns whether all ranges are done; forgets those that were scheduled, and raises if too many were not."""
+        ledger = self._ledger
+        if len(unscheduled) >= _UNSCHEDULED or not ledger.has_next():
+            for number in [each for each in unscheduled if not ledger.is_unscheduled(each)]:
+                del unscheduled[number]
+        if len(unscheduled) >= _UNSCHEDULED or (unscheduled and not ledger.has_next()):
+            raise RuntimeError(self._unscheduled_message(unscheduled))
+        return ledger.is_over
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None
@@ -323,6 +329,17 @@ class Epochs(tf.train.experimental.PythonState):
         with self._changed:
             self._is_reset = self._ledger.count_done > 0
             self._ledger.restore(0, ())
+            self._changed.notify_all()
+
+    def hold(self) -> None:
+        """Hands out no range until `resume`; the strategy calls it when it is about to restore a checkpoint."""
+        with self._changed:
+            self._is_held = True
+
+    def resume(self) -> None:
+        """Undoes `hold`."""
+        with self._changed:
+            self._is_held = False
             self._changed.notify_all()
 
     def _unscheduled_message(self, unscheduled: dict[int, None]) -> str:

@@ -76,6 +76,11 @@ class Ledger:
         return len(self._out)
 
     @property
+    def progress(self) -> tuple[int, int, int]:
+        """Another value whenever a range was done, given back or rolled back."""
+        return self.count_done, self.given_back, self.rolled_back
+
+    @property
     def is_over(self) -> bool:
         """Whether all ranges are done."""
         return self.below == self.total

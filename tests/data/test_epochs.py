@@ -1,5 +1,6 @@
 """Tests of epochs on workers in memory: the loop, failures, checkpoints."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
@@ -259,6 +260,31 @@ def test_the_epochs_begin_again_when_the_variables_do(source, caplog):
     assert model.is_exact(1)
     assert epochs.statistics().rolled_back == 6
     assert "The epochs begin again with their first example" in caplog.text
+
+
+def test_no_range_is_handed_out_between_a_reset_and_the_restoring_of_a_checkpoint(source):
+    model, epochs = Model(), Epochs(source, batch_size=10)
+    with strategy_of() as strategy:
+        ranges = epochs.on(strategy)
+        for _ in range(5):
+            strategy.schedule(model.step, (next(ranges),))
+        strategy.scheduler.join(LIMIT)
+        saved = epochs.serialize()
+        # As a recovery does, while the loop asks for the next range.
+        epochs.hold()
+        epochs.reset()
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            following = thread.submit(next, ranges)
+            with pytest.raises(concurrent.futures.TimeoutError):
+                following.result(0.1)
+            epochs.deserialize(saved)
+            epochs.resume()
+            assert following.result(LIMIT)[3] == 5
+            strategy.schedule(model.step, (following.result(),))
+        for positions in ranges:
+            strategy.schedule(model.step, (positions,))
+        strategy.scheduler.join(LIMIT)
+    assert model.is_exact(1)
 
 
 def test_a_wait_for_functions_is_reported(source, caplog):

@@ -1,6 +1,7 @@
 """Tests of look-ups, gradients and evictions at the same time; and of an index that is derived from the rows again."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from coordinator.embeddings import Constant, MinCount, OlderThan
@@ -18,6 +19,7 @@ def leave(rows, gradient):
     rows.assign_sub(0.0 * gradient)
 
 
+@pytest.mark.long
 def test_no_look_up_sees_the_row_of_another_key_while_rows_are_evicted(strategy):
     table = make_table(
         strategy,
@@ -77,6 +79,7 @@ def test_the_index_can_be_derived_from_the_rows(strategy):
     assert table.size() == 100
 
 
+@pytest.mark.long
 def test_rows_and_waiting_keys_can_be_copied_to_another_table(strategy):
     source = make_table(strategy, 100, admission=MinCount(2))
     trainer = Trainer(strategy, source)

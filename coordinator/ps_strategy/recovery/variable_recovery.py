@@ -186,7 +186,7 @@ class VariableRecovery:
         self._lost.update(self._membership.lost_parameter_servers())
         self._began = self._began or time.monotonic()
         try:
-            with own_executor():
+            with own_executor(), self._variables.states_held():
                 if not self._membership.reconnect_parameter_servers():
                     return None
                 self._is_half_restored = True

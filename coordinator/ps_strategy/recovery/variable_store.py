@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import logging
 import weakref
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -66,6 +67,12 @@ class ClientState(Protocol):
     def reset(self) -> None:
         """Sets the initial state; the restoring of a checkpoint may follow."""
 
+    def hold(self) -> None:
+        """Has whoever uses the state wait until `resume`, as it is about to be replaced."""
+
+    def resume(self) -> None:
+        """Undoes `hold`."""
+
 
 class VariableStore:
     """Refers weakly to every variable and table on a parameter server. Every method may be called from any thread.
@@ -100,6 +107,18 @@ class VariableStore:
         """Returns the variables that are alive, in the order of their creation."""
         # The references are copied in one step, since variables may be created meanwhile.
         return [variable for reference in self._variables.valuerefs() if (variable := reference()) is not None]
+
+    @contextlib.contextmanager
+    def states_held(self) -> Iterator[None]:
+        """A scope in which nothing on the client uses a state that is reset and then restored."""
+        held = list(self._states)
+        for state in held:
+            state.hold()
+        try:
+            yield
+        finally:
+            for state in held:
+                state.resume()
 
     def add_state(self, state: ClientState) -> None:
         """Adds what is reset with the variables. It is not kept alive; adding it again has no effect."""
