@@ -321,7 +321,7 @@ class Epochs(tf.train.experimental.PythonState):
         return False
 
     def reset(self) -> None:
-        """Begins anew with the first example.
+        """Begins again with the first example.
 
         So does the strategy when it gives all variables their initial values, because a parameter server was lost; what
         it restores of a checkpoint comes afterwards.

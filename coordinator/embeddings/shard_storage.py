@@ -61,7 +61,7 @@ class ShardStorage:
 
     Attributes:
       index, rows, slots, key_of, stamp, free, waiting, counts: see the module.
-      mutex: held by whoever changes any of them.
+      mutex: held for every change of them.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class ShardStorage:
 
     @client_may_call()
     def reserve(self) -> None:
-        """Empties the table, and creates the memory of its variables and the buckets of its index anew.
+        """Empties the table, and allocates its variables and the buckets of its index again.
 
         While a value that the client assigned is still referred to, the first change of a row would copy all of it, and
         so use the memory of all rows; a value that is assigned in a function is not.

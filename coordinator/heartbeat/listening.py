@@ -1,9 +1,9 @@
 """Where a TensorFlow server of this process can be reached: at one address of the machine, or at all of them.
 
-TensorFlow listens at every address of the machine, whatever host its own address names, and authenticates nobody:
-whoever reaches it can run functions in its process, and read and write its files. The kernel can be asked to drop what
-is sent to its port at any other address, by a packet filter of the listening sockets, which needs no rights (`man 7
-socket`, SO_ATTACH_FILTER). Who connects to another address sees a host that does not answer.
+TensorFlow listens at every address of the machine, whatever host its own address names, and has no authentication:
+each client that reaches it can run functions in its process, and read and write its files. The kernel can be asked to
+drop what is sent to its port at any other address, by a packet filter of the listening sockets, which needs no rights
+(`man 7 socket`, SO_ATTACH_FILTER). A client that connects to another address sees a host that does not answer.
 
 Between the moment that TensorFlow listens and that of the filter are some milliseconds; connections that TensorFlow has
 accepted then are shut down. The filter lasts as long as the sockets, whose connections inherit it.

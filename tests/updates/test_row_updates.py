@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from coordinator import updates
+from tests.updates.trained_twice import train_twice
 
-TIMEOUT = 240.0
 ROWS, WIDTH, STEPS = 8, 2, 4
 IDS = np.array([1, 5, 1, 6])
 TOUCHED, OTHERS = [1, 5, 6], [0, 2, 3, 4, 7]
@@ -48,19 +48,7 @@ def test_pushed_rows_change_as_in_one_process_with_dense_gradients(strategy, nam
         variables, optimizer = new()
         rule = RULES[name](optimizer, variables)
 
-    @tf.function
-    def step():
-        with rule.pull() as version:
-            found = gradients(variables)
-        assert isinstance(found[0], tf.IndexedSlices)
-        return rule.push(found, version)
-
-    here, here_optimizer = new()
-    for _ in range(STEPS):
-        assert strategy.schedule(step, worker=0).result(TIMEOUT)
-        if name == "Delayed":
-            assert rule.flush() == 1
-        here_optimizer.apply([tf.convert_to_tensor(each) for each in gradients(here)], here)
+    here = train_twice(strategy, rule, variables, new, gradients, STEPS)
     np.testing.assert_allclose(np.asarray(variables[0])[TOUCHED], np.asarray(here[0])[TOUCHED], rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(np.asarray(variables[0])[OTHERS], TABLE[OTHERS])
     if name != "ModelAverage":

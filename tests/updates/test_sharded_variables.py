@@ -10,6 +10,7 @@ import tensorflow as tf
 from coordinator import updates
 from tests.ps_strategy.sharded.partitioners import partitioned
 from tests.updates.descent import descend
+from tests.updates.trained_twice import train_twice
 
 TIMEOUT = 240.0
 ROWS, WIDTH, STEPS = 8, 2, 4
@@ -58,19 +59,7 @@ def test_pushes_change_sharded_variables_as_one_process_changes_plain_ones(strat
         rule = RULES[name](optimizer, variables)
     assert [len(each.value.parts) for each in variables[:2]] == [3, 3]
 
-    @tf.function
-    def step():
-        with rule.pull() as version:
-            found = gradients(variables)
-        assert isinstance(found[0], tf.IndexedSlices)
-        return rule.push(found, version)
-
-    here, here_optimizer = new()
-    for _ in range(STEPS):
-        assert strategy.schedule(step, worker=0).result(TIMEOUT)
-        if name == "Delayed":
-            assert rule.flush() == 1
-        here_optimizer.apply([tf.convert_to_tensor(each) for each in gradients(here)], here)
+    here = train_twice(strategy, rule, variables, new, gradients, STEPS)
     if name != "ModelAverage":
         # The kernel of that rule is on the workers.
         np.testing.assert_allclose(np.asarray(variables[0])[TOUCHED], np.asarray(here[0])[TOUCHED], rtol=1e-5)

@@ -317,7 +317,7 @@ def _join_as_client(definition: ClusterDefinition) -> str:
 
 
 def _restrict_reach(address: str) -> None:
-    """Lets nobody from outside of this machine reach the client, if its address is one that only this machine has."""
+    """Refuses connections from other machines to the client, if its address is one that only this machine has."""
     host, port = parse_address(address)
     if (networks := networks_of(host)) is not None:
         try:

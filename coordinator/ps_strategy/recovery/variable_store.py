@@ -68,7 +68,7 @@ class ClientState(Protocol):
         """Sets the initial state; the restoring of a checkpoint may follow."""
 
     def hold(self) -> None:
-        """Has whoever uses the state wait until `resume`, as it is about to be replaced."""
+        """Makes users of the state wait until `resume`, because it is about to be replaced."""
 
     def resume(self) -> None:
         """Undoes `hold`."""

@@ -1,4 +1,4 @@
-"""A `tf.Variable` whose value is stored elsewhere: in several variables, or in a table.
+"""A `tf.Variable` whose value is stored in several other variables.
 
 It has a handle of the whole shape without a value, which takes no memory. The handle is what gradient tapes know the
 variable by: they have gradients with respect to it as for any other variable, also through branches, loops and

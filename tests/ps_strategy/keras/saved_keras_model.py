@@ -8,6 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+STEPS = 6
+TIMEOUT = 120.0
 BATCH = (
     np.array([["a", "b"], ["c", "a"], ["?", "c"]]),
     np.array([[1.0], [5.0], [3.0]], np.float32),
@@ -39,6 +41,14 @@ def make_step(model: Any) -> Any:
         return loss
 
     return step
+
+
+def train(strategy: Any, model: Any, steps: int = STEPS) -> None:
+    """Trains the model on the workers, by this number of steps."""
+    step = make_step(model)
+    for _ in range(steps):
+        strategy.schedule(step, args=BATCH)
+    strategy.join(TIMEOUT)
 
 
 def inputs() -> dict[str, Any]:

@@ -5,20 +5,19 @@ import pytest
 import tensorflow as tf
 
 from tests.ps_strategy.every_worker import on_every_worker
-from tests.ps_strategy.keras.saved_keras_model import BATCH, inputs, load_and_check, make_model, make_step, save
+from tests.ps_strategy.keras.saved_keras_model import (
+    BATCH,
+    STEPS,
+    inputs,
+    load_and_check,
+    make_model,
+    make_step,
+    save,
+    train,
+)
 
 # Warnings of Keras itself.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
-
-STEPS = 6
-TIMEOUT = 120.0
-
-
-def train(strategy, model):
-    step = make_step(model)
-    for _ in range(STEPS):
-        strategy.schedule(step, args=BATCH)
-    strategy.join(TIMEOUT)
 
 
 @pytest.fixture(scope="module")

@@ -5,21 +5,21 @@ import pytest
 import tensorflow as tf
 
 from tests.ps_strategy.every_worker import on_every_worker
-from tests.ps_strategy.keras.saved_keras_model import BATCH, inputs, load_and_check, make_model, make_step, save
+from tests.ps_strategy.keras.saved_keras_model import (
+    BATCH,
+    STEPS,
+    inputs,
+    load_and_check,
+    make_model,
+    make_step,
+    save,
+    train,
+)
 
 # Warnings of Keras itself.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
 
-STEPS = 6
-TIMEOUT = 120.0
 PARTITIONER = tf.distribute.experimental.partitioners.FixedShardsPartitioner(3)
-
-
-def train(strategy, model, steps=STEPS):
-    step = make_step(model)
-    for _ in range(steps):
-        strategy.schedule(step, args=BATCH)
-    strategy.join(TIMEOUT)
 
 
 @pytest.fixture(scope="module")

@@ -45,9 +45,7 @@ def with_parts(optimizer: Any) -> Any:
 
     A variable that has slots in other parts, or in one, is left whole.
     """
-    # `copy.copy` would serialize and deserialize it.
-    view = object.__new__(type(optimizer))
-    view.__dict__.update(optimizer.__dict__)
+    view = view_of(optimizer)
     # Private, here and below: an optimizer's slots are lists in the order of the variables that it was built with.
     variables = optimizer._trainable_variables
     if all(len(parts_of(variable)) == 1 for variable in variables):
@@ -71,6 +69,20 @@ def with_parts(optimizer: Any) -> Any:
             decays[key] = optimizer._use_weight_decay(variable)
     # The second is a cache of which variables' weights decay, which depends on names.
     view.__dict__.update(_trainable_variables_indices=indices, _exclude_from_weight_decay_cache=decays)
+    return view
+
+
+def view_of(optimizer: Any, kind: Any = None, **attributes: Any) -> Any:
+    """Returns an optimizer that shares the attributes of another one, but for those given.
+
+    Args:
+      optimizer: is not changed.
+      kind: the class of the view; None for that of the optimizer.
+      attributes: of the view alone.
+    """
+    # `copy.copy` would serialize and deserialize it.
+    view = object.__new__(kind or type(optimizer))
+    view.__dict__.update(vars(optimizer), **attributes)
     return view
 
 

@@ -27,6 +27,7 @@ from coordinator.ps_strategy.keras.internals.parts import (
     parts_of,
     slot_lists,
     variable_of,
+    view_of,
     with_parts,
 )
 from coordinator.ps_strategy.keras.internals.stand_ins import Rows
@@ -123,11 +124,9 @@ def _may_update_parts(optimizer: Any, variables: Sequence[Any]) -> bool:
 def _by_rows(optimizer: Any, variables: Sequence[Any]) -> Any:
     """Returns a view of an optimizer that changes single rows of these variables, and sharded ones by parts."""
     kind: Any = type(optimizer)
-    view = object.__new__(_by_rows_class(kind))
-    view.__dict__.update(vars(with_parts(optimizer)))
     changed = [each for variable in variables for each in (variable, *parts_of(variable))]
-    view.__dict__["by_rows"] = frozenset(id(variable_of(each)) for each in changed)
-    return view
+    by_rows = frozenset(id(variable_of(each)) for each in changed)
+    return view_of(with_parts(optimizer), _by_rows_class(kind), by_rows=by_rows)
 
 
 @functools.cache
@@ -184,17 +183,14 @@ class _ByRows:
 
 def _with_slots_of(optimizer: Any, variable: Any, indices: Any) -> Any:
     """Returns a view of an optimizer that has the given rows in place of this variable, and of its slots."""
-    # The class that `_by_rows_class` was given.
-    view: Any = object.__new__(type(optimizer).__mro__[2])
-    view.__dict__.update(vars(optimizer))
     number = optimizer._get_variable_index(variable)
+    # The class that `_by_rows_class` was given. The attribute is private, as `_var_key` above.
+    view = view_of(optimizer, type(optimizer).__mro__[2], _get_variable_index=lambda _: number)
     for name, slots in slot_lists(optimizer).items():
         slot = variable_of(slots[number])
         # One that has no rows, such as a count of the variable's updates, is used as it is.
         if name not in _NO_SLOTS and isinstance(slot, tf.Variable) and slot.shape[:1] == variable.shape[:1]:
             view.__dict__[name] = [*slots[:number], Rows(slot, indices), *slots[number + 1 :]]
-    # Private, as `_var_key` above.
-    view.__dict__["_get_variable_index"] = lambda _: number
     return view
 
 

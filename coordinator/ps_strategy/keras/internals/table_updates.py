@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from coordinator.ps_strategy.keras.internals.optimizers import clipped, without_repeats
-from coordinator.ps_strategy.keras.internals.parts import variable_of
+from coordinator.ps_strategy.keras.internals.parts import variable_of, view_of
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
 
@@ -60,7 +60,7 @@ def table_updates() -> Iterator[None]:
         averages = self._model_variables_moving_average
         pairs = zip(trainable_variables, averages, strict=True)
         others = [each for each, average in pairs if average is not None]
-        view = _view(self, _model_variables_moving_average=[each for each in averages if each is not None])
+        view = view_of(self, _model_variables_moving_average=[each for each in averages if each is not None])
         stock_overwrite(view, others)
 
     with contextlib.ExitStack() as stack:
@@ -103,12 +103,5 @@ def _apply(stock: _Apply, optimizer: Any, gradients: Sequence[Any], variables: S
         return found[: len(gradients)]
 
     # Private: Keras calls it on the optimizer, once in an update.
-    view = _view(optimizer, _clip_gradients=clip)
+    view = view_of(optimizer, _clip_gradients=clip)
     stock(view, [gradient for gradient, _ in others], [variable for _, variable in others])
-
-
-def _view(optimizer: Any, **attributes: Any) -> Any:
-    # `copy.copy` would serialize and deserialize it.
-    view = object.__new__(type(optimizer))
-    view.__dict__.update(vars(optimizer), **attributes)
-    return view
