@@ -23,12 +23,11 @@ import tensorflow as tf
 
 from coordinator.data.epochs_state import EpochsState
 from coordinator.data.ledger import EpochsStatistics, Ledger
+from coordinator.data.position_range import PositionRange
 from coordinator.data.range_order import RangeOrder
 from coordinator.data.source import IN_ORDER, Source
 from coordinator.errors import ClosureCancelledError, ClosureQuarantined, ParameterServerLost, WorkerLost
 from coordinator.future import Future
-from coordinator.ps_strategy.calls.position_range import PositionRange
-from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.queueing.interrupts import uninterrupted
 from coordinator.setting_checks import check_integer
 
@@ -101,16 +100,14 @@ class Epochs(tf.train.experimental.PythonState):
         self._strategy_raises = True
         self._is_reset = self._is_held = False
 
-    def on(
-        self, strategy: ParameterServerStrategy, on_bad_range: Literal["raise", "skip"] = "raise"
-    ) -> Iterator[PositionRange]:
+    def on(self, strategy: Any, on_bad_range: Literal["raise", "skip"] = "raise") -> Iterator[PositionRange]:
         """Hands out the ranges that are left, until all are done: every range in order, those given back first.
 
         Schedule a function with each. A range is handed out again if its function failed for good or was cancelled, and
         if a checkpoint of before was restored.
 
         Args:
-          strategy: what the functions are scheduled on.
+          strategy: the `ParameterServerStrategy` that the functions are scheduled on.
           on_bad_range: what to do when a function has failed for good: "raise" its error, here or as the strategy does;
             or "skip" the range after `Options.max_attempts` such failures, with a warning; `statistics` lists it.
 
@@ -191,7 +188,7 @@ class Epochs(tf.train.experimental.PythonState):
     def __repr__(self) -> str:
         return f"<Epochs: {self.remaining} of {self._ledger.total} ranges of {self._source!r} are left>"
 
-    def _hand_out(self, strategy: ParameterServerStrategy) -> Iterator[PositionRange]:
+    def _hand_out(self, strategy: Any) -> Iterator[PositionRange]:
         ahead = max(_AHEAD, _AHEAD_PER_WORKER * len(strategy.cluster.workers))
         interval = strategy.extended.services.options.stall_report_interval
         unscheduled: dict[int, None] = {}
@@ -217,9 +214,7 @@ class Epochs(tf.train.experimental.PythonState):
             unscheduled[number] = None
         return self._positions(number)
 
-    def _wait_next(
-        self, strategy: ParameterServerStrategy, ahead: int, interval: float, unscheduled: dict[int, None]
-    ) -> bool:
+    def _wait_next(self, strategy: Any, ahead: int, interval: float, unscheduled: dict[int, None]) -> bool:
         """Waits until a range may be handed out; returns False if all are done."""
         ledger = self._ledger
         with self._changed:
@@ -256,7 +251,7 @@ class Epochs(tf.train.experimental.PythonState):
             "it was restored. Put them into the tf.train.Checkpoint of the model, and save it early."
         )
 
-    def _report_stall(self, strategy: ParameterServerStrategy, seconds: float) -> None:
+    def _report_stall(self, strategy: Any, seconds: float) -> None:
         out = self._ledger.count_out
         self._changed.release()
         try:

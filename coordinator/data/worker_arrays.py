@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-
 
 class WorkerArrays:
     """Arrays for scheduled functions, which read their worker's copy; elsewhere the client's own are read.
@@ -25,7 +23,7 @@ class WorkerArrays:
 
     def prepare(self, strategy: Any) -> None:
         """Gives each worker of a strategy its copies, when it first reads them. A second call has no effect."""
-        if strategy not in self._copies and isinstance(strategy, ParameterServerStrategy):
+        if strategy not in self._copies and _has_workers(strategy):
             with strategy.scope():
                 self._copies[strategy] = [
                     tf.Variable(each, trainable=False, per_worker_variable=True, name="data") for each in self._values
@@ -38,7 +36,7 @@ class WorkerArrays:
           RuntimeError: `prepare` was not called for its strategy.
         """
         strategy = tf.distribute.get_strategy()
-        if tf.executing_eagerly() or not isinstance(strategy, ParameterServerStrategy):
+        if tf.executing_eagerly() or not _has_workers(strategy):
             if self._local is None:
                 with tf.init_scope(), tf.device("/device:CPU:0"):
                     self._local = [tf.constant(each) for each in self._values]
@@ -49,3 +47,8 @@ class WorkerArrays:
                 "schedule the function in its loop."
             )
         return self._copies[strategy]
+
+
+def _has_workers(strategy: Any) -> bool:
+    # Its class is in a layer above.
+    return hasattr(strategy, "parameter_servers")

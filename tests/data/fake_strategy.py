@@ -4,9 +4,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from coordinator.data.position_range import position_ranges
 from coordinator.future import Future
 from coordinator.options import Options
-from coordinator.ps_strategy.calls.position_range import position_ranges
 from coordinator.testing.fake_runtime import FakeRuntime
 from coordinator.workers.scheduler import Scheduler
 

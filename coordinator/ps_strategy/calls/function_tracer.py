@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from coordinator.data.position_range import PositionRange
 from coordinator.future import Future
-from coordinator.ps_strategy.calls.position_range import PositionRange
 from coordinator.ps_strategy.calls.retraced_functions import RetracedFunctions
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall, TracedFunction
 from coordinator.ps_strategy.fusing.repeated_function import is_stackable

@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.data.position_range import position_ranges
 from coordinator.errors import ClosureCancelledError
 from coordinator.future import Future
-from coordinator.ps_strategy.calls.position_range import position_ranges
 from coordinator.ps_strategy.calls.renewed_functions import RenewedFunctions
 from coordinator.ps_strategy.fusing import repeated_function
 from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
