@@ -22,7 +22,7 @@ from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWor
 from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes, worker_number
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.sharded.creation import Partitioner, create_sharded, part_sizes, partition_by
-from coordinator.ps_strategy.sharded.initial_values import initial_value_of
+from coordinator.ps_strategy.sharded.initial_values import RowsInBlocks, initial_value_of
 from coordinator.ps_strategy.sharded.placement import Placement
 from coordinator.ps_strategy.sharded.sharded_variable import ShardedVariable
 from coordinator.ps_strategy.tensorflow_internals.handles import resource_creator_scope
@@ -198,6 +198,8 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         """
         with tf.device(None), tf.device(device):
             variable = next_creator(**kwargs)
+            if isinstance(value := kwargs.get("initial_value"), RowsInBlocks):
+                value.write(variable)
         make_shared(variable)
         self._variables.add(variable, kwargs.get("initial_value") if again is None else again)
         return variable

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from coordinator.ps_strategy.sharded.initial_values import RowsInBlocks
 from coordinator.ps_strategy.tensorflow_internals.handles import new_handle, replace_handles
 from coordinator.ps_strategy.tensorflow_internals.mutable_tables import (
     TableResource,
@@ -229,7 +230,7 @@ def _repeatable(variable: Any, initial_value: Any) -> Any:
 
 
 def _initialize(variable: Any) -> None:
-    initial_value = getattr(variable, _INITIAL_VALUE)
+    initial_value = given = getattr(variable, _INITIAL_VALUE)
     with tf.device(variable.device):
         if callable(initial_value):
             initial_value = initial_value()
@@ -241,6 +242,9 @@ def _initialize(variable: Any) -> None:
             )
             initial_value = tf.zeros(_smallest(variable.shape), variable.dtype)
         variable.assign(initial_value, read_value=False)
+        if isinstance(given, RowsInBlocks):
+            del initial_value
+            given.write(variable)
 
 
 def _smallest(shape: tf.TensorShape) -> list[int]:

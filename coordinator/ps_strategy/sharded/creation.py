@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.sharded.initial_values import InitialValue
+from coordinator.ps_strategy.sharded.initial_values import InitialValue, RowsInBlocks
 from coordinator.ps_strategy.sharded.partition import Partition
 from coordinator.ps_strategy.sharded.sharded_variable import ShardedVariable
 
@@ -76,7 +76,7 @@ def create_sharded(
             "name": f"{name}/part_{number}",
             "shape": tf.TensorShape([count]).concatenate(initial.shape[1:]),
             "dtype": initial.dtype,
-            "initial_value": functools.partial(initial.rows, first, count),
+            "initial_value": _initial_rows(initial, first, count),
             # Gradients are those of the whole variable.
             "trainable": False,
             "constraint": None,
@@ -93,3 +93,10 @@ def create_sharded(
         constraint=arguments.get("constraint"),
         **{option: arguments[option] for option in _OPTIONS if arguments.get(option) is not None},
     )
+
+
+def _initial_rows(initial: InitialValue, first: int, count: int) -> Callable[[], Any]:
+    # A function that is being traced would write them whenever it runs.
+    if initial.block_rows is None or initial.block_rows >= count or not tf.executing_eagerly():
+        return functools.partial(initial.rows, first, count)
+    return RowsInBlocks(initial, first, count)

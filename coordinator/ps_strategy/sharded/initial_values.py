@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +22,46 @@ class InitialValue:
       dtype: likewise.
       rows: called with the first row and the number of rows, returns these rows.
       whole: what to give to the constructor of a variable that is not sharded.
+      block_rows: how many rows are computed together, at multiples of this number; None for all that are asked for.
     """
 
     shape: tf.TensorShape
     dtype: tf.DType
     rows: Callable[[int, int], Any]
     whole: Any
+    block_rows: int | None = None
+
+
+class RowsInBlocks:
+    """The initial value of some rows, written block by block: a server needs memory for the rows and one block.
+
+    Args:
+      initial: the initial value of all rows; with `block_rows`.
+      first: the first of the rows.
+      count: the number of rows.
+    """
+
+    def __init__(self, initial: InitialValue, first: int, count: int) -> None:
+        self._initial, self._first, self._count = initial, first, count
+
+    def __call__(self) -> tf.Tensor:
+        """Returns memory for the rows, whose content is not defined until `write`."""
+        shape = [self._count, *self._initial.shape[1:]]
+        return tf.raw_ops.Empty(shape=shape, dtype=self._initial.dtype, init=False)
+
+    def write(self, variable: tf.Variable) -> None:
+        """Writes all rows into a variable that has them, and no others."""
+        size, end = self._initial.block_rows, self._first + self._count
+        assert size is not None
+        borders = [self._first, *range(self._first // size * size + size, end, size), end]
+        for begin, following in itertools.pairwise(borders):
+            tf.raw_ops.ResourceStridedSliceAssign(
+                ref=variable.handle,
+                begin=[begin - self._first],
+                end=[following - self._first],
+                strides=[1],
+                value=self._initial.rows(begin, following - begin),
+            )
 
 
 def initial_value_of(value: Any, shape: Any = None, dtype: Any = None, name: str | None = None) -> InitialValue:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from tests.ps_strategy.sharded.partitioners import partitioned
 
 VALUE = np.arange(20, dtype=np.float32).reshape(10, 2)
@@ -74,6 +75,54 @@ def test_a_variable_of_keras_has_the_values_that_it_has_in_one_piece(strategy, i
         table = keras.Variable(keras.initializers.get(initializer), shape=(10, 2), dtype="float32")
     assert len(table.value.variables) == 3
     np.testing.assert_array_equal(np.asarray(table), np.asarray(whole))
+
+
+def test_large_random_values_do_not_depend_on_the_number_of_parts(strategy, monkeypatch):
+    monkeypatch.setattr("coordinator.ps_strategy.keras.internals.initial_values._BLOCK_BYTES", 64)
+    store = VariableStore()
+    monkeypatch.setattr(strategy.extended, "_variables", store)
+    tables = []
+    for parts in (2, 3):
+        with strategy.scope(), partitioned(parts):
+            tables.append(keras.Variable(keras.initializers.RandomNormal(seed=7), shape=(41, 4), dtype="float32"))
+    values = np.asarray(tables[0])
+    assert np.unique(values).size == values.size
+    np.testing.assert_array_equal(np.asarray(tables[1]), values)
+    store.renew()
+    store.initialize_rest()
+    for table in tables:
+        np.testing.assert_array_equal(np.asarray(table), values)
+
+
+CREATION = """
+import re
+import keras, tensorflow as tf
+import coordinator
+from coordinator.testing import LocalCluster
+with LocalCluster(workers=1, ps=1) as cluster:
+    strategy = coordinator.ParameterServerStrategy(
+        cluster.resolver, tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+    )
+
+    def create(rows):
+        with strategy.scope():
+            return keras.Variable(keras.initializers.GlorotUniform(), shape=(rows, 64), dtype="float32")
+
+    def used():
+        with open(f"/proc/{cluster.pid('ps', 0)}/status", encoding="utf-8") as status:
+            return int(re.search(r"^VmHWM:\\s+(\\d+) kB$", status.read(), re.MULTILINE)[1]) << 10
+
+    small = create(2**16)  # of 16 MB, which are more than a block
+    before = used()
+    large = create(2**20)
+    print((used() - before) / 2**28)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_a_server_needs_little_more_memory_than_the_parts_that_it_creates(run_program):
+    assert 0.9 < float(run_program(CREATION).stdout) < 1.1
 
 
 def test_slots_are_sharded_like_their_variable(strategy):

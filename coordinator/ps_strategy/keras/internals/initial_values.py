@@ -17,7 +17,7 @@ from keras.src.initializers.random_initializers import compute_fans
 
 from coordinator.ps_strategy.sharded.initial_values import InitialValue, rows_of_whole
 
-_BLOCK_BYTES = 2**24
+_BLOCK_BYTES = 2**22
 
 _initializers = keras.initializers
 _CONSTANT = {kind.__call__ for kind in (_initializers.Zeros, _initializers.Ones, _initializers.Constant)}
@@ -37,7 +37,8 @@ def initial_value_of_keras(function: Any) -> InitialValue | None:
     if not isinstance(variable, keras.Variable):
         return None
     shape, dtype = tf.TensorShape(variable._shape), tf.as_dtype(variable.dtype)
-    return InitialValue(shape, dtype, _Rows(initializer, shape, dtype, variable.path, function), function)
+    rows = _Rows(initializer, shape, dtype, variable.path, function)
+    return InitialValue(shape, dtype, rows, function, rows.block_rows if rows.are_drawn else None)
 
 
 class _Rows:
@@ -54,15 +55,25 @@ class _Rows:
         kind = type(self._initializer).__call__
         if kind in _CONSTANT and np.ndim(getattr(self._initializer, "value", 0)) == 0:
             return self._initializer([count, *self._shape[1:]], dtype=self._dtype.name)
-        if kind in _INDEPENDENT or kind is _SCALED:
+        if self.are_drawn:
             blocks = [self._drawn(*block) for block in self._blocks(first, count)]
             return blocks[0] if len(blocks) == 1 else tf.concat(blocks, 0)
         return rows_of_whole(self._whole, self._shape, self._dtype, self._name, first, count)
 
+    @property
+    def are_drawn(self) -> bool:
+        """Whether the initializer draws random values that do not depend on each other."""
+        kind = type(self._initializer).__call__
+        return kind in _INDEPENDENT or kind is _SCALED
+
+    @property
+    def block_rows(self) -> int:
+        """The number of rows that are drawn together."""
+        return max(1, _BLOCK_BYTES // (self._dtype.size * max(1, self._shape[1:].num_elements() or 0)))
+
     def _blocks(self, first: int, count: int) -> list[tuple[int, int, int, int]]:
         """Returns the number and size of each block that has some of the rows, and which of its rows these are."""
-        size = max(1, _BLOCK_BYTES // (self._dtype.size * max(1, self._shape[1:].num_elements())))
-        end = first + count
+        size, end = self.block_rows, first + count
         return [
             (begin // size, min(size, self._shape[0] - begin), max(0, first - begin), min(size, end - begin))
             for begin in range(first // size * size, end, size)
