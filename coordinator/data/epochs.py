@@ -55,6 +55,10 @@ class Epochs(tf.train.experimental.PythonState):
       batches_per_range: the number of batches that a function is given in one range.
       drop_remainder: whether the last range of an epoch is left out if it has fewer examples than the others.
 
+    Attributes:
+      source: as given.
+      settings: the others, but for the number of epochs.
+
     Raises:
       TypeError: `source` is none.
       ValueError: a number is not positive, or no range is left.
@@ -78,7 +82,7 @@ class Epochs(tf.train.experimental.PythonState):
             check_integer(name, number, minimum=1)
         if shuffle is not None:
             check_integer("shuffle", shuffle, minimum=0)
-        self._source = source
+        self.source = self._source = source
         self._width = batch_size * batches_per_range
         self._per_epoch = source.size // self._width if drop_remainder else -(-source.size // self._width)
         if not self._per_epoch:
@@ -90,7 +94,7 @@ class Epochs(tf.train.experimental.PythonState):
         self._order = RangeOrder(
             self._per_epoch, shuffles=shuffle is not None and not source.mixes_all, seed=self._seed
         )
-        self._state = EpochsState.of(source, batch_size, shuffle, batches_per_range, drop_remainder)
+        self.settings = self._state = EpochsState.of(source, batch_size, shuffle, batches_per_range, drop_remainder)
         self._changed = threading.Condition()
         self._ledger = Ledger(self._per_epoch * epochs)
         # Of functions with a range, for loops that raise them themselves.
@@ -100,7 +104,9 @@ class Epochs(tf.train.experimental.PythonState):
         self._strategy_raises = True
         self._is_reset = self._is_held = False
 
-    def on(self, strategy: Any, on_bad_range: Literal["raise", "skip"] = "raise") -> Iterator[PositionRange]:
+    def on(
+        self, strategy: Any, on_bad_range: Literal["raise", "skip"] = "raise", until: int | None = None
+    ) -> Iterator[PositionRange]:
         """Hands out the ranges that are left, until all are done: every range in order, those given back first.
 
         Schedule a function with each. A range is handed out again if its function failed for good or was cancelled, and
@@ -110,6 +116,7 @@ class Epochs(tf.train.experimental.PythonState):
           strategy: the `ParameterServerStrategy` that the functions are scheduled on.
           on_bad_range: what to do when a function has failed for good: "raise" its error, here or as the strategy does;
             or "skip" the range after `Options.max_attempts` such failures, with a warning; `statistics` lists it.
+          until: the number of the epoch to end before, for example to evaluate; None for the end of all.
 
         Yields:
           An int64 vector for `Source.read`: the epoch, the position of the first example in it, the number of examples,
@@ -131,6 +138,8 @@ class Epochs(tf.train.experimental.PythonState):
             )
         self._most_failures = options.max_attempts if on_bad_range == "skip" else None
         self._strategy_raises = options.stop_on_error
+        with self._changed:
+            self._ledger.limit = self._ledger.total if until is None else until * self._per_epoch
         strategy.extended.services.variables.add_state(self)
         self._source.prepare(strategy)
         return self._hand_out(strategy)
@@ -139,7 +148,7 @@ class Epochs(tf.train.experimental.PythonState):
     def done(self) -> bool:
         """Whether every range of all epochs is done."""
         with self._changed:
-            return self._ledger.is_over
+            return self._ledger.below == self._ledger.total
 
     @property
     def remaining(self) -> int:
@@ -156,17 +165,13 @@ class Epochs(tf.train.experimental.PythonState):
     def statistics(self) -> EpochsStatistics:
         """Returns how far the epochs have come."""
         with self._changed:
-            ledger = self._ledger
-            skipped = sorted(ledger.skipped)
-            found = EpochsStatistics(
-                ranges=ledger.total,
-                done=ledger.count_done,
-                out=ledger.count_out,
-                skipped=(),
-                given_back=ledger.given_back,
-                rolled_back=ledger.rolled_back,
-            )
+            found, skipped = self._ledger.statistics(), sorted(self._ledger.skipped)
         return dataclasses.replace(found, skipped=tuple(map(self._extent, skipped)))
+
+    def begin_at(self, epoch: int) -> None:
+        """Continues with an epoch as if those before it were done; without effect if they are."""
+        with self._changed:
+            self._ledger.skip_below(epoch * self._per_epoch)
 
     def serialize(self) -> str:
         """Returns the state, which TensorFlow stores in a checkpoint."""

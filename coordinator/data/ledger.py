@@ -45,6 +45,7 @@ class Ledger:
 
     Attributes:
       total: as given.
+      limit: ranges from this number on are not handed out.
       below: all ranges with smaller numbers are done.
       done: further ranges that are done.
       skipped: those of the done ones that were given up.
@@ -54,6 +55,7 @@ class Ledger:
 
     def __init__(self, total: int) -> None:
         self.total = total
+        self.limit = total
         self.below = 0
         self.done: set[int] = set()
         self.skipped: set[int] = set()
@@ -82,14 +84,25 @@ class Ledger:
 
     @property
     def is_over(self) -> bool:
-        """Whether all ranges are done."""
-        return self.below == self.total
+        """Whether all ranges below the limit are done."""
+        return self.below >= min(self.limit, self.total)
+
+    def statistics(self) -> EpochsStatistics:
+        """Returns how far it has come, without what was skipped."""
+        return EpochsStatistics(
+            ranges=self.total,
+            done=self.count_done,
+            out=self.count_out,
+            skipped=(),
+            given_back=self.given_back,
+            rolled_back=self.rolled_back,
+        )
 
     def has_next(self) -> bool:
         """Returns whether a range can be handed out now."""
         while self._next < self.total and (self.is_done(self._next) or self._next in self._out):
             self._next += 1
-        return bool(self._again) or self._next < self.total
+        return (self._again[0] if self._again else self._next) < min(self.limit, self.total)
 
     def next(self) -> int:
         """Hands out the next range: the smallest number of those given back, then the others in order."""
@@ -138,12 +151,17 @@ class Ledger:
             self.skipped.add(number)
             self._add_done(number)
 
+    def skip_below(self, number: int) -> None:
+        """Begins with a range as if all before it were done."""
+        if number > self.below:
+            self.restore(number, self.done, self.skipped)
+
     def restore(self, below: int, done: Iterable[int], skipped: Iterable[int] = ()) -> None:
         """Replaces what is done. What is out stays out: its functions run on the restored model."""
         before = self.count_done
         self.below = min(below, self.total)
         # There may be fewer epochs than before.
-        self.done = {number for number in done if number < self.total}
+        self.done = {number for number in done if self.below <= number < self.total}
         self.skipped = {number for number in skipped if number < self.total}
         self._raise_watermark()
         # Restoring may be a reset, after which a checkpoint is restored.

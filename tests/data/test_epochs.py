@@ -69,6 +69,17 @@ def test_every_example_of_every_epoch_is_trained_once(source):
     assert (epochs.done, epochs.remaining, epochs.epoch) == (True, 0, 2)
 
 
+def test_a_loop_may_end_before_an_epoch_and_the_next_one_goes_on(source):
+    model, epochs = Model(), Epochs(source, batch_size=10, epochs=3)
+    epochs.begin_at(1)
+    epochs.begin_at(0)  # It is further.
+    with strategy_of() as strategy:
+        for end in (2, 3):
+            train(strategy, epochs, model.step, until=end)
+            assert (epochs.epoch, epochs.done) == (end, end == 3)
+    assert model.visits == Counter({(epoch, each): 1 for epoch in (1, 2) for each in range(103)})
+
+
 def test_the_last_range_is_shorter_or_dropped_and_ranges_may_have_several_batches(source):
     for settings, counts in (
         ({"batch_size": 50}, [50, 50, 3]),

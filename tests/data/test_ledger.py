@@ -17,6 +17,19 @@ def handed_out(ledger: Ledger, count: int) -> list[int]:
     return numbers
 
 
+def test_no_range_above_the_limit_is_handed_out_although_one_was_given_back() -> None:
+    ledger = Ledger(6)
+    first, *_ = handed_out(ledger, 4)
+    ledger.give_back(3)
+    ledger.limit = 2
+    assert not ledger.has_next()
+    for number in (first, 1):
+        ledger.finish(number)
+    assert ledger.is_over
+    ledger.limit = 6
+    assert handed_out(ledger, 3) == [3, 4, 5]
+
+
 def test_ranges_are_handed_out_in_order_until_all_are_done() -> None:
     ledger = Ledger(3)
     assert handed_out(ledger, 3) == [0, 1, 2]
