@@ -249,7 +249,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
           ValueError: the manager's checkpoint was saved with `enable_async` before.
         """
         self._recovery.restore_from(source, step, on_rollback)
-        self._scheduler.recovery.recover_with(self._recovery.try_once)
+        self._scheduler.recovery.recover_with(self._recovery.try_once, self._recovery.states_held)
 
     def local_results(self, structure: Any) -> Any:
         """Waits for the futures in a structure, and returns it with their results; None where they failed."""

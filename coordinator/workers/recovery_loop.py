@@ -9,6 +9,7 @@ Guarantees: without a way to recover, a lost parameter server is an error at onc
 user's program notices only the time that it takes. There is one thread, and it ends with `stop`.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -38,6 +39,7 @@ class RecoveryLoop(BackgroundThread):
         self._queue = queue
         self._options = options
         self._recover: Callable[[], bool] | None = None
+        self._meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         # The server whose loss began the recovery, for the log.
         self._lost = ""
         self._begun = threading.Event()
@@ -50,14 +52,19 @@ class RecoveryLoop(BackgroundThread):
         with self._changed:
             self._changed.notify_all()
 
-    def recover_with(self, recover: Callable[[], bool]) -> None:
+    def recover_with(
+        self,
+        recover: Callable[[], bool],
+        meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         """Sets how lost parameter servers are recovered.
 
         Args:
           recover: tries once to restore all parameter servers; returns False if one of them does not answer yet, raises
             what makes recovery impossible. Called on the thread of this class, while no closure runs.
+          meanwhile: returns a scope for all attempts of a recovery, of which a failed one may leave half of the state.
         """
-        self._recover = recover
+        self._recover, self._meanwhile = recover, meanwhile
 
     def begin(self, error: BaseException) -> bool:
         """Pauses the closures until the recovery of a lost parameter server has ended.
@@ -112,7 +119,8 @@ class RecoveryLoop(BackgroundThread):
         lost_at = time.monotonic()
         text = "%s was lost; no function runs until it answers again and the variables are restored, at most %g s."
         _logger.warning(text, self._lost, self._options.parameter_server_timeout)
-        error = self._recover_in_time(lost_at)
+        with self._meanwhile():
+            error = self._recover_in_time(lost_at)
         if self._stop.is_set():
             return
         if error is not None:

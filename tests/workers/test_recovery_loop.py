@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -28,12 +28,13 @@ class Restorer:
         self._runtime = runtime
         self._scheduler = scheduler
         self._is_back = threading.Event()
-        scheduler.recovery.recover_with(self._recover)
+        scheduler.recovery.recover_with(self.recover)
 
     def restart(self) -> None:
         self._is_back.set()
 
-    def _recover(self) -> bool:
+    def recover(self) -> bool:
+        """Tries once, as the scheduler calls it."""
         self.attempts += 1
         self.running_during_restore.append(self._scheduler.cluster.statistics().running)
         if self.error is not None:
@@ -90,6 +91,35 @@ def test_a_lost_parameter_server_fails_no_closure(
         assert set(restorer.running_during_restore) == {0}, "nothing ran while variables were restored"
         statistics = scheduler.cluster.statistics()
         assert (statistics.finished, statistics.failed, statistics.cancelled) == (12, 0, 0)
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_all_attempts_of_a_recovery_are_in_one_scope(is_given_up: bool) -> None:
+    runtime = FakeRuntime(workers=1)
+    events = []
+    with running_scheduler(runtime) as scheduler:
+        restorer = Restorer(runtime, scheduler)
+
+        @contextlib.contextmanager
+        def scope() -> Iterator[None]:
+            events.append("begins")
+            yield
+            events.append(f"ends after {restorer.recoveries} recoveries")
+
+        scheduler.recovery.recover_with(restorer.recover, scope)
+        runtime.lose_parameter_server()
+        wait_until(lambda: restorer.attempts > 2)
+        assert events == ["begins"]
+        if is_given_up:
+            scheduler.schedule(index_of, "step")
+            restorer.error = ValueError("no checkpoint")
+            with pytest.raises(ValueError, match="no checkpoint"):
+                scheduler.join(LIMIT)
+        else:
+            restorer.restart()
+            scheduler.schedule(index_of, "step").result(LIMIT)
+        wait_until(lambda: len(events) > 1)
+        assert events[:2] == ["begins", f"ends after {int(not is_given_up)} recoveries"]
 
 
 def test_a_parameter_server_lost_while_idle_is_recovered_before_it_is_needed() -> None:

@@ -76,6 +76,9 @@ class VariableRecovery:
       wait_recovered: waits until the parameter servers are recovered, as long as that can be expected; returns whether
         they are. It is called on threads that save a checkpoint.
       quiet: returns a scope in which no scheduled function runs.
+
+    Attributes:
+      states_held: see `VariableStore`.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class VariableRecovery:
     ) -> None:
         self._membership = membership
         self._variables = variables
+        self.states_held = variables.states_held
         self._progress = SavedProgress(finished)
         self._wait_recovered = wait_recovered
         self._quiet = quiet
@@ -186,7 +190,7 @@ class VariableRecovery:
         self._lost.update(self._membership.lost_parameter_servers())
         self._began = self._began or time.monotonic()
         try:
-            with own_executor(), self._variables.states_held():
+            with own_executor():
                 if not self._membership.reconnect_parameter_servers():
                     return None
                 self._is_half_restored = True

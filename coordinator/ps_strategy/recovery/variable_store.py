@@ -14,6 +14,7 @@ import collections
 import contextlib
 import itertools
 import logging
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
@@ -91,6 +92,8 @@ class VariableStore:
         # table on any thread, at any moment, and must not wait for a server.
         self._deleted: collections.deque[TableResource] = collections.deque()
         self._states: weakref.WeakSet[ClientState] = weakref.WeakSet()
+        self._states_lock = threading.Lock()
+        self._are_held = False
 
     def add(self, variable: Any, initial_value: Any) -> None:
         """Adds a variable that was just created.
@@ -112,18 +115,29 @@ class VariableStore:
     @contextlib.contextmanager
     def states_held(self) -> Iterator[None]:
         """A scope in which nothing on the client uses a state that is reset and then restored."""
-        held = list(self._states)
-        for state in held:
-            state.hold()
+        with self._states_lock:
+            self._are_held = True
+            for state in self._states:
+                state.hold()
         try:
             yield
         finally:
+            with self._states_lock:
+                self._are_held = False
+                held = list(self._states)
             for state in held:
                 state.resume()
 
     def add_state(self, state: ClientState) -> None:
         """Adds what is reset with the variables. It is not kept alive; adding it again has no effect."""
-        self._states.add(state)
+        with self._states_lock:
+            self._states.add(state)
+            if self._are_held:
+                state.hold()
+
+    def add_recovered(self, recovered: Recovered) -> None:
+        """Adds what has state beside variables and tables. It is not kept alive."""
+        self._recovered.add(recovered)
 
     def add_table(self, table: Any, resource: TableResource, recovered_by: Recovered | None = None) -> None:
         """Adds a mutable table on a parameter server that was just created, and frees those that were deleted.
@@ -135,7 +149,7 @@ class VariableStore:
         """
         self._tables[table] = _Table(resource, None if recovered_by is None else {})
         if recovered_by is not None:
-            self._recovered.add(recovered_by)
+            self.add_recovered(recovered_by)
         weakref.finalize(table, self._deleted.append, resource).atexit = False
         self._free_deleted()
 
