@@ -15,18 +15,20 @@ Guarantees:
 import dataclasses
 import logging
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
+from coordinator.data.commit_record import CommitRecord
 from coordinator.data.epochs_state import EpochsState
-from coordinator.data.ledger import EpochsStatistics, Ledger
+from coordinator.data.failed_ranges import FailedRanges
+from coordinator.data.ledger import WINDOW, EpochsStatistics, Ledger
 from coordinator.data.position_range import PositionRange
 from coordinator.data.range_order import RangeOrder
 from coordinator.data.source import IN_ORDER, Source
-from coordinator.errors import ClosureCancelledError, ClosureQuarantined, ParameterServerLost, WorkerLost
 from coordinator.future import Future
 from coordinator.queueing.interrupts import uninterrupted
 from coordinator.setting_checks import check_integer
@@ -97,12 +99,11 @@ class Epochs(tf.train.experimental.PythonState):
         self.settings = self._state = EpochsState.of(source, batch_size, shuffle, batches_per_range, drop_remainder)
         self._changed = threading.Condition()
         self._ledger = Ledger(self._per_epoch * epochs)
-        # Of functions with a range, for loops that raise them themselves.
-        self._error: BaseException | None = None
-        self._failures: dict[int, int] = {}
-        self._most_failures: int | None = None
-        self._strategy_raises = True
+        self._failed = FailedRanges(self._ledger)
         self._is_reset = self._is_held = False
+        self._records: weakref.WeakSet[CommitRecord] = weakref.WeakSet()
+        self._restorations = 0
+        self._out: dict[Future, int] = {}
 
     def on(
         self, strategy: Any, on_bad_range: Literal["raise", "skip"] = "raise", until: int | None = None
@@ -136,12 +137,14 @@ class Epochs(tf.train.experimental.PythonState):
                 'on_bad_range="skip" needs coordinator.Options(stop_on_error=False): otherwise the first error of a '
                 "function cancels all others, whose ranges are not at fault."
             )
-        self._most_failures = options.max_attempts if on_bad_range == "skip" else None
-        self._strategy_raises = options.stop_on_error
+        most = options.max_attempts if on_bad_range == "skip" else None
+        self._failed.begin(most=most, strategy_raises=options.stop_on_error)
         with self._changed:
             self._ledger.limit = self._ledger.total if until is None else until * self._per_epoch
         strategy.extended.services.variables.add_state(self)
         self._source.prepare(strategy)
+        for record in list(self._records):
+            record.recover()
         return self._hand_out(strategy)
 
     @property
@@ -175,8 +178,9 @@ class Epochs(tf.train.experimental.PythonState):
 
     def serialize(self) -> str:
         """Returns the state, which TensorFlow stores in a checkpoint."""
+        waiting = {number for record in list(self._records) for number in record.waiting()}
         with self._changed:
-            return self._state.to_json(self._ledger)
+            return self._state.to_json(self._ledger, waiting)
 
     def deserialize(self, text: Any) -> None:
         """Continues from a state that `serialize` has returned; TensorFlow calls it to restore a checkpoint.
@@ -187,8 +191,18 @@ class Epochs(tf.train.experimental.PythonState):
         below, done, skipped = self._state.from_json(text)
         with self._changed:
             self._is_reset = False
+            self._restorations += 1
             self._ledger.restore(below, done, skipped)
             self._changed.notify_all()
+
+    @property
+    def restorations(self) -> int:
+        """How often a checkpoint with these epochs was restored."""
+        return self._restorations
+
+    def add_record(self, record: CommitRecord) -> None:
+        """Adds a record of the ranges whose pushes an update rule has committed. It is not kept alive."""
+        self._records.add(record)
 
     def __repr__(self) -> str:
         return f"<Epochs: {self.remaining} of {self._ledger.total} ranges of {self._source!r} are left>"
@@ -224,7 +238,7 @@ class Epochs(tf.train.experimental.PythonState):
         ledger = self._ledger
         with self._changed:
             while True:
-                self._raise_error()
+                self._failed.raise_error()
                 if not self._is_held:
                     if self._is_over(unscheduled):
                         return False
@@ -243,11 +257,6 @@ class Epochs(tf.train.experimental.PythonState):
         if len(unscheduled) >= _UNSCHEDULED or (unscheduled and not ledger.has_next()):
             raise RuntimeError(self._unscheduled_message(unscheduled))
         return ledger.is_over
-
-    def _raise_error(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
 
     def _warn_of_reset(self) -> None:
         self._is_reset = False
@@ -276,6 +285,7 @@ class Epochs(tf.train.experimental.PythonState):
         def follow(future: Future) -> None:
             with self._changed:
                 self._ledger.schedule(number)
+                self._out[future] = number
             future.add_done_callback(lambda done: self._settle(number, done))
 
         positions.follow = follow
@@ -291,34 +301,16 @@ class Epochs(tf.train.experimental.PythonState):
         error = None if future.cancelled() else future.exception()
         is_skipped = False
         with self._changed:
+            self._out.pop(future, None)
             if error is None and not future.cancelled():
                 self._ledger.finish(number)
-                self._failures.pop(number, None)
+                self._failed.forget(number)
             else:
-                is_skipped = self._settle_failure(number, error)
+                is_skipped = self._failed.settle(number, error)
             self._changed.notify_all()
         if is_skipped:
             extent = "epoch {}, position {}, {} examples".format(*self._extent(number))
             _logger.warning("The range of %s is skipped: %s: %s", extent, type(error).__name__, error)
-
-    def _settle_failure(self, number: int, error: BaseException | None) -> bool:
-        """Gives a range back, or skips it; returns whether it is skipped."""
-        if error is None or isinstance(error, ClosureCancelledError | ParameterServerLost):
-            self._ledger.give_back(number)
-            return False
-        self._failures[number] = failures = self._failures.get(number, 0) + 1
-        if self._most_failures is None:
-            self._ledger.give_back(number)
-            if not self._strategy_raises or isinstance(error, ClosureQuarantined | WorkerLost):
-                # The strategy does not raise it, or raises it only when nothing is scheduled any more.
-                self._error = self._error or error
-        elif failures >= self._most_failures or isinstance(error, ClosureQuarantined):
-            del self._failures[number]
-            self._ledger.skip(number)
-            return True
-        else:
-            self._ledger.give_back(number)
-        return False
 
     def reset(self) -> None:
         """Begins again with the first example.
@@ -338,6 +330,11 @@ class Epochs(tf.train.experimental.PythonState):
 
     def resume(self) -> None:
         """Undoes `hold`."""
+        with self._changed:
+            # Those of before a checkpoint was restored may be too far ahead now.
+            beyond = [future for future, number in self._out.items() if number >= self._ledger.below + WINDOW]
+        for future in beyond:
+            future.cancel()
         with self._changed:
             self._is_held = False
             self._changed.notify_all()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from coordinator.data.ledger import Ledger
@@ -39,14 +39,15 @@ class EpochsState:
         permutation = () if shuffle is None else fingerprint(shuffle)
         return cls(source.size, source.digest, batch_size, shuffle, batches_per_range, drop_remainder, permutation)
 
-    def to_json(self, ledger: Ledger) -> str:
-        """Returns them with the ranges that are done."""
+    def to_json(self, ledger: Ledger, waiting: Collection[int] = ()) -> str:
+        """Returns them with the ranges that are done, except those of which gradients wait for an update."""
+        below = min([ledger.below, *waiting])
         return json.dumps(
             {
                 "version": _VERSION,
                 **dataclasses.asdict(self),
-                "below": ledger.below,
-                "done": sorted(ledger.done),
+                "below": below,
+                "done": sorted({*range(below, ledger.below), *ledger.done}.difference(waiting)),
                 "skipped": sorted(ledger.skipped),
             }
         )

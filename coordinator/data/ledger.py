@@ -14,6 +14,10 @@ import dataclasses
 import heapq
 from collections.abc import Iterable
 
+# How far above the first range that is not done ranges are handed out: what is known of single ranges, here and on the
+# parameter servers, stays this small although one of them may take very long.
+WINDOW = 2**16
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochsStatistics:
@@ -102,7 +106,7 @@ class Ledger:
         """Returns whether a range can be handed out now."""
         while self._next < self.total and (self.is_done(self._next) or self._next in self._out):
             self._next += 1
-        return (self._again[0] if self._again else self._next) < min(self.limit, self.total)
+        return (self._again[0] if self._again else self._next) < min(self.limit, self.total, self.below + WINDOW)
 
     def next(self) -> int:
         """Hands out the next range: the smallest number of those given back, then the others in order."""

@@ -13,11 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.data.epochs import Epochs
 from coordinator.ps_strategy.fusing.repeated_function import disable_fusing
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.tensorflow_internals.reads import graph_around, reads_not_replaced, reads_replaced
 from coordinator.updates.gradient_optimizer import gradient_optimizer
 from coordinator.updates.rule_statistics import RuleStatistics
+from coordinator.updates.state.committed_ranges import range_number
 from coordinator.updates.state.rule_state import RuleState
 from coordinator.updates.state.server_mutex import ServerMutex
 from coordinator.updates.transport.gradients import checked, flat, rebuilt
@@ -43,6 +45,7 @@ class UpdateRule(tf.Module):
       allow_duplicate_indices: whether an update function accepts `tf.IndexedSlices` with repeated indices. A function
         that only adds multiples of the gradient, as plain SGD does with `scatter_sub`, has the same effect then.
         Otherwise rows of the same index are summed first, on the worker.
+      once: `coordinator.data.Epochs` of which the rule commits each range once; None for none. See `push`.
 
     Raises:
       RuntimeError: not in the scope of a `coordinator.ParameterServerStrategy`.
@@ -57,6 +60,7 @@ class UpdateRule(tf.Module):
         embeddings: Sequence[Any] = (),
         learning_rate: Any = None,
         allow_duplicate_indices: bool = False,
+        once: Epochs | None = None,
     ) -> None:
         super().__init__(type(self).__name__)
         strategy = tf.distribute.get_strategy()
@@ -65,9 +69,16 @@ class UpdateRule(tf.Module):
                 "An update rule is created inside strategy.scope() of a coordinator.ParameterServerStrategy."
             )
         self._strategy = strategy
+        if once is not None and not isinstance(once, Epochs):
+            raise TypeError(f"once must be the coordinator.data.Epochs whose ranges the steps are given, got {once!r}.")
         self._tables = TablesOfRule(variables)
+        if once is not None and self._tables.variables:
+            raise ValueError(
+                "A rule with once= cannot have tables: a table applies its rows itself, apart from what the rule "
+                "commits. Give the rule the other variables, and the table a rule without once=."
+            )
         self._model = Model(self._tables.others(variables), embeddings)
-        self.state = RuleState()
+        self.state = RuleState(once)
         # Of the locks on the servers, and of the collection in which a graph stores its pulls.
         self._key = f"coordinator/updates/{self.state.number}"
         self._optimizer = gradient_optimizer(optimizer, self._model.given, learning_rate, allow_duplicate_indices)
@@ -93,33 +104,40 @@ class UpdateRule(tf.Module):
         return self._current()._pull_scope()
 
     @tf.autograph.experimental.do_not_convert
-    def push(self, gradients: Sequence[Any], version: Any) -> Any:
+    def push(self, gradients: Sequence[Any], version: Any, positions: Any = None) -> Any:
         """Pushes the gradients of a step.
+
+        A rule with `once=epochs` commits one push for each range: it refuses that of a step that is run again, because
+        its worker died, for instance, if an earlier run has pushed.
 
         Args:
           gradients: one for each variable, in their order: a tensor, `tf.IndexedSlices`, or None.
           version: the version that they were computed on, the value of the `pull` scope.
+          positions: the range that they were computed on, as the function was given it; only with `once`.
 
         Returns:
-          Whether the rule accepted them, a bool scalar.
+          Whether the rule accepted them, a bool scalar; True as well if the range was committed before.
 
         Raises:
           RuntimeError: outside of a scheduled function.
           ValueError: the number of gradients is not that of the variables, all are None, or a shape or the id of a row
             does not fit its variable. Shapes that are unknown while the function is traced are checked when it runs,
             before anything is sent: then it raises `tf.errors.InvalidArgumentError`. So are ids, by the rules that
-            collect gradients on the servers before they apply them.
-          TypeError: a gradient's dtype is neither its variable's nor a floating-point one, which is cast to it.
+            collect gradients on the servers before they apply them. Or `positions` are missing, or given to a rule
+            without `once`, or for the second time in a function.
+          TypeError: a gradient's dtype is neither its variable's nor a floating-point one, which is cast to it; or
+            `positions` is no range.
         """
-        return self._current()._push_all(gradients, version)
+        return self._current()._push_all(gradients, version, positions)
 
     @tf.autograph.experimental.do_not_convert
-    def run(self, step_body: Callable[..., tuple[Any, Sequence[Any]]], *batch: Any) -> Any:
+    def run(self, step_body: Callable[..., tuple[Any, Sequence[Any]]], *batch: Any, positions: Any = None) -> Any:
         """Runs a step on a minibatch, and repeats it with a newer model while its gradients are rejected.
 
         Args:
           step_body: takes the minibatch, returns a result and the gradients: `(loss, gradients)`.
           *batch: its arguments.
+          positions: see `push`.
 
         Returns:
           The result of the accepted attempt.
@@ -128,7 +146,7 @@ class UpdateRule(tf.Module):
         def attempt() -> tuple[Any, Any]:
             with self.pull() as version:
                 result, gradients = step_body(*batch)
-            return result, self.push(gradients, version)
+            return result, self.push(gradients, version, positions)
 
         if not self._current().may_reject:
             return attempt()[0]
@@ -160,7 +178,7 @@ class UpdateRule(tf.Module):
           rule: for the same variables, and not in use.
 
         Raises:
-          ValueError: it is for other variables, or in use.
+          ValueError: it is for other variables, for other epochs or none (`once`), or in use.
           StrategyClosedError: the strategy is closed.
           Exception: what `join` raises; then nothing is switched.
         """
@@ -171,6 +189,8 @@ class UpdateRule(tf.Module):
         mine, theirs = ([id(v) for v in (*each._model.variables, *each._tables.variables)] for each in (current, rule))
         if mine != theirs:
             raise ValueError("switch_to takes a rule that was created for the same variables, in the same order.")
+        if current._once is not rule._once:
+            raise ValueError("switch_to takes a rule that was created with the same once= as this one.")
         strategy = current._strategy
         strategy.join()
         current._finish()
@@ -221,6 +241,10 @@ class UpdateRule(tf.Module):
 
     # Used by the rules.
 
+    @property
+    def _once(self) -> Epochs | None:
+        return self.state.committed.epochs if hasattr(self.state, "committed") else None
+
     def _current(self) -> "UpdateRule":
         return self._successor() if self._successor else self
 
@@ -247,8 +271,9 @@ class UpdateRule(tf.Module):
         later = [tf.size(tf.identity(tensor), tf.int64) * tensor.dtype.size for tensor in read]
         self.state.count(pulls=model.pulls, bytes_pulled=tf.add_n([model.size, *later]))
 
-    def _push_all(self, gradients: Sequence[Any], version: Any) -> Any:
+    def _push_all(self, gradients: Sequence[Any], version: Any, positions: Any) -> Any:
         self._prepare_trace("push")
+        number = range_number(positions, self._once, self._key)
         model = self._model
         expected = len(model.wholes) + len(self._tables.variables)
         if len(gradients) != expected:
@@ -260,7 +285,8 @@ class UpdateRule(tf.Module):
         given, checks = checked(given, model.wholes, checks_ids=self._checks_ids)
         prepared = self._optimizer.prepared(list(given.values()))
         with reads_not_replaced(model.wholes):
-            pulled = dataclasses.replace(self._latest_pull(), version=tf.convert_to_tensor(version, tf.int64))
+            version = tf.convert_to_tensor(version, tf.int64)
+            pulled = dataclasses.replace(self._latest_pull(), version=version, number=number)
             accepted = self._push(model.divided(dict(zip(given, prepared, strict=True))), pulled.after(checks))
         return self._tables.apply(gradients, accepted, may_reject=self.may_reject)
 

@@ -29,3 +29,9 @@ def sums_of(rule):
 def finish_updates(rule):
     """Finishes, on the client, the updates that a dead worker left unfinished."""
     rule._finish_updates(0)
+
+
+def committed_of(rule):
+    """Returns the numbers of the ranges that a rule has committed."""
+    slots = rule.state.committed._read().numpy()
+    return sorted(slots[slots > 0] - 1)

@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.data.epochs import Epochs
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.updates.settings import SynchronousSettings
 from coordinator.updates.state.gradient_columns import ChosenRows, GradientColumns
@@ -42,9 +43,10 @@ class Accumulating(UpdateRule):
         grads_to_wait: int,
         embeddings: Sequence[Any] = (),
         learning_rate: Any = None,
+        once: Epochs | None = None,
     ) -> None:
         SynchronousSettings(grads_to_wait)
-        super().__init__(optimizer, variables, embeddings=embeddings, learning_rate=learning_rate)
+        super().__init__(optimizer, variables, embeddings=embeddings, learning_rate=learning_rate, once=once)
         self._grads_to_wait = grads_to_wait
         self._stores = self._new_stores()
         self._use_state()
@@ -96,11 +98,25 @@ class Accumulating(UpdateRule):
             self._check_kinds(gradients)
         arrived, stored = self._store(gradients, pulled)
         with tf.device(self.state.home), tf.control_dependencies(stored):
-            accepted, ids = self._log.add(*arrived)
+            accepted, is_repeated, ids = self._log.add(*arrived)
         if ids is None:
             return accepted
-        with tf.control_dependencies(self._build_updates(ids)):
+        made = self._build_updates(ids)
+        if is_repeated is not None:
+            made = [made, self._drop_if(is_repeated, arrived[0])]
+            accepted |= is_repeated
+        with tf.control_dependencies(tf.nest.flatten(made)):
             return tf.identity(accepted)
+
+    def _drop_if(self, is_repeated: Any, push: Any) -> Any:
+        """Drops the rows of a push whose range is committed; returns a dependency."""
+
+        def drop() -> Any:
+            with tf.control_dependencies([store.drop(push) for store in self._stores]):
+                return tf.constant(True)
+
+        with tf.device(self.state.home):
+            return tf.cond(is_repeated, drop, lambda: tf.constant(False))
 
     def _apply_rows(self, columns: GradientColumns, rows: ChosenRows) -> None:
         """Has the optimizer change a server's variables by the mean of some gradients."""
@@ -130,6 +146,8 @@ class Accumulating(UpdateRule):
     def _use_state(self) -> None:
         with self._strategy.scope():
             self._log = self._new_log()
+        if self._once is not None:
+            self.state.committed.read_waiting = self._log.waiting_ranges
 
     def _check_kinds(self, gradients: dict[int, Any]) -> None:
         """Checks that all pushes have gradients for the same variables, each either dense or sparse."""
@@ -151,7 +169,8 @@ class Accumulating(UpdateRule):
         """Adds a push to the stores of all servers.
 
         Returns:
-          Its id, its pulled version and its size in bytes, on the home server; and the operations that store it.
+          Its id, its pulled version, its size in bytes and the number of its range, if it has one, on the home server;
+          and the operations that store it.
         """
         # After the pull, even if no gradient depends on it: a pull that makes updates takes the same locks. A push that
         # held one of them here would wait for the pull, which comes first on the same variables.
@@ -164,7 +183,8 @@ class Accumulating(UpdateRule):
             arrived, (push_there, *scalars_there), size = self._send_to(store.device, gradients, [push, *scalars])
             stored.append(store.add(push_there, store.columns.row(arrived, scalars_there)))
             sizes.append(size)
-        return transfer([push, pulled.version, tf.add_n(sizes)], None, self.state.home)[0], stored
+        ranges = [] if pulled.number is None else [pulled.number]
+        return transfer([push, pulled.version, tf.add_n(sizes), *ranges], None, self.state.home)[0], stored
 
     def _make_updates(self, minimum: int) -> int:
         """Makes the updates that are due, on the client; returns the number of gradients.

@@ -6,13 +6,50 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.data.epochs import Epochs
 from coordinator.updates import decisions
+from coordinator.updates.rules.accumulating import Accumulating
 from coordinator.updates.settings import AsynchronousSettings
+from coordinator.updates.state.rule_state import RuleState
 from coordinator.updates.state.server_mutex import operations_added
 from coordinator.updates.transport.gradients import flat
 from coordinator.updates.transport.model import bytes_of
 from coordinator.updates.transport.pulled_variables import PulledModel
 from coordinator.updates.update_rule import UpdateRule
+
+
+class CommittingPushes(Accumulating):
+    """The pushes of an asynchronous rule with `once`: each is an update.
+
+    Args:
+      rule: whose pushes these are.
+      optimizer, variables, embeddings, learning_rate, once: see `UpdateRule`.
+    """
+
+    def __init__(self, rule: UpdateRule, optimizer: Any, variables: Sequence[Any], **settings: Any) -> None:
+        self._may_wait = rule.may_wait
+        super().__init__(optimizer, variables, grads_to_wait=1, **settings)
+
+    @property
+    def may_wait(self) -> bool:
+        """As that of the rule."""
+        return self._may_wait
+
+    def commit(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
+        """Commits and applies a push."""
+        return self._push(gradients, pulled)
+
+    def finish(self) -> None:
+        """Applies what is committed and not applied, on the client."""
+        self._finish()
+
+    def use_state(self, state: RuleState) -> None:
+        """Continues with the state of another rule."""
+        self.state = state
+        self._use_state()
+
+    def _is_accepted(self, _: Any, __: Any) -> Any:
+        return tf.constant(True)
 
 
 class Asynchronous(UpdateRule):
@@ -23,6 +60,8 @@ class Asynchronous(UpdateRule):
 
     Args:
       optimizer, variables, embeddings, learning_rate, allow_duplicate_indices: see `UpdateRule`.
+      once: see `UpdateRule`. A push is then stored on all servers, committed, and applied on all; if its worker dies
+        after the commit, another one applies it. Always locked, and without modulation.
       use_locking: True applies one gradient at a time to the variables of a server and the optimizer's slots.
         False lets updates interleave, which loses some if an optimizer reads before it writes.
       lr_staleness_modulation: False; True; or a function that takes the staleness, an int64 scalar, and returns the
@@ -42,6 +81,7 @@ class Asynchronous(UpdateRule):
         embeddings: Sequence[Any] = (),
         learning_rate: Any = None,
         allow_duplicate_indices: bool = False,
+        once: Epochs | None = None,
     ) -> None:
         scale = AsynchronousSettings(lr_staleness_modulation).learning_rate_scale
         super().__init__(
@@ -53,6 +93,19 @@ class Asynchronous(UpdateRule):
         )
         self._use_locking = use_locking
         self._scale = tf.function(scale) if scale else None
+        # Makes the pushes of a rule with `once`. A function, since TensorFlow would save a rule once more.
+        self._committing: Callable[[], CommittingPushes] | None = None
+        if once is not None:
+            if scale is not None or not use_locking:
+                raise ValueError(
+                    "once= takes neither lr_staleness_modulation nor use_locking=False: what was committed is applied "
+                    "later, perhaps by another worker, one push at a time."
+                )
+            committing = CommittingPushes(
+                self, optimizer, variables, embeddings=embeddings, learning_rate=learning_rate, once=once
+            )
+            self._committing = lambda: committing
+            self.state = committing.state
 
     # An update is counted when the home server has applied it, before or after the other servers do.
     _pulls_after_version = False
@@ -62,7 +115,13 @@ class Asynchronous(UpdateRule):
         """False for this rule, whose pulls and pushes never wait; True for its subclasses."""
         return type(self) is not Asynchronous
 
+    @property
+    def _checks_ids(self) -> bool:  # type: ignore[override]
+        return self._committing is not None
+
     def _push(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
+        if self._committing is not None:
+            return self._committing().commit(gradients, pulled)
         home = self.state.home
         rate = self._optimizer.learning_rate(pulled.scalars)
         scalars = [*pulled.scalars, rate]
@@ -80,6 +139,14 @@ class Asynchronous(UpdateRule):
                 self._optimizer.count()
         with tf.control_dependencies(operations):
             return tf.constant(True)
+
+    def _finish(self) -> None:
+        if self._committing is not None:
+            self._committing().finish()
+
+    def _use_state(self) -> None:
+        if self._committing is not None:
+            self._committing().use_state(self.state)
 
     def _update(self, device: str, gradients: dict[int, Any], extras: Sequence[Any], change: Callable[..., Any]) -> Any:
         """Sends gradients to a server, and has `change(device, gradients, extras)` change its variables there.

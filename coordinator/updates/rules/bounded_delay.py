@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.data.epochs import Epochs
 from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
 from coordinator.updates import decisions
 from coordinator.updates.rules.accumulating import Accumulating
@@ -24,7 +25,7 @@ class BoundedDelay(Accumulating):
     concurrently, with 1 one after another. `float("inf")` is asynchronous: no worker waits.
 
     Args:
-      optimizer, variables, embeddings, learning_rate: see `UpdateRule`.
+      optimizer, variables, embeddings, learning_rate, once: see `UpdateRule`.
       max_delay: the largest number of updates between a gradient's pull and its own update; None is no limit.
       grads_to_wait: the number of gradients in an update, at least 1.
 
@@ -42,10 +43,16 @@ class BoundedDelay(Accumulating):
         grads_to_wait: int = 1,
         embeddings: Sequence[Any] = (),
         learning_rate: Any = None,
+        once: Epochs | None = None,
     ) -> None:
         self._max_delay = BoundedDelaySettings(max_delay, grads_to_wait).largest_delay
         super().__init__(
-            optimizer, variables, grads_to_wait=grads_to_wait, embeddings=embeddings, learning_rate=learning_rate
+            optimizer,
+            variables,
+            grads_to_wait=grads_to_wait,
+            embeddings=embeddings,
+            learning_rate=learning_rate,
+            once=once,
         )
 
     def _use_state(self) -> None:

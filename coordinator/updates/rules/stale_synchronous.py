@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.data.epochs import Epochs
 from coordinator.updates import decisions
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.settings import StaleSynchronousSettings
@@ -40,14 +41,14 @@ class StaleSynchronous(Asynchronous):
         its copy, with its own slots and the learning rate of the shared one.
       get_model_frequency: a worker pulls once in this number of steps; 1 pulls before each.
       max_lead: at least 1, with which the workers run in lockstep; None never waits.
-      use_locking, lr_staleness_modulation: see `Asynchronous`; the local copy is changed with the full rate.
+      use_locking, lr_staleness_modulation, once: see `Asynchronous`; the local copy is changed with the full rate.
 
     Raises:
       ValueError: `get_model_frequency` is not at least 1, or `max_lead` not at least 1.
       TypeError: they are not integers; and see `Asynchronous`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two are keywords
         self,
         optimizer: Any,
         variables: Sequence[Any],
@@ -58,6 +59,7 @@ class StaleSynchronous(Asynchronous):
         lr_staleness_modulation: bool | Callable[[Any], Any] = False,
         embeddings: Sequence[Any] = (),
         learning_rate: Any = None,
+        once: Epochs | None = None,
     ) -> None:
         StaleSynchronousSettings(get_model_frequency, max_lead, lr_staleness_modulation)
         super().__init__(
@@ -67,6 +69,7 @@ class StaleSynchronous(Asynchronous):
             lr_staleness_modulation=lr_staleness_modulation,
             embeddings=embeddings,
             learning_rate=learning_rate,
+            once=once,
         )
         self._frequency = get_model_frequency
         self._max_lead = max_lead
@@ -74,6 +77,7 @@ class StaleSynchronous(Asynchronous):
         self._use_state()
 
     def _use_state(self) -> None:
+        super()._use_state()
         state, max_lead = self.state, self._max_lead
         self._gate = None
         if max_lead is not None:

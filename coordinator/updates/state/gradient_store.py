@@ -114,6 +114,22 @@ class GradientStore:
             is_stored = tf.reduce_any(tf.reduce_all(pushes == ids[0], 1))
             return tf.cond(is_stored, lambda: self._use_and_drop(ids), lambda: tf.constant(False))
 
+    def drop(self, push: Any) -> Any:
+        """Drops the row of a push that is in no update.
+
+        Args:
+          push: its id, int64 [3].
+
+        Returns:
+          The operation that drops it.
+        """
+        with tf.device(self.device):
+            push = tf.identity(push)
+        with self._lock.hold([push]):
+            lists = tf.unstack(self.lists.read_value(), num=len(self._dtypes))
+            is_other = tf.reduce_any(vectors_of(lists[-1], PUSH_ID_SIZE) != push, 1)
+            return self.lists.assign(self._only(lists, tf.cast(tf.where(is_other)[:, 0], tf.int32)), read_value=False)
+
     @client_may_call()
     def clear(self) -> None:
         """Drops all rows."""

@@ -17,9 +17,11 @@ from coordinator.updates.state.gradient_store import PUSH_ID_SIZE, new_vector_li
 from coordinator.updates.state.rule_state import NO_STEP, RuleState
 from coordinator.updates.state.server_mutex import client_may_call
 
-# Of a push: its id, the version that its gradient was computed on, when it was pushed and its delay, in microseconds.
+# Of a push: its id, the version that its gradient was computed on, and two more numbers: with `DelayedPushes` when it
+# was pushed and its delay, in microseconds; with `PushLog` the number of its range, and 0.
 ENTRY_SIZE = PUSH_ID_SIZE + 3
 _PULLED_VERSION, _PUSHED_AT, _DELAY = range(PUSH_ID_SIZE, ENTRY_SIZE)
+_RANGE = _PUSHED_AT
 # In seconds: longer delays are cut to some three thousand years, for which an int64 of microseconds has room.
 MAX_DELAY = 1e11
 
@@ -46,29 +48,43 @@ class PushLog:
         """Returns the number of gradients that are in no update yet, an int64 scalar. Called under the state's lock."""
         return tf.cast(tf.raw_ops.TensorListLength(input_handle=self._ready.read_value()), tf.int64)
 
-    def add(self, push: Any, pulled_version: Any, size: Any) -> tuple[Any, Any]:
+    def add(self, push: Any, pulled_version: Any, size: Any, number: Any = None) -> tuple[Any, Any, Any]:
         """Logs and counts a push that is on all servers.
 
         Args:
           push: its id, int64 [3]; on the home server, like all arguments.
           pulled_version: the version that the gradient was computed on.
           size: bytes that were sent.
+          number: of the range that the gradient was computed on; None if ranges are not recorded.
 
         Returns:
-          Whether it is accepted, a bool scalar; a push of an abandoned call is not. And the result of `due`.
+          Whether it is accepted, a bool scalar; a push of an abandoned call is not. Whether it is refused because its
+          range is committed, a bool scalar, or None without ranges. And the result of `due`.
         """
         state, pulled_versions = self._state, self._state.workers.pulled_version
-        with state.lock.hold([push, pulled_version, size]):
+        ranges = [] if number is None else [number]
+        with state.lock.hold([push, pulled_version, size, *ranges]):
             worker, _, _ = tf.unstack(push)
             version, waiting = state.version.read_value(), self.waiting()
             is_own = self._is_own(push)
             accepted = is_own & self._is_accepted(worker, pulled_version)
+            is_repeated = None
+            if number is not None:
+                is_repeated = state.committed.is_committed(number)
+                accepted &= ~is_repeated
+                state.committed.commit(number, accepted)
             in_flight = tf.where(is_own, tf.constant(NO_STEP, tf.int64), pulled_versions.sparse_read(worker))
             pulled_versions.scatter_nd_update([[worker]], [in_flight])
             # The waiting gradients are applied before this one.
             staleness = decisions.staleness(version + waiting // self._grads_to_wait, pulled_version)
-            ready = self._append(self._ready, accepted, push, pulled_version, size, staleness=staleness)
-            return accepted, self._due(ready, self._grads_to_wait)
+            ready = self._append(self._ready, accepted, push, pulled_version, size, *ranges, staleness=staleness)
+            return accepted, is_repeated, self._due(ready, self._grads_to_wait)
+
+    @client_may_call()
+    def waiting_ranges(self) -> Any:
+        """Returns the numbers of the ranges of the pushes that are in no update yet, int64 [n]."""
+        with self._state.lock.hold():
+            return _entries(self._ready)[:, _RANGE]
 
     @client_may_call(tf.TensorSpec([], tf.int32))
     def due(self, minimum: Any) -> Any:
@@ -148,8 +164,8 @@ class DelayedPushes(PushLog):
         with tf.distribute.get_strategy().extended.colocate_vars_with(state.version):
             self._delayed = new_vector_list(ENTRY_SIZE)
 
-    def add(self, push: Any, pulled_version: Any, size: Any) -> tuple[Any, Any]:
-        """See `PushLog`; a push never makes an update due, so the ids are None."""
+    def add(self, push: Any, pulled_version: Any, size: Any, _: Any = None) -> tuple[Any, Any, Any]:
+        """See `PushLog`; ranges are not recorded, and a push never makes an update due, so the ids are None."""
         with tf.control_dependencies([push, pulled_version, size]):
             now = tf.timestamp()
         delay = self._delay(push[0], now)
@@ -157,7 +173,7 @@ class DelayedPushes(PushLog):
             is_own = self._is_own(push)
             times = _microseconds(now), _microseconds(delay)
             self._append(self._delayed, is_own, push, pulled_version, size, *times)
-            return is_own, None
+            return is_own, None, None
 
     @client_may_call(tf.TensorSpec([], tf.bool))
     def release(self, everything: Any) -> Any:

@@ -10,7 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.data.epochs import Epochs
 from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
+from coordinator.updates.state.committed_ranges import CommittedRanges
 from coordinator.updates.state.server_mutex import ServerMutex, client_may_call
 
 # Larger staleness counts as this.
@@ -56,11 +58,16 @@ class RuleState(tf.Module):
       workers: the steps in flight.
       lock: protects all of these.
       queued: further state of the rule for a checkpoint; absent if there is none.
+      committed: the ranges that the rule has committed; absent without `once`.
+
+    Args:
+      once: the epochs of which each range is to be committed once; None for none.
     """
 
     queued: tf.train.experimental.PythonState
+    committed: CommittedRanges
 
-    def __init__(self) -> None:
+    def __init__(self, once: Epochs | None = None) -> None:
         super().__init__("rule_state")
         self.version = zeros([], tf.int64, "version")
         with tf.distribute.get_strategy().extended.colocate_vars_with(self.version):
@@ -82,6 +89,8 @@ class RuleState(tf.Module):
         # A restarted client uses the same names; a mutex has no state to keep.
         self.number = next(tf.distribute.get_strategy().extended.services.unique_numbers)
         self.lock = ServerMutex(f"coordinator/updates/{self.number}/state", self.home)
+        if once is not None:
+            self.committed = CommittedRanges(tf.distribute.get_strategy(), once, self.version, self.lock)
 
     def count(
         self, *, staleness: Any = None, gradients: Any = 1, worker: Any = None, steps: Any = 1, **happened: Any

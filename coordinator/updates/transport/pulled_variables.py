@@ -23,6 +23,7 @@ class PulledModel:
       rule_data: for the rule's push; None if the pull was in another function.
       worker: the index of the worker, an int64 scalar; known to the push.
       checks: operations on the worker before which the push changes nothing; see `after`.
+      number: of the range that the push is computed on, an int64 scalar; None without one.
     """
 
     version: Any
@@ -33,6 +34,7 @@ class PulledModel:
     rule_data: Any = None
     worker: Any = None
     checks: Sequence[Any] = ()
+    number: Any = None
 
     def after(self, checks: Sequence[Any]) -> "PulledModel":
         """Returns a copy whose version, scalars and worker depend on the checks of a push."""

@@ -39,7 +39,7 @@ def commit(rule, push, version=0):
             arguments = tf.identity(push), tf.constant(version, tf.int64), tf.constant(0, tf.int64)
             return log_of(rule).add(*arguments)
 
-    accepted, update = run()
+    accepted, _, update = run()
     assert accepted
     return update
 

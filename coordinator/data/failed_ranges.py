@@ -1,0 +1,66 @@
+"""What becomes of a range whose function has failed: it is handed out again, its error is raised, or it is skipped.
+
+A plain data structure without a lock or a call to other code.
+"""
+
+from coordinator.data.ledger import Ledger
+from coordinator.errors import ClosureCancelledError, ClosureQuarantined, ParameterServerLost, WorkerLost
+
+
+class FailedRanges:
+    """Counts the failures of ranges, and keeps the error that the loop over them is to raise.
+
+    Args:
+      ledger: of the ranges.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._error: BaseException | None = None
+        self._failures: dict[int, int] = {}
+        self._most: int | None = None
+        self._strategy_raises = True
+
+    def begin(self, *, most: int | None, strategy_raises: bool) -> None:
+        """Begins a loop over the ranges.
+
+        Args:
+          most: a range is skipped after this number of failures; None raises the first error.
+          strategy_raises: whether the strategy raises the errors of functions.
+        """
+        self._most = most
+        self._strategy_raises = strategy_raises
+
+    def raise_error(self) -> None:
+        """Raises the error of a function that the strategy does not raise."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def forget(self, number: int) -> None:
+        """Records that a function with a range has finished."""
+        self._failures.pop(number, None)
+
+    def settle(self, number: int, error: BaseException | None) -> bool:
+        """Gives a range back, or skips it; returns whether it is skipped.
+
+        Args:
+          number: of the range.
+          error: of its function; None if that was cancelled.
+        """
+        if error is None or isinstance(error, ClosureCancelledError | ParameterServerLost):
+            self._ledger.give_back(number)
+            return False
+        self._failures[number] = failures = self._failures.get(number, 0) + 1
+        if self._most is None:
+            self._ledger.give_back(number)
+            if not self._strategy_raises or isinstance(error, ClosureQuarantined | WorkerLost):
+                # The strategy does not raise it, or raises it only when nothing is scheduled any more.
+                self._error = self._error or error
+        elif failures >= self._most or isinstance(error, ClosureQuarantined):
+            del self._failures[number]
+            self._ledger.skip(number)
+            return True
+        else:
+            self._ledger.give_back(number)
+        return False
