@@ -95,8 +95,8 @@ class Runtime(Protocol):
     def run(self, worker: int, work: Any, cancellation: Cancellation) -> Any:
         """Runs `work` on `worker` and returns its result, copied to the client. Raises whatever went wrong."""
 
-    def may_fuse(self, worker: int, work: Any) -> bool:
-        """Returns whether `work`, which has a fusion key, may run on `worker` in one call with others of that key."""
+    def most_fused(self, worker: int, work: Any) -> int:
+        """Returns how many works of the fusion key of `work` may run on `worker` in one call; 0 or 1 for none."""
 
     def run_fused(self, worker: int, works: Sequence[Any], cancellation: Cancellation) -> Sequence[Any]:
         """Runs works of one fusion key in one call, each after the one before has ended; returns their results.

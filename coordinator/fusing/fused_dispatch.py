@@ -54,13 +54,14 @@ class FusedDispatch:
     def gather(self, attempt: Attempt) -> list[Attempt]:
         """Returns the attempts to run in one call, `attempt` the first of them."""
         key = attempt.closure.fusion_key
-        if key is None or not self._is_allowed or not self._runtime.may_fuse(self._worker, attempt.work):
+        most = 1 if key is None or not self._is_allowed else self._runtime.most_fused(self._worker, attempt.work)
+        if key is None or most < 2:
             self._function = None
             return [attempt]
         self._function = function = key.function
-        waiting = 1 + self._queue.waiting_for_all
+        waiting = 1 + self._queue.waiting_with(attempt.closure)
         share = -(-waiting // max(self._live_workers(), 1))
-        limit = self._model.steps(function, share)
+        limit = self._model.steps(function, min(share, most))
         if limit == 1:
             return [attempt]
         return self._queue.take_batch(attempt, limit, lambda available: self._model.steps(function, available))

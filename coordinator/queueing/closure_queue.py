@@ -165,7 +165,7 @@ class ClosureQueue:
             is_wanted = not (closure.has_ended or state.is_unwanted(closure) or state.is_over_for(attempt.worker))
             if not is_wanted or state.is_held or closure.fusion_key is None:
                 return [attempt]
-            count = choose(1 + state.waiting.matching_ahead(closure.fusion_key, limit - 1))
+            count = choose(1 + state.waiting.matching_ahead(closure, attempt.worker, limit - 1))
             if count == 1:
                 return [attempt]
             self._waits.has_room.notify(count - 1)
@@ -300,10 +300,9 @@ class ClosureQueue:
         """Whether `stop` was called."""
         return self._state.stopped
 
-    @property
-    def waiting_for_all(self) -> int:
-        """How many closures wait for any worker; some that were cancelled may be counted."""
-        return len(self._state.waiting.for_all)
+    def waiting_with(self, closure: Closure) -> int:
+        """Returns how many closures wait where a running one for all workers did; some may have been cancelled."""
+        return len(self._state.waiting.queue_with(closure))
 
     def statistics(self) -> ClusterStatistics:
         """Returns the counts of all closures, without the workers'."""

@@ -152,11 +152,11 @@ class QueueState:
         return self._start(self.waiting.pop_next(worker), worker, cancellation)
 
     def start_batch(self, attempt: Attempt, cancellations: Sequence[Cancellation]) -> list[Attempt]:
-        """Starts the next closures for all workers in the call of `attempt`, one for each further cancellation."""
+        """Starts those that wait behind its closure in the call of `attempt`, one for each further cancellation."""
         attempt.cancellation = cancellations[0]
         attempts = [attempt]
         for cancellation in cancellations[1:]:
-            other = self._start(self.waiting.pop_for_all(), attempt.worker, cancellation)
+            other = self._start(self.waiting.pop_with(attempt.closure), attempt.worker, cancellation)
             other.call_cancellation = attempt.call_cancellation
             attempts.append(other)
         return attempts

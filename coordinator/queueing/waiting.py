@@ -12,10 +12,10 @@ from coordinator.queueing.closure import Attempt, Closure
 from coordinator.queueing.ended_inputs import Starved
 from coordinator.queueing.queue_state import QueueState
 
-# A loop over finite data schedules at full speed until this number of closures wait; they are not fused.
-_MANY = 100
-# In seconds; it takes some 60 microseconds.
-_MOMENT = 1e-6
+# A loop over finite data schedules at full speed until this number of closures wait for each worker: two fused calls.
+_AHEAD_PER_WORKER = 128
+# In seconds.
+_MOMENT = 0.01
 
 
 class QueueWaits:
@@ -46,13 +46,17 @@ class QueueWaits:
         self._stall_interval = stall_interval
 
     def yield_to_workers(self, closure: Closure) -> None:
-        """Waits for a moment if the closure's data is finite and many closures wait.
+        """Waits a moment, or until a worker takes closures, if the closure's data is finite and many closures wait.
 
-        A loop that schedules until the data ends would otherwise hold the interpreter, which the workers' threads need:
-        it took five times as long to read 300 elements, and scheduled ten times as many closures in vain.
+        A loop that schedules until the data ends would otherwise hold the interpreter, which the workers' threads need,
+        and schedule many closures in vain.
         """
-        if self._state.waiting.count > _MANY and any(each.is_finite for each in closure.inputs):
-            self._settled.wait(_MOMENT)
+        waiting = self._state.waiting
+        many = _AHEAD_PER_WORKER * len(waiting.inputs.workers)
+        if waiting.count > many and any(each.is_finite for each in closure.inputs):
+            self.has_room.wait(_MOMENT)
+            # Another thread may have waited for room longer.
+            self.has_room.notify()
 
     def for_room(self, closure: Closure, capacity: int, deadline: float | None) -> Starved | None:
         """Waits until fewer than `capacity` closures wait, unless it is internal. Raises what `put` says.

@@ -13,12 +13,13 @@ A plain data structure, guarded by the queue's lock.
 """
 
 import itertools
+import sys
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 
 from coordinator.queueing.closure import Closure, ErrorScope
 from coordinator.queueing.ended_inputs import EndedInputs, Starved
-from coordinator.runtime import FiniteInput, FusionKey
+from coordinator.runtime import FiniteInput
 
 # Deques are rebuilt when they may hold more stale entries than this, and than closures that wait.
 _MIN_STALE = 1000
@@ -68,13 +69,12 @@ class WaitingClosures:
         """Removes the next closure for a worker: internal ones, then its own, then those for all workers."""
         queue = self._internal.get(worker) or self._queues.get(worker) or self.for_all
         if self._apart and queue is self.for_all:
-            queues = [each for inputs, each in self._apart.items() if self.inputs.has_data(inputs, worker)]
-            queue = min((*queues, *([queue] if queue else ())), key=lambda each: each[0].number)
+            queue = min(self._queues_for_all(worker), key=lambda each: each[0].number)
         return self._pop(queue)
 
-    def pop_for_all(self) -> Closure:
-        """Removes the next closure of those for all workers."""
-        return self._pop(self.for_all)
+    def pop_with(self, closure: Closure) -> Closure:
+        """Removes the next of the closures among which a running one for all workers was."""
+        return self._pop(self.queue_with(closure))
 
     def _pop(self, queue: deque[Closure]) -> Closure:
         closure = queue.popleft()
@@ -88,10 +88,26 @@ class WaitingClosures:
         queues = self._internal.get(worker, ()), self._queues.get(worker, ())
         return [closure for closure in itertools.chain(*queues) if closure.is_queued]
 
-    def matching_ahead(self, key: FusionKey, limit: int) -> int:
-        """Returns how many closures in a row, at the front of those for all workers, have this key; at most `limit`."""
-        waiting = itertools.islice((closure for closure in self.for_all if closure.is_queued), limit)
-        return sum(1 for _ in itertools.takewhile(lambda closure: closure.fusion_key == key, waiting))
+    def matching_ahead(self, closure: Closure, worker: int, limit: int) -> int:
+        """Returns how many closures are next for a worker and have the fusion key of one that it runs.
+
+        Args:
+          closure: what it runs, which was for all workers.
+          worker: the worker's index.
+          limit: the maximum.
+        """
+        queue, key = self.queue_with(closure), closure.fusion_key
+        others = [each[0].number for each in self._queues_for_all(worker) if each is not queue]
+        end = min(others, default=sys.maxsize)
+        waiting = itertools.islice((each for each in queue if each.is_queued), limit)
+        return sum(1 for _ in itertools.takewhile(lambda each: each.fusion_key == key and each.number < end, waiting))
+
+    def queue_with(self, closure: Closure) -> deque[Closure]:
+        """Returns the closures among which one for all workers waits, or would; to be changed by this class alone."""
+        for each in closure.inputs:
+            if each.ended:
+                return self._apart.get(closure.inputs) or deque()
+        return self.for_all
 
     def add(self, closure: Closure, at_front: bool = False) -> None:
         """Adds a closure."""
@@ -142,6 +158,11 @@ class WaitingClosures:
             if (reason := self.inputs.why_starved(queue[0])) is not None:
                 found += [(closure, reason) for closure in queue]
         return [(closure, reason) for closure, reason in found if reason is not None and closure.is_queued]
+
+    def _queues_for_all(self, worker: int) -> list[deque[Closure]]:
+        """Returns the deques that are not empty, for no single worker, and of which this one may run the closures."""
+        apart = [each for inputs, each in self._apart.items() if self.inputs.has_data(inputs, worker)]
+        return [*apart, self.for_all] if self.for_all else apart
 
     def _queue_of(self, closure: Closure) -> deque[Closure]:
         if closure.is_internal:

@@ -13,6 +13,7 @@ Nothing in it happens by the passage of time: a call ends when its work returns,
 the worker is killed, a parameter server is lost or the call is cancelled.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -158,9 +159,9 @@ class FakeRuntime:
             self._raise_fault(worker)
         return result
 
-    def may_fuse(self, worker: int, work: Callable[[int], Any]) -> bool:  # noqa: ARG002 - any may
-        """Returns True."""
-        return True
+    def most_fused(self, worker: int, work: Callable[[int], Any]) -> int:
+        """Returns what the work says in a method of the same name; without one, any number may."""
+        return work.most_fused(worker) if hasattr(work, "most_fused") else sys.maxsize
 
     def run_fused(
         self, worker: int, works: Sequence[Callable[[int], Any]], cancellation: Cancellation

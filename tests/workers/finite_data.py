@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from coordinator.future import Future
-from coordinator.runtime import FiniteInput
+from coordinator.runtime import FiniteInput, FusionKey
 from coordinator.testing.fake_runtime import EndOfDataError
 from coordinator.workers.scheduler import Scheduler
 
@@ -35,13 +35,17 @@ class FiniteData:
         self.taken[element] += 1
         return element
 
+    def most_fused(self, worker: int) -> int:
+        """Returns how many elements a worker has left."""
+        return len(self._left[worker])
+
     def rewind(self, worker: int) -> None:
         """Lets a worker begin again, as one that was restarted does."""
         self._left[worker] = deque(self._parts[worker])
 
     def schedule(self, scheduler: Scheduler, worker: int | None = None) -> Future:
-        """Schedules a step that takes an element."""
-        return scheduler.schedule(self, "step", worker=worker, inputs=(self.input,))
+        """Schedules a step that takes an element, and may share a call."""
+        return scheduler.schedule(self, "step", worker=worker, inputs=(self.input,), fusion_key=FusionKey("step", ()))
 
 
 def shards(count: int, workers: int) -> list[range]:

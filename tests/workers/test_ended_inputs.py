@@ -39,7 +39,14 @@ def results(futures: list[Future]) -> Counter[int]:
     return Counter(future.result(0) for future, error in zip(futures, errors, strict=True) if error is None)
 
 
-@pytest.mark.parametrize("options", [OPTIONS, WITHOUT_STOP, dataclasses.replace(OPTIONS, max_queued_closures=2)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        OPTIONS,
+        WITHOUT_STOP,
+        *(dataclasses.replace(OPTIONS, **{name: 2}) for name in ("max_queued_closures", "steps_per_dispatch")),
+    ],
+)
 def test_a_loop_that_schedules_until_the_end_visits_every_example_once(options: Options) -> None:
     with running_scheduler(FakeRuntime(3), options) as scheduler:
         for _ in range(3):

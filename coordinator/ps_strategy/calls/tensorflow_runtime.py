@@ -60,9 +60,9 @@ class TensorFlowRuntime:
             self._of_thread.executor.clear_error()
             raise
 
-    def may_fuse(self, worker: int, work: ScheduledCall) -> bool:
-        """Returns whether a scheduled call may be fused on this worker."""
-        return work.may_fuse_on(worker)
+    def most_fused(self, worker: int, work: ScheduledCall) -> int:
+        """Returns how many scheduled calls may be fused on this worker."""
+        return work.most_fused_on(worker)
 
     def run_fused(self, worker: int, works: Sequence[ScheduledCall], cancellation: Any) -> Sequence[Any]:
         """Runs scheduled calls of one fusion key as one call; returns their results."""

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from coordinator.ps_strategy.fusing import repeated_function
 from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
 from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator, iterators_in_use
+from coordinator.ps_strategy.per_worker.elements_taken import elements_per_call
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
 from coordinator.ps_strategy.tensorflow_internals.calls import (
     call_concrete,
@@ -103,6 +105,11 @@ class TracedFunction:
         """Whether its graph may be copied, and several calls of it run as one."""
         is_transferable = all(tensor.dtype not in (tf.resource, tf.variant) for tensor in self.concrete.outputs)
         return is_transferable and repeated_function.may_be_fused(self.concrete)
+
+    @functools.cached_property
+    def elements_per_call(self) -> float:
+        """How many elements a call takes at most from each iterator among its arguments; infinite if unknown."""
+        return elements_per_call(self.concrete)
 
     @functools.cached_property
     def _alone(self) -> PackedFunction:
@@ -208,6 +215,7 @@ class ScheduledCall:
                 lambda leaf: leaf.result(timeout=0) if isinstance(leaf, Future) else leaf, (tuple(args), dict(kwargs))
             )
         with iterators_in_use(self.iterators, context):
+            self._count_elements(context, 1)
             outputs = self.function.call_on(context, args, kwargs)
             return tf.nest.map_structure(_on_client, outputs)
 
@@ -221,12 +229,16 @@ class ScheduledCall:
         """What it takes of data that may end."""
         return tuple([each.input for each in self.iterators])
 
-    def may_fuse_on(self, worker: int) -> bool:
-        """Returns whether it may run on `worker` in one call with others that have its fusion key.
+    def most_fused_on(self, worker: int) -> int:
+        """Returns how many calls with its fusion key may run in one on `worker`; less than 2 if it runs alone.
 
-        Its iterators must be endless there, since the end of one in the middle of a call would be an error of all.
+        None of their iterators may end there meanwhile: that would be an error of all of them.
         """
-        return all(iterator.is_endless_on(worker) for iterator in self.iterators)
+        most = sys.maxsize
+        for each in self.iterators:
+            if not each.is_endless_on(worker):
+                most = min(most, int(each.left_on(worker) // max(self.function.elements_per_call, 1)))
+        return most
 
     def run_fused(self, calls: Sequence["ScheduledCall"], context: WorkerContext) -> list[Any]:
         """Runs calls that have its fusion key, itself the first, one after the other in one call.
@@ -240,8 +252,16 @@ class ScheduledCall:
         else:
             steps = [call.function.inputs_on(context, call.args, call.kwargs) for call in calls]
         with iterators_in_use(self.iterators, context):
+            self._count_elements(context, len(calls))
             results = self.function.call_fused(context, steps)
         return [tf.nest.map_structure(_on_client, result) for result in results]
+
+    def _count_elements(self, context: WorkerContext, calls: int) -> None:
+        """Counts, before these calls, the elements that they take."""
+        for each in self.iterators:
+            each.value_on(context)
+            if not each.is_endless_on(context.index):
+                each.count_on(context.index, calls * self.function.elements_per_call)
 
 
 def _own_copy(value: Any, context: WorkerContext) -> Any:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -90,17 +91,19 @@ class PerWorkerIterator(_PerWorkerElements):
 
     def __init__(self, name: str, element_spec: Any, build: Callable[[WorkerContext], tf.data.Dataset]) -> None:
         # Local variables, because `build_iterator` must not keep this object alive.
-        is_endless: dict[int, bool] = {}
+        left: dict[int, float] = {}
         finite_input = FiniteInput(functools.partial(EndOfDataError, f"iterator of {name}"))
 
         def build_iterator(context: WorkerContext) -> Any:
             dataset = build(context)
-            is_endless[context.index] = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
-            finite_input.is_finite |= not is_endless[context.index]
+            cardinality = int(dataset.cardinality())
+            left[context.index] = math.inf if cardinality == tf.data.INFINITE_CARDINALITY else max(cardinality, 0)
+            finite_input.is_finite |= left[context.index] != math.inf
             return iter(dataset)
 
         super().__init__(f"iterator of {name}", element_spec, build_iterator)
-        self._is_endless = is_endless
+        # How many elements each worker's iterator has left at least. Each entry is used by its worker's thread alone.
+        self._left = left
         self.input = finite_input
         # The connection on which a call with a worker's iterator failed, if it may have interrupted the iterator. Each
         # is used by its worker's thread alone.
@@ -108,7 +111,15 @@ class PerWorkerIterator(_PerWorkerElements):
 
     def is_endless_on(self, worker: int) -> bool:
         """Returns True if the worker's iterator has been created and is known to be endless."""
-        return self._is_endless.get(worker, False)
+        return self._left.get(worker) == math.inf
+
+    def left_on(self, worker: int) -> float:
+        """Returns how many elements a worker's iterator has left at least."""
+        return self._left.get(worker, 0)
+
+    def count_on(self, worker: int, taken: float) -> None:
+        """Counts elements that are taken, at most, from a worker's iterator, which is not endless."""
+        self._left[worker] = max(self._left[worker] - taken, 0)
 
     def get_next(self) -> NoReturn:
         """Raises RuntimeError; see `__next__`."""
@@ -230,6 +241,7 @@ def _raise_if_ended(iterator: PerWorkerIterator, context: WorkerContext, cause: 
     The error of the call does not tell: a function may raise the same for another dataset.
     """
     on_worker = iterator.value_on(context)
+    iterator.count_on(context.index, 1)
     concrete = _has_element.get_concrete_function(on_worker)
     try:
         with tf.device(context.device):
@@ -241,6 +253,7 @@ def _raise_if_ended(iterator: PerWorkerIterator, context: WorkerContext, cause: 
             raise ClosureCancelledError("The call was cancelled.") from error
         raise
     if not has_element:
+        iterator.count_on(context.index, math.inf)
         # Without its traceback, whose frames would keep the iterator alive until the garbage collector runs.
         raise EndOfDataError(iterator.name, iterator.input) from cause.with_traceback(None)
 

@@ -89,7 +89,7 @@ def _calls(nodes: Sequence[Any], remote: dict[str, Any], functions: dict[str, An
     for node in nodes:
         if remote.keys().isdisjoint(node.input):
             continue
-        for role, name in _called(node):
+        for role, name in called_functions(node):
             function = functions.get(name)
             if function is None:
                 continue
@@ -147,7 +147,7 @@ def _must_compile(function: Any) -> bool:
     return _COMPILED in function.attr and bool(function.attr[_COMPILED].b)
 
 
-def _called(node: Any) -> list[tuple[str, str]]:
+def called_functions(node: Any) -> list[tuple[str, str]]:
     """Returns the attributes of an operation that name functions, with these functions."""
     return [
         (role, function.name)

@@ -78,7 +78,7 @@ def test_an_iterator_may_be_a_default_value(function, traced):
     cache = TraceCache()
     cache.add(function, [], traced, ({"numbers": iterator},))
     assert list(cache.find(function, []).iterators) == [iterator]
-    assert not cache.find(function, []).may_fuse_on(0), "it is not known to be endless"
+    assert cache.find(function, []).most_fused_on(0) == 0, "it is not known how many elements it has"
 
 
 def test_tensors_on_other_devices_are_fused_only_if_they_are_the_same(function, traced, monkeypatch):

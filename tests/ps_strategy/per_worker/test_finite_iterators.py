@@ -73,7 +73,19 @@ def test_join_raises_the_end_of_data_and_says_how_to_write_the_loop(strategy, da
     assert visited(futures) == dict.fromkeys(range(EXAMPLES), 1)
 
 
-def test_finite_data_among_fused_calls_is_visited_once(strategy, dataset, monkeypatch):
+def test_finite_data_in_fused_calls_is_visited_once(strategy, dataset, monkeypatch):
+    fused, iterator = FusedCalls(strategy, monkeypatch), iter(dataset)
+    taken = [int(strategy.schedule(first, (iterator,), worker=worker).result(TIMEOUT)) for worker in range(3)]
+    futures = fused.run(first, [(iterator,)] * (EXAMPLES - 3))
+    assert visited(futures) + Counter(taken) == dict.fromkeys(range(EXAMPLES), 1)
+    assert sum(fused.sizes) > EXAMPLES // 2
+    assert not any(future.exception(0) for future in futures)
+    with pytest.raises(tf.errors.OutOfRangeError):
+        schedule_all(strategy, iterator)[0].result(TIMEOUT)
+    strategy.join(TIMEOUT)
+
+
+def test_steps_without_an_element_are_fused_with_each_other_only(strategy, dataset, monkeypatch):
     fused, iterator = FusedCalls(strategy, monkeypatch), iter(dataset)
 
     @tf.function
