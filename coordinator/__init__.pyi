@@ -1,3 +1,4 @@
+from . import checkpoints as checkpoints
 from . import compat as compat
 from . import data as data
 from . import embeddings as embeddings
@@ -5,6 +6,7 @@ from . import evaluation as evaluation
 from . import simulation as simulation
 from . import testing as testing
 from . import updates as updates
+from .checkpoints.checkpoints import Checkpoints as Checkpoints
 from .errors import ClosureCancelledError as ClosureCancelledError
 from .errors import ClosureError as ClosureError
 from .errors import ClosureInputError as ClosureInputError

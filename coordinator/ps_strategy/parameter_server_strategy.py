@@ -92,6 +92,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 lambda: scheduler.cluster.statistics().finished,
                 scheduler.recovery.wait_recovered,
                 functools.partial(scheduler.quiet, verb="save"),
+                options.checkpoint_memory,
             )
             devices, copies = membership.parameter_server_devices, WorkerCopies(scheduler)
             kept = devices, self._handles, variables, copies.read, variable_partitioner
@@ -235,10 +236,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         are restored, too; one that is not in the checkpoint gets the content that it has now.
 
         Args:
-          source: a `tf.train.CheckpointManager`, whose newest readable checkpoint is restored, or the initial values if
-            there is none; or a function without arguments that restores a checkpoint and returns its path. Until
-            `restore_from` is called again, the manager saves in `quiet()`, and waits for lost parameter servers instead
-            of raising their errors; `tf.train.CheckpointOptions(enable_async=True)` raises `ValueError`.
+          source: `coordinator.Checkpoints` or a `tf.train.CheckpointManager`, whose newest readable checkpoint is
+            restored, or the initial values if there is none; or a function that restores a checkpoint and returns its
+            path. Until `restore_from` is called again, the manager saves in `quiet()` and waits for lost servers.
           step: counts steps in reports of recoveries: an integer variable that is in the checkpoint, such as
             `optimizer.iterations`, or a function that returns an int. None counts the functions that have finished.
           on_rollback: called with a `Rollback`, on a thread of the library, after each recovery that restored a

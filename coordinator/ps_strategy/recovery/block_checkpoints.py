@@ -28,7 +28,7 @@ from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import Saved
 from coordinator.ps_strategy.tensorflow_internals.sliced_checkpoints import slices_restored
 
 # TensorFlow cannot read pieces of tensors of other types.
-_DTYPES = frozenset(
+DTYPES = frozenset(
     {
         tf.float32,
         tf.float64,
@@ -121,7 +121,7 @@ class BlockCheckpoints:
 
     def _is_large(self, variable: Any) -> bool:
         size, dtype = variable.shape.num_elements(), variable.dtype
-        is_large = dtype in _DTYPES and size is not None and size * dtype.size > self._memory
+        is_large = dtype in DTYPES and size is not None and size * dtype.size > self._memory
         return is_large and tf.DeviceSpec.from_string(variable.device).job == "ps"
 
     def write(self, variables: Sequence[SavedVariable], prefix: str, io_device: str | None) -> Sequence[str]:
@@ -205,7 +205,7 @@ def _place(saved: SavedVariable) -> tuple[list[int], list[int]]:
     return [*map(int, shape)], [0 if part == "-" else int(part.split(",")[0]) for part in parts.split(":")]
 
 
-def _spec(saved: SavedVariable, block: Block) -> str:
+def block_spec(saved: SavedVariable, block: Block) -> str:
     """Returns what `SaveV2` and `RestoreV2` take for a block of a variable."""
     shape, offset = _place(saved)
     parts = (f"{first + begin},{size}" for first, begin, size in zip(offset, block.begin, block.shape, strict=True))
@@ -222,7 +222,7 @@ _RESOURCE, _MATRIX = tf.TensorSpec([], tf.resource), tf.TensorSpec([None, None],
 
 def _write(saved: SavedVariable, writer: Callable[[int], Any], prefix: str, blocks: Sequence[Block]) -> None:
     begin = _int64([block.begin[: block.axes] for block in blocks])
-    specs = tf.constant([_spec(saved, block) for block in blocks])
+    specs = tf.constant([block_spec(saved, block) for block in blocks])
     shapes = _int64([block.shape for block in blocks])
     name = tf.constant(saved.name)
     writer(len(blocks))(saved.variable.handle, tf.constant(prefix), name, specs, begin, shapes)
@@ -268,7 +268,7 @@ def _copy(handle: Any, dtype: tf.DType, begin: Any, shape: Any) -> Any:
 def _read(saved: SavedVariable, reader: Any, path: str, blocks: Sequence[Block]) -> None:
     for block in blocks:
         begin, shape = _int64(block.begin), _int64(block.shape)
-        spec = tf.constant(_spec(saved, block))
+        spec = tf.constant(block_spec(saved, block))
         reader(saved.variable.handle, tf.constant(path), tf.constant(saved.name), spec, begin, begin + shape)
 
 

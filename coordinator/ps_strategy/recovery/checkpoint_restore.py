@@ -4,10 +4,11 @@ Promises: the newest readable checkpoint in the manager's directory is restored;
 warning, and nothing of it stays in the variables.
 """
 
+import abc
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -20,12 +21,57 @@ _logger = logging.getLogger("coordinator")
 _SERVER_LOST = (*UNREACHED, tf.errors.CancelledError)
 
 
+class SaveServices(NamedTuple):
+    """What a strategy does for what saves its checkpoints.
+
+    Attributes:
+      save: calls a function that saves and returns the path, in `quiet()`; again after a recovery if a parameter server
+        was lost meanwhile. It takes the function and the directory, and returns the path.
+      steps: returns the number of the training step, or None while a server does not answer.
+      begins_at_zero: whether `steps` counts from the beginning of this program.
+      memory: `Options.checkpoint_memory`.
+    """
+
+    save: Callable[[Callable[[], str], str], str]
+    steps: Callable[[], int | None]
+    begins_at_zero: bool
+    memory: int
+
+
+class CheckpointSource(abc.ABC):
+    """Saves checkpoints and knows them, as a `tf.train.CheckpointManager` does; called by the strategy.
+
+    Attributes:
+      checkpoint: a `tf.train.Checkpoint`.
+      directory: where the checkpoints are.
+    """
+
+    checkpoint: tf.train.Checkpoint
+    directory: str
+
+    @abc.abstractmethod
+    def begin(self, services: SaveServices) -> None:
+        """Allows saving; the strategy restores from this object from now on."""
+
+    @abc.abstractmethod
+    def end(self) -> None:
+        """Ends what is in progress, in bounded time; nothing is saved afterwards."""
+
+    @abc.abstractmethod
+    def to_restore(self) -> list[str]:
+        """Returns the paths of the checkpoints, newest first. What is being saved now is not to be one any more."""
+
+    @abc.abstractmethod
+    def restored(self, path: str | None) -> None:
+        """Records that this checkpoint was restored, and that newer ones could not be; None for the initial values."""
+
+
 class CheckpointRestore:
     """Restores variables from a checkpoint.
 
     Args:
-      source: a `tf.train.CheckpointManager`, or a function without arguments that restores a checkpoint and returns its
-        path, or None if there is none.
+      source: a `tf.train.CheckpointManager`, a `CheckpointSource`, or a function without arguments that restores a
+        checkpoint and returns its path, or None if there is none.
 
     Raises:
       TypeError: it is neither.
@@ -33,16 +79,16 @@ class CheckpointRestore:
     """
 
     def __init__(self, source: Any) -> None:
-        self.manager = source if isinstance(source, tf.train.CheckpointManager) else None
+        self.manager = source if isinstance(source, tf.train.CheckpointManager | CheckpointSource) else None
         if self.manager is None and (isinstance(source, type) or not callable(source)):
             advice = (
-                " Pass a manager of it: tf.train.CheckpointManager(checkpoint, directory, max_to_keep=3)."
+                " Pass a manager of it: coordinator.Checkpoints(checkpoint, directory)."
                 if isinstance(source, tf.train.Checkpoint)
                 else ""
             )
             raise TypeError(
-                "restore_from takes a tf.train.CheckpointManager, or a function without arguments that restores a "
-                f"checkpoint and returns its path; got {source!r}.{advice}"
+                "restore_from takes coordinator.Checkpoints, a tf.train.CheckpointManager, or a function without "
+                f"arguments that restores a checkpoint and returns its path; got {source!r}.{advice}"
             )
         if self.manager is not None and saves_asynchronously(self.manager.checkpoint):
             raise ValueError(
@@ -56,6 +102,8 @@ class CheckpointRestore:
     def checkpoints(self) -> list[str]:
         """Returns the paths of the checkpoints in the manager's directory, newest first."""
         assert self.manager is not None
+        if isinstance(self.manager, CheckpointSource):
+            return self.manager.to_restore()
         state = tf.train.get_checkpoint_state(self.manager.directory)
         paths = [] if state is None else [*state.all_model_checkpoint_paths, state.model_checkpoint_path]
         # Without repetitions, each where it comes last.
@@ -91,9 +139,16 @@ class CheckpointRestore:
                 error.add_note(f"Raised while restoring the checkpoint {path}.")
                 damage = damage or error
             else:
-                forget_last_saved_step(self.manager)
+                self._note_restored(path)
                 return path
         if damage is not None:
             raise damage
         prepare()
+        self._note_restored(None)
         return None
+
+    def _note_restored(self, path: str | None) -> None:
+        if isinstance(self.manager, CheckpointSource):
+            self.manager.restored(path)
+        else:
+            forget_last_saved_step(self.manager)

@@ -25,9 +25,10 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.errors import ParameterServerLost, Rollback
+from coordinator.options import Options
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.membership.membership import Membership
-from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointRestore
+from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointRestore, CheckpointSource, SaveServices
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.tensorflow_internals.handles import asynchronous_saves_refused
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced, own_executor
@@ -76,6 +77,7 @@ class VariableRecovery:
       wait_recovered: waits until the parameter servers are recovered, as long as that can be expected; returns whether
         they are. It is called on threads that save a checkpoint.
       quiet: returns a scope in which no scheduled function runs.
+      memory: `Options.checkpoint_memory`.
 
     Attributes:
       states_held: see `VariableStore`.
@@ -88,7 +90,9 @@ class VariableRecovery:
         finished: Callable[[], int],
         wait_recovered: Callable[[], bool],
         quiet: Callable[[], contextlib.AbstractContextManager[None]],
+        memory: int = Options.checkpoint_memory,
     ) -> None:
+        self._memory = memory
         self._membership = membership
         self._variables = variables
         self.states_held = variables.states_held
@@ -123,7 +127,11 @@ class VariableRecovery:
         self._on_rollback = on_rollback
         self._variables.note_tables()
         self.release_manager()
-        if found.manager is not None:
+        if isinstance(found.manager, CheckpointSource):
+            self._step = step
+            found.manager.begin(SaveServices(self._save_of_source, self._read_steps, step is None, self._memory))
+            self._replaced_of_manager.callback(found.manager.end)
+        elif found.manager is not None:
             save = functools.partial(self._save, found.manager.save, found.manager.directory)
             self._replaced_of_manager.enter_context(attribute_replaced(found.manager, "save", save))
             self._replaced_of_manager.enter_context(
@@ -216,6 +224,17 @@ class VariableRecovery:
             return None
         return int(self._step() if callable(self._step) else self._step.numpy())
 
+    def _read_steps(self) -> int | None:
+        """Returns the number of the step; None while a server does not answer."""
+        if self._step is None:
+            return self._progress.count()
+        try:
+            return self._read_step()
+        except tf.errors.OpError:
+            if self.missing() is None:
+                raise
+            return None
+
     def _rollback(self, source: CheckpointRestore, checkpoint: str | None, step: int | None) -> Rollback:
         assert self._began is not None
         before: int | None = None
@@ -247,6 +266,12 @@ class VariableRecovery:
             raise _asynchronous_refused()
         with self._quiet():
             return self._save_quietly(save, directory, *args, **kwargs)
+
+    def _save_of_source(self, save: Callable[[], str], directory: str) -> str:
+        with self._quiet():
+            path = self._save_quietly(save, directory)
+        assert path is not None
+        return path
 
     def _save_quietly(self, save: Callable[..., str | None], directory: str, *args: Any, **kwargs: Any) -> str | None:
         while True:

@@ -5,16 +5,17 @@ so that the next update of a variable copies it first: a table of 1 GB needs 1 G
 
 Every checkpoint is written and read by a `MultiDeviceSaver`: those of `tf.train.Checkpoint`, of its managers, and the
 variables of a SavedModel. Within `savers_replaced`, another object writes and reads some of the values, into files that
-are merged with TensorFlow's.
+are merged with TensorFlow's. Within `saves_captured`, nothing is written: the caller gets what is to be.
 """
 
 import contextlib
+import contextvars
 import copy
 import functools
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -69,7 +70,7 @@ class SavedVariable(NamedTuple):
     """A variable that a checkpoint holds, or is to hold.
 
     Attributes:
-      variable: a `tf.Variable`.
+      variable: a `tf.Variable`; None for another value, in a `SavedValue`.
       name: of the tensor in the checkpoint.
       slice_spec: which part of that tensor it is, as in `tf.raw_ops.SaveV2`; empty if it is all of it.
     """
@@ -77,6 +78,54 @@ class SavedVariable(NamedTuple):
     variable: Any
     name: str
     slice_spec: str
+
+
+class SavedValue(NamedTuple):
+    """A value that a checkpoint is to hold.
+
+    Attributes:
+      device: the CPU of the server that has it.
+      saved: its name and slice, and its variable if that is known.
+      read: returns the value, on that device; None if there is none.
+    """
+
+    device: str
+    saved: SavedVariable
+    read: Callable[[], Any]
+
+
+class CapturedSave(NamedTuple):
+    """A save of which nothing was written.
+
+    Attributes:
+      prefix: the path of the checkpoint.
+      values: what it is to hold.
+      themselves: what writes itself, with names.
+      device: merges the files.
+    """
+
+    prefix: str
+    values: Sequence[SavedValue]
+    themselves: Sequence[tuple[str, SelfSaving]]
+    device: str
+
+
+_captured: contextvars.ContextVar[list[CapturedSave] | None] = contextvars.ContextVar("captured_saves", default=None)
+
+
+@contextlib.contextmanager
+def saves_captured() -> Iterator[list[CapturedSave]]:
+    """A scope in which the calling thread's saves write nothing, but are appended to the list that it yields.
+
+    It has an effect within `savers_replaced`. Savers that users register with TensorFlow write as always, and so does
+    what is saved together with them.
+    """
+    found: list[CapturedSave] = []
+    before = _captured.set(found)
+    try:
+        yield found
+    finally:
+        _captured.reset(before)
 
 
 class LargeVariables(Protocol):
@@ -104,6 +153,10 @@ def savers_replaced(large: LargeVariables) -> Iterator[None]:
 
     @functools.wraps(save)
     def save_large(self: Any, file_prefix: Any, options: Any = None) -> Any:
+        captured = _captured.get()
+        if captured is not None and tf.executing_eagerly() and not self._registered_savers:
+            captured.append(_capture(self, _text(file_prefix)))
+            return None
         taken, themselves = (_take(self, large.to_write), _self_saving(self)) if tf.executing_eagerly() else ([], [])
         if not taken and not themselves:
             return save(self, file_prefix, options)
@@ -145,13 +198,42 @@ def merged(prefix: str, device: str) -> Iterator[tuple[str, list[str]]]:
     Yields:
       A prefix for the files, and a list to which those of all files are appended.
     """
-    # As TensorFlow names the files that it merges; it deletes the folder afterwards.
-    temporary = prefix + (".part" if prefix.startswith("s3://") else "_temp/part")
+    temporary = temporary_prefix(prefix)
     tf.io.gfile.makedirs(os.path.dirname(temporary))
     written: list[str] = []
     yield temporary, written
+    merge(prefix, device, written)
+
+
+def temporary_prefix(prefix: str) -> str:
+    """Returns a prefix for the files that are merged into a checkpoint, as TensorFlow names them."""
+    return prefix + (".part" if prefix.startswith("s3://") else "_temp/part")
+
+
+def merge(prefix: str, device: str, written: Sequence[str]) -> None:
+    """Makes files one checkpoint, and deletes their folder."""
     with tf.device(device):
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=written, destination_prefix=prefix, delete_old_dirs=True)
+
+
+def _capture(saver: Any, prefix: str) -> CapturedSave:
+    themselves = _self_saving(saver)
+    left_out = {id(tensor) for tensor, _, _ in themselves}
+    values = []
+    for task, tensors in saver._shardable_tensors_by_task.items():
+        for tensor in tensors:
+            if id(tensor) not in left_out:
+                saved = _saved_variable(tensor, _variable_of(tensor))
+                values.append(SavedValue(task.to_string(), saved, functools.partial(_value_of, tensor)))
+    device = list(saver._shardable_tensors_by_task)[-1].to_string()
+    return CapturedSave(prefix, values, [(name, each) for _, name, each in themselves], device)
+
+
+def _value_of(tensor: Any) -> Any:
+    if tensor.tensor is not None:
+        return tensor.tensor
+    with tf.device(tensor.device.to_string()):
+        return tensor._tensor_save_spec.tensor
 
 
 def _self_saving(saver: Any) -> list[tuple[Any, str, SelfSaving]]:
@@ -177,17 +259,22 @@ def _take(saver: Any, choose: Any) -> list[tuple[Any, SavedVariable]]:
     """Returns the variables that `choose` chooses of a saver's, each with what the saver has of it."""
     # Private: a saver's list of all that it saves, by server.
     tensors = [tensor for each in saver._shardable_tensors_by_task.values() for tensor in each]
-    found = []
-    for tensor in tensors:
-        if (variable := _variable_of(tensor)) is not None:
-            spec = tensor._tensor_save_spec
-            # That of a slice does not say so itself.
-            name, slice_spec = spec.name or tensor.checkpoint_key, spec.slice_spec or tensor.slice_spec or ""
-            found.append((tensor, SavedVariable(variable, tf.compat.as_str(name), tf.compat.as_str(slice_spec))))
+    found = [
+        (tensor, _saved_variable(tensor, variable))
+        for tensor in tensors
+        if (variable := _variable_of(tensor)) is not None
+    ]
     chosen = {id(each) for each in choose([each for _, each in found])}
     # The slices of a variable are restored together, or not at all.
     keys = {tensor.checkpoint_key for tensor, each in found if id(each) in chosen}
     return [(tensor, each) for tensor, each in found if tensor.checkpoint_key in keys]
+
+
+def _saved_variable(tensor: Any, variable: Any) -> SavedVariable:
+    spec = tensor._tensor_save_spec
+    # That of a slice does not say so itself.
+    name, slice_spec = spec.name or tensor.checkpoint_key, spec.slice_spec or tensor.slice_spec or ""
+    return SavedVariable(variable, tf.compat.as_str(name), tf.compat.as_str(slice_spec))
 
 
 def _variable_of(tensor: Any) -> tf.Variable | None:

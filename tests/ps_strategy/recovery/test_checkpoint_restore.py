@@ -137,7 +137,9 @@ def test_a_function_may_do_the_restore(variable, prepare, returned):
 
 @pytest.mark.parametrize("wrong", [None, "path/to/checkpoint", 3, tf.train.CheckpointManager], ids=repr)
 def test_other_sources_are_refused(wrong):
-    with pytest.raises(TypeError, match=r"takes a tf\.train\.CheckpointManager, or a function"):
+    with pytest.raises(
+        TypeError, match=r"takes coordinator.Checkpoints, a tf\.train\.CheckpointManager, or a function"
+    ):
         CheckpointRestore(wrong)
 
 

@@ -1,0 +1,9 @@
+from .checkpoints import Checkpoints as Checkpoints
+from .checkpoints import CheckpointsStatistics as CheckpointsStatistics
+from .policies import Best as Best
+from .policies import EveryHours as EveryHours
+from .policies import EveryMinutes as EveryMinutes
+from .policies import EverySteps as EverySteps
+from .policies import Latest as Latest
+from .policies import Moment as Moment
+from .policies import SavedCheckpoint as SavedCheckpoint

@@ -1,0 +1,55 @@
+"""A thread that makes calls one after the other, and is there only while there are some."""
+
+import collections
+import logging
+import threading
+from collections.abc import Callable
+
+from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
+from coordinator.queueing.interrupts import uninterrupted
+
+_logger = logging.getLogger("coordinator")
+
+
+class SerialThread:
+    """Makes calls in the background, in order. All methods may be called from any thread.
+
+    Args:
+      name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._calls: collections.deque[Callable[[], object]] = collections.deque()
+        self._is_running = False
+
+    @uninterrupted
+    def submit(self, call: Callable[[], object]) -> None:
+        """Makes a call after those before it. If it raises an exception, that is logged."""
+        with self._changed:
+            self._calls.append(call)
+            if self._is_running:
+                return
+            self._is_running = True
+        on_own_thread(self._name, self._run)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until all calls have returned; returns whether they have in `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._is_running, timeout)
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            try:
+                call()
+            except Exception:
+                _logger.exception("A call on the thread %s raised an exception.", self._name)
+
+    def _next(self) -> Callable[[], object] | None:
+        with self._changed:
+            if self._calls:
+                return self._calls.popleft()
+            self._is_running = False
+            self._changed.notify_all()
+            return None

@@ -1,0 +1,115 @@
+"""Tests of policies: when a checkpoint is saved, and which are kept, as functions of the history and the moment."""
+
+import pytest
+
+from coordinator.checkpoints import Best, EveryHours, EveryMinutes, EverySteps, Latest, Moment, SavedCheckpoint
+from coordinator.checkpoints.policies import check_policies
+
+HOUR = 3600.0
+
+
+def saved(step, hours=0.0, **metrics) -> SavedCheckpoint:
+    return SavedCheckpoint(f"ckpt-{step}", step, step, hours * HOUR, metrics)
+
+
+def steps_of(policy, history) -> list[int]:
+    return [each.step for each in policy.kept(history, Moment(history[-1].step, history[-1].time))]
+
+
+def union(history, *policies) -> list[int]:
+    return sorted({step for policy in policies for step in steps_of(policy, history)})
+
+
+@pytest.mark.parametrize(
+    ("last", "step", "is_due"),
+    [
+        (None, 999, False),
+        (None, 1000, True),
+        (1000, 1999, False),
+        (1000, 2000, True),
+        # Saved late, or by hand: multiples stay where they are.
+        (1003, 2000, True),
+        (1990, 2001, True),
+        (1000, 5500, True),
+        # An older checkpoint was restored.
+        (5000, 1001, True),
+    ],
+)
+def test_every_steps_saves_when_a_multiple_was_reached(last, step, is_due):
+    history = [] if last is None else [saved(last)]
+    assert EverySteps(1000).is_due(history, Moment(step, 0.0)) == is_due
+
+
+@pytest.mark.parametrize(("last", "now", "is_due"), [(None, 0, True), (0, 599, False), (0, 600, True), (900, 0, True)])
+def test_every_minutes_saves_first_at_once(last, now, is_due):
+    """And if the clock was set back."""
+    history = [] if last is None else [saved(1, last / HOUR)]
+    assert EveryMinutes(10).is_due(history, Moment(2, float(now))) == is_due
+
+
+def test_latest_keeps_the_newest():
+    history = [saved(step) for step in range(5)]
+    assert steps_of(Latest(3), history) == [2, 3, 4]
+    assert steps_of(Latest(9), history) == [0, 1, 2, 3, 4]
+
+
+def test_every_hours_keeps_checkpoints_that_are_so_far_apart():
+    history = [saved(index, hours) for index, hours in enumerate([0, 1, 5.9, 6.1, 7, 12, 12.2])]
+    assert steps_of(EveryHours(6), history) == [0, 3, 6]
+
+
+def test_every_hours_keeps_the_same_when_others_were_deleted():
+    policy, history, all_kept = EveryHours(6), [], set()
+    for index in range(60):
+        history.append(saved(index, index * 0.7))
+        kept = set(steps_of(policy, history))
+        assert all_kept <= kept
+        all_kept = kept
+        history = [each for each in history if each.step in kept or each is history[-1]]
+
+
+def test_one_of_each_thousand_one_of_each_hundred_and_two_of_each_ten():
+    policies = EverySteps(1000, latest=1), EverySteps(100, latest=1), EverySteps(10, latest=2)
+    history, found = [], {}
+    for step in range(10, 2300, 10):
+        history.append(saved(step))
+        found[step] = union(history, *policies)
+        history = [each for each in history if each.step in found[step]]
+    assert found[1230] == [1000, 1200, 1220, 1230]
+    assert found[1990] == [1000, 1900, 1980, 1990]
+    assert found[2000] == [1990, 2000]
+
+
+def test_best_keeps_the_best_and_of_equal_ones_the_newer():
+    losses = [0.9, 0.2, float("nan"), 0.2, 0.5, 0.3]
+    history = [saved(step, loss=loss) for step, loss in enumerate(losses)]
+    assert steps_of(Best("loss", 2), history) == [3, 1]
+    assert steps_of(Best("loss", 3, mode="max"), history) == [0, 4, 5]
+
+
+def test_best_and_latest_are_both_kept():
+    history = [saved(1, loss=0.1), saved(2, loss=0.5), saved(3, loss=0.4), saved(4)]
+    assert union(history, Latest(2), Best("loss")) == [1, 3, 4]
+
+
+def test_one_without_the_metric_is_not_the_best():
+    assert steps_of(Best("loss"), [saved(1), saved(2, accuracy=1.0)]) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EverySteps(0), "steps must be an integer of at least 1"),
+        (lambda: EveryHours(-1), "hours must be"),
+        (lambda: EveryMinutes(1, latest=0), "latest must be"),
+        (lambda: Latest(0), "count must be"),
+        (lambda: Best("loss", mode="low"), 'mode must be "min" or "max"'),
+        (lambda: Best(3), "metric must be the name"),
+        (lambda: check_policies("keep", Latest(3), "kept"), r"such as \[coordinator.checkpoints.Latest\(3\)\]"),
+        (lambda: check_policies("save", [Latest(3)], "is_due"), "a method is_due"),
+        (lambda: check_policies("save", [EverySteps], "is_due"), "got <class"),
+    ],
+)
+def test_a_wrong_setting_is_named(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
