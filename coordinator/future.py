@@ -1,8 +1,9 @@
 """The result of one scheduled closure, before it exists.
 
 A million futures may wait in a queue, and almost none of them is waited on before it is done. So what threads wait on,
-a condition with its lock and two lists, is created when a thread first needs it, and a future that is done returns its
-outcome without it. Nothing else differs from `concurrent.futures`, whose functions find what they expect.
+a condition with its lock and a list, is created when a thread first needs it, and a future that is done returns its
+outcome without it, and passes it to callbacks. Nothing else differs from `concurrent.futures`, whose functions find
+what they expect.
 """
 
 import concurrent.futures
@@ -13,6 +14,8 @@ from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED
 from typing import Any, ClassVar
 
 _ENDS = (FINISHED, CANCELLED_AND_NOTIFIED, CANCELLED)
+# Of all futures without a callback; never changed.
+_NO_CALLBACKS: list[Callable[[concurrent.futures.Future[Any]], object]] = []
 
 
 class Future(concurrent.futures.Future[Any]):
@@ -61,6 +64,7 @@ class Future(concurrent.futures.Future[Any]):
         self._result = None
         self._exception = None
         self._made_condition: threading.Condition | None = None
+        self._done_callbacks: list[Callable[[concurrent.futures.Future[Any]], object]] = _NO_CALLBACKS
         self._name = name
         self._number = number
         self.on_cancel = on_cancel
@@ -74,7 +78,7 @@ class Future(concurrent.futures.Future[Any]):
             with self._conditions_lock:
                 if self._made_condition is None:
                     self._waiters = []
-                    self._done_callbacks: list[Callable[[concurrent.futures.Future[Any]], object]] = []
+                    self._done_callbacks = list(self._done_callbacks)
                     self._made_condition = threading.Condition()
         return self._made_condition
 
@@ -141,14 +145,16 @@ class Future(concurrent.futures.Future[Any]):
             self.set_running_or_notify_cancel()
 
     def _end_unwatched(self, state: str, result: Any = None, exception: BaseException | None = None) -> bool:
-        """Sets the outcome if no thread has waited and no callback was added; returns whether that is so."""
+        """Sets the outcome if no thread has waited, and calls the callbacks; returns whether that is so."""
         with self._conditions_lock:
             is_unwatched = self._made_condition is None and self._state is PENDING
             if is_unwatched:
                 self._result = result
                 self._exception = exception
                 self._state = state
-            return is_unwatched
+        if is_unwatched and self._done_callbacks:
+            self._invoke_callbacks()  # type: ignore[attr-defined]  # of the base class
+        return is_unwatched
 
     def _forget_closure(self) -> None:
         """Breaks the reference cycle between this future and its closure.
@@ -159,7 +165,13 @@ class Future(concurrent.futures.Future[Any]):
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
         """Calls `fn` with this future once it is done. An exception of `fn` is logged and not raised."""
-        super().add_done_callback(functools.partial(_call_back, fn))
+        callback = functools.partial(_call_back, fn)
+        with self._conditions_lock:
+            is_unwatched = self._made_condition is None and self._state is PENDING
+            if is_unwatched:
+                self._done_callbacks = [*self._done_callbacks, callback]
+        if not is_unwatched:
+            super().add_done_callback(callback)
 
     def __repr__(self) -> str:
         if not self.done():

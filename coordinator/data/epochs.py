@@ -13,6 +13,7 @@ Guarantees:
 """
 
 import dataclasses
+import functools
 import logging
 import threading
 import weakref
@@ -29,6 +30,7 @@ from coordinator.data.ledger import WINDOW, EpochsStatistics, Ledger
 from coordinator.data.position_range import PositionRange
 from coordinator.data.range_order import RangeOrder
 from coordinator.data.source import IN_ORDER, Source
+from coordinator.data.unscheduled_ranges import MOST_UNSCHEDULED, UnscheduledRanges
 from coordinator.future import Future
 from coordinator.queueing.interrupts import uninterrupted
 from coordinator.setting_checks import check_integer
@@ -38,8 +40,6 @@ _logger = logging.getLogger("coordinator")
 # How many ranges are under way at most; more for many workers, so that each can take calls of 64 functions.
 _AHEAD = 1024
 _AHEAD_PER_WORKER = 128
-# How many ranges may be handed out before a function is scheduled with the first of them.
-_UNSCHEDULED = 1000
 
 
 class Epochs(tf.train.experimental.PythonState):
@@ -104,6 +104,7 @@ class Epochs(tf.train.experimental.PythonState):
         self._records: weakref.WeakSet[CommitRecord] = weakref.WeakSet()
         self._restorations = 0
         self._out: dict[Future, int] = {}
+        self._refill = 0
 
     def on(
         self, strategy: Any, on_bad_range: Literal["raise", "skip"] = "raise", until: int | None = None
@@ -209,54 +210,50 @@ class Epochs(tf.train.experimental.PythonState):
 
     def _hand_out(self, strategy: Any) -> Iterator[PositionRange]:
         ahead = max(_AHEAD, _AHEAD_PER_WORKER * len(strategy.cluster.workers))
+        # A loop that waits is woken for several ranges: for each of them it would take longer than all else. But not
+        # for so many that those without a function could keep it waiting.
+        self._refill = max(ahead // 2, MOST_UNSCHEDULED)
         interval = strategy.extended.services.options.stall_report_interval
-        unscheduled: dict[int, None] = {}
+        unscheduled = UnscheduledRanges(self._ledger)
         try:
-            while self._wait_next(strategy, ahead, interval, unscheduled):
-                if self._is_reset:
+            while True:
+                if (number := self._take(ahead, unscheduled)) is not None:
+                    yield self._positions(number)
+                elif not self._wait_next(strategy, ahead, interval, unscheduled):
+                    return
+                elif self._is_reset:
                     self._warn_of_reset()
-                if (positions := self._take(unscheduled)) is not None:
-                    yield positions
         finally:
             with self._changed:
-                for number in unscheduled:
-                    if self._ledger.is_unscheduled(number):
-                        self._ledger.give_back(number)
+                unscheduled.give_back()
 
     @uninterrupted
-    def _take(self, unscheduled: dict[int, None]) -> PositionRange | None:
-        """Returns the next range; None if the ledger has been replaced since there was one."""
+    def _take(self, ahead: int, unscheduled: UnscheduledRanges) -> int | None:
+        """Returns the number of the next range; None if there is something to wait for, or to say."""
+        ledger = self._ledger
         with self._changed:
-            if self._is_held or not self._ledger.has_next():
+            is_due = self._is_held or self._is_reset or self._failed.has_error or unscheduled.may_be_too_many
+            if is_due or ledger.count_out >= ahead or not ledger.has_next():
                 return None
-            number = self._ledger.next()
-            unscheduled[number] = None
-        return self._positions(number)
+            number = ledger.next()
+            unscheduled.add(number)
+            return number
 
-    def _wait_next(self, strategy: Any, ahead: int, interval: float, unscheduled: dict[int, None]) -> bool:
+    def _wait_next(self, strategy: Any, ahead: int, interval: float, unscheduled: UnscheduledRanges) -> bool:
         """Waits until a range may be handed out; returns False if all are done."""
         ledger = self._ledger
         with self._changed:
             while True:
                 self._failed.raise_error()
                 if not self._is_held:
-                    if self._is_over(unscheduled):
+                    unscheduled.check()
+                    if ledger.is_over:
                         return False
                     if ledger.has_next() and ledger.count_out < ahead:
                         return True
                 progress = ledger.progress
                 if not self._changed.wait(interval) and progress == ledger.progress:
                     self._report_stall(strategy, interval)
-
-    def _is_over(self, unscheduled: dict[int, None]) -> bool:
-        """Returns whether all ranges are done; forgets those that were scheduled, and raises if too many were not."""
-        ledger = self._ledger
-        if len(unscheduled) >= _UNSCHEDULED or not ledger.has_next():
-            for number in [each for each in unscheduled if not ledger.is_unscheduled(each)]:
-                del unscheduled[number]
-        if len(unscheduled) >= _UNSCHEDULED or (unscheduled and not ledger.has_next()):
-            raise RuntimeError(self._unscheduled_message(unscheduled))
-        return ledger.is_over
 
     def _warn_of_reset(self) -> None:
         self._is_reset = False
@@ -281,15 +278,14 @@ class Epochs(tf.train.experimental.PythonState):
     def _positions(self, number: int) -> PositionRange:
         epoch, start, count = self._extent(number)
         positions = np.array([epoch, start, count, number, self._seed], np.int64).view(PositionRange)
-
-        def follow(future: Future) -> None:
-            with self._changed:
-                self._ledger.schedule(number)
-                self._out[future] = number
-            future.add_done_callback(lambda done: self._settle(number, done))
-
-        positions.follow = follow
+        positions.follow = functools.partial(self._follow, number)
         return positions
+
+    def _follow(self, number: int, future: Future) -> None:
+        with self._changed:
+            self._ledger.schedule(number)
+            self._out[future] = number
+        future.add_done_callback(functools.partial(self._settle, number))
 
     def _extent(self, number: int) -> tuple[int, int, int]:
         """Returns the epoch, the first position and the number of examples of a range."""
@@ -307,10 +303,16 @@ class Epochs(tf.train.experimental.PythonState):
                 self._failed.forget(number)
             else:
                 is_skipped = self._failed.settle(number, error)
-            self._changed.notify_all()
+            if self._is_awaited(is_given_back=error is not None or future.cancelled()):
+                self._changed.notify_all()
         if is_skipped:
             extent = "epoch {}, position {}, {} examples".format(*self._extent(number))
             _logger.warning("The range of %s is skipped: %s: %s", extent, type(error).__name__, error)
+
+    def _is_awaited(self, is_given_back: bool) -> bool:
+        """Returns whether a loop that waits may go on."""
+        ledger = self._ledger
+        return is_given_back or ledger.is_over or (ledger.count_out <= self._refill and ledger.has_next())
 
     def reset(self) -> None:
         """Begins again with the first example.
@@ -338,10 +340,3 @@ class Epochs(tf.train.experimental.PythonState):
         with self._changed:
             self._is_held = False
             self._changed.notify_all()
-
-    def _unscheduled_message(self, unscheduled: dict[int, None]) -> str:
-        shown = ", ".join(map(str, list(unscheduled)[:10])) + (", ..." if len(unscheduled) > 10 else "")
-        return (
-            f"{len(unscheduled)} ranges were handed out, and no function was scheduled with them: {shown}. In the loop "
-            "over epochs.on(strategy), call strategy.schedule(step, args=(positions,)) with the vector itself."
-        )

@@ -31,6 +31,11 @@ class FailedRanges:
         self._most = most
         self._strategy_raises = strategy_raises
 
+    @property
+    def has_error(self) -> bool:
+        """Whether `raise_error` raises one."""
+        return self._error is not None
+
     def raise_error(self) -> None:
         """Raises the error of a function that the strategy does not raise."""
         error, self._error = self._error, None

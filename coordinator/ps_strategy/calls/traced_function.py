@@ -17,6 +17,7 @@ from coordinator.ps_strategy.calls.renewed_functions import RenewedFunctions
 from coordinator.ps_strategy.fusing import repeated_function
 from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
 from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction
+from coordinator.ps_strategy.fusing.stacked_inputs import StackedInputs
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator, iterators_in_use
 from coordinator.ps_strategy.per_worker.elements_taken import elements_per_call
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
@@ -115,12 +116,12 @@ class TracedFunction:
     def _alone(self) -> PackedFunction:
         return PackedFunction(self.concrete, may_be_copied=self.may_be_fused)
 
-    def call_fused(self, context: WorkerContext, steps: Sequence[Sequence[Any]]) -> list[Any]:
-        """Runs the function on a worker once for each of `steps`, in order, as one call.
+    def call_fused(self, context: WorkerContext, inputs: StackedInputs) -> list[Any]:
+        """Runs the steps of a fused call on a worker, in order.
 
         Args:
           context: the worker.
-          steps: the `inputs_on` the worker for each call.
+          inputs: of all steps, from their `inputs_on` the worker.
 
         Returns:
           The result of each call, on the client: NumPy values, or composite tensors.
@@ -128,9 +129,8 @@ class TracedFunction:
         Raises:
           Exception: what `call_on` raises.
         """
-        is_shared = tuple(all(value is values[0] for value in values) for values in zip(*steps, strict=True))
-        repeated = self._fused_function(len(steps), is_shared)
-        results = repeated.call_on(steps, self._captures_on(context), functools.partial(self._run, context))
+        repeated = self._fused_function(inputs.length, inputs.is_shared)
+        results = repeated.call_on(inputs.values, self._captures_on(context), functools.partial(self._run, context))
         return [structure_outputs(self.concrete, result) for result in results]
 
     def _fused_function(self, count: int, is_shared: tuple[bool, ...]) -> RepeatedFunction:
@@ -247,13 +247,19 @@ class ScheduledCall:
           Their results, on the client.
         """
         leaves = [tf.nest.flatten((call.args, call.kwargs)) for call in calls]
-        if all(one is other for each in leaves[1:] for one, other in zip(leaves[0], each, strict=True)):
-            steps = [self.function.inputs_on(context, self.args, self.kwargs)] * len(calls)
-        else:
-            steps = [call.function.inputs_on(context, call.args, call.kwargs) for call in calls]
+
+        def bind(flat: Sequence[Any]) -> Sequence[Any]:
+            args, kwargs = tf.nest.pack_sequence_as((self.args, self.kwargs), flat)
+            return self.function.inputs_on(context, args, kwargs)
+
+        inputs = StackedInputs.of_arguments(leaves, bind)
+        if inputs is None:
+            inputs = StackedInputs.of_steps(
+                [call.function.inputs_on(context, call.args, call.kwargs) for call in calls]
+            )
         with iterators_in_use(self.iterators, context):
             self._count_elements(context, len(calls))
-            results = self.function.call_fused(context, steps)
+            results = self.function.call_fused(context, inputs)
         return [tf.nest.map_structure(_on_client, result) for result in results]
 
     def _count_elements(self, context: WorkerContext, calls: int) -> None:

@@ -59,31 +59,27 @@ class RepeatedFunction:
     def __init__(self, concrete: Any, count: int, is_shared: Sequence[bool]) -> None:
         self._count = count
         captures = len(concrete.inputs) - len(is_shared)
-        self._is_shared = (*is_shared, *[True] * captures)
+        is_shared = (*is_shared, *[True] * captures)
         self._joined, self._single = _by_transfer(concrete.outputs)
         self._shapes = [output.shape for output in concrete.outputs]
-        self.concrete = _build(concrete, count, self._is_shared, self._joined, self._single)
+        self.concrete = _build(concrete, count, is_shared, self._joined, self._single)
 
     def call_on(
         self,
-        steps: Sequence[Sequence[Any]],
+        inputs: Sequence[Any],
         captures: Sequence[Any],
         run: Callable[[Any, Sequence[Any]], Sequence[Any]],
     ) -> list[list[Any]]:
         """Runs all steps and copies their results to the client.
 
         Args:
-          steps: the inputs of each step without captures: tensors, on the client unless they are shared.
+          inputs: the values of `StackedInputs`: tensors, on the client unless they are shared.
           captures: the captures, the same for all steps.
           run: calls a concrete function with its inputs and captures, and returns its flat outputs.
 
         Returns:
           The flat outputs of the function for each step, as NumPy values.
         """
-        inputs = [
-            values[0] if is_shared else tf.stack(values)
-            for values, is_shared in zip(zip(*steps, strict=True), self._is_shared, strict=False)
-        ]
         fetched = [tensor.numpy() for tensor in run(self.concrete, [*inputs, *captures])]
         results: list[list[Any]] = [[None] * len(self._shapes) for _ in range(self._count)]
         for positions, values in zip(self._joined, fetched, strict=False):

@@ -13,6 +13,7 @@ import tensorflow as tf
 from coordinator.ps_strategy.calls import function_tracer
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer, TraceCache
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
+from coordinator.ps_strategy.fusing.stacked_inputs import StackedInputs
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerContext
 from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
@@ -154,7 +155,7 @@ def test_a_trace_is_freed_with_its_function_without_garbage_collection():
     function.get_concrete_function()
     traced = TracedFunction(concrete, PerWorkerHandles())
     context = WorkerContext(0, "/device:CPU:0", 0, CancellationManager())
-    assert traced.call_fused(context, [[], []]) == [2.0, 3.0]
+    assert traced.call_fused(context, StackedInputs.of_steps([[], []])) == [2.0, 3.0]
     cache = TraceCache()
     cache.add(function, [], traced, ())
     alive = weakref.ref(function), weakref.ref(traced), weakref.ref(concrete)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.calls import traced_function
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
+from coordinator.ps_strategy.fusing.stacked_inputs import StackedInputs
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerContext
 from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
 
@@ -49,7 +50,7 @@ def call():
     traced = TracedFunction(function.get_concrete_function(), PerWorkerHandles())
     context = WorkerContext(0, "/device:CPU:0", 0, CancellationManager())
     with concurrent.futures.ThreadPoolExecutor(2 * WORKERS) as pool:
-        yield lambda: pool.submit(traced.call_fused, context, [[], []])
+        yield lambda: pool.submit(traced.call_fused, context, StackedInputs.of_steps([[], []]))
 
 
 def test_workers_wait_while_one_of_them_builds_a_fused_function(build, call):

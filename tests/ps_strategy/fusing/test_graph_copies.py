@@ -14,7 +14,7 @@ def run(fn, *steps):
     """Runs a `tf.function` with the arguments of each step in one call, and returns a list for each step."""
     concrete = fn.get_concrete_function(*[tf.TensorSpec.from_tensor(tf.constant(value)) for value in steps[0]])
     repeated = RepeatedFunction(concrete, len(steps), [False] * len(steps[0]))
-    inputs = [list(map(tf.constant, step)) for step in steps]
+    inputs = [tf.stack(values) for values in zip(*steps, strict=True)]
     return repeated.call_on(inputs, concrete.captured_inputs, call_flat)
 
 
