@@ -48,8 +48,13 @@ class FramedSource(Source):
         """Returns where each example of a file begins, and the end of the last one, in bytes."""
 
     @abstractmethod
-    def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
-        """Returns the examples, a string vector: at `begins` in a string, each with its frame of `sizes` bytes."""
+    def _examples(self, starts: Any, start: Any, count: Any) -> Any:
+        """Reads `count` examples from number `start` of all files on, as a string vector.
+
+        Args:
+          starts: where each example begins in its file: of each file one more than it has examples; see `places`.
+          start, count: int64 scalars.
+        """
 
     def prepare(self, strategy: Any) -> None:
         """Gives each worker the index, when it first reads."""
@@ -59,15 +64,9 @@ class FramedSource(Source):
         """See `Source.read`."""
         _, start, count, _, _ = tf.unstack(tf.cast(positions, tf.int64), num=5)
         [starts] = self._on_workers.read()
-        numbers = start + tf.range(count)
-        # Each file has one start more than examples.
-        places = numbers + self._parts.files_of(numbers)
-        sizes = tf.gather(starts, places + 1) - tf.gather(starts, places)
-        data = self._parts.read(
-            start, start + count - 1, lambda file, number: tf.gather(starts, number + tf.cast(file, tf.int64))
-        )
-        examples = self._unframed(data, tf.cumsum(sizes, exclusive=True), sizes)
-        return shuffled_rows(examples if self._parse is None else self._parse(examples), positions)
+        # Before they are parsed, since a string is moved without a copy.
+        examples = shuffled_rows(self._examples(starts, start, count), positions)
+        return examples if self._parse is None else self._parse(examples)
 
     def _index(self, path: str) -> np.ndarray[Any, Any]:
         """Returns the starts that were kept beside a file, or finds and keeps them."""

@@ -14,6 +14,10 @@ from coordinator.data.source import Source
 # A record: its length in 8 bytes, a checksum in 4, the data, a checksum in 4.
 _HEADER, _FRAME = 12, 16
 _BLOCK = 2**24
+# What a worker reads at a time at most, in bytes.
+_BUFFER = 2**18
+_STRINGS = {"output_types": [tf.string], "output_shapes": [[]]}
+_STRING_VECTOR = {"output_types": [tf.string], "output_shapes": [[None]]}
 
 
 def records(paths: Any, features: Mapping[str, Any] | Callable[[Any], Any] | None = None) -> Source:
@@ -59,5 +63,20 @@ class _Records(FramedSource):
             )
         return np.array(starts)
 
-    def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
-        return tf.strings.substr(data, begins + _HEADER, sizes - _FRAME)
+    def _examples(self, starts: Any, start: Any, count: Any) -> Any:
+        ends = tf.stack([start, start + count - 1])
+        first, last = tf.unstack(self._parts.files_of(ends))
+        # Each file has one start more than records.
+        begin = tf.gather(starts, start + first)
+        end = tf.gather(starts, start + count + last)
+        found = tf.raw_ops.TFRecordDatasetV2(
+            filenames=tf.constant(self._paths)[first : last + 1],
+            compression_type="",
+            # No more than is wanted, if that is known.
+            buffer_size=tf.where(first == last, tf.clip_by_value(end - begin, 1, _BUFFER), _BUFFER),
+            byte_offsets=tf.concat([[begin], tf.zeros([last - first], tf.int64)], 0),
+        )
+        # As one element, which TensorFlow does not optimize: that fails for a dataset with offsets.
+        found = tf.raw_ops.TakeDataset(input_dataset=found, count=count, **_STRINGS)
+        found = tf.raw_ops.BatchDatasetV2(input_dataset=found, batch_size=count, drop_remainder=True, **_STRING_VECTOR)
+        return tf.raw_ops.DatasetToSingleElement(dataset=found, **_STRING_VECTOR)[0]
