@@ -46,6 +46,10 @@ setup(
         "tensorflow>=2.21,<2.22",
     ],
     extras_require={
+        # The progress bar of epochs.
+        "data": [
+            "tqdm>=4.66",
+        ],
         # The pictures of simulations.
         "plots": [
             "matplotlib>=3.9,<4",

@@ -1,4 +1,5 @@
 from .arrays import arrays as arrays
+from .client import client as client
 from .epochs import Epochs as Epochs
 from .ledger import EpochsStatistics as EpochsStatistics
 from .lines import lines as lines

@@ -28,6 +28,7 @@ from coordinator.data.epochs_state import EpochsState
 from coordinator.data.failed_ranges import FailedRanges
 from coordinator.data.ledger import WINDOW, EpochsStatistics, Ledger
 from coordinator.data.position_range import PositionRange
+from coordinator.data.progress_bar import ProgressBar
 from coordinator.data.range_order import RangeOrder
 from coordinator.data.source import IN_ORDER, Source
 from coordinator.data.unscheduled_ranges import MOST_UNSCHEDULED, UnscheduledRanges
@@ -40,6 +41,7 @@ _logger = logging.getLogger("coordinator")
 # How many ranges are under way at most; more for many workers, so that each can take calls of 64 functions.
 _AHEAD = 1024
 _AHEAD_PER_WORKER = 128
+_LEAST_AHEAD_PER_WORKER = 4
 
 
 class Epochs(tf.train.experimental.PythonState):
@@ -84,6 +86,8 @@ class Epochs(tf.train.experimental.PythonState):
             check_integer(name, number, minimum=1)
         if shuffle is not None:
             check_integer("shuffle", shuffle, minimum=0)
+            if source.is_sequential:
+                raise ValueError(f"{source!r} is read in order, so it cannot be shuffled: leave shuffle out.")
         self.source = self._source = source
         self._width = batch_size * batches_per_range
         self._per_epoch = source.size // self._width if drop_remainder else -(-source.size // self._width)
@@ -172,6 +176,10 @@ class Epochs(tf.train.experimental.PythonState):
             found, skipped = self._ledger.statistics(), sorted(self._ledger.skipped)
         return dataclasses.replace(found, skipped=tuple(map(self._extent, skipped)))
 
+    def progress(self, **settings: Any) -> ProgressBar:
+        """Returns a context with a progress bar of the ranges that are done; `settings` are those of `tqdm.tqdm`."""
+        return ProgressBar(self, settings)
+
     def begin_at(self, epoch: int) -> None:
         """Continues with an epoch as if those before it were done; without effect if they are."""
         with self._changed:
@@ -209,7 +217,10 @@ class Epochs(tf.train.experimental.PythonState):
         return f"<Epochs: {self.remaining} of {self._ledger.total} ranges of {self._source!r} are left>"
 
     def _hand_out(self, strategy: Any) -> Iterator[PositionRange]:
-        ahead = max(_AHEAD, _AHEAD_PER_WORKER * len(strategy.cluster.workers))
+        workers, read = len(strategy.cluster.workers), self._source.reader()
+        ahead = max(_AHEAD, _AHEAD_PER_WORKER * workers)
+        if self._source.most_out is not None:
+            ahead = min(ahead, max(_LEAST_AHEAD_PER_WORKER * workers, self._source.most_out // self._width))
         # A loop that waits is woken for several ranges: for each of them it would take longer than all else. But not
         # for so many that those without a function could keep it waiting.
         self._refill = max(ahead // 2, MOST_UNSCHEDULED)
@@ -218,7 +229,7 @@ class Epochs(tf.train.experimental.PythonState):
         try:
             while True:
                 if (number := self._take(ahead, unscheduled)) is not None:
-                    yield self._positions(number)
+                    yield read(self._positions(number))
                 elif not self._wait_next(strategy, ahead, interval, unscheduled):
                     return
                 elif self._is_reset:
@@ -266,12 +277,8 @@ class Epochs(tf.train.experimental.PythonState):
         out = self._ledger.count_out
         self._changed.release()
         try:
-            _logger.warning(
-                "No progress for %.0f s: Epochs.on waits for %d ranges under way. Cluster: %s",
-                seconds,
-                out,
-                strategy.cluster.statistics(),
-            )
+            text = "No progress for %.0f s: Epochs.on waits for %d ranges under way. Cluster: %s"
+            _logger.warning(text, seconds, out, strategy.cluster.statistics())
         finally:
             self._changed.acquire()
 

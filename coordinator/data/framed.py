@@ -52,8 +52,9 @@ class FramedSource(Source):
         """Reads `count` examples from number `start` of all files on, as a string vector.
 
         Args:
-          starts: where each example begins in its file: of each file one more than it has examples; see `places`.
-          start, count: int64 scalars.
+          starts: where each example begins in its file: of each file one more than it has examples.
+          start: an int64 scalar.
+          count: likewise.
         """
 
     def prepare(self, strategy: Any) -> None:

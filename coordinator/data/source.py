@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -19,14 +19,22 @@ class Source(ABC):
       digest: identifies the data, so that a checkpoint is not resumed with other data.
       mixes_all: whether a shuffled range has examples from anywhere in the data; otherwise it has consecutive ones,
         because reading single examples takes too long, and the ranges come in random order.
+      is_sequential: whether the data is read in order, and cannot be shuffled.
+      most_out: how many examples may be under way at once, since the client keeps them; None for any number.
     """
 
     size: int
     digest: str
     mixes_all: bool
+    is_sequential: bool = False
+    most_out: int | None = None
 
     def prepare(self, strategy: Any) -> None:  # noqa: B027 - most need nothing
         """Creates what `read` needs on the workers of a strategy; `Epochs.on` calls it."""
+
+    def reader(self) -> Callable[[Any], Any]:
+        """Returns a function that turns each range of a loop into what the loop gives, for that loop alone."""
+        return lambda positions: positions
 
     @abstractmethod
     def read(self, positions: Any) -> Any:

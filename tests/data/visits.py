@@ -24,7 +24,8 @@ class Visits:
         def step(positions):
             read = source.read(positions)
             ids = tf.reshape(tf.cast(read[0] if isinstance(read, tuple) else read, tf.int64), [-1])
-            at = tf.stack([tf.fill(tf.shape(ids), positions[0]), ids], 1)
+            epoch = (positions[0] if isinstance(positions, tuple) else positions)[0]
+            at = tf.stack([tf.fill(tf.shape(ids), epoch), ids], 1)
             for count in self.counts:
                 count.scatter_nd_add(at, tf.ones_like(ids, tf.int32))
             return ids

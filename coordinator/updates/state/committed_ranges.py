@@ -135,7 +135,8 @@ def range_number(positions: Any, once: Epochs | None, key: str) -> Any:
             "The rule was created with once=epochs: push needs the range that the function was given, as in "
             "rule.push(gradients, version, positions=positions)."
         )
-    vector = tf.convert_to_tensor(positions)
+    # Of data that the client reads, the range comes with the examples.
+    vector = tf.convert_to_tensor(positions[0] if isinstance(positions, tuple) else positions)
     if vector.dtype != tf.int64 or not vector.shape.is_compatible_with([_POSITIONS_SIZE]):
         raise TypeError(
             f"positions must be the vector that epochs.on(strategy) yields, int64 [{_POSITIONS_SIZE}], as the function "

@@ -1,0 +1,186 @@
+"""Data that the client reads, and sends along with the functions: Parquet, databases, generators, sequences."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from coordinator.data.source import IN_ORDER, Source, digest_of, shuffled
+
+# How many examples the digest has, how many values of each array of them, and how many bytes may be under way.
+_SAMPLE = 16
+_VALUES = 1024
+_MOST_BYTES = 2**28
+
+
+def client(data: Any, size: int | None = None) -> Source:
+    """Returns a source of what the client reads in Python, for data that servers cannot read.
+
+    `epochs.on` gives a tuple of the range and its examples, which is passed to the function as it is:
+    `x, y = source.read(positions)` returns the examples there, and `positions[0]` is the range.
+
+    Args:
+      data: a sequence, with `__len__` and `__getitem__` (and perhaps `__getitems__`, which takes a list of indices, as
+        PyTorch's data sets have), or anything that can be iterated again and again with the same examples in the same
+        order: an object such as a `tf.data.Dataset`, or a function that returns an iterator, such as a generator
+        function. What is iterated is read in order: it cannot be shuffled, and where an earlier example is needed
+        again, it is iterated from the beginning. An example is an array, or a tuple, list or dict of arrays.
+      size: the number of examples of what is iterated; None counts them, by `len` or in a first pass.
+
+    Raises:
+      TypeError: `data` can be iterated only once, or not at all.
+      ValueError: there are no examples, or `size` was given for a sequence.
+    """
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        if size is not None:
+            raise ValueError("client takes a size for data that is iterated only; a sequence has its own.")
+        return _Sequence(data)
+    if isinstance(data, Iterator):
+        raise TypeError(
+            f"client was given {data!r}, which can be iterated once, so its examples cannot be read again after a "
+            "failure. Give it the function that makes it, such as client(lambda: read(path))."
+        )
+    if not callable(data) and not hasattr(data, "__iter__"):
+        raise TypeError(f"client takes a sequence, or what can be iterated, got {data!r}.")
+    return _Iterable(data if callable(data) else data.__iter__, size, data)
+
+
+class _ClientSource(Source):
+    """A source of which `read` returns what came with the range."""
+
+    def __init__(self, size: int, sample: list[Any]) -> None:
+        if not sample:
+            raise ValueError("client was given data without examples.")
+        self.size = size
+        self.digest = _digest(sample)
+        example = sum(np.asarray(each).nbytes for each in tf.nest.flatten(sample)) / len(sample)
+        self.most_out = max(1, int(_MOST_BYTES / max(example, 1)))
+
+    def read(self, positions: Any) -> Any:
+        """Returns the examples that came with the range: see `Source.read`."""
+        if not isinstance(positions, tuple):
+            raise TypeError(
+                "The data of this source comes with the ranges of epochs.on(strategy): pass source.read what the loop "
+                f"gave, a tuple of a range and its examples, got {positions!r}."
+            )
+        return positions[1]
+
+
+class _Sequence(_ClientSource):
+    mixes_all = True
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        super().__init__(len(data), self._at(np.linspace(0, len(data) - 1, _SAMPLE).astype(int)) if len(data) else [])
+
+    def reader(self) -> Callable[[Any], Any]:
+        """See `Source.reader`."""
+        return self._with_examples
+
+    def _with_examples(self, positions: Any) -> Any:
+        epoch, start, count, _, seed = map(int, positions)
+        indices = np.arange(start, start + count)
+        if seed != IN_ORDER:
+            with tf.init_scope(), tf.device("/device:CPU:0"):
+                numbers = tf.constant([seed, epoch], tf.int64), tf.constant(self.size, tf.int64)
+                indices = shuffled(tf.constant(indices), *numbers).numpy()
+        return positions, _stacked(self._at(indices))
+
+    def _at(self, indices: Any) -> list[Any]:
+        if hasattr(self._data, "__getitems__"):
+            return list(self._data.__getitems__(indices.tolist()))
+        return [self._data[each] for each in indices.tolist()]
+
+    def __repr__(self) -> str:
+        return f"<coordinator.data.client: {self.size} examples of a {type(self._data).__name__}>"
+
+
+class _Iterable(_ClientSource):
+    mixes_all = False
+    is_sequential = True
+
+    def __init__(self, iterate: Callable[[], Any], size: int | None, data: Any) -> None:
+        self._iterate = iterate
+        self._name = getattr(data, "__name__", type(data).__name__)
+        if size is None:
+            size = _length(data)
+        found = iter(iterate())
+        sample = [each for _, each in zip(range(_SAMPLE), found, strict=False)]
+        super().__init__(len(sample) + sum(1 for _ in found) if size is None else size, sample)
+
+    def reader(self) -> Callable[[Any], Any]:
+        """See `Source.reader`."""
+        return _Reading(self._begun, self.size).with_examples
+
+    def _begun(self) -> Iterator[Any]:
+        """Begins again; checks that the first examples are those of the first time."""
+        found = iter(self._iterate())
+        sample = [each for _, each in zip(range(_SAMPLE), found, strict=False)]
+        if not sample or _digest(sample) != self.digest:
+            raise ValueError(
+                f"{self!r} gave other examples when it was iterated again. Epochs need the same ones in the same order "
+                "each time: without randomness, or with a seed that is set at the beginning of each pass."
+            )
+        yield from sample
+        yield from found
+
+    def __repr__(self) -> str:
+        return f"<coordinator.data.client: {self.size} examples of {self._name}, in order>"
+
+
+class _Reading:
+    """The reading of one loop: where it is, and how it goes on from there."""
+
+    def __init__(self, begin: Callable[[], Iterator[Any]], size: int) -> None:
+        self._begin = begin
+        self._size = size
+        self._examples: Iterator[Any] = iter(())
+        # Of the next example; the end, so that it begins with the first range.
+        self._epoch, self._next = -1, 0
+
+    def with_examples(self, positions: Any) -> Any:
+        epoch, start, count, _, _ = map(int, positions)
+        if epoch != self._epoch or start < self._next:
+            self._examples, self._epoch, self._next = self._begin(), epoch, 0
+        while self._next < start:
+            self._one()
+        return positions, _stacked([self._one() for _ in range(count)])
+
+    def _one(self) -> Any:
+        try:
+            found = next(self._examples)
+        except StopIteration:
+            raise ValueError(
+                f"The data ended after {self._next} examples in epoch {self._epoch}; it had {self._size} before, or by "
+                "size=. Epochs need the same examples each time."
+            ) from None
+        self._next += 1
+        return found
+
+
+def _length(data: Any) -> int | None:
+    try:
+        return len(data)
+    except TypeError:
+        # It has none, or an infinite or unknown one, as datasets may.
+        return None
+
+
+def _digest(sample: list[Any]) -> str:
+    parts = [np.ravel(each)[:_VALUES] for each in tf.nest.flatten(sample)]
+    return digest_of(repr(each.tolist()).encode() if each.dtype.hasobject else each.tobytes() for each in parts)
+
+
+def _stacked(examples: list[Any]) -> Any:
+    return tf.nest.map_structure(lambda *parts: _array(parts), *examples)
+
+
+def _array(parts: Any) -> Any:
+    found = np.stack([np.asarray(part) for part in parts])
+    if found.dtype.kind in "USO":
+        return tf.constant(found)
+    if isinstance(parts[0], float):
+        # As TensorFlow takes a Python number.
+        return found.astype(np.float32)
+    return found

@@ -1,0 +1,51 @@
+"""A progress bar of epochs."""
+
+import threading
+from typing import Any
+
+# In seconds.
+_INTERVAL = 0.2
+
+
+class ProgressBar:
+    """A context in which a thread keeps a bar of `tqdm` at the number of ranges that are done; it goes back as they do.
+
+    Args:
+      epochs: whose ranges are shown.
+      settings: keyword arguments of `tqdm.tqdm`, such as `desc` or `file`.
+    """
+
+    def __init__(self, epochs: Any, settings: dict[str, Any]) -> None:
+        self._epochs = epochs
+        self._settings = settings
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="coordinator-progress", daemon=True)
+
+    def __enter__(self) -> Any:
+        """Shows the bar, and returns it.
+
+        Raises:
+          ImportError: `tqdm` is not installed.
+        """
+        try:
+            from tqdm.auto import tqdm
+        except ImportError as error:
+            raise ImportError("epochs.progress() needs tqdm: pip install 'coordinator[data]'.") from error
+        found = self._epochs.statistics()
+        self._bar = tqdm(**{"total": found.ranges, "initial": found.done, "unit": "range", **self._settings})
+        self._thread.start()
+        return self._bar
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._show()
+        self._bar.close()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_INTERVAL):
+            self._show()
+
+    def _show(self) -> None:
+        self._bar.update(self._epochs.statistics().done - self._bar.n)
+        self._bar.refresh()
