@@ -94,13 +94,13 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 functools.partial(scheduler.quiet, verb="save"),
                 options.checkpoint_memory,
             )
-            devices, copies = membership.parameter_server_devices, WorkerCopies(scheduler)
+            devices, copies = membership.parameter_server_devices, WorkerCopies(scheduler, options)
             kept = devices, self._handles, variables, copies.read, variable_partitioner
             tf.distribute.Strategy.__init__(self, ParameterServerExtended(self, *kept))
             parts = scheduler, self._handles, self._tracer.reset, variables, options
             self.extended.services = StrategyServices.of(*parts)
             self.parameter_servers = tuple(ParameterServer(i, device, membership) for i, device in enumerate(devices))
-            self._datasets = DatasetDistribution(len(self.cluster.workers), self._trace_dataset, copies.create)
+            self._datasets = DatasetDistribution(len(self.cluster.workers), self._trace_dataset, copies)
             if isinstance(cluster_resolver, PolledClusterResolver):
                 scheduler.follow(cluster_resolver.worker_addresses, cluster_resolver.interval)
             ending.callback(self._recovery.release_manager)

@@ -8,7 +8,10 @@ from coordinator.queueing.closure import Attempt, Closure, ErrorScope
 from coordinator.queueing.idle_workers import IdleWorkers
 from coordinator.queueing.interrupts import uninterrupted
 from coordinator.queueing.queue_state import Effects, QueueState, WorkerCounts
-from coordinator.runtime import Cancellation, Failure
+from coordinator.runtime import Cancellation, Failure, FiniteInput
+
+# No number of reconnections.
+_NEVER = -1
 
 
 class QueueWorkers:
@@ -61,6 +64,15 @@ class QueueWorkers:
             # One that was removed meanwhile would be waited for as long as it has data left: for ever.
             if worker not in self._state.dismissed:
                 self._state.waiting.inputs.renew(worker)
+
+    def renew_input(self, renewed: FiniteInput) -> None:
+        """Records that the parts of an input have not ended any more: they are at earlier positions."""
+        with self._lock:
+            # Not emptied: closures that wait for it stay where they are.
+            renewed.ended = dict.fromkeys(renewed.ended, _NEVER)
+            for inputs in [each for each in self._state.ends if renewed in each]:
+                del self._state.ends[inputs]
+            self._hand_out()
 
     def give_up(self, worker: int, new_error: Callable[[], BaseException]) -> None:
         """Stops waiting for a lost worker: fails the closures for which only such workers have data left."""

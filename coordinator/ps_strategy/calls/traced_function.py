@@ -236,8 +236,8 @@ class ScheduledCall:
         """
         most = sys.maxsize
         for each in self.iterators:
-            if not each.is_endless_on(worker):
-                most = min(most, int(each.left_on(worker) // max(self.function.elements_per_call, 1)))
+            if not each.positions.is_endless_on(worker):
+                most = min(most, int(each.positions.left_on(worker) // max(self.function.elements_per_call, 1)))
         return most
 
     def run_fused(self, calls: Sequence["ScheduledCall"], context: WorkerContext) -> list[Any]:
@@ -266,8 +266,8 @@ class ScheduledCall:
         """Counts, before these calls, the elements that they take."""
         for each in self.iterators:
             each.value_on(context)
-            if not each.is_endless_on(context.index):
-                each.count_on(context.index, calls * self.function.elements_per_call)
+            if not each.positions.is_endless_on(context.index):
+                each.positions.count_on(context.index, calls * self.function.elements_per_call)
 
 
 def _own_copy(value: Any, context: WorkerContext) -> Any:

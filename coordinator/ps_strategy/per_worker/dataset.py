@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError
-from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, WorkerContext
+from coordinator.ps_strategy.per_worker.iterator_positions import IteratorPositions
+from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, WorkerContext, WorkerCopies
 from coordinator.ps_strategy.tensorflow_internals.calls import call_concrete, flat_inputs
 from coordinator.runtime import FiniteInput
 
@@ -77,49 +78,89 @@ class EndOfDataError(tf.errors.OutOfRangeError):
         super().__init__(None, None, message)
 
 
-class PerWorkerIterator(_PerWorkerElements):
+class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
     """One iterator per worker. Pass it as an argument of a scheduled function and call `next` on it there.
+
+    In a `tf.train.Checkpoint`, it saves and restores the position of each worker's iterator; see docs/data.md.
 
     If its data ends, a function that finds no element on its worker is run on another worker. When all workers are at
     the end, `schedule` and `join` raise `tf.errors.OutOfRangeError`.
 
-    The iterator of a worker that was restarted starts from the beginning, and so does one that was interrupted; see
-    `iterators_in_use`. The iterators on the workers are freed with the last reference to this object.
+    The iterator of a worker that was restarted starts from the position that was last saved or restored, or from the
+    beginning, and so does one that was interrupted; see `iterators_in_use`. The iterators on the workers are freed with
+    the last reference to this object.
+
+    Args:
+      name: used in messages.
+      element_spec: the `tf.TypeSpec` of an element, nested as elements are.
+      build: creates the worker's dataset; called on the worker's thread, in its device scope.
+      workers: the number of parts into which the data is divided.
+      copies: runs work on the workers.
+
+    Attributes:
+      input: the iterator as the core knows it.
+      positions: where the workers' iterators are.
+      failed: the connection on which a call with a worker's iterator failed, if it may have interrupted the iterator.
+        Each is used by its worker's thread alone.
     """
 
     _spec_class = tf.data.IteratorSpec
 
-    def __init__(self, name: str, element_spec: Any, build: Callable[[WorkerContext], tf.data.Dataset]) -> None:
+    def __init__(
+        self,
+        name: str,
+        element_spec: Any,
+        build: Callable[[WorkerContext], tf.data.Dataset],
+        workers: int,
+        copies: WorkerCopies,
+    ) -> None:
         # Local variables, because `build_iterator` must not keep this object alive.
-        left: dict[int, float] = {}
+        positions = IteratorPositions(workers, element_spec)
         finite_input = FiniteInput(functools.partial(EndOfDataError, f"iterator of {name}"))
 
         def build_iterator(context: WorkerContext) -> Any:
-            dataset = build(context)
-            cardinality = int(dataset.cardinality())
-            left[context.index] = math.inf if cardinality == tf.data.INFINITE_CARDINALITY else max(cardinality, 0)
-            finite_input.is_finite |= left[context.index] != math.inf
-            return iter(dataset)
+            iterator = positions.iterator_of(build(context), context)
+            finite_input.is_finite |= not positions.is_endless_on(context.index)
+            return iterator
 
         super().__init__(f"iterator of {name}", element_spec, build_iterator)
-        # How many elements each worker's iterator has left at least. Each entry is used by its worker's thread alone.
-        self._left = left
+        self._copies = copies
+        self.positions = positions
         self.input = finite_input
-        # The connection on which a call with a worker's iterator failed, if it may have interrupted the iterator. Each
-        # is used by its worker's thread alone.
         self.failed: dict[int, int] = {}
 
-    def is_endless_on(self, worker: int) -> bool:
-        """Returns True if the worker's iterator has been created and is known to be endless."""
-        return self._left.get(worker) == math.inf
+    def serialize(self) -> str:
+        """Returns the positions of all workers' iterators; TensorFlow calls it to save a checkpoint.
 
-    def left_on(self, worker: int) -> float:
-        """Returns how many elements a worker's iterator has left at least."""
-        return self._left.get(worker, 0)
+        A lost worker is not waited for: what is returned is where its iterator will start again.
 
-    def count_on(self, worker: int, taken: float) -> None:
-        """Counts elements that are taken, at most, from a worker's iterator, which is not endless."""
-        self._left[worker] = max(self._left[worker] - taken, 0)
+        Raises:
+          ValueError: the dataset has no position that can be saved.
+          RuntimeError: in a callback of a future that a worker's thread runs.
+        """
+        try:
+            self._copies.run_on_live(self._save_on, f"save the position of the {self.name}")
+        except tf.errors.UnimplementedError as error:
+            raise ValueError(
+                f"The position of the {self.name} cannot be saved in a checkpoint: generators and TensorFlow's data "
+                "service have none. Leave the iterator out of the tf.train.Checkpoint; coordinator.data has sources "
+                "whose position is saved."
+            ) from error
+        return self.positions.to_json()
+
+    def deserialize(self, text: Any) -> None:
+        """Continues at positions that `serialize` has returned; TensorFlow calls it to restore a checkpoint.
+
+        Raises:
+          ValueError: they are of another number of workers or of other data; the message names what differs.
+        """
+        self.positions.from_json(text, self.name)
+        self.failed.clear()
+        self.recreate()
+        self._copies.renew_input(self.input)
+
+    def _save_on(self, context: WorkerContext) -> None:
+        self.positions.save_on(self.value_on(context), context)
 
     def get_next(self) -> NoReturn:
         """Raises RuntimeError; see `__next__`."""
@@ -142,7 +183,8 @@ class PerWorkerDataset(_PerWorkerElements):
       name: used in messages.
       element_spec: the `tf.TypeSpec` of an element, nested as elements are.
       build: creates the worker's dataset; called on the worker's thread, in its device scope.
-      prepare: makes every worker create its copy of a resource before the first use.
+      workers: the number of parts into which the data is divided.
+      copies: runs work on the workers.
     """
 
     _spec_class = tf.data.DatasetSpec
@@ -152,10 +194,12 @@ class PerWorkerDataset(_PerWorkerElements):
         name: str,
         element_spec: Any,
         build: Callable[[WorkerContext], tf.data.Dataset],
-        prepare: Callable[[PerWorkerResource], None],
+        workers: int,
+        copies: WorkerCopies,
     ) -> None:
         super().__init__(name, element_spec, build)
-        self._prepare = prepare
+        self._workers = workers
+        self._copies = copies
 
     def __iter__(self) -> PerWorkerIterator:
         """Returns a new iterator per worker, at the beginning of the data.
@@ -167,8 +211,8 @@ class PerWorkerDataset(_PerWorkerElements):
             raise RuntimeError(
                 "Make the iterator outside of the function, and pass it: strategy.schedule(step, args=(iterator,))."
             )
-        iterator = PerWorkerIterator(self.name, self.element_spec, self._build)
-        self._prepare(iterator)
+        iterator = PerWorkerIterator(self.name, self.element_spec, self._build, self._workers, self._copies)
+        self._copies.create(iterator)
         return iterator
 
     def build(self) -> "PerWorkerDataset":
@@ -201,7 +245,7 @@ def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerCont
         yield
     except (ClosureCancelledError, tf.errors.OpError) as error:
         suspects = [each for each in iterators if each.failed.get(context.index) == context.connection_number]
-        may_have_ended = not all(each.is_endless_on(context.index) for each in iterators)
+        may_have_ended = not all(each.positions.is_endless_on(context.index) for each in iterators)
         # The regular end of data interrupts nothing.
         if not (isinstance(error, tf.errors.OutOfRangeError) and may_have_ended):
             for each in iterators:
@@ -210,9 +254,10 @@ def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerCont
             for each in interrupted:
                 each.failed.pop(context.index, None)
                 each.recreate_on(context)
+            is_saved = all(each.positions.has_saved(context.index) for each in interrupted)
+            start = "its last saved position" if is_saved else "the beginning"
             message = (
-                f"{_names(interrupted, context)} starts from the beginning: a call that waited for an element was "
-                "cancelled."
+                f"{_names(interrupted, context)} starts from {start}: a call that waited for an element was cancelled."
             )
             _logger.warning("%s", message)
             raise tf.errors.AbortedError(None, None, message) from error
@@ -225,7 +270,7 @@ def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerCont
                 _names(suspects, context),
             )
         if isinstance(error, tf.errors.OutOfRangeError):
-            for each in itertools.filterfalse(lambda each: each.is_endless_on(context.index), iterators):
+            for each in itertools.filterfalse(lambda each: each.positions.is_endless_on(context.index), iterators):
                 _raise_if_ended(each, context, error)
         raise
 
@@ -241,7 +286,7 @@ def _raise_if_ended(iterator: PerWorkerIterator, context: WorkerContext, cause: 
     The error of the call does not tell: a function may raise the same for another dataset.
     """
     on_worker = iterator.value_on(context)
-    iterator.count_on(context.index, 1)
+    iterator.positions.count_on(context.index, 1)
     concrete = _has_element.get_concrete_function(on_worker)
     try:
         with tf.device(context.device):
@@ -253,14 +298,14 @@ def _raise_if_ended(iterator: PerWorkerIterator, context: WorkerContext, cause: 
             raise ClosureCancelledError("The call was cancelled.") from error
         raise
     if not has_element:
-        iterator.count_on(context.index, math.inf)
+        iterator.positions.count_on(context.index, math.inf)
         # Without its traceback, whose frames would keep the iterator alive until the garbage collector runs.
         raise EndOfDataError(iterator.name, iterator.input) from cause.with_traceback(None)
 
 
 def _is_interrupted(iterator: PerWorkerIterator, error: Exception, context: WorkerContext) -> bool:
     if isinstance(error, tf.errors.OutOfRangeError):
-        return iterator.is_endless_on(context.index)
+        return iterator.positions.is_endless_on(context.index)
     # A call that this client cancels raises `ClosureCancelledError` instead.
     return isinstance(error, tf.errors.CancelledError)
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from coordinator.errors import ClosureInputError
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
-from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, WorkerContext
+from coordinator.ps_strategy.per_worker.resource import WorkerContext, WorkerCopies
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
@@ -24,18 +24,18 @@ class DatasetDistribution:
     Args:
       workers: number of workers.
       trace: traces a function without arguments; returns the `calls.TracedFunction`.
-      prepare: makes every worker create its copy of a resource before the first use.
+      copies: runs work on the workers.
     """
 
     def __init__(
         self,
         workers: int,
         trace: Callable[[Callable[[], Any]], Any],
-        prepare: Callable[[PerWorkerResource], None],
+        copies: WorkerCopies,
     ) -> None:
         self._workers = workers
         self._trace = trace
-        self._prepare = prepare
+        self._copies = copies
 
     def from_function(
         self, dataset_fn: DatasetFunction, options: tf.distribute.InputOptions | None = None
@@ -66,7 +66,7 @@ class DatasetDistribution:
         element_spec = _common_element_spec(
             name, [function.concrete.structured_outputs.element_spec for function in traced]
         )
-        return PerWorkerDataset(name, element_spec, build, self._prepare)
+        return PerWorkerDataset(name, element_spec, build, self._workers, self._copies)
 
     def from_dataset(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
@@ -86,7 +86,8 @@ class DatasetDistribution:
             variant = tf.raw_ops.DatasetFromGraph(graph_def=graph)
             return _buffered(tf.data.experimental.from_variant(variant, element_spec), options)
 
-        return PerWorkerDataset(type(dataset).__name__.strip("_"), element_spec, build, self._prepare)
+        name = type(dataset).__name__.strip("_")
+        return PerWorkerDataset(name, element_spec, build, self._workers, self._copies)
 
 
 class _PipelineId(int):

@@ -5,18 +5,29 @@ restarted. So the loss of a worker while it creates a copy is handled like any o
 created fails only the closures that use it.
 """
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import functools
+import logging
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from coordinator.errors import ClosureCancelledError, ClosureInputError
+from coordinator.errors import ClosureCancelledError, ClosureInputError, WorkerLost
+from coordinator.options import Options
 from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
 from coordinator.ps_strategy.tensorflow_internals.handles import owner_of_handle
+from coordinator.runtime import FiniteInput
 from coordinator.workers.scheduler import Scheduler
+
+_logger = logging.getLogger("coordinator")
+
+# In seconds, between two looks at whether a worker was lost.
+_POLL_INTERVAL = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +93,10 @@ class PerWorkerResource:
         if context.index in self.copies:
             self.copies[context.index] = None, self.copies[context.index][1]
 
+    def recreate(self) -> None:
+        """Creates every worker's copy again at its next use; to be called while no function runs."""
+        self.copies.update({index: (None, copy) for index, (_, copy) in self.copies.items()})
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
@@ -123,10 +138,12 @@ class WorkerCopies:
 
     Args:
       scheduler: has the workers.
+      options: `stall_report_interval`.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, options: Options) -> None:
         self._scheduler = scheduler
+        self._stall_interval = options.stall_report_interval
 
     def create(self, resource: PerWorkerResource) -> None:
         """Makes every worker create its copy, unless the resource is dropped before; does not wait for it."""
@@ -146,3 +163,30 @@ class WorkerCopies:
             for worker in self._scheduler.cluster.workers
         ]
         return [read.result() for read in reads]
+
+    def run_on_live(self, work: Callable[[WorkerContext], object], what: str) -> None:
+        """Runs work on every worker that is not lost, and waits until it has ended there or the worker was lost.
+
+        Raises:
+          RuntimeError: on a worker's thread.
+          Exception: what the work raised.
+        """
+        cluster = self._scheduler.cluster
+        cluster.refuse_worker_thread(f"What would {what}")
+        live = [worker for worker in cluster.workers if not worker.away_seconds]
+        runs = [(worker, self._scheduler.schedule_internal(worker.index, work, what)) for worker in live]
+        reported = time.monotonic()
+        for worker, run in runs:
+            while not concurrent.futures.wait([run], _POLL_INTERVAL).done:
+                if worker.away_seconds:
+                    run.cancel()
+                elif time.monotonic() - reported > self._stall_interval:
+                    reported = time.monotonic()
+                    _logger.warning("%s does not %s yet: it runs something else.", worker.device, what)
+            if not run.cancelled():
+                with contextlib.suppress(WorkerLost):
+                    run.result()
+
+    def renew_input(self, renewed: FiniteInput) -> None:
+        """Lets functions that take an input run on all workers again."""
+        self._scheduler.queue.workers.renew_input(renewed)

@@ -75,7 +75,7 @@ def test_a_call_of_the_same_kind_reuses_the_trace(function, traced, case, monkey
 
 
 def test_an_iterator_may_be_a_default_value(function, traced):
-    iterator = PerWorkerIterator("numbers", tf.TensorSpec([], tf.int64), lambda _: tf.data.Dataset.range(3))
+    iterator = PerWorkerIterator("numbers", tf.TensorSpec([], tf.int64), lambda _: tf.data.Dataset.range(3), 1, None)
     cache = TraceCache()
     cache.add(function, [], traced, ({"numbers": iterator},))
     assert list(cache.find(function, []).iterators) == [iterator]
