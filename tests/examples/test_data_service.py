@@ -1,0 +1,67 @@
+"""The example `data_service`: each example is trained once, and also when the dispatcher is restarted."""
+
+import concurrent.futures
+import contextlib
+import importlib.util
+import subprocess
+import sys
+
+import portpicker
+import pytest
+import tensorflow as tf
+
+from tests import ROOT
+from tests.deadline import wait_until
+
+FOLDER = ROOT / "examples" / "data_service"
+TIMEOUT = 120.0
+service = tf.data.experimental.service
+
+
+@pytest.fixture
+def train():
+    spec = importlib.util.spec_from_file_location("data_service_train", FOLDER / "train.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_example_is_trained_once_and_the_position_is_not_saved(strategy, train, tmp_path):
+    dispatcher = service.DispatchServer()
+    address = dispatcher.target.removeprefix("grpc://")
+    workers = [service.WorkerServer(service.WorkerConfig(address, heartbeat_interval_ms=100)) for _ in range(2)]
+    assert (train.train(strategy, address, 200) == 1).all()
+    iterator = train.served(strategy, address, 200, "another")
+    checkpoint = tf.train.Checkpoint(iterator=iterator)
+    with pytest.raises(ValueError, match="cannot be saved in a checkpoint"), strategy.quiet(TIMEOUT):
+        checkpoint.save(tmp_path / "position")
+    del workers, dispatcher
+
+
+@contextlib.contextmanager
+def server(*arguments):
+    """Runs one of the example's servers, which can be reached when the block begins."""
+    command = [sys.executable, FOLDER / "serve.py", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert "listens" in process.stdout.readline()
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_each_example_is_trained_once_although_the_dispatcher_is_restarted(strategy, train, tmp_path):
+    ports = [portpicker.pick_unused_port() for _ in range(3)]
+    dispatcher = "dispatcher", "--port", ports[0], "--work-dir", tmp_path
+    with contextlib.ExitStack() as workers, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with server(*dispatcher):
+            for port in ports[1:]:
+                workers.enter_context(server("worker", "--port", port, "--dispatcher", f"localhost:{ports[0]}"))
+            before = strategy.cluster.statistics().finished
+            training = pool.submit(train.train, strategy, f"localhost:{ports[0]}", 20_000)
+            wait_until(lambda: training.done() or strategy.cluster.statistics().finished > before + 50, TIMEOUT)
+            assert not training.done()
+        with server(*dispatcher):
+            assert (training.result(TIMEOUT) == 1).all()
