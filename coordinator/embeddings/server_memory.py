@@ -48,11 +48,15 @@ def _number(line: bytes | None, factor: int = 1) -> int | None:
 
 
 def _first_line(device: str, path: str) -> bytes | None:
-    """Returns the first line of a file of a server's machine; None if there is no such file."""
+    """Returns the first line of a file of a server's machine, or of this one; None if there is no such file."""
     try:
+        if tf.DeviceSpec.from_string(device).job != "ps":
+            # TensorFlow would log that there is no such file.
+            with open(path, "rb") as file:
+                return file.readline()
         with tf.device(device):
             line: bytes = _read(tf.constant(path)).numpy()
-    except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
+    except (OSError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
         return None
     return line
 

@@ -22,10 +22,10 @@ from coordinator.embeddings.keys import as_integers, bucket_of, capacities, serv
 from coordinator.embeddings.server_memory import check_fits
 from coordinator.embeddings.shard_storage import ADMITTED, CLOCK, DROPPED, EVICTED, REFUSED, WAITING
 from coordinator.embeddings.table_checkpoint import TableCheckpoint
+from coordinator.embeddings.table_place import TablePlace
 from coordinator.embeddings.table_settings import TableSettings
 from coordinator.embeddings.table_shard import TableShard
 from coordinator.ps_strategy.keras.internals.optimizers import without_repeats
-from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import SelfSaving, merged
 from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
 
@@ -61,7 +61,10 @@ class TableStatistics:
 
 
 class Table(SelfSaving):
-    """An embedding table with a row for each key that was trained on. Created in `strategy.scope()`.
+    """An embedding table with a row for each key that was trained on.
+
+    Created in `strategy.scope()`, it is on the parameter servers. In a process without a strategy it is in that
+    process, with the same checkpoints: for predictions, evaluation beside training, notebooks and tests.
 
     Args:
       name: for messages and variables.
@@ -82,8 +85,8 @@ class Table(SelfSaving):
       default: each number of the row that keys without a row get.
 
     Raises:
-      RuntimeError: not in the scope of a `coordinator.ParameterServerStrategy`.
-      TypeError, ValueError: an argument is wrong, or the table does not fit the memory of a parameter server.
+      RuntimeError: a strategy is open, and it is not created in its scope.
+      TypeError, ValueError: an argument is wrong, or the table does not fit the memory of a server.
 
     Attributes:
       name, dim, capacity: as given.
@@ -104,10 +107,7 @@ class Table(SelfSaving):
         when_full: str = "error",
         default: float = 0.0,
     ) -> None:
-        strategy = tf.distribute.get_strategy()
-        if not isinstance(strategy, ParameterServerStrategy):
-            raise RuntimeError("A table is created inside strategy.scope() of a coordinator.ParameterServerStrategy.")
-        self._strategy = strategy
+        self._place = place = TablePlace.of_scope()
         self._settings = TableSettings(
             name=name,
             dim=dim,
@@ -120,12 +120,11 @@ class Table(SelfSaving):
             default=default,
         )
         self.name, self.dim, self.capacity = name, dim, capacity
-        devices = strategy.extended.parameter_devices
-        number = next(strategy.extended.services.unique_numbers)
-        parts = capacities(capacity, len(devices))
-        check_fits(name, [self._settings.full_size(part) for part in parts], devices)
+        parts = capacities(capacity, len(place.devices))
+        check_fits(name, [self._settings.full_size(part) for part in parts], place.devices)
         self.shards = tuple(
-            TableShard(self._settings, device, part, number) for device, part in zip(devices, parts, strict=True)
+            TableShard(self._settings, device, part, place.number)
+            for device, part in zip(place.devices, parts, strict=True)
         )
         self._checkpoint = TableCheckpoint(name, self.shards)
         self.variable = TableVariable(name, [capacity, dim], tf.float32, self.apply_gradients)
@@ -166,7 +165,9 @@ class Table(SelfSaving):
         keys = as_integers(keys)
         flat = tf.reshape(keys, [-1])
         unique, positions = tf.unique(flat)
-        parts, places = self._divided(unique)
+        parts, places = divided = self._divided(unique)
+        # Read by `apply_gradients`, since the keys of the gradient are this tensor.
+        unique.divided = divided
         found = [shard.lookup(part, training=training) for shard, part in zip(self.shards, parts, strict=True)]
         rows = tf.gather(tf.ensure_shape(tf.dynamic_stitch(places, found), [None, self.dim]), positions)
         rows = tf.reshape(rows, tf.concat([tf.shape(keys), [self.dim]], 0))
@@ -199,7 +200,7 @@ class Table(SelfSaving):
         gradient = without_repeats(gradient)
         values = self._settings.update.clipped(tf.cast(gradient.values, tf.float32))
         keys = tf.cast(gradient.indices, tf.int64)
-        parts, places = self._divided(keys)
+        parts, places = getattr(gradient.indices, "divided", None) or self._divided(keys)
         for shard, part, place in zip(self.shards, parts, places, strict=True):
             shard.push(part, tf.gather(values, place))
 
@@ -305,7 +306,7 @@ class Table(SelfSaving):
         return [tf.gather(keys, place) for place in places], places
 
     def _refuse_closed(self, called: str) -> None:
-        self._strategy.extended.services.refuse_closed(
+        self._place.refuse_closed(
             f"table.{called}() asks the parameter servers and cannot be called any more; call it before "
             "strategy.close()"
         )

@@ -1,17 +1,18 @@
 """One parameter server's part of a table: look-ups, gradients and eviction, by key, where the rows are.
 
     look-up     find all keys in the index, gather their rows                       no mutex
-                  if some are new, or rows were evicted meanwhile: again            under the mutex
+                  if some are new, or rows were changed meanwhile: again            under the mutex
                   count those that wait, give rows to those that are admitted
-    gradients   find, update these rows and slots, stamp them                       under the mutex
+    gradients   find, read and compute, write these rows and slots, stamp them      under the mutex
     eviction    look for rows in a slice                                            no mutex
                   look again at some of them, remove them from the index, free them under the mutex
 
 No number of a row leaves the server. So whatever was evicted, or given to another key, since a worker looked a key up:
 its gradient finds the key's present row, or none, and is dropped then.
 
-A row that is looked up without the mutex is of its key: rows are freed, and so can be given to another key, only while
-`EVICTIONS` is odd, and each time it grows. A look-up for which it is odd or has grown is done again, under the mutex.
+A row that is looked up without the mutex is whole, and of its key: rows are written, or freed, so that they can be
+given to another key, only while `CHANGES` is odd, and each time it grows. A look-up for which it is odd or has grown is
+done again, under the mutex. It is odd for the writing alone, which takes a small part of the time of an update.
 """
 
 import functools
@@ -23,9 +24,9 @@ import tensorflow as tf
 from coordinator.embeddings.eviction import evicted
 from coordinator.embeddings.shard_content import ShardContent
 from coordinator.embeddings.shard_storage import (
+    CHANGES,
     CLOCK,
     DROPPED,
-    EVICTIONS,
     FREE,
     FREE_STAMP,
     HAND,
@@ -38,7 +39,7 @@ from coordinator.embeddings.shard_storage import (
     write,
 )
 from coordinator.embeddings.table_settings import TableSettings
-from coordinator.ps_strategy.keras.internals.stand_ins import Rows
+from coordinator.ps_strategy.keras.internals.stand_ins import UnsharedRows
 from coordinator.updates.state.server_mutex import operations_added
 
 # The most rows that are evicted while others wait for the mutex, and of how many rows they are looked for.
@@ -146,12 +147,12 @@ class TableShard:
         """Returns the rows of keys, and their numbers; negative ones as the index has them."""
         counts = self.storage.counts
         with tf.device(self.device):
-            before = counts.sparse_read(EVICTIONS)
+            before = counts.sparse_read(CHANGES)
             with tf.control_dependencies([before]):
                 found = self.storage.find(keys)
             rows = self._gather(found)
             with tf.control_dependencies([rows]):
-                after = counts.sparse_read(EVICTIONS)
+                after = counts.sparse_read(CHANGES)
             is_same = tf.logical_and(before == after, before % 2 == 0)
             return tf.cond(is_same, lambda: (rows, found), lambda: again(keys))
 
@@ -162,9 +163,9 @@ class TableShard:
 
     def _gather(self, found: Any) -> Any:
         is_there = found >= 0
-        there = tf.where(is_there)[:, 0]
 
         def with_default() -> Any:
+            there = tf.where(is_there)[:, 0]
             rows = self.storage.rows.sparse_read(tf.gather(found, there))
             default = tf.fill([tf.size(found), self._settings.dim], self._settings.default)
             return tf.tensor_scatter_nd_update(default, there[:, tf.newaxis], rows)
@@ -239,14 +240,19 @@ class TableShard:
     def _push(self, keys: Any, gradient: Any) -> Any:
         storage = self.storage
         with storage.mutex.hold([keys, gradient]):
-            found = storage.find(keys)
-            at = tf.where(found >= 0)[:, 0]
-            numbers = tf.gather(found, at)
+            numbers, gradient = _of_rows(storage.find(keys), gradient)
             step = storage.counts.sparse_read(CLOCK)
             rate = self._settings.update.rate_at(step) if self.rate is None else self.rate.read_value()
-            rows = Rows(storage.rows, numbers)
-            slots = {name: Rows(slot, numbers) for name, slot in storage.slots.items()}
-            self._settings.update.update(rows, slots, tf.gather(gradient, at), step, rate)
+            rows = UnsharedRows(storage.rows, numbers)
+            slots = {name: UnsharedRows(slot, numbers) for name, slot in storage.slots.items()}
+            self._settings.update.update(rows, slots, gradient, step, rate)
+            changed = [each for each in (rows, *slots.values()) if each.is_changed]
+
+            def write_rows() -> None:
+                for each in changed:
+                    write(each.variable, numbers, each.value)
+
+            storage.change_rows([each.value for each in changed], write_rows)
             write(storage.stamp, numbers, tf.fill(tf.shape(numbers), tf.cast(step + 1, tf.int32)))
             storage.add_counts({CLOCK: 1, DROPPED: tf.size(keys, tf.int64) - tf.size(numbers, tf.int64)})
         return step
@@ -302,3 +308,14 @@ class TableShard:
             lambda: storage.counts.scatter_nd_update([[HAND]], [(counts[HAND] + size) % rows]),
         )
         return tf.constant(0)
+
+
+def _of_rows(found: Any, gradient: Any) -> tuple[Any, Any]:
+    """Returns the numbers of rows without those of keys that have none, and the gradients of these rows."""
+    is_there = found >= 0
+
+    def some() -> tuple[Any, Any]:
+        at = tf.where(is_there)[:, 0]
+        return tf.gather(found, at), tf.gather(gradient, at)
+
+    return tf.cond(tf.reduce_all(is_there), lambda: (found, gradient), some)

@@ -17,6 +17,8 @@ import tensorflow as tf
 from coordinator.errors import EvaluationError
 from coordinator.evaluation.checkpoint_file import CheckpointFile
 from coordinator.evaluation.tensorflow_checkpoint import TensorFlowCheckpoint
+from coordinator.ps_strategy.keras.internals.table_updates import is_table
+from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import SelfSaving
 
 # In a loss-scaling optimizer, the inner optimizer holds the counter.
 _WEIGHTS_FILE_COUNTERS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0")
@@ -80,12 +82,17 @@ class CheckpointLoader:
         root = tf.train.Checkpoint(**self._objects(is_named="model" in opened.names()))
         step = _require_step(opened.trained_step(), checkpoint.path)
         variables = self._variables(root)
-        keys = opened.find(root, variables)
+        keys, tables = opened.find(root, variables), opened.find_tables(root, _tables(root))
         if self._is_model:
             # Assigned here rather than by `root.read`, which keeps the values for which the evaluator's optimizer has
             # no variables, and with each further checkpoint keeps them once more.
             for (_, weight), key in zip(variables, keys, strict=True):
                 weight.assign(opened.value(key))
+            try:
+                for table, name in tables:
+                    table.read_from_checkpoint(name, path)
+            except ValueError as error:
+                raise EvaluationError(f"The checkpoint {checkpoint.path!r} does not fit: {error}") from error
             return step
         try:
             root.read(path).assert_existing_objects_matched().expect_partial()
@@ -133,12 +140,16 @@ class CheckpointLoader:
         return _named_objects(self._target)
 
     def _variables(self, root: tf.train.Checkpoint) -> list[tuple[str, Any]]:
-        """Returns (name, variable) for every variable to load; `root` has the objects."""
+        """Returns (name, variable) for every variable to load; `root` has the objects. Tables have none."""
         if self._is_model:
-            return [(weight.path, weight) for weight in self._target.weights]
-        found = tf.train.TrackableView(root).descendants()
+            return [(weight.path, weight) for weight in self._target.weights if not is_table(weight)]
+        found = [each for each in tf.train.TrackableView(root).descendants() if not is_table(each)]
         keras_variables = [(item.path, item) for item in found if isinstance(item, keras.Variable)]
         return keras_variables + [(item.name, item) for item in found if isinstance(item, tf.Variable)]
+
+
+def _tables(root: tf.train.Checkpoint) -> list[SelfSaving]:
+    return [each for each in tf.train.TrackableView(root).descendants() if isinstance(each, SelfSaving)]
 
 
 def _named_objects(trackable: Any) -> dict[str, Any]:

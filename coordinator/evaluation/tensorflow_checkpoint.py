@@ -10,8 +10,10 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from coordinator.errors import EvaluationError
+from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import SelfSaving
 
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_VARIABLE = "VARIABLE_VALUE"
 _USER_COUNTERS = ("step", "global_step")
 _OPTIMIZER_COUNTERS = ("_iterations", "iterations", "iter")
 
@@ -63,8 +65,7 @@ class TensorFlowCheckpoint:
         Raises:
           EvaluationError: a variable is missing or has another shape.
         """
-        matches = tf.train.CheckpointView(self._path).match(root).items()
-        saved = {id(trackable): key for node, trackable in matches if (key := self._key(node)) is not None}
+        saved = self._saved(root, _VARIABLE)
         keys = []
         for name, variable in variables:
             key = saved.get(id(variable))
@@ -82,6 +83,23 @@ class TensorFlowCheckpoint:
                 )
             keys.append(key)
         return keys
+
+    def find_tables(self, root: Any, tables: Iterable[SelfSaving]) -> list[tuple[SelfSaving, str]]:
+        """Finds tables that grow in the checkpoint; see `find`.
+
+        Returns:
+          Each table and the name that its content has, for `read_from_checkpoint`.
+        """
+        saved = self._saved(root, SelfSaving.ATTRIBUTE)
+        found = []
+        for table in tables:
+            if id(table) not in saved:
+                raise EvaluationError(
+                    f"The checkpoint {self._label!r} holds nothing of {table!r}. Save the model whose layers have the "
+                    "table, or the table itself: tf.train.Checkpoint(model=model, table=table)."
+                )
+            found.append((table, saved[id(table)]))
+        return found
 
     def trained_step(self) -> int | None:
         """Returns the number of training steps before the checkpoint; None if it holds no counter.
@@ -115,10 +133,15 @@ class TensorFlowCheckpoint:
     def _children(self, node: int) -> dict[str, int]:
         return {child.local_name: child.node_id for child in self._nodes[node].children}
 
-    def _key(self, node: int) -> str | None:
-        """Returns the key of the variable at a node; None if there is none."""
+    def _saved(self, root: Any, attribute: str) -> dict[int, str]:
+        """Returns the keys of the objects below `root` that have such an attribute in the checkpoint, by their ids."""
+        matches = tf.train.CheckpointView(self._path).match(root).items()
+        return {id(trackable): key for node, trackable in matches if (key := self._key(node, attribute)) is not None}
+
+    def _key(self, node: int, name: str = _VARIABLE) -> str | None:
+        """Returns the key of the variable, or another attribute, of a node; None if there is none."""
         for attribute in self._nodes[node].attributes:
-            if attribute.name == "VARIABLE_VALUE" and attribute.checkpoint_key in self._shapes:
+            if attribute.name == name and attribute.checkpoint_key in self._shapes:
                 return attribute.checkpoint_key
         return None
 

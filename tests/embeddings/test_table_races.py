@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.embeddings import Constant, MinCount, OlderThan
+from coordinator.embeddings import Constant, MinCount, OlderThan, Table
 from tests.embeddings.tables import Trainer, make_table
 
 DEFAULT = -1.0
@@ -17,6 +17,10 @@ def key_in_each_column(keys, dim):
 
 def leave(rows, gradient):
     rows.assign_sub(0.0 * gradient)
+
+
+def add(rows, gradient):
+    rows.assign_add(gradient)
 
 
 @pytest.mark.long
@@ -54,6 +58,25 @@ def test_no_look_up_sees_the_row_of_another_key_while_rows_are_evicted(strategy)
     keys = np.concatenate([keys for keys, *_ in rows])
     assert len(np.unique(keys)) == len(keys) == statistics.size
     np.testing.assert_array_equal(np.concatenate([part[1] for part in rows])[:, 0], keys)
+
+
+@pytest.mark.long
+def test_no_look_up_sees_a_part_of_an_update(strategy):
+    width, size = 4096, 64
+    with strategy.scope():
+        table = Table("wide", width, 2 * size, add, initializer=Constant(0.0))
+
+    @tf.function
+    def step():
+        keys = tf.range(size, dtype=tf.int64)
+        table.lookup(keys, training=True)
+        table.apply_gradients(tf.IndexedSlices(tf.ones([size, width]), keys))
+        found = [table.lookup(keys) for _ in range(4)]
+        return tf.math.count_nonzero([rows != rows[:, :1] for rows in found])
+
+    futures = [strategy.schedule(step) for _ in range(200)]
+    assert [future.result() for future in futures] == [0] * len(futures)
+    np.testing.assert_array_equal(table.lookup(np.arange(size)), np.full([size, width], len(futures)))
 
 
 def test_the_index_can_be_derived_from_the_rows(strategy):

@@ -37,8 +37,13 @@ _PIECE = rb"\x00%s\x00\x01[\s\S]{1,90}?\(DT_\w+\) \[([\d,]*)\]\n"
 class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, tracks all attributes.
     """A base of objects that a `tf.train.Checkpoint` may contain, and that write and read themselves.
 
-    It is saved while a strategy is open, and not asynchronously.
+    It is saved within `savers_replaced`, and not asynchronously.
+
+    Attributes:
+      ATTRIBUTE: what such an object has in a checkpoint, as variables have "VARIABLE_VALUE".
     """
+
+    ATTRIBUTE = "CONTENT"
 
     def write_to_checkpoint(self, name: str, prefix: str) -> Sequence[str]:
         """Writes files whose names begin with `prefix`. Returns the prefixes that name them.
@@ -60,7 +65,7 @@ class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, trac
         # Private: how a checkpoint learns that there is something to be saved.
         spec = tensor_callable.Callable(refuse, tf.string, "/device:CPU:0")
         setattr(spec, _WRITER, self)
-        return {"CONTENT": spec}
+        return {self.ATTRIBUTE: spec}
 
     def _restore_from_tensors(self, restored_tensors: Any) -> None:
         raise NotImplementedError
@@ -142,6 +147,23 @@ class LargeVariables(Protocol):
 
     def read(self, variables: Sequence[SavedVariable], path: str, io_device: str | None) -> None:
         """Reads them."""
+
+
+class NoLargeVariables:
+    """Leaves all variables to TensorFlow; see `LargeVariables`."""
+
+    def to_write(self, *_: Any) -> Sequence[SavedVariable]:
+        """Returns none."""
+        return ()
+
+    to_read = to_write
+
+    def write(self, *_: Any) -> Sequence[str]:
+        """Writes nothing."""
+        return ()
+
+    def read(self, *_: Any) -> None:
+        """Reads nothing."""
 
 
 @contextlib.contextmanager

@@ -82,11 +82,14 @@ class Rows(StandIn):
     Args:
       variable: a `tf.Variable`.
       indices: of the rows, each once, int32 or int64 [n].
+
+    Attributes:
+      variable: as given.
     """
 
     def __init__(self, variable: tf.Variable, indices: Any) -> None:
         super().__init__(variable)
-        self._variable = variable
+        self.variable = variable
         self._indices = indices
         self._value = None
         self.shape = tf.TensorShape(indices.shape[:1]).concatenate(variable.shape[1:])
@@ -95,27 +98,27 @@ class Rows(StandIn):
     def value(self) -> Any:
         """The rows as this update leaves them so far, [n, ...]."""
         if self._value is None:
-            self._value = self._variable.sparse_read(self._indices)
+            self._value = self.variable.sparse_read(self._indices)
         return self._value
 
     def assign(self, value: Any) -> None:
         """Assigns to the rows."""
         added = self._added(value)
         if added is None:
-            self._variable.scatter_update(self._slices(value))
+            self.variable.scatter_update(self._slices(value))
         else:
-            self._variable.scatter_add(self._slices(added))
+            self.variable.scatter_add(self._slices(added))
         self._value = value
 
     def assign_add(self, value: Any) -> None:
         """Adds to the rows."""
-        self._variable.scatter_add(self._slices(value))
+        self.variable.scatter_add(self._slices(value))
         if self._value is not None:
             self._value = self._value + value
 
     def assign_sub(self, value: Any) -> None:
         """Subtracts from the rows."""
-        self._variable.scatter_sub(self._slices(value))
+        self.variable.scatter_sub(self._slices(value))
         if self._value is not None:
             self._value = self._value - value
 
@@ -128,3 +131,29 @@ class Rows(StandIn):
             return None
         left, right = value.op.inputs
         return right if left is self._value else left if right is self._value else None
+
+
+class UnsharedRows(Rows):
+    """Rows that nobody else changes meanwhile: they are read once, and the caller writes them when all is computed.
+
+    Attributes:
+      is_changed: whether there is something to write: `value`.
+    """
+
+    def __init__(self, variable: tf.Variable, indices: Any) -> None:
+        super().__init__(variable, indices)
+        self.is_changed = False
+
+    def assign(self, value: Any) -> None:
+        """Sets the rows that are to be written."""
+        value = tf.convert_to_tensor(value, self.variable.dtype)
+        self._value = tf.broadcast_to(value, tf.shape(self.value)) if value.shape.rank == 0 else value
+        self.is_changed = True
+
+    def assign_add(self, value: Any) -> None:
+        """Adds to the rows."""
+        self.assign(self.value + value)
+
+    def assign_sub(self, value: Any) -> None:
+        """Subtracts from the rows."""
+        self.assign(self.value - value)

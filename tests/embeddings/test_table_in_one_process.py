@@ -1,0 +1,99 @@
+"""Tests of tables in a process without a strategy: training, Keras models, checkpoints, the sidecar evaluator."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.embeddings import Embedding, MinCount, OlderThan, Table
+from coordinator.errors import EvaluationError
+from coordinator.evaluation.checkpoint_file import CheckpointFile
+from coordinator.evaluation.checkpoint_loader import CheckpointLoader
+from tests.embeddings.tables import DIM, make_step, subtract
+
+KEYS = np.arange(40)
+
+
+def build(dim=DIM):
+    table = Table("words", dim, 100, keras.optimizers.Adagrad(0.5), admission=MinCount(2), eviction=OlderThan(1))
+    layers = [keras.Input((2,), dtype="int64"), Embedding(table), keras.layers.Flatten(), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model, table
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A model that was trained by `fit`, its table, and the path of its checkpoint."""
+    model, table = build()
+    model.fit(KEYS.reshape(-1, 2), np.ones(20), batch_size=10, epochs=3, shuffle=False, verbose=0)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    return model, table, checkpoint.write(str(tmp_path_factory.mktemp("saved") / "a"))
+
+
+def test_keras_trains_a_table_and_predicts_with_it(trained):
+    model, table, _ = trained
+    statistics = table.statistics()
+    assert (statistics.size, statistics.steps, statistics.admitted) == (40, 6, 40)
+    # The model's optimizer has none for the table: its count and rate, and two slots of the kernel and of the bias.
+    assert len(model.optimizer.variables) == 6
+    assert np.ptp(table.lookup(KEYS).numpy(), axis=1).all()
+    model.predict(np.full([1, 2], 1000), verbose=0)
+    assert table.size() == 40
+
+
+def test_a_table_is_restored_in_another_model(trained):
+    _, table, path = trained
+    model, other = build()
+    tf.train.Checkpoint(model=model).read(path).expect_partial()
+    np.testing.assert_array_equal(other.lookup(KEYS), table.lookup(KEYS))
+    assert other.statistics() == table.statistics()
+
+
+def test_the_sidecar_loads_tables(trained):
+    trained_model, table, path = trained
+    model, other = build()
+    checkpoint = CheckpointFile.of_file(f"{path}.index")
+    assert CheckpointLoader(model).load(checkpoint, checkpoint.path) == 6
+    np.testing.assert_array_equal(other.lookup(KEYS), table.lookup(KEYS))
+    inputs = KEYS.reshape(-1, 2)
+    np.testing.assert_array_equal(model.predict(inputs, verbose=0), trained_model.predict(inputs, verbose=0))
+    root = tf.train.Checkpoint(model=build()[0])
+    assert CheckpointLoader(root).load(checkpoint, checkpoint.path) == 6
+    np.testing.assert_array_equal(root.model.predict(inputs, verbose=0), model.predict(inputs, verbose=0))
+
+
+def test_the_sidecar_refuses_what_does_not_fit(trained, tmp_path):
+    *_, path = trained
+    checkpoint = CheckpointFile.of_file(f"{path}.index")
+    with pytest.raises(EvaluationError, match=r"has shape .* in the evaluator|is of a table with rows \[4\]"):
+        CheckpointLoader(build(dim=DIM + 1)[0]).load(checkpoint, checkpoint.path)
+    step = tf.Variable(3, dtype=tf.int64)
+    path = tf.train.Checkpoint(step=step).write(str(tmp_path / "without"))
+    checkpoint = CheckpointFile.of_file(f"{path}.index")
+    root = tf.train.Checkpoint(step=tf.Variable(0, dtype=tf.int64), table=Table("words", DIM, 100, subtract))
+    with pytest.raises(EvaluationError, match="holds nothing of <Table 'words'"):
+        CheckpointLoader(root).load(checkpoint, checkpoint.path)
+
+
+def test_steps_deltas_and_evictions(tmp_path):
+    table = Table("words", DIM, 100, subtract, eviction=OlderThan(1))
+    step = make_step(table)
+    rows = step(tf.constant(KEYS), tf.ones([40, DIM]))
+    full = tf.train.Checkpoint(table=table).write(str(tmp_path / "full"))
+    for _ in range(2):
+        step(tf.constant(KEYS[:10]), tf.ones([10, DIM]))
+    assert table.evict() == 30
+    table.save_delta(str(tmp_path / "delta"))
+    np.testing.assert_allclose(table.lookup(KEYS[:10]), rows[:10] - 1.5, rtol=1e-5)
+    other = Table("words", DIM, 100, subtract, eviction=OlderThan(1))
+    tf.train.Checkpoint(table=other).read(full).assert_consumed()
+    assert other.size() == 40
+    other.restore_delta(str(tmp_path / "delta"))
+    np.testing.assert_array_equal(other.lookup(KEYS), table.lookup(KEYS))
+
+
+def test_another_strategy_is_refused():
+    other = tf.distribute.OneDeviceStrategy("/cpu:0")
+    with other.scope(), pytest.raises(RuntimeError, match=r"inside strategy\.scope"):
+        Table("words", DIM, 100, subtract)
