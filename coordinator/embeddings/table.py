@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from coordinator.embeddings.accumulated_rows import AccumulatedGradient
 from coordinator.embeddings.admission import EVERY_KEY, Admission
 from coordinator.embeddings.eviction import Eviction, OlderThan, SmallerThan
 from coordinator.embeddings.initializers import Uniform
@@ -127,7 +128,7 @@ class Table(SelfSaving):
             for device, part in zip(place.devices, parts, strict=True)
         )
         self._checkpoint = TableCheckpoint(name, self.shards)
-        self.variable = TableVariable(name, [capacity, dim], tf.float32, self.apply_gradients)
+        self.variable = TableVariable(name, [capacity, dim], tf.float32, self.apply_gradients, self._accumulated)
 
     @property
     def default(self) -> float:
@@ -203,6 +204,9 @@ class Table(SelfSaving):
         parts, places = getattr(gradient.indices, "divided", None) or self._divided(keys)
         for shard, part, place in zip(self.shards, parts, places, strict=True):
             shard.push(part, tf.gather(values, place))
+
+    def _accumulated(self) -> AccumulatedGradient:
+        return AccumulatedGradient([shard.storage for shard in self.shards], self._divided, [self.capacity, self.dim])
 
     def size(self) -> int:
         """Returns the number of keys that have a row."""

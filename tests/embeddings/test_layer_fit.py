@@ -18,6 +18,7 @@ RATE = 0.1
 optimizers = keras.optimizers
 # Plain gradient descent at the rate of the table, so that one process computes the same with a variable.
 SAME = {
+    "gradient_accumulation_steps": lambda: optimizers.SGD(RATE, gradient_accumulation_steps=2),
     "global_clipnorm": lambda: optimizers.SGD(RATE, global_clipnorm=0.2),
     "LossScaleOptimizer and clipnorm": lambda: optimizers.LossScaleOptimizer(
         optimizers.SGD(RATE, clipnorm=0.1), 8.0, 2
@@ -99,9 +100,3 @@ def test_only_training_adds_keys_to_a_table(strategy):
     # All keys have the default row, zeros.
     np.testing.assert_array_equal(found, np.full_like(found, model.layers[-1].bias.numpy()[0]))
     assert table.size() == ROWS
-
-
-def test_accumulation_is_refused_before_it_takes_memory(strategy):
-    table = make_table(strategy)
-    with strategy.scope(), pytest.raises(ValueError, match="gradient_accumulation_steps cannot be used with the table"):
-        optimizers.SGD(gradient_accumulation_steps=2).build([Embedding(table).rows])

@@ -18,9 +18,17 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
       shape: the number of rows that the table may have, and the shape of one.
       dtype: of the rows.
       apply_gradients: changes the rows of a gradient, a `tf.IndexedSlices`; see `Table.apply_gradients`.
+      new_accumulated: returns an object that sums gradients; see `AccumulatedGradient`.
     """
 
-    def __init__(self, name: str, shape: list[int], dtype: tf.DType, apply_gradients: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        shape: list[int],
+        dtype: tf.DType,
+        apply_gradients: Callable[[Any], None],
+        new_accumulated: Callable[[], Any],
+    ) -> None:
         # Private: publicly, a variable has a value, which here would take the memory of all rows. The resource is
         # created when it is first used, so never.
         with tf.init_scope(), tf.device(None), tf.device("/device:CPU:0"):
@@ -39,6 +47,7 @@ class TableVariable(resource_variable_ops.BaseResourceVariable):
             aggregation=tf.VariableAggregation.NONE,
         )
         self.apply_gradients = apply_gradients
+        self.new_accumulated = new_accumulated
         self._table = name
 
     def recorded(self, rows: Any, gradient: Callable[[Any], tf.IndexedSlices]) -> Any:

@@ -19,6 +19,9 @@ from coordinator.ps_strategy.keras.internals.parts import variable_of, view_of
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
 
+# The attribute of an optimizer that has the accumulated gradients of tables, by the id of their variable.
+_ACCUMULATED = "_coordinator_accumulated"
+
 _Apply = Callable[[Any, Sequence[Any], Sequence[Any]], None]
 
 
@@ -46,10 +49,8 @@ def table_updates() -> Iterator[None]:
         if not is_table(reference_variable):
             return stock_slot(self, reference_variable, name=name, initializer=initializer)
         if name == "gradient_accumulator":
-            raise ValueError(
-                f"gradient_accumulation_steps cannot be used with the table {variable_of(reference_variable).name!r}: "
-                "an accumulator would have all rows of its capacity. Use larger batches."
-            )
+            variable = variable_of(reference_variable)
+            vars(self).setdefault(_ACCUMULATED, {})[id(variable)] = variable.new_accumulated()
         return None
 
     # Private: where `use_ema` puts averages in place of variables, with those that are None.
@@ -95,13 +96,29 @@ def _apply(stock: _Apply, optimizer: Any, gradients: Sequence[Any], variables: S
     others = [(gradient, variable) for gradient, variable in pairs if not is_table(variable)]
     ours = [(gradient, variable) for gradient, variable in pairs if is_table(variable)]
 
+    accumulated = vars(optimizer).get(_ACCUMULATED, {})
+
+    # Keras calls this in the other steps.
+    def accumulate(*given: Any) -> None:
+        for gradient, variable in ours:
+            accumulated[id(variable_of(variable))].add(gradient)
+        optimizer._backend_increment_gradient_accumulators(*given)
+
+    def mean(gradient: Any, variable: Any) -> Any:
+        steps = optimizer.gradient_accumulation_steps
+        if not steps:
+            return gradient
+        before = accumulated[id(variable_of(variable))].take()
+        values = tf.concat([tf.cast(gradient.values, tf.float32), before.values], 0) / steps
+        return tf.IndexedSlices(values, tf.concat([gradient.indices, before.indices], 0), before.dense_shape)
+
     def clip(gradients: Sequence[Any]) -> Sequence[Any]:
-        rows = [without_repeats(gradient) for gradient, _ in ours]
+        rows = [without_repeats(mean(gradient, variable)) for gradient, variable in ours]
         found = clipped(optimizer, [*gradients, *rows], optimizer._clip_gradients)
         for gradient, (_, variable) in zip(found[len(gradients) :], ours, strict=True):
             variable_of(variable).apply_gradients(gradient)
         return found[: len(gradients)]
 
-    # Private: Keras calls it on the optimizer, once in an update.
-    view = view_of(optimizer, _clip_gradients=clip)
+    # Private, both: Keras calls them on the optimizer, one of them in a step.
+    view = view_of(optimizer, _clip_gradients=clip, _backend_increment_gradient_accumulators=accumulate)
     stock(view, [gradient for gradient, _ in others], [variable for _, variable in others])

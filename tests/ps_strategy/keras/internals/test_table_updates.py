@@ -21,7 +21,7 @@ def test_the_patches_are_undone():
 
 def test_optimizers_clip_a_tables_gradient_with_the_others_and_leave_it_to_the_table():
     given = []
-    table = TableVariable("table", list(SHAPE), tf.float32, given.append)
+    table = TableVariable("table", list(SHAPE), tf.float32, given.append, lambda: None)
     weight = keras.Variable(np.zeros(2, np.float32))
     keys = tf.constant([10**15, 7, 10**15], tf.int64)
     rows = tf.IndexedSlices(tf.constant([[1.0, 0.0], [0.0, 4.0], [2.0, 0.0]]), keys, tf.constant(SHAPE))
