@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.keras.internals.table_updates import table_updates
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import NoLargeVariables, savers_replaced
+from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import savers_replaced
 from coordinator.ps_strategy.tensorflow_internals.process import current_server_def
 
 _NUMBERS = itertools.count()
@@ -55,8 +55,21 @@ class TablePlace:
             )
         number = next(_NUMBERS)
         if number == 0:
-            _REPLACED.enter_context(savers_replaced(NoLargeVariables()))
+            _REPLACED.enter_context(savers_replaced(_NoLargeVariables()))
             _REPLACED.enter_context(table_updates())
         with tf.init_scope(), tf.device("/device:CPU:0"):
             device: str = tf.zeros([]).device
         return cls((device,), number, lambda _: None)
+
+
+class _NoLargeVariables:
+    """Leaves all variables to TensorFlow; see `LargeVariables`."""
+
+    def to_write(self, *_: Any) -> Sequence[Any]:
+        """Returns none."""
+        return ()
+
+    to_read = write = to_write
+
+    def read(self, *_: Any) -> None:
+        """Reads nothing."""

@@ -149,23 +149,6 @@ class LargeVariables(Protocol):
         """Reads them."""
 
 
-class NoLargeVariables:
-    """Leaves all variables to TensorFlow; see `LargeVariables`."""
-
-    def to_write(self, *_: Any) -> Sequence[SavedVariable]:
-        """Returns none."""
-        return ()
-
-    to_read = to_write
-
-    def write(self, *_: Any) -> Sequence[str]:
-        """Writes nothing."""
-        return ()
-
-    def read(self, *_: Any) -> None:
-        """Reads nothing."""
-
-
 @contextlib.contextmanager
 def savers_replaced(large: LargeVariables) -> Iterator[None]:
     """A scope in which checkpoints are written and read with the help of `large`, outside of functions."""
