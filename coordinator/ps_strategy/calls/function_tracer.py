@@ -53,7 +53,8 @@ class TraceCache:
     """Remembers, for each function and kind of arguments, the trace and the default values of omitted arguments.
 
     It is exact or not used: only arguments of a few kinds are cached, by all that a trace may depend on. A per-worker
-    iterator or dataset is identified by itself. Neither functions, nor their traces, nor resources are kept alive.
+    iterator or dataset and a variable are identified by themselves. Neither functions, nor their traces, nor resources
+    are kept alive.
     """
 
     def __init__(self) -> None:
@@ -131,7 +132,7 @@ def _argument_key(value: Any, resources: list[Any], remote: list[int]) -> tuple[
     if kind in (tuple, list, dict):
         parts = [_argument_key(part, resources, remote) for part in (value.values() if kind is dict else value)]
         return None if None in parts else (kind, tuple(value) if kind is dict else None, *parts)
-    if kind in (PerWorkerIterator, PerWorkerDataset):
+    if kind in (PerWorkerIterator, PerWorkerDataset) or isinstance(value, tf.Variable):
         resources.append(value)
         return kind, id(value)
     if kind in (np.ndarray, PositionRange) and not value.dtype.hasobject:

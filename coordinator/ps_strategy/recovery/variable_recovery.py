@@ -29,11 +29,14 @@ from coordinator.options import Options
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointRestore, CheckpointSource, SaveServices
-from coordinator.ps_strategy.recovery.variable_store import VariableStore
+from coordinator.ps_strategy.recovery.variable_store import States, VariableStore
 from coordinator.ps_strategy.tensorflow_internals.handles import asynchronous_saves_refused
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced, own_executor
 
 _logger = logging.getLogger("coordinator")
+
+# Of so many checkpoints; older ones are restored only if all of these are damaged.
+_KEPT_STATES = 100
 
 Step = Any  # An integer variable, of TensorFlow or Keras, or a function that returns an int.
 
@@ -102,6 +105,9 @@ class VariableRecovery:
         self._source: CheckpointRestore | None = None
         self._step: Step | None = None
         self._on_rollback: Callable[[Rollback], object] | None = None
+        # By the path of the checkpoint, of which a state need not be a part. A state that was added later begins anew:
+        # the checkpoint has nothing of what was done since.
+        self._saved_states: dict[str, States] = {}
         self._replaced_of_manager = contextlib.ExitStack()
         # Held while a checkpoint is saved, and during an attempt to recover. The lock of the
         # membership may be taken while it is held, never the other way round.
@@ -126,6 +132,7 @@ class VariableRecovery:
             raise TypeError(f"on_rollback must be a function that takes a Rollback, got {on_rollback!r}.")
         self._on_rollback = on_rollback
         self._variables.note_tables()
+        self._variables.is_restored = True
         self.release_manager()
         if isinstance(found.manager, CheckpointSource):
             self._step = step
@@ -204,6 +211,9 @@ class VariableRecovery:
                 self._is_half_restored = True
                 checkpoint = source.restore(lambda: self._renew(with_values=source.manager is None))
                 self._variables.initialize_rest()
+                for state, saved in self._saved_states.get(checkpoint or "", States()).items():
+                    if state.serialize() != saved:
+                        state.deserialize(saved)
                 step = self._read_step()
         except Exception as error:
             if isinstance(error, UNREACHED) or self._membership.lost_parameter_server() is not None:
@@ -280,6 +290,7 @@ class VariableRecovery:
                 if missing is None:
                     count = self._progress.count()
                     try:
+                        states = self._variables.copied_states()
                         path = save(*args, **kwargs)
                     except tf.errors.OpError as error:
                         missing = self.missing()
@@ -289,6 +300,7 @@ class VariableRecovery:
                     else:
                         if path is not None:
                             self._progress.record(path, count)
+                            self._saved_states = dict([*self._saved_states.items(), (path, states)][-_KEPT_STATES:])
                         return path
             _logger.warning("A checkpoint in %s is saved after the recovery: %s", directory, missing)
             if not self._wait_recovered() or self._is_half_restored:

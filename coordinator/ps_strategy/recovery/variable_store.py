@@ -66,6 +66,12 @@ class Recovered(Protocol):
 class ClientState(Protocol):
     """State of an object on the client that belongs to the variables, such as a position in the data."""
 
+    def serialize(self) -> Any:
+        """Returns the state, while no function runs."""
+
+    def deserialize(self, state: Any) -> None:
+        """Sets a state that `serialize` has returned."""
+
     def reset(self) -> None:
         """Sets the initial state; the restoring of a checkpoint may follow."""
 
@@ -74,6 +80,10 @@ class ClientState(Protocol):
 
     def resume(self) -> None:
         """Undoes `hold`."""
+
+
+# Those that are alive, and what `serialize` has returned.
+States = weakref.WeakKeyDictionary[ClientState, Any]
 
 
 class VariableStore:
@@ -94,6 +104,8 @@ class VariableStore:
         self._states: weakref.WeakSet[ClientState] = weakref.WeakSet()
         self._states_lock = threading.Lock()
         self._are_held = False
+        # Whether `restore_from` was called.
+        self.is_restored = False
 
     def add(self, variable: Any, initial_value: Any) -> None:
         """Adds a variable that was just created.
@@ -128,8 +140,12 @@ class VariableStore:
             for state in held:
                 state.resume()
 
+    def copied_states(self) -> "States":
+        """Returns the present states; to be called when no function runs."""
+        return weakref.WeakKeyDictionary({state: state.serialize() for state in list(self._states)})
+
     def add_state(self, state: ClientState) -> None:
-        """Adds what is reset with the variables. It is not kept alive; adding it again has no effect."""
+        """Adds what goes back with the variables. It is not kept alive; adding it again has no effect."""
         with self._states_lock:
             self._states.add(state)
             if self._are_held:

@@ -40,7 +40,6 @@ OTHER = {
 }
 
 UNKNOWN = {
-    "a variable": lambda: tf.Variable(1.0),
     "a ragged tensor": lambda: tf.ragged.constant([[1.0], []]),
     "a NumPy number": lambda: np.float32(1.0),
     "objects": lambda: np.array([b"a", "b"], object),
@@ -57,6 +56,13 @@ def function():
 @pytest.fixture
 def traced(function):
     return TracedFunction(function.get_concrete_function(), PerWorkerHandles())
+
+
+def test_a_variable_is_known_by_itself_alone(function, traced):
+    cache, known, other = TraceCache(), tf.Variable(1.0), tf.Variable(1.0)
+    cache.add(function, [known], traced, ())
+    assert cache.find(function, [known]) is not None
+    assert cache.find(function, [other]) is None
 
 
 @pytest.mark.parametrize("case", SAME)

@@ -1,9 +1,11 @@
 """What Keras' loop calls for the models of a `ParameterServerStrategy`: their data, and a function for each turn."""
 
+import contextlib
 import itertools
+import logging
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -11,12 +13,15 @@ import tensorflow as tf
 
 from coordinator.future import Future
 from coordinator.ps_strategy.keras.fit.feeds import ClientFeed, Feed, FiniteWorkerFeed, WorkerFeed, schedule_batches
+from coordinator.ps_strategy.keras.fit.range_fits import RangeFits
 from coordinator.ps_strategy.keras.fit.steps import ModelSteps, Step
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
 from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer
 from coordinator.ps_strategy.keras.internals.parts import variable_of
 from coordinator.ps_strategy.keras.internals.table_updates import is_table
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
+
+_logger = logging.getLogger("coordinator")
 
 
 class FitExtension:
@@ -29,6 +34,8 @@ class FitExtension:
     def __init__(self, strategy_class: type[Any]) -> None:
         self._strategy_class = strategy_class
         self._latest_feed: Callable[[], ClientFeed | None] = lambda: None
+        self._range_fits = RangeFits()
+        self._has_warned = False
         self._is_endless = tf.function(lambda dataset: dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
 
     def is_for(self, strategy: Any) -> bool:
@@ -40,7 +47,7 @@ class FitExtension:
 
         Args:
           strategy: the model's strategy.
-          x: anything that Keras takes, a per-worker dataset, or a dataset function.
+          x: anything that Keras takes, a per-worker dataset, a dataset function, or what `fitting` put in its place.
           arguments: the other arguments of Keras' `EpochIterator`.
 
         Raises:
@@ -49,10 +56,14 @@ class FitExtension:
         """
         if callable(x):
             x = strategy.experimental_distribute_datasets_from_function(x)
+        if _is_fit(arguments) and (turns := self._range_fits.iterator(strategy, x, arguments)):
+            return turns
         if not isinstance(x, PerWorkerDataset):
             iterator = keras_patches.EpochIterator(lambda data: self._client_feed(data, strategy), x, arguments)
-            if iterator.num_batches is None and _is_endless_dataset(x):
+            is_endless = _is_endless_dataset(x)
+            if iterator.num_batches is None and is_endless:
                 raise _endless(_name_of_steps(arguments))
+            self._warn_of_losses(strategy, arguments, is_endless)
             return iterator
         given = [name for name in ("y", "sample_weight", "class_weight") if arguments.get(name) is not None]
         if given:
@@ -73,6 +84,7 @@ class FitExtension:
         """
         steps = arguments.get("steps_per_epoch")
         is_endless = self._is_endless_on_workers(dataset, strategy, is_counted=steps is not None)
+        self._warn_of_losses(strategy, arguments, is_endless)
         if steps is None:
             if is_endless:
                 raise _endless(_name_of_steps(arguments))
@@ -82,14 +94,31 @@ class FitExtension:
         calls = math.ceil(steps / arguments.get("steps_per_execution", 1))
         return lambda dataset: FiniteWorkerFeed(dataset, strategy, calls)
 
-    def check_validation(self, strategy: Any, data: Any, steps: int | None) -> None:
-        """Checks the validation data of `fit` before the first epoch; it would be refused after it otherwise.
+    def _warn_of_losses(self, strategy: Any, arguments: dict[str, Any], is_endless: bool) -> None:
+        if is_endless or self._has_warned or not _is_fit(arguments):
+            return
+        if strategy.extended.services.variables.is_restored:
+            self._has_warned = True
+            _logger.warning(
+                "The data of fit are neither endless nor a source: if a parameter server is lost, the examples since "
+                "the checkpoint that restore_from restores are left out of the model. Give fit arrays or a source of "
+                "coordinator.data, which go back with the model."
+            )
+
+    @contextlib.contextmanager
+    def fitting(self, model: keras.Model, given: dict[str, Any]) -> Iterator[None]:
+        """A scope for a call of `fit`; see `RangeFits.fitting`.
 
         Raises:
-          ValueError: it is endless, and `steps` is None.
+          ValueError: an argument does not go with the data; or the validation data is endless, and nothing counts its
+            steps. Keras would look at it only after the first epoch.
         """
-        if steps is not None:
-            return
+        if given.get("validation_steps") is None:
+            self._check_validation(model.distribute_strategy, given.get("validation_data"))
+        with self._range_fits.fitting(model, given):
+            yield
+
+    def _check_validation(self, strategy: Any, data: Any) -> None:
         if callable(data):
             data = strategy.experimental_distribute_datasets_from_function(data)
         on_workers = isinstance(data, PerWorkerDataset)
@@ -152,9 +181,13 @@ def _is_endless_dataset(data: Any) -> bool:
     return isinstance(data, tf.data.Dataset) and bool(data.cardinality() == tf.data.INFINITE_CARDINALITY)
 
 
-def _name_of_steps(arguments: dict[str, Any]) -> str:
+def _is_fit(arguments: dict[str, Any]) -> bool:
     # Only `fit` has class weights.
-    return "steps_per_epoch=" if "class_weight" in arguments else "steps="
+    return "class_weight" in arguments
+
+
+def _name_of_steps(arguments: dict[str, Any]) -> str:
+    return "steps_per_epoch=" if _is_fit(arguments) else "steps="
 
 
 def _endless(steps: str) -> ValueError:

@@ -3,8 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from coordinator.data import Source
+from coordinator.ps_strategy.keras.fit.range_data import RangeData, rows_at
 from coordinator.ps_strategy.per_worker.variable import get_current_worker_index
 
 Step = Callable[[Any], Any]
@@ -27,6 +30,41 @@ class ModelSteps:
         self.all_of = function(self._all_of)
         self.of_next = function(self._of_next)
         self.of_next_if_any = function(self._of_next_if_any)
+        self._of_rows = tf.function(self._steps_of_rows, autograph=False)
+        # Of the source that was used last, which the function keeps alive.
+        self._of_source: tuple[Source, int, Any] | None = None
+
+    def of_range(self, data: RangeData, positions: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Returns a function that runs the steps of a range and returns the result of the last; and its arguments."""
+        settings = data.epochs.settings
+        batch_size = np.int64(settings.batch_size)
+        if data.copies is not None:
+            return self._of_rows, (positions, batch_size, data.copies)
+        source, batches = data.epochs.source, settings.batches_per_range
+        if self._of_source is None or self._of_source[:2] != (source, batches):
+
+            def of_source(positions: Any, batch_size: Any) -> Any:
+                return self._steps_of(source.read(positions), positions, batch_size, batches)
+
+            self._of_source = source, batches, tf.function(of_source, autograph=False)
+        return self._of_source[2], (positions, batch_size)
+
+    def _steps_of_rows(self, positions: Any, batch_size: Any, inputs: Any) -> Any:
+        return self._steps_of(rows_at(inputs, positions), positions, batch_size, self.steps_per_call)
+
+    def _steps_of(self, examples: Any, positions: Any, batch_size: Any, batches: int) -> Any:
+        """Runs a step with each batch of a range, which has up to `batches`, and returns the result of the last."""
+        if batches == 1:
+            return self._step(examples)
+        step = tf.function(self._step, autograph=False)
+        outputs = None
+        for first in [number * batch_size for number in range(batches)]:
+
+            def run(first: Any = first) -> Any:
+                return step(tf.nest.map_structure(lambda part: _rows(part, first, batch_size), examples))
+
+            outputs = run() if outputs is None else tf.cond(first < positions[2], run, lambda last=outputs: last)
+        return outputs
 
     def _repeatable(self, times: int) -> Step:
         """Returns the step, as a function if it is called several times, so that it is traced once."""
@@ -69,3 +107,7 @@ class ModelSteps:
                 lambda count=count, outputs=outputs: (count, outputs),
             )
         return count, get_current_worker_index(), outputs
+
+
+def _rows(part: Any, first: Any, count: Any) -> Any:
+    return None if part is None else part[first : first + count]

@@ -158,13 +158,28 @@ class _Feeds:
 
 
 class OwnData(DataAdapter):
-    """A per-worker dataset, whose batches and size are not known on the client."""
+    """Data that is read on the workers.
 
-    num_batches = None
-    batch_size = None
+    Args:
+      dataset: has an `element_spec`, as datasets have.
+      num_batches: of an epoch; None if that is not known, as for a per-worker dataset.
+      batch_size: likewise.
+    """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, num_batches: int | None = None, batch_size: int | None = None) -> None:
         self.dataset = dataset
+        self._num_batches = num_batches
+        self._batch_size = batch_size
+
+    @property
+    def num_batches(self) -> int | None:
+        """See above."""
+        return self._num_batches
+
+    @property
+    def batch_size(self) -> int | None:
+        """See above."""
+        return self._batch_size
 
 
 @contextlib.contextmanager
@@ -187,17 +202,18 @@ def trainer_extended(extension: Any) -> Iterator[None]:
         else:
             stock_build(self, iterator, data_batch)
 
-    # Public, but Keras looks at the validation data only after the first epoch.
+    # Public, but Keras' iterator is not told which epochs it is for.
     stock_fit = keras.Model.fit
     fit_signature = inspect.signature(stock_fit)
 
     @functools.wraps(stock_fit)
     def fit(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        if extension.is_for(self.distribute_strategy):
-            given = fit_signature.bind(self, *args, **kwargs).arguments
-            data, steps = given.get("validation_data"), given.get("validation_steps")
-            extension.check_validation(self.distribute_strategy, data, steps)
-        return stock_fit(self, *args, **kwargs)
+        if not extension.is_for(self.distribute_strategy):
+            return stock_fit(self, *args, **kwargs)
+        given = fit_signature.bind(self, *args, **kwargs).arguments
+        del given["self"]
+        with extension.fitting(self, given):
+            return stock_fit(self, **given)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(attribute_replaced(keras.Model, "fit", fit))

@@ -57,6 +57,7 @@ def counted(models: dict[int, CountedModel], steps_per_execution: int = 1) -> Co
 
 DATA: dict[str, Callable[[coordinator.ParameterServerStrategy], dict[str, Any]]] = {
     "arrays": lambda _: {"x": X, "y": Y, "batch_size": 5},
+    "source": lambda _: {"x": coordinator.data.arrays(X, Y), "batch_size": 5},
     "tensors": lambda _: {"x": tf.constant(X), "y": tf.constant(Y), "batch_size": 5},
     "dataset": lambda _: {"x": slices().shuffle(EXAMPLES).batch(5), "shuffle": False},
     "endless dataset": lambda _: {"x": slices().batch(2).repeat(), "steps_per_epoch": 12, "shuffle": False},
@@ -65,7 +66,7 @@ DATA: dict[str, Callable[[coordinator.ParameterServerStrategy], dict[str, Any]]]
     "per-worker dataset": lambda strategy: {"x": strategy.distribute_datasets_from_function(own_slices)},
 }
 # Arrays become tensors, and a dataset function becomes a per-worker dataset.
-DEFAULT = {"arrays-1", "dataset-4", "endless dataset-1", "PyDataset-1", "dataset function-4"}
+DEFAULT = {"arrays-1", "source-4", "dataset-4", "endless dataset-1", "PyDataset-1", "dataset function-4"}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tests of the parts of Keras' training loop that the library relies on without a promise of Keras."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,8 +33,10 @@ class Recording:
         self.calls.append(("data", sorted(arguments)))
         return keras_patches.EpochIterator(lambda data: Feed(data, self.calls), x, arguments)
 
-    def check_validation(self, strategy: Any, data: Any, steps: int | None) -> None:
-        self.calls.append(("validation", data, steps))
+    @contextlib.contextmanager
+    def fitting(self, model: keras.Model, given: dict[str, Any]) -> Iterator[None]:
+        self.calls.append(("fit", sorted(given)))
+        yield
 
     def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
         if kind == "predict":
@@ -79,7 +82,7 @@ def test_the_loop_takes_its_batches_and_its_functions_from_the_extension(
     model.fit(X, X, batch_size=3, epochs=2, shuffle=False, validation_data=(X[:4], X[:4]), verbose=0)
     arguments = ["batch_size", "class_weight", "shuffle", "steps_per_epoch", "steps_per_execution", "y"]
     checked, training, validation, *turns = extension.calls
-    assert checked[0] == "validation", ADVICE
+    assert checked == ("fit", ["batch_size", "epochs", "shuffle", "validation_data", "verbose", "x", "y"]), ADVICE
     assert set(arguments) <= set(training[1]), ADVICE
     # Two turns of two batches each, which are awaited before the loop reads their results.
     epoch = [("train", 3), ("train", 3), "wait"]

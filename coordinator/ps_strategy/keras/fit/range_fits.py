@@ -1,0 +1,150 @@
+"""The calls of `fit` that run: their epochs, if they train on ranges of data, and where these begin."""
+
+import contextlib
+import dataclasses
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from coordinator.data import Epochs, Source
+from coordinator.ps_strategy.keras.fit.range_data import RangeData, range_data_of_arrays, range_data_of_source
+from coordinator.ps_strategy.keras.fit.range_feed import RangeFeed
+from coordinator.ps_strategy.keras.internals.range_turns import RangeIterator, array_inputs
+
+_logger = logging.getLogger("coordinator")
+
+
+@dataclasses.dataclass
+class _Fit:
+    """A call of `fit`.
+
+    Attributes:
+      model: what is trained.
+      given: the arguments of `fit`, by name.
+      data: what it trains on, if that is ranges; of arrays, it is known when Keras asks for their turns.
+      feed: likewise.
+      metrics: likewise.
+    """
+
+    model: keras.Model
+    given: dict[str, Any]
+    data: RangeData | None = None
+    feed: RangeFeed | None = None
+    metrics: Any = None
+
+
+class _EpochMetrics:
+    """What the metrics of a model hold at a checkpoint: they are in none, and would begin at zero after a recovery.
+
+    If the checkpoint is of another epoch of the loop, they do: those of its epoch were read when that ended.
+
+    Args:
+      model: has the metrics.
+      feed: knows the epoch.
+    """
+
+    def __init__(self, model: keras.Model, feed: RangeFeed) -> None:
+        self._model = model
+        self._feed = feed
+
+    def serialize(self) -> Any:
+        """Returns the epoch and the values."""
+        return self._feed.until, [variable.numpy().tolist() for variable in self._model.metrics_variables]
+
+    def deserialize(self, saved: Any) -> None:
+        """Assigns the values, if they are of this epoch."""
+        until, values = saved
+        if until == self._feed.until:
+            for variable, value in zip(self._model.metrics_variables, values, strict=False):
+                variable.assign(value)
+
+    def reset(self) -> None:
+        """Leaves it to the recovery, which gives all variables their initial values."""
+
+    def hold(self) -> None:
+        """Does nothing: metrics are read when no step runs."""
+
+    def resume(self) -> None:
+        """See `hold`."""
+
+
+class RangeFits:
+    """Has `fit` train on ranges: of sources and epochs, and of arrays that workers can keep in their memory."""
+
+    def __init__(self) -> None:
+        # A callback of a `fit` may call another one.
+        self._running = threading.local()
+
+    @contextlib.contextmanager
+    def fitting(self, model: keras.Model, given: dict[str, Any]) -> Iterator[None]:
+        """A scope for a call of `fit`.
+
+        Args:
+          model: what is trained.
+          given: the arguments of `fit`, by name; those that Keras is to be given instead are changed.
+
+        Raises:
+          ValueError: an argument does not go with a source or epochs.
+        """
+        fit = _Fit(model, given)
+        x = given.get("x")
+        if isinstance(x, Source | Epochs):
+            fit.data = given["x"] = range_data_of_source(x, given, model.steps_per_execution)
+            fit.data.epochs.begin_at(given.get("initial_epoch", 0))
+            given["epochs"], given["initial_epoch"] = fit.data.number_of_epochs, fit.data.epochs.epoch
+            if fit.data.epochs.done:
+                _logger.warning("fit has no data left: %r. Make new Epochs to train again.", fit.data.epochs)
+        fits = self._fits()
+        fits.append(fit)
+        try:
+            yield
+        finally:
+            fits.remove(fit)
+            if fit.feed is not None:
+                fit.feed.close()
+
+    def iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> RangeIterator | None:
+        """Returns the turns of the call of `fit` that has just begun; None if its data are not ranges.
+
+        Args:
+          strategy: the model's strategy.
+          x: the data.
+          arguments: the other arguments of Keras' epoch iterator.
+        """
+        fit = self._fits()[-1]
+        if fit.data is None:
+            fit.data = _data_of_arrays(fit, x, arguments)
+        if fit.data is None:
+            return None
+        data = fit.data
+        data.prepare(strategy)
+        fit.feed = RangeFeed(data, strategy)
+        fit.metrics = _EpochMetrics(fit.model, fit.feed)
+        strategy.extended.services.variables.add_state(fit.metrics)
+        settings = data.epochs.settings
+        return RangeIterator(
+            fit.feed,
+            data.element_spec(strategy),
+            settings.batch_size,
+            data.batches_per_epoch,
+            settings.batches_per_range,
+        )
+
+    def _fits(self) -> list[_Fit]:
+        return self._running.__dict__.setdefault("fits", [])
+
+
+def _data_of_arrays(fit: _Fit, x: Any, arguments: dict[str, Any]) -> RangeData | None:
+    found = array_inputs(x, arguments)
+    if found is None:
+        return None
+    given = fit.given
+    data = range_data_of_arrays(
+        *found, given.get("epochs", 1), arguments.get("shuffle", True), arguments.get("steps_per_execution", 1)
+    )
+    if data is not None:
+        data.epochs.begin_at(given.get("initial_epoch", 0))
+    return data

@@ -1,0 +1,111 @@
+"""Servers and the client die while `fit` trains on arrays, sources and epochs; visits are counted on two servers."""
+
+import pytest
+
+from tests.program_runner import ProgramRunner
+
+TRAINING = """
+    import os
+    import sys
+    import threading
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import coordinator
+    from coordinator.data import Epochs, arrays
+    from coordinator.testing import LocalCluster
+    from tests.ps_strategy.keras.fit.counted_model import CountedModel
+
+    SIZE = 3000
+    x = np.stack([np.arange(SIZE), np.ones(SIZE)], axis=1).astype("float32")
+    y = np.arange(SIZE, dtype="float32")[:, None]
+
+
+    class Twice(CountedModel):
+        # The second count is on the other server.
+        def __init__(self):
+            super().__init__(SIZE)
+            self.dense = keras.layers.Dense(1, kernel_initializer="zeros")
+            self.others = tf.Variable(tf.zeros([SIZE]), trainable=False)
+
+        def train_step(self, data):
+            numbers = tf.cast(data[0][:, 0], tf.int32)
+            self.others.assign_add(tf.reduce_sum(tf.one_hot(numbers, SIZE), axis=0))
+            return super().train_step(data)
+
+        def summary(self, epochs):
+            counts = [each.numpy() for each in (self.visits, self.others)]
+            assert self.visits.device != self.others.device
+            return [(int((each < epochs).sum()), int((each > epochs).sum())) for each in counts]
+
+
+    def compiled(strategy):
+        with strategy.scope():
+            model = Twice()
+            # It always predicts 0, so that the mean absolute error is the mean number of the examples.
+            model.compile(keras.optimizers.SGD(0.0), "mae")
+        return model
+
+
+    class At(keras.callbacks.Callback):
+        def __init__(self, actions):
+            super().__init__()
+            self.actions, self.epoch = dict(actions), 0
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            if action := self.actions.pop((self.epoch, batch), None):
+                action()
+
+
+    def in_background(function, *args):
+        thread = threading.Thread(target=function, args=args)
+        thread.start()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_every_example_counts_once_in_each_epoch_when_a_parameter_server_dies(run_program: ProgramRunner) -> None:
+    run_program(
+        TRAINING
+        + """
+    import tempfile
+
+    with LocalCluster(workers=2, ps=2) as cluster:
+        for kind, saves, kill in (
+            ("arrays", [(0, 30), (1, 40)], (1, 120)),
+            ("source", [(0, 100)], (1, 20)),
+            ("epochs", [(0, 30), (1, 90)], (1, 130)),
+            ("arrays", [], (0, 50)),
+        ):
+            strategy = coordinator.ParameterServerStrategy(cluster.resolver)
+            model = compiled(strategy)
+            manager = tf.train.CheckpointManager(
+                tf.train.Checkpoint(model=model, optimizer=model.optimizer), tempfile.mkdtemp(), max_to_keep=2
+            )
+            rollbacks = []
+            strategy.restore_from(manager, on_rollback=rollbacks.append)
+            actions = {at: manager.save for at in saves}
+            actions[kill] = lambda: in_background(cluster.restart, "ps", 1)
+            data = {
+                "arrays": lambda: {"x": x, "y": y, "batch_size": 20, "epochs": 2},
+                "source": lambda: {"x": arrays(x, y), "batch_size": 20, "epochs": 2},
+                "epochs": lambda: {"x": Epochs(arrays(x, y), 20, 2, shuffle=3)},
+            }[kind]()
+            history = model.fit(**data, callbacks=[At(actions)], verbose=0).history
+            assert len(rollbacks) == 1, rollbacks
+            assert model.summary(2) == [(0, 0), (0, 0)], (kind, model.summary(2), rollbacks)
+            assert int(model.optimizer.iterations) == 300
+            # The metrics go back, too, if the checkpoint is of the same epoch, or of the end of the one before.
+            if kind != "source":
+                np.testing.assert_allclose(history["loss"], np.full(2, (SIZE - 1) / 2), rtol=1e-5)
+            strategy.close()
+    """,
+        timeout=500,
+    )

@@ -1,0 +1,142 @@
+"""Tests of `fit` on ranges of data: where it begins and ends, and what it refuses. Losses: test_range_fit_losses.py."""
+
+import logging
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import coordinator
+from coordinator.data import Epochs, Source, arrays
+from tests.ps_strategy.keras.fit.counted_model import CountedModel
+
+SIZE = 23
+X = np.stack([np.arange(SIZE), np.ones(SIZE)], axis=1).astype("float32")
+Y = np.arange(SIZE, dtype="float32")[:, None]
+
+
+@pytest.fixture(scope="module")
+def initial(strategy: coordinator.ParameterServerStrategy) -> CountedModel:
+    with strategy.scope():
+        model = CountedModel(SIZE)
+        model.compile(keras.optimizers.SGD(1e-5), "mse")
+    return model
+
+
+@pytest.fixture
+def model(initial: CountedModel) -> CountedModel:
+    """A model whose counts are zero. Its functions are traced for all tests together."""
+    initial.visits.assign(tf.zeros([SIZE]))
+    initial.optimizer.iterations.assign(0)
+    return initial
+
+
+@pytest.fixture(scope="module")
+def source() -> Source:
+    return arrays(X, Y)
+
+
+class Batches(keras.callbacks.Callback):
+    """Lists the batches of all epochs.
+
+    Args:
+      interrupted_at: an epoch and a batch after which it raises `KeyboardInterrupt`.
+    """
+
+    def __init__(self, interrupted_at: tuple[int, int] | None = None) -> None:
+        super().__init__()
+        self._interrupted_at = interrupted_at
+        self.begun: list[int] = []
+        self.ended: list[tuple[int, int]] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.begun.append(batch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.ended.append((self.epoch, batch))
+        if self.ended[-1] == self._interrupted_at:
+            raise KeyboardInterrupt
+
+
+def visits(model: CountedModel) -> list[float]:
+    return sorted(set(model.visits.numpy().tolist()))
+
+
+def test_fit_goes_on_inside_an_epoch_with_epochs_that_were_restored(
+    model: CountedModel, source: Source, strategy: coordinator.ParameterServerStrategy
+) -> None:
+    epochs = Epochs(source, 4, 3, shuffle=3)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(epochs, callbacks=[Batches((1, 2))], verbose=0)
+    with strategy.quiet():
+        saved = epochs.serialize()
+    restored, batches = Epochs(source, 4, 3, shuffle=3), Batches()
+    restored.deserialize(saved)
+    history = model.fit(restored, callbacks=[batches], verbose=0)
+    assert visits(model) == [3.0]
+    assert history.epoch == [1, 2]
+    assert len(batches.begun) == len(batches.ended)
+    assert batches.ended == [*((1, batch) for batch in range(batches.begun[0], 6)), *((2, batch) for batch in range(6))]
+
+
+def test_fit_begins_with_the_initial_epoch(model: CountedModel, source: Source) -> None:
+    for data in ({"x": source, "batch_size": 6, "epochs": 3}, {"x": Epochs(source, 6, 3)}):
+        assert model.fit(**data, initial_epoch=1, verbose=0).epoch == [1, 2]
+    assert model.fit(X, Y, batch_size=6, epochs=3, initial_epoch=2, verbose=0).epoch == [2]
+    assert visits(model) == [5.0]
+
+
+def test_epochs_that_are_done_are_not_trained_again(
+    model: CountedModel, source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    epochs = Epochs(source, SIZE)
+    model.fit(epochs, verbose=0)
+    with caplog.at_level(logging.WARNING, "coordinator"):
+        model.fit(epochs, verbose=0)
+    assert visits(model) == [1.0]
+    assert "fit has no data left" in caplog.text
+
+
+def test_a_range_of_several_batches_is_a_turn_of_as_many_steps(model: CountedModel, source: Source) -> None:
+    batches = Batches()
+    model.fit(Epochs(source, 4, batches_per_range=4), callbacks=[batches], verbose=0)
+    assert visits(model) == [1.0]
+    assert (int(model.optimizer.iterations), batches.begun) == (6, [0, 4])
+
+
+def test_arrays_of_other_lengths_are_trained_on_by_the_functions_of_before(
+    model: CountedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.fit(X, Y, batch_size=5, verbose=0)
+
+    def traced(self: CountedModel, x: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(CountedModel, "call", traced)
+    for size in (17, 11):
+        model.fit(X[:size], Y[:size], batch_size=4, verbose=0)
+    np.testing.assert_array_equal(model.visits, np.repeat([3.0, 2.0, 1.0], [11, 6, 6]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"y": Y}, "y cannot be given along with a source"),
+        ({"sample_weight": Y[:, 0], "class_weight": {0: 1.0}}, "sample_weight, class_weight cannot be given"),
+        ({"validation_split": 0.2}, "validation_split cannot be given"),
+        ({"steps_per_epoch": 3}, "steps_per_epoch cannot be given"),
+        ({"shuffle": "batch"}, "True, False or a seed"),
+        ({"x": Epochs(arrays(X, Y), 5), "batch_size": 5}, "batch_size cannot be given along with Epochs"),
+        ({"x": Epochs(arrays(X, Y), 5), "epochs": 2}, "epochs cannot be given along with Epochs"),
+    ],
+)
+def test_arguments_that_do_not_go_with_a_source_are_refused(
+    model: CountedModel, source: Source, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        model.fit(**{"x": source, "verbose": 0, **arguments})
