@@ -7,6 +7,7 @@ from typing import Any
 from coordinator.options import Options
 from coordinator.ps_strategy.keras.fit.fit_extension import FitExtension
 from coordinator.ps_strategy.keras.internals import patches
+from coordinator.ps_strategy.keras.internals.backups import backups_extended
 from coordinator.ps_strategy.keras.internals.row_updates import row_updates
 from coordinator.ps_strategy.keras.internals.table_updates import table_updates
 
@@ -24,5 +25,7 @@ def keras_extended(strategy_class: type[Any], options: Options) -> Iterator[None
         stack.enter_context(row_updates(by_rows=options.sparse_updates == "rows"))
         # After them, so that they see no gradient of a table.
         stack.enter_context(table_updates())
-        stack.enter_context(patches.trainer_extended(FitExtension(strategy_class)))
+        extension = FitExtension(strategy_class)
+        stack.enter_context(patches.trainer_extended(extension))
+        stack.enter_context(backups_extended(extension))
         yield

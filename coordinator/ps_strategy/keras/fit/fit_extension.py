@@ -35,6 +35,7 @@ class FitExtension:
         self._strategy_class = strategy_class
         self._latest_feed: Callable[[], ClientFeed | None] = lambda: None
         self._range_fits = RangeFits()
+        self.saving, self.restored = self._range_fits.saving, self._range_fits.restored
         self._has_warned = False
         self._is_endless = tf.function(lambda dataset: dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
 

@@ -1,5 +1,6 @@
 """What `fit` trains on as ranges of `coordinator.data.Epochs`: such epochs, a source, or arrays, which become one."""
 
+import json
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -20,13 +21,15 @@ class RangeData:
     Args:
       epochs: the epochs.
       inputs: the arrays that their source has, nested as a batch is; None if the source reads its examples by itself.
+      has_own_seed: whether the seed of the epochs was chosen for them, at random.
 
     Attributes:
-      epochs: as given, or those of a backup.
+      epochs: as given, or with the seed of a backup.
     """
 
-    def __init__(self, epochs: Epochs, inputs: Any = None) -> None:
+    def __init__(self, epochs: Epochs, inputs: Any = None, *, has_own_seed: bool = False) -> None:
         self.epochs = epochs
+        self._has_own_seed = has_own_seed
         self._inputs = inputs
         self._copies: Any = None
 
@@ -43,6 +46,18 @@ class RangeData:
 
         with strategy.scope():
             self._copies = tf.nest.map_structure(copied, self._inputs)
+
+    def restore(self, position: str) -> None:
+        """Continues from what `serialize` of the epochs has returned, perhaps in another program.
+
+        Raises:
+          ValueError: it is of other data or settings.
+        """
+        seed, settings = json.loads(position)["shuffle"], self.epochs.settings
+        if self._has_own_seed and seed not in (None, settings.shuffle):
+            of_fit = settings.batch_size, self.number_of_epochs, seed, settings.batches_per_range
+            self.epochs = Epochs(self.epochs.source, *of_fit)
+        self.epochs.deserialize(position)
 
     @property
     def copies(self) -> Any:
@@ -115,7 +130,8 @@ def range_data_of_source(x: Source | Epochs, given: Mapping[str, Any], steps_per
         )
     if isinstance(x, Source):
         shuffle, batch_size = given.get("shuffle", True), given.get("batch_size") or 32
-        return RangeData(Epochs(x, batch_size, given.get("epochs", 1), _seed(shuffle), steps_per_execution))
+        epochs = Epochs(x, batch_size, given.get("epochs", 1), _seed(shuffle), steps_per_execution)
+        return RangeData(epochs, has_own_seed=shuffle is True)
     data = RangeData(x)
     if given.get("epochs") == data.number_of_epochs:
         given = {name: value for name, value in given.items() if name != "epochs"}
@@ -145,7 +161,8 @@ def range_data_of_arrays(
     found = [part for part in tf.nest.flatten(inputs) if part is not None]
     if shuffle not in (True, False) or sum(part.nbytes for part in found) > _LARGEST_ARRAYS or not len(found[0]):
         return None
-    return RangeData(Epochs(arrays(*found), batch_size, epochs, _seed(shuffle), steps_per_execution), inputs)
+    found_epochs = Epochs(arrays(*found), batch_size, epochs, _seed(shuffle), steps_per_execution)
+    return RangeData(found_epochs, inputs, has_own_seed=bool(shuffle))
 
 
 def _seed(shuffle: Any) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from coordinator.data import Epochs, Source
+from coordinator.ps_strategy.keras.fit.backup_positions import position_at, save_position
 from coordinator.ps_strategy.keras.fit.range_data import RangeData, range_data_of_arrays, range_data_of_source
 from coordinator.ps_strategy.keras.fit.range_feed import RangeFeed
 from coordinator.ps_strategy.keras.internals.range_turns import RangeIterator, array_inputs
@@ -133,6 +134,46 @@ class RangeFits:
             settings.batches_per_range,
         )
 
+    @contextlib.contextmanager
+    def saving(self, model: keras.Model, folder: str) -> Iterator[None]:
+        """A scope in which a model is saved to a folder: no step runs, and its position is there before.
+
+        Args:
+          model: the model.
+          folder: of the backup.
+        """
+        with model.distribute_strategy.quiet():
+            data = self._data_of(model)
+            if data is not None:
+                save_position(folder, _updates(model), data.epochs.serialize())
+            yield
+
+    def restored(self, model: keras.Model, folder: str, epoch: int | None) -> int | None:
+        """Has `fit` continue with the position of a model that may have been read from a folder.
+
+        Args:
+          model: the model.
+          folder: of the backup.
+          epoch: where Keras would begin; None for what `fit` was given.
+
+        Returns:
+          Where it is to begin, likewise.
+
+        Raises:
+          ValueError: the position is of other data or settings.
+        """
+        data = self._data_of(model)
+        if data is None:
+            return epoch
+        if (position := position_at(folder, _updates(model))) is not None:
+            data.restore(position)
+            return data.epochs.epoch
+        data.epochs.begin_at(epoch or 0)
+        return epoch
+
+    def _data_of(self, model: keras.Model) -> RangeData | None:
+        return next((fit.data for fit in reversed(self._fits()) if fit.model is model), None)
+
     def _fits(self) -> list[_Fit]:
         return self._running.__dict__.setdefault("fits", [])
 
@@ -148,3 +189,7 @@ def _data_of_arrays(fit: _Fit, x: Any, arguments: dict[str, Any]) -> RangeData |
     if data is not None:
         data.epochs.begin_at(given.get("initial_epoch", 0))
     return data
+
+
+def _updates(model: keras.Model) -> int:
+    return 0 if model.optimizer is None else int(model.optimizer.iterations.numpy())

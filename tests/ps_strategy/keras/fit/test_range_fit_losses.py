@@ -1,5 +1,7 @@
 """Servers and the client die while `fit` trains on arrays, sources and epochs; visits are counted on two servers."""
 
+import os
+
 import pytest
 
 from tests.program_runner import ProgramRunner
@@ -29,10 +31,12 @@ TRAINING = """
             super().__init__(SIZE)
             self.dense = keras.layers.Dense(1, kernel_initializer="zeros")
             self.others = tf.Variable(tf.zeros([SIZE]), trainable=False)
+            self.in_weights = self.add_weight(shape=(SIZE,), initializer="zeros", trainable=False, name="counts")
 
         def train_step(self, data):
             numbers = tf.cast(data[0][:, 0], tf.int32)
             self.others.assign_add(tf.reduce_sum(tf.one_hot(numbers, SIZE), axis=0))
+            self.in_weights.assign_add(tf.reduce_sum(tf.one_hot(numbers, SIZE), axis=0))
             return super().train_step(data)
 
         def summary(self, epochs):
@@ -109,3 +113,33 @@ def test_every_example_counts_once_in_each_epoch_when_a_parameter_server_dies(ru
     """,
         timeout=500,
     )
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_a_program_that_dies_goes_on_with_its_backup_inside_an_epoch(run_program: ProgramRunner, tmp_path) -> None:
+    folder = os.fspath(tmp_path / "backup")
+    # Other numbers of servers each time; the last one comes to the end.
+    for workers, servers, die in ((2, 1, (0, 70)), (1, 2, (1, 33)), (2, 2, None)):
+        run_program(
+            TRAINING
+            + f"""
+    die = {die}
+    with LocalCluster(workers={workers}, ps={servers}) as cluster:
+        strategy = coordinator.ParameterServerStrategy(cluster.resolver)
+        model = compiled(strategy)
+        with strategy.scope():
+            model(x[:1])
+        backup = keras.callbacks.BackupAndRestore({folder!r}, save_freq=25)
+        at = At({{die: lambda: os._exit(9)}})
+        history = model.fit(x, y, batch_size=20, epochs=2, callbacks=[backup, at], verbose=0)
+        assert history.epoch == [1], history.epoch
+        counts = model.in_weights.numpy()
+        assert (counts.min(), counts.max()) == (2, 2), (counts.min(), counts.max())
+        assert int(model.optimizer.iterations) == 300
+        strategy.close()
+    """,
+            exit_code=0 if die is None else 9,
+            timeout=200,
+        )

@@ -1,6 +1,8 @@
 """Tests of `fit` on ranges of data: where it begins and ends, and what it refuses. Losses: test_range_fit_losses.py."""
 
+import contextlib
 import logging
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,6 +13,9 @@ import tensorflow as tf
 import coordinator
 from coordinator.data import Epochs, Source, arrays
 from tests.ps_strategy.keras.fit.counted_model import CountedModel
+
+# Keras reads variables in a way that NumPy 2 warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 SIZE = 23
 X = np.stack([np.arange(SIZE), np.ones(SIZE)], axis=1).astype("float32")
@@ -82,6 +87,19 @@ def test_fit_goes_on_inside_an_epoch_with_epochs_that_were_restored(
     assert history.epoch == [1, 2]
     assert len(batches.begun) == len(batches.ended)
     assert batches.ended == [*((1, batch) for batch in range(batches.begun[0], 6)), *((2, batch) for batch in range(6))]
+
+
+def test_a_backup_has_the_position_inside_an_epoch(model: CountedModel, tmp_path: Path) -> None:
+    batches = Batches()
+    for recorded in (Batches((1, 3)), batches):
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=2)
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(X, Y, batch_size=4, epochs=3, callbacks=[backup, recorded], verbose=0)
+    assert batches.ended[0][0] == 1
+    assert 0 < batches.begun[0] == 6 - (len(batches.begun) - 6)
+    # The model and the position are of one moment.
+    assert int(model.optimizer.iterations) == 18
+    model._initial_epoch = None  # noqa: SLF001 - Keras leaves it
 
 
 def test_fit_begins_with_the_initial_epoch(model: CountedModel, source: Source) -> None:
