@@ -46,8 +46,9 @@ setup(
         "tensorflow>=2.21,<2.22",
     ],
     extras_require={
-        # The progress bar of epochs.
+        # Parquet and CSV files of `coordinator data convert`; the progress bar of epochs.
         "data": [
+            "pyarrow>=20,<27",
             "tqdm>=4.66",
         ],
         # The pictures of simulations.
@@ -68,6 +69,7 @@ setup(
             "mypy>=1.15",
             "nbclient>=0.11,<1",
             "pre-commit>=4",
+            "pyarrow>=20,<27",
             "pytest>=8.4",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",

@@ -17,16 +17,19 @@ class Library:
       resolver: names the servers.
       partitioner: divides variables; None for none.
       **options: fields of `coordinator.Options` that differ from their defaults.
+
+    Attributes:
+      strategy: of the library.
     """
 
     may_have_rules = True
 
     def __init__(self, resolver: Any, partitioner: Any = None, **options: Any) -> None:
-        self._strategy = coordinator.ParameterServerStrategy(resolver, partitioner, coordinator.Options(**options))
+        self.strategy = coordinator.ParameterServerStrategy(resolver, partitioner, coordinator.Options(**options))
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """See `Side`."""
-        return self._strategy.scope()
+        return self.strategy.scope()
 
     def replicated(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """See `Side`: a scheduled function runs in a replica context."""
@@ -34,21 +37,21 @@ class Library:
 
     def iterator(self, dataset_fn: DatasetFunction) -> Any:
         """See `Side`."""
-        return iter(self._strategy.experimental_distribute_datasets_from_function(dataset_fn))
+        return iter(self.strategy.experimental_distribute_datasets_from_function(dataset_fn))
 
     def run(self, function: Any, args: Sequence[Any], count: int) -> None:
         """See `Side`."""
         for _ in range(count):
-            self._strategy.schedule(function, args=args)
-        self._strategy.join()
+            self.strategy.schedule(function, args=args)
+        self.strategy.join()
 
     def call(self, function: Any, args: Sequence[Any] = ()) -> Any:
         """See `Side`."""
-        return self._strategy.schedule(function, args=args).result()
+        return self.strategy.schedule(function, args=args).result()
 
     def schedule(self, function: Any) -> Callable[[], Any]:
         """See `Side`."""
-        return self._strategy.schedule(function).result
+        return self.strategy.schedule(function).result
 
     def worker_index(self) -> tf.Tensor:
         """See `RecoverySide`."""
@@ -56,8 +59,8 @@ class Library:
 
     def join(self) -> None:
         """See `RecoverySide`."""
-        self._strategy.join()
+        self.strategy.join()
 
     def restore_from(self, manager: tf.train.CheckpointManager) -> None:
         """See `RecoverySide`."""
-        self._strategy.restore_from(manager)
+        self.strategy.restore_from(manager)

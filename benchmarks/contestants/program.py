@@ -51,6 +51,7 @@ WORKLOADS = {
     "dense": ("digits_steps", "DigitsSteps"),
     "embeddings": ("sparse_updates", "SparseUpdates"),
     "sharded": ("sharded_steps", "ShardedSteps"),
+    "data": ("data_steps", "DataSteps"),
     "tables": ("table_steps", "TableSteps"),
 }
 

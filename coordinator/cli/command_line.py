@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from coordinator.cli.data import add_data, data
 from coordinator.cli.run import add_run, run
 from coordinator.cli.simulate import add_simulate, simulate, with_negative_values
 from coordinator.cli.testbed import add_testbed, testbed
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return simulate(given)
             case "testbed":
                 return testbed(given)
+            case "data":
+                return data(given)
             case "serve":
                 return serve(os.environ, **vars(given))
         return run(RunRequest(**vars(given) | {"arguments": tuple(given.arguments)}), os.environ)
@@ -60,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     add_simulate(commands)
     add_testbed(commands)
+    add_data(commands)
     return parser
 
 

@@ -62,7 +62,7 @@ def test_what_is_required_is_what_the_package_imports_and_tensorboard(
     requirements: dict[str, set[str]], imported: Callable[[str], set[str]]
 ) -> None:
     assert requirements["plots"] == {"matplotlib"}
-    assert requirements["data"] == {"tqdm"}
+    assert requirements["data"] == {"pyarrow", "tqdm"}
     assert requirements["testbed"] == {"matplotlib", "scikit-learn", "tqdm"}
     assert requirements[""] | requirements["testbed"] == imported("coordinator") | {"tensorboard"}
 

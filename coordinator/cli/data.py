@@ -1,0 +1,30 @@
+"""`coordinator data`: prepares data for training."""
+
+import argparse
+
+
+def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command to a parser's commands."""
+    text = "prepare data for training"
+    kinds = commands.add_parser("data", help=text, description=text, allow_abbrev=False).add_subparsers(
+        dest="kind", required=True, metavar="COMMAND"
+    )
+    text = "convert Parquet and CSV files to TFRecord files, which workers can read"
+    converting = kinds.add_parser("convert", help=text, description=text, allow_abbrev=False)
+    converting.add_argument("paths", nargs="+", metavar="FILE", help="a .parquet or .csv file")
+    converting.add_argument("folder", metavar="FOLDER", help="where the TFRecord files are written")
+
+
+def data(given: argparse.Namespace) -> int:
+    """Runs the command, and prints how the files are read.
+
+    Returns:
+      The exit code.
+
+    Raises:
+      LaunchError: something is not installed, or cannot be converted.
+    """
+    from coordinator.data.conversion import convert
+
+    print(convert(given.paths, given.folder))
+    return 0

@@ -1,0 +1,140 @@
+"""Parquet and CSV files as TFRecord files, which standard servers can read."""
+
+import importlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.errors import LaunchError
+
+_ROWS = 1024
+
+
+def convert(paths: Sequence[str], folder: str) -> str:
+    """Writes a TFRecord file of examples for each Parquet or CSV file.
+
+    A column becomes a feature: integers and booleans int64, other numbers float32, texts and bytes strings; lists of
+    these likewise.
+
+    Args:
+      paths: of local files that end in `.parquet` or `.csv`; the first line of a CSV file has the names of its columns.
+      folder: where the files are written; it is created.
+
+    Returns:
+      The call of `coordinator.data.records` that reads them.
+
+    Raises:
+      LaunchError: pyarrow is not installed, or a file cannot be converted; the message says why.
+    """
+    outputs = [os.path.join(folder, os.path.splitext(os.path.basename(path))[0] + ".tfrecord") for path in paths]
+    for path, output in zip(paths, outputs, strict=True):
+        if not tf.io.gfile.exists(path):
+            raise LaunchError(f"{path!r} does not exist.")
+        if tf.io.gfile.exists(output) or outputs.count(output) > 1:
+            raise LaunchError(f"{output!r} would be overwritten. Give another folder, or remove or rename the file.")
+    tf.io.gfile.makedirs(folder)
+    columns = _Columns()
+    for path, output in zip(paths, outputs, strict=True):
+        write(_tables(path), output, columns)
+    return f"coordinator.data.records({outputs!r}, features={{\n{columns}}})"
+
+
+class _Columns:
+    """What the columns of all files have in common, by name: the type, and the numbers of values in a row."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[str, set[int | None]]] = {}
+
+    def feature(self, name: str, value: Any) -> tf.train.Feature:
+        """Returns a value of a column as a feature.
+
+        Raises:
+          LaunchError: it has no value, or one of another type than before.
+        """
+        is_list = isinstance(value, list | tuple)
+        values = list(value) if is_list else [value]
+        kind = _kind(name, values)
+        former, lengths = self._found.get(name, ("", set()))
+        if kind and former not in (kind, ""):
+            raise LaunchError(f"The column {name!r} has values of type {former} and of type {kind}.")
+        lengths.add(len(values) if is_list else None)
+        self._found[name] = kind or former, lengths
+        if not values:
+            return tf.train.Feature()
+        if kind == "int64":
+            return tf.train.Feature(int64_list=tf.train.Int64List(value=map(int, values)))
+        if kind == "string":
+            texts = [each.encode() if isinstance(each, str) else each for each in values]
+            return tf.train.Feature(bytes_list=tf.train.BytesList(value=texts))
+        return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+
+    def check(self, names: Iterable[str], path: str) -> None:
+        """Raises LaunchError if a file has other columns than those before."""
+        if self._found and set(names) != set(self._found):
+            differing = ", ".join(sorted(set(names) ^ set(self._found)))
+            raise LaunchError(f"{path!r} has other columns than the files before it; these differ: {differing}.")
+
+    def __str__(self) -> str:
+        lines = []
+        for name, (kind, lengths) in sorted(self._found.items()):
+            if len(lengths) > 1:
+                form = f"tf.io.RaggedFeature(tf.{kind or 'float32'})"
+            else:
+                [length] = lengths
+                form = f"tf.io.FixedLenFeature({[] if length is None else [length]}, tf.{kind or 'float32'})"
+            lines.append(f"    {name!r}: {form},\n")
+        return "".join(lines)
+
+
+def write(tables: Iterator[Mapping[str, Sequence[Any]]], output: str, columns: _Columns | None = None) -> _Columns:
+    """Writes the rows of tables, each of them columns of Python values by name, as a TFRecord file.
+
+    Raises:
+      LaunchError: a value cannot be written. There is no file then.
+    """
+    columns = columns or _Columns()
+    temporary = f"{output}.{os.getpid()}.tmp"
+    try:
+        with tf.io.TFRecordWriter(temporary) as writer:
+            for table in tables:
+                columns.check(table, output)
+                for row in zip(*table.values(), strict=True):
+                    features = {name: columns.feature(name, value) for name, value in zip(table, row, strict=True)}
+                    example = tf.train.Example(features=tf.train.Features(feature=features))
+                    writer.write(example.SerializeToString())
+        tf.io.gfile.rename(temporary, output)
+    finally:
+        if tf.io.gfile.exists(temporary):
+            tf.io.gfile.remove(temporary)
+    return columns
+
+
+def _kind(name: str, values: Sequence[Any]) -> str:
+    kinds = {
+        "int64" if isinstance(each, bool | int) else "float32" if isinstance(each, float) else "string"
+        for each in values
+        if isinstance(each, bool | int | float | str | bytes)
+    }
+    if len(kinds) > 1 or not all(isinstance(each, bool | int | float | str | bytes) for each in values):
+        found = ", ".join(sorted({type(each).__name__ for each in values}))
+        hint = "Fill missing values in first." if None in values else "Convert them to numbers or texts first."
+        raise LaunchError(f"The column {name!r} has values of the type {found}, which are not converted. {hint}")
+    return kinds.pop() if kinds else ""
+
+
+def _tables(path: str) -> Iterator[dict[str, list[Any]]]:
+    """Yields the rows of a file, some at a time."""
+    # By name, since only those who convert have it installed.
+    try:
+        if path.endswith(".parquet"):
+            batches = importlib.import_module("pyarrow.parquet").ParquetFile(path).iter_batches(_ROWS)
+        elif path.endswith(".csv"):
+            batches = importlib.import_module("pyarrow.csv").open_csv(path)
+        else:
+            raise LaunchError(f"{path!r} is neither .parquet nor .csv.")
+    except ImportError as error:
+        raise LaunchError("Parquet and CSV files are read by pyarrow: pip install 'coordinator[data]'.") from error
+    for batch in batches:
+        yield batch.to_pydict()
