@@ -18,7 +18,7 @@ import tensorflow as tf
 import coordinator
 from coordinator.testing import Chaos, LocalCluster
 
-EXAMPLES, BATCH_SIZE, EPOCHS, SECONDS_PER_CHECKPOINT = 20_000, 20, 2, 5.0
+EXAMPLES, BATCH_SIZE, EPOCHS, SECONDS_PER_CHECKPOINT = 10_000, 10, 2, 5.0
 
 
 def add(table, gradient, learning_rate):
@@ -63,7 +63,7 @@ def train(strategy, directory, chaos):
 
 def main(arguments):
     with LocalCluster(workers=arguments.workers, ps=arguments.ps) as cluster:
-        chaos = Chaos(cluster, seed=arguments.seed, jobs=("worker", "ps"), kinds=("kill",), interval=8.0)
+        chaos = Chaos(cluster, seed=arguments.seed, jobs=("worker", "ps"), kinds=("kill",), interval=10.0)
         with coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
             sums, counts = train(strategy, arguments.directory, chaos)
     faults = [f"{fault.kind} {fault.job} {fault.index}" for fault in chaos.faults]
