@@ -40,6 +40,8 @@ class RecoveryLoop(BackgroundThread):
         self._options = options
         self._recover: Callable[[], bool] | None = None
         self._meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        # How many recoveries were given up.
+        self._failures = 0
         # The server whose loss began the recovery, for the log.
         self._lost = ""
         self._begun = threading.Event()
@@ -92,13 +94,21 @@ class RecoveryLoop(BackgroundThread):
         Returns:
           Whether every parameter server is reachable.
         """
-        lost = self._servers.lost_parameter_server()
-        if lost is not None:
-            self.begin(lost)
-        timeout = self._options.parameter_server_timeout if timeout is None else timeout
-        with self._changed:
-            over = self._changed.wait_for(lambda: not self._begun.is_set() or self._stop.is_set(), timeout)
-        return over and not self._stop.is_set() and self._servers.lost_parameter_server() is None
+        deadline = time.monotonic() + (self._options.parameter_server_timeout if timeout is None else timeout)
+        failures = self._failures
+        while True:
+            lost = self._servers.lost_parameter_server()
+            if lost is not None:
+                self.begin(lost)
+            with self._changed:
+                remaining = max(0.0, deadline - time.monotonic())
+                over = self._changed.wait_for(lambda: not self._begun.is_set() or self._stop.is_set(), remaining)
+            if not over or self._stop.is_set():
+                return False
+            is_back = self._servers.lost_parameter_server() is None
+            if is_back or self._recover is None or self._failures > failures:
+                return is_back
+            # One was lost once more, when the recovery had just ended.
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -124,6 +134,7 @@ class RecoveryLoop(BackgroundThread):
         if self._stop.is_set():
             return
         if error is not None:
+            self._failures += 1
             self._queue.fail_all(error, if_idle=True)
         else:
             _logger.warning("The parameter servers are back after %.1f s.", time.monotonic() - lost_at)

@@ -122,6 +122,30 @@ def test_all_attempts_of_a_recovery_are_in_one_scope(is_given_up: bool) -> None:
         assert events[:2] == ["begins", f"ends after {int(not is_given_up)} recoveries"]
 
 
+def test_a_save_waits_for_the_next_recovery_if_one_was_not_the_last() -> None:
+    runtime = FakeRuntime(workers=1)
+    with running_scheduler(runtime) as scheduler, ThreadPoolExecutor() as pool:
+        restorer = Restorer(runtime, scheduler)
+
+        def recover() -> bool:
+            is_back = restorer.recover()
+            if restorer.recoveries == 1 and is_back:
+                runtime.lose_parameter_server()
+            return is_back
+
+        scheduler.recovery.recover_with(recover)
+        runtime.lose_parameter_server()
+        waiting = pool.submit(scheduler.recovery.wait_recovered, LIMIT)
+        restorer.restart()
+        wait_until(lambda: restorer.recoveries == 1)
+        attempts = restorer.attempts
+        wait_until(lambda: restorer.attempts > attempts + 1)
+        assert not waiting.done()
+        restorer.restart()
+        assert waiting.result(LIMIT)
+        assert restorer.recoveries == 2
+
+
 def test_a_parameter_server_lost_while_idle_is_recovered_before_it_is_needed() -> None:
     runtime = FakeRuntime(workers=2)
     with running_scheduler(runtime) as scheduler:

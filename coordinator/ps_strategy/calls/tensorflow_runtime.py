@@ -28,6 +28,9 @@ from coordinator.runtime import Failure, FailureKind
 # Raised although every task is alive: a connection between two of them was refused or reset, or a server was about to
 # drop a context that was replaced since. Another attempt may succeed.
 _TRANSIENT = (tf.errors.UnavailableError, tf.errors.AbortedError)
+# How long an update of TensorFlow's server definition is waited for before an error is taken for the function's own, in
+# seconds.
+_SETTLING_TIMEOUT = 30.0
 
 
 class TensorFlowRuntime:
@@ -70,6 +73,14 @@ class TensorFlowRuntime:
 
     def classify(self, worker: int, error: BaseException) -> Failure:
         """Classifies an error by which tasks answer; see `failure_of`."""
+        failure = self._failure_of(worker, error)
+        if failure.kind is FailureKind.USER and isinstance(error, tf.errors.OpError):
+            # A call that finds no variables on a server may fail before it is known that they are gone.
+            self._membership.settled.wait(_SETTLING_TIMEOUT)
+            failure = self._failure_of(worker, error)
+        return failure
+
+    def _failure_of(self, worker: int, error: BaseException) -> Failure:
         lost = self._membership.lost_parameter_server()
         return failure_of(error, lost, self._membership.is_attempt_lost(worker))
 

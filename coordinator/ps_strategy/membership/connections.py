@@ -65,6 +65,8 @@ class Connections:
       present: the connections, whether their servers still answer or not.
       last_error: that the last change failed, as a sentence for users; empty if it did not.
       is_closing: whether servers are no longer added, asked or connected to.
+      settled: set unless the server definition is being updated, which may cost servers their variables; whether it
+        did is known afterwards.
     """
 
     def __init__(self, definition: ClusterDefinition, client_address: str, options: Options) -> None:
@@ -85,6 +87,8 @@ class Connections:
         self.is_closing = False
         self.present: dict[Task, Connection] = {}
         self.last_error = ""
+        self.settled = threading.Event()
+        self.settled.set()
         for task, address in definition.addresses.items():
             self.add(task, address)
 
@@ -192,9 +196,13 @@ class Connections:
         new = {task: Connection(incarnation, next(self._numbers), now) for task, incarnation in incarnations.items()}
         addresses = {task: self.addresses[task] for task in sorted({*kept, *new})}
         self.present = kept
-        is_updated = self._apply_server_def(addresses)
-        gone = self._sentinels.gone(numbers)
-        self.present = kept = {task: each for task, each in kept.items() if each.number not in gone}
+        self.settled.clear()
+        try:
+            is_updated = self._apply_server_def(addresses)
+            gone = self._sentinels.gone(numbers)
+            self.present = kept = {task: each for task, each in kept.items() if each.number not in gone}
+        finally:
+            self.settled.set()
         if is_updated:
             admitted = {**kept, **self._handshake.admit(new, addresses)}
             self._lease.hold([addresses[task] for task in admitted])

@@ -119,6 +119,11 @@ class Membership:
         """Returns whether all parameter servers were reachable when the heartbeat last heard from them."""
         return all(map(self._connections.seems_connected, self._parameter_servers))
 
+    @property
+    def settled(self) -> threading.Event:
+        """See `Connections`."""
+        return self._connections.settled
+
     def lost_parameter_servers(self) -> tuple[str, ...]:
         """Returns the names of the parameter servers that are gone or were restarted."""
         return tuple(map(str, self._connections.losses(self._parameter_servers)))

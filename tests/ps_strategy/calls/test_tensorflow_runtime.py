@@ -1,5 +1,6 @@
 """Tests of which servers the runtime connects, on servers in a dictionary: no network, no remote calls."""
 
+import concurrent.futures
 import threading
 from types import SimpleNamespace
 
@@ -96,6 +97,18 @@ def test_a_failure_is_classified_by_which_servers_answer(servers, connect, dead,
             servers.restart(task)
 
     assert attempt(membership, 0, Work(error, meanwhile=fail)) is kind
+
+
+def test_an_error_during_an_update_is_classified_when_that_has_ended(servers, connect):
+    membership = connect()
+    membership.settled.clear()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        kind = thread.submit(attempt, membership, 0, Work(STALE))
+        with pytest.raises(concurrent.futures.TimeoutError):
+            kind.result(0.1)
+        servers.restart(PS)
+        membership.settled.set()
+        assert kind.result(60.0) is FailureKind.PARAMETER_SERVER_LOST
 
 
 def test_only_servers_that_answer_are_connected(servers, connect):
