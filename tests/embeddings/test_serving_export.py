@@ -131,6 +131,7 @@ def test_a_table_without_rows_gives_the_default(strategy, tmp_path):
     np.testing.assert_array_equal(found["output_0"], np.full([2, 1, DIM], 2.0))
 
 
+@pytest.mark.long
 def test_wrong_exports_are_refused_before_anything_is_written(exported, strategy, tmp_path):
     path = str(tmp_path / "1")
     with strategy.scope(), pytest.raises(RuntimeError, match=r"outside of strategy.scope\(\)"):

@@ -57,6 +57,7 @@ def test_a_table_is_restored_with_rows_slots_stamps_waiting_keys_and_counts(tabl
     assert not [each for each in tmp_path.iterdir() if "temp" in each.name]
 
 
+@pytest.mark.long
 def test_a_table_is_restored_into_another_one_that_is_created_later(strategy, table, trainer, tmp_path):
     path = tf.train.Checkpoint(table=table).write(str(tmp_path / "saved"))
     later = tf.train.Checkpoint()
@@ -67,6 +68,7 @@ def test_a_table_is_restored_into_another_one_that_is_created_later(strategy, ta
     assert restored[:2] == saved[:2]
 
 
+@pytest.mark.long
 def test_a_table_with_other_rows_or_slots_is_refused(strategy, table, trainer, tmp_path):
     path = tf.train.Checkpoint(table=table).write(str(tmp_path / "saved"))
     other = make_table(strategy)
@@ -76,6 +78,7 @@ def test_a_table_with_other_rows_or_slots_is_refused(strategy, table, trainer, t
         other.save_delta(str(tmp_path / "delta"))
 
 
+@pytest.mark.long
 def test_a_checkpoint_and_its_deltas_are_the_table_with_evictions(strategy, table, trainer, tmp_path):
     checkpoint = tf.train.Checkpoint(table=table)
     full = checkpoint.write(str(tmp_path / "full"))

@@ -51,6 +51,7 @@ def test_a_key_gets_a_row_when_it_is_seen_often_enough(strategy):
     assert counts == {2: 2, 3: 1}
 
 
+@pytest.mark.long
 def test_counts_are_kept_of_as_many_keys_as_there_may_be_rows(strategy):
     table = make_table(strategy, 20, admission=MinCount(2), default=DEFAULT)
     trainer = Trainer(strategy, table)
@@ -71,6 +72,7 @@ def test_some_keys_are_admitted_by_chance(strategy):
     assert 120 < counts_of(table).size < 280
 
 
+@pytest.mark.long
 def test_rows_without_gradients_are_evicted_and_used_again(strategy):
     table = make_table(strategy, 40, eviction=OlderThan(2), default=DEFAULT, when_full="default_row")
     trainer = Trainer(strategy, table)
@@ -121,6 +123,7 @@ def test_a_full_table_gives_the_default(strategy):
     assert sum(has_row(table, np.arange(100))) == 8
 
 
+@pytest.mark.long
 def test_a_full_table_evicts_what_was_not_trained_for_longest(strategy):
     table = make_table(strategy, 64, default=DEFAULT, when_full="evict_oldest")
     trainer = Trainer(strategy, table)

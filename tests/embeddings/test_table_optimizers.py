@@ -44,6 +44,7 @@ def test_rows_change_as_those_of_a_keras_variable(strategy, kind):
     np.testing.assert_allclose(table.lookup(KEYS), variable, atol=1e-6)
 
 
+@pytest.mark.long
 def test_the_learning_rate_can_be_set(strategy):
     table = make_table(strategy, optimizer=keras.optimizers.SGD(0.25), initializer=Constant(0.0))
     assert table.learning_rate == 0.25

@@ -79,6 +79,7 @@ def test_no_look_up_sees_a_part_of_an_update(strategy):
     np.testing.assert_array_equal(table.lookup(np.arange(size)), np.full([size, width], len(futures)))
 
 
+@pytest.mark.long
 def test_the_index_can_be_derived_from_the_rows(strategy):
     table = make_table(strategy, 100, initializer=Constant(1.0), eviction=OlderThan(1), when_full="default_row")
     trainer = Trainer(strategy, table)

@@ -55,6 +55,7 @@ def test_tensorflow_is_loaded_but_not_used_where_a_program_begins(run_program: P
     assert run_program(LOADED).stdout == "True 1 None\n"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("interpreter")
 def test_it_is_although_this_process_has_a_strategy(
     run_program: ProgramRunner, monkeypatch: pytest.MonkeyPatch
@@ -73,6 +74,7 @@ def test_a_program_with_another_environment_begins_with_nothing_loaded(run_progr
     assert run_program(LOADED, environment={"OPTION": "1"}).stdout == "False 1 1\n"
 
 
+@pytest.mark.long
 def test_programs_share_nothing(run_program: ProgramRunner) -> None:
     source = """
         import os, random, coordinator
@@ -156,6 +158,7 @@ def test_a_process_that_a_program_leaves_is_named_and_killed(
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.long
 def test_a_forked_process_that_a_program_leaves_is_killed(interpreter: PreloadedInterpreter, tmp_path: Path) -> None:
     source = """
         import os, threading

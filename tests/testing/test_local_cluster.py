@@ -158,6 +158,7 @@ def test_a_server_that_does_not_start_is_named_and_none_is_left(
     assert not list((tmp_path / "temporary").iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_servers")
 def test_a_port_that_another_program_took_before_its_server_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -190,6 +191,7 @@ def test_a_port_that_was_stolen_while_its_server_was_down_is_named() -> None:
         cluster.restart("worker", 0)
 
 
+@pytest.mark.long
 def test_its_servers_end_with_a_test_run_that_is_killed(run_program: ProgramRunner, quick_servers: str) -> None:
     program = """
         import os, signal

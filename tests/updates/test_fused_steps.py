@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from coordinator.updates import Asynchronous, BoundedDelay, ModelAverage, StaleSynchronous, Synchronous
 from tests.ps_strategy.fusing.fused_calls import COUNT, FusedCalls
-from tests.updates.descent import descend, mostly_long
+from tests.updates.descent import descend
 from tests.updates.parts_of_rules import model_of
 
 
@@ -34,7 +34,8 @@ RULES_THAT_WAIT = {
 
 
 # One by default: the rules disable fusing in one place.
-@pytest.mark.parametrize("name", mostly_long(RULES_THAT_WAIT, "model average"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", RULES_THAT_WAIT)
 def test_steps_of_a_rule_that_may_wait_are_not_fused(strategy, fused, name):
     _, step = rule_and_step(strategy, RULES_THAT_WAIT[name])
     inner = tf.function(step.python_function)

@@ -87,6 +87,7 @@ def test_workers_wait_at_max_lead_steps_ahead_of_the_slowest(strategy, weights, 
     assert idle[0] < min(idle[1], idle[2])
 
 
+@pytest.mark.long
 def test_quiet_lets_a_worker_that_waits_for_a_slower_one_finish_its_step(strategy, weights):
     rule = make_rule(strategy, weights, 1, max_lead=1)
     step, stops = descending_step(rule, weights), Stops(strategy, rule, weights)

@@ -32,7 +32,7 @@ RULES = {
     "Delayed": lambda *given: updates.Delayed(*given, delay=math.inf),
     "ModelAverage": lambda optimizer, variables: updates.ModelAverage(optimizer, variables, embeddings=variables[:1]),
 }
-DEFAULT = {"Asynchronous, its embeddings given", "Synchronous"}
+DEFAULT = {"Asynchronous, its embeddings given"}
 
 
 def new(make_optimizer=lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1)):

@@ -84,7 +84,8 @@ def test_functions_scheduled_before_a_switch_use_the_former_rule(
     assert float(variables[0]) == 20.0
 
 
-@pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("index", [0, 1])
 def test_switch_to_may_be_called_on_any_former_rule(
     strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable], index: int
 ) -> None:

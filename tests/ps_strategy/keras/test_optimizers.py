@@ -201,6 +201,7 @@ def test_gradients_are_unscaled_correctly_while_the_loss_scale_changes(strategy)
     np.testing.assert_array_equal(np.log2(scales), np.round(np.log2(scales)))
 
 
+@pytest.mark.long
 def test_racing_workers_that_accumulate_gradients_apply_almost_all(strategy):
     steps = 3
     weights, optimizer, _ = run_with_gradients_of_one(

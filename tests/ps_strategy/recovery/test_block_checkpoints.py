@@ -111,6 +111,7 @@ def test_another_shape_is_refused_as_by_tensorflow(strategy, table, content, tmp
     assert not longer.numpy().any()
 
 
+@pytest.mark.long
 def test_a_keras_model_with_its_optimizer_is_saved_in_blocks(strategy, tmp_path):
     with strategy.scope():
         model = keras.Sequential([keras.Input((), dtype="int64"), keras.layers.Embedding(ROWS, COLUMNS)])

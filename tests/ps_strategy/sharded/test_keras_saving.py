@@ -47,6 +47,7 @@ def test_a_saved_sharded_model_loads_into_plain_ones(model, folder):
         assert int(loaded.optimizer.iterations) == STEPS + 1
 
 
+@pytest.mark.long
 def test_a_saved_sharded_model_loads_into_other_shards_and_continues_training(strategy, sharded_scope, folder):
     with sharded_scope(tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)):
         models, served = load_and_check(folder, "/job:ps")
@@ -60,6 +61,7 @@ def test_a_saved_sharded_model_loads_into_other_shards_and_continues_training(st
         np.testing.assert_allclose(answer, np.load(folder / "output.npy"), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_plain_saved_model_loads_into_sharded_ones(strategy, sharded_scope, tmp_path):
     plain = make_model()
     make_step(plain)(*map(tf.constant, BATCH))

@@ -44,7 +44,8 @@ def expected():
     return all_changes(plain, changed)
 
 
-@pytest.mark.parametrize("parts", [3, pytest.param(4, marks=pytest.mark.long)], ids=["uneven", "even"])
+@pytest.mark.long
+@pytest.mark.parametrize("parts", [3, 4], ids=["uneven", "even"])
 def test_rows_change_in_a_step_as_those_of_a_plain_variable(strategy, sharded, expected, parts):
     variable = sharded(VALUE, parts=parts)
 

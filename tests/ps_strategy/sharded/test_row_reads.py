@@ -69,12 +69,14 @@ def test_every_read_in_a_step_has_the_rows_in_the_order_of_their_indices(strateg
             np.testing.assert_allclose(found[name], rows, rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.long
 def test_every_read_on_the_client_has_the_rows_in_the_order_of_their_indices(table):
     ids = tf.constant(IDS)
     for name, rows in expected(IDS).items():
         np.testing.assert_allclose(READS[name](table, ids), rows, rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.long
 def test_methods_of_the_variable_read_rows_in_the_order_of_their_indices(strategy, table):
     @tf.function
     def read(ids):

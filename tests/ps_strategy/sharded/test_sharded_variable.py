@@ -54,6 +54,7 @@ LOOKUPS = {
 }
 
 
+@pytest.mark.long
 def test_lookups_return_rows_in_order_and_read_these_rows_alone(table):
     @tf.function
     def lookups(ids):
@@ -144,6 +145,7 @@ def test_assignments_return_the_variable_and_refuse_another_shape(table):
     np.testing.assert_array_equal(table.numpy(), 2 * VALUE)
 
 
+@pytest.mark.long
 def test_scheduled_steps_lose_nothing(strategy, table):
     @tf.function
     def step(ids):

@@ -8,7 +8,6 @@ from unittest import mock
 
 import keras
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 
 def function_in(graph: Any, name: str) -> Any:
@@ -31,21 +30,6 @@ def writing_replaced(checkpoint: tf.train.Checkpoint, write: Callable[..., Any])
     """Makes `write(original, *args, **kwargs)` write the checkpoint within the block."""
     with mock.patch.object(checkpoint, "_write", functools.partial(write, checkpoint._write)):
         yield
-
-
-@contextlib.contextmanager
-def short_graph_optimization() -> Iterator[None]:
-    """Makes TensorFlow optimize each graph in one pass, not two, and without fusing kernels, within the block.
-
-    The servers optimize every function of every test, each worker on its own, which is a third of their time.
-    """
-    config = tf.compat.v1.ConfigProto()
-    rewrites = config.graph_options.rewrite_options
-    rewrites.meta_optimizer_iterations = rewrites.ONE
-    with mock.patch.object(context.context(), "_config", config):
-        tf.config.optimizer.set_experimental_options({"remapping": False})
-        yield
-        tf.config.optimizer.set_experimental_options({"remapping": True})
 
 
 def product_of_momenta(optimizer: keras.optimizers.Nadam) -> keras.Variable:

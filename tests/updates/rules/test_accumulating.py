@@ -44,6 +44,7 @@ def commit(rule, push, version=0):
     return update
 
 
+@pytest.mark.long
 def test_a_gradient_that_reached_one_server_only_is_in_no_update(rule, variables, push):
     add(rule, stores_of(rule)[0], ids(1)[0], 100.0)
     assert push(0)

@@ -155,6 +155,7 @@ def test_several_steps_in_one_function_equal_those_in_several_functions(strategy
 # In parallel with the computation.
 
 
+@pytest.mark.long
 def test_averaging_completes_while_gradients_are_computed(strategy, weights):
     rule = make_rule(strategy, weights)
 
@@ -248,6 +249,7 @@ def test_between_averagings_no_part_of_the_model_is_transferred(strategy, weight
     assert weights[1].numpy() == 0
 
 
+@pytest.mark.long
 def test_the_shared_model_is_trained_until_a_worker_has_finished_its_warm_up(strategy, weights):
     rule = make_rule(strategy, weights, warmup_steps=3, period=NEVER)
     step = ascent(rule, weights)

@@ -97,6 +97,7 @@ def test_a_checkpoint_restored_between_abort_and_resume_reaches_all_workers(stra
 # Embeddings, other rules and nested functions.
 
 
+@pytest.mark.long
 def test_gradients_of_embeddings_are_sent_to_the_servers_at_once(strategy, weights):
     with strategy.scope():
         table = tf.Variable(tf.zeros([4, 2]))

@@ -63,6 +63,7 @@ def test_the_pushes_of_others_are_seen_only_with_the_next_pull(strategy, weights
     assert weights[1].numpy() == -8
 
 
+@pytest.mark.long
 def test_several_steps_in_one_function_pull_as_often_as_in_several(strategy, weights):
     rule = make_rule(strategy, weights, get_model_frequency=4)
 

@@ -104,6 +104,7 @@ def test_applied_rows_are_removed_although_earlier_ones_wait(strategy, variables
     assert value_of(variables) == -312.0
 
 
+@pytest.mark.long
 def test_no_operation_under_a_lock_waits_for_another_machine(strategy, variables):
     rule = make_rule(strategy, variables, lambda worker, time: tf.random.uniform([]))
 

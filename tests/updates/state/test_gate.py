@@ -146,6 +146,7 @@ def test_a_worker_that_is_dismissed_is_not_waited_for(state, is_open, gate, begi
     future.result(TIMEOUT)
 
 
+@pytest.mark.long
 def test_a_returning_worker_starts_at_the_slowest_clock_of_the_present_ones(state, gate, begin, may_end):
     set_rows(state.clocks, [7, 9, 2])
     futures = begin(gate, 1)
@@ -159,6 +160,7 @@ def test_a_returning_worker_starts_at_the_slowest_clock_of_the_present_ones(stat
         future.result(TIMEOUT)
 
 
+@pytest.mark.long
 def test_an_abandoned_call_is_not_recorded(strategy, state, gate, begin, may_end):
     may_end.assign([True] * 3)
     fences = tf.fill(state.workers.fence.shape, tf.constant(2**40, tf.int64))

@@ -184,6 +184,7 @@ def test_a_model_that_was_not_made_in_the_scope_is_refused(strategy: coordinator
         model.fit(X, Y, verbose=0)
 
 
+@pytest.mark.long
 def test_a_model_without_a_strategy_is_trained_as_usual(strategy: coordinator.ParameterServerStrategy) -> None:
     model = classifier()
     model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))

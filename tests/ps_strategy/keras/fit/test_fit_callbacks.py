@@ -88,6 +88,7 @@ def test_the_progress_bar_shows_the_epochs(model: keras.Model, capsys: pytest.Ca
     assert "accuracy: " in printed
 
 
+@pytest.mark.long
 def test_early_stopping_stops_training_and_restores_the_best_weights(model: keras.Model) -> None:
     stopping = keras.callbacks.EarlyStopping(monitor="val_loss", patience=1, mode="max", restore_best_weights=True)
     history = _fit(model, stopping, epochs=10)
@@ -111,6 +112,7 @@ def test_the_learning_rate_follows_callbacks(model: keras.Model) -> None:
     assert float(model.optimizer.learning_rate.value) == pytest.approx(0.15)
 
 
+@pytest.mark.long
 def test_saved_models_and_weights_load_without_a_strategy(model: keras.Model, tmp_path: Path) -> None:
     history = _fit(
         model,
@@ -131,6 +133,7 @@ def test_saved_models_and_weights_load_without_a_strategy(model: keras.Model, tm
 
 
 # row 187: TensorBoard
+@pytest.mark.long
 def test_summaries_are_written(model: keras.Model, tmp_path: Path) -> None:
     _fit(model, keras.callbacks.TensorBoard(str(tmp_path), update_freq=5, histogram_freq=1, write_graph=True))
 

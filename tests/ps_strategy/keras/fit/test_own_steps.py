@@ -114,6 +114,7 @@ def test_an_own_test_step_evaluates_a_model_without_call(strategy: coordinator.P
     assert np.isfinite(model.evaluate(*data, verbose=0))
 
 
+@pytest.mark.long
 def test_a_step_that_narrows_its_batches_builds_the_model_as_narrow(
     strategy: coordinator.ParameterServerStrategy,
 ) -> None:
