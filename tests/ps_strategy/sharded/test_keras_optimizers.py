@@ -68,7 +68,8 @@ def test_slots_are_in_parts_beside_those_of_their_variable(trainings):
         with_slots |= {name for _ in slots}
         for slot in slots:
             assert [part.device for part in slot.variables] == [part.device for part in table.variables], name
-    assert with_slots >= {"Adam, AMSGrad", "AdamW", "Ftrl", "use_ema", "Lamb", "gradient_accumulation_steps"}
+    expected = {"Adam, AMSGrad", "AdamW", "Ftrl", "use_ema", "Lamb", "gradient_accumulation_steps"}
+    assert with_slots >= expected.intersection(trainings)
 
 
 def test_a_gradient_of_rows_leaves_the_other_rows_and_their_slots(strategy, sharded_scope):
