@@ -14,7 +14,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -25,6 +25,7 @@ from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.tensorflow_runtime import ParameterServer, TensorFlowRuntime
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.keras.extended import keras_extended
+from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver
@@ -45,8 +46,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     """Trains on workers with variables on parameter servers, driven by this one program.
 
     Create it before any variable: variables that exist when a process connects to its first cluster become unusable.
-    A process has one strategy at a time, and may create another after `close()`. As a context manager, it joins and
-    closes at the end of the block, and only closes if the block raises.
+    A process has one at a time. As a context manager, it joins and closes at the end, and only closes after an error.
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that names the `worker` and `ps` addresses.
@@ -75,7 +75,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         definition = ClusterDefinition.from_resolver(cluster_resolver)
         self._cluster_resolver = cluster_resolver
         self._handles = PerWorkerHandles()
-        self._tracer = FunctionTracer(self._handles)
+        self._tracer = tracer = FunctionTracer(self._handles)
         with contextlib.ExitStack() as ending:
             ending.enter_context(client_environment())
             membership = Membership.connected(definition, options)
@@ -97,9 +97,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             devices, copies = membership.parameter_server_devices, WorkerCopies(scheduler, options)
             kept = devices, self._handles, variables, copies.read, variable_partitioner
             tf.distribute.Strategy.__init__(self, ParameterServerExtended(self, *kept))
-            parts = scheduler, self._handles, self._tracer.reset, variables, options
-            self.extended.services = StrategyServices.of(*parts)
+            self.extended.services = StrategyServices.of(scheduler, self._handles, tracer.reset, variables, options)
             self.parameter_servers = tuple(ParameterServer(i, device, membership) for i, device in enumerate(devices))
+            self._evaluation = StrategyEvaluation()
             self._datasets = DatasetDistribution(len(self.cluster.workers), self._trace_dataset, copies)
             if isinstance(cluster_resolver, PolledClusterResolver):
                 scheduler.follow(cluster_resolver.worker_addresses, cluster_resolver.interval)
@@ -128,20 +128,15 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     ) -> Future:
         """Queues one call of `fn` for the next free worker, and returns at once unless the queue is full.
 
-        The function is traced here, once for each kind of arguments, in a replica context, so optimizers and metrics
-        work in it unchanged.
-
-        It runs at least once. It may run again, in part or as a whole: if its worker is lost or at the end of its data,
-        if it takes longer than `timeout`, and in the other cases of docs/guarantees.md, "What may run twice".
+        The function is traced here, once for each kind of arguments, in a replica context. It runs at least once, and
+        may run again, in part or as a whole: see docs/guarantees.md, "What may run twice".
 
         Args:
           fn: a `tf.function` or concrete function.
           args: its positional arguments: tensors, NumPy arrays, Python values, per-worker iterators and datasets, and
-            futures of this strategy, which are replaced by their results before the function runs. If one of them fails
-            or is cancelled, this function fails with `ClosureInputError`.
+            futures of this strategy, in whose place it gets their results; if one fails, so does this function.
           kwargs: its keyword arguments.
-          worker: the index of the only worker that may run it. If that worker is lost, the function waits for its
-            return at most `Options.affinity_timeout`, and then fails with `WorkerLost`.
+          worker: the index of the only worker that may run it; it waits for a lost one (`Options.affinity_timeout`).
           timeout: in seconds; if a worker takes longer, another one runs it as well, and the first result counts.
             None for `Options.closure_timeout`.
 
@@ -175,9 +170,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def join(self, timeout: float | None = None) -> None:
         """Waits until every scheduled function has finished.
 
-        The first error of a scheduled function cancels all other functions, whose futures raise
-        `ClosureCancelledError`. The next `schedule`, `join` or `done` raises that error, once; afterwards the strategy
-        is usable again.
+        The first error of a scheduled function cancels all others, whose futures raise `ClosureCancelledError`. The
+        next `schedule`, `join` or `done` raises that error, once; afterwards the strategy is usable again.
 
         Args:
           timeout: in seconds; None for none. A wait without progress is reported in the log.
@@ -196,12 +190,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def cancel_all(self) -> None:
         """Cancels every scheduled function; afterwards none runs, and the strategy is ready for more.
 
-        Functions that wait are withdrawn, those that run are cancelled on their workers, and `cancelled()` of their
-        futures returns True. What a function has changed by then stays changed. Earlier errors that `join` has not
-        raised yet are forgotten. Iterators continue where they are; make new ones to begin at a known place.
-
-        A call that does not end within `Options.close_timeout`, such as one that waits in Python code, is reported in
-        the log and not waited for any more; until it ends, its worker runs nothing else.
+        What a function has changed by then stays changed. Earlier errors that `join` has not raised yet are forgotten.
+        Iterators continue where they are. A call that does not end within `Options.close_timeout` is reported in the
+        log and not waited for any more; until it ends, its worker runs nothing else.
 
         Raises:
           RuntimeError: in a callback of a future that a worker's thread runs.
@@ -212,14 +203,13 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def quiet(self, timeout: float | None = None) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which no scheduled function runs, so that what is read and saved is of one moment.
 
-        It waits for the functions that run. Those that wait, and those scheduled meanwhile, run after the block: `join`
-        inside of it raises `RuntimeError`. A recovery of a parameter server may take place inside.
+        It waits for the functions that run. Those that wait, and those scheduled meanwhile, run after the block.
 
         Args:
-          timeout: how long to wait for what runs, in seconds; None for no limit, with reports in the log.
+          timeout: how long to wait for what runs, in seconds; None for no limit.
 
         Raises:
-          TimeoutError: functions still run; the message names them. Nothing is held back any more.
+          TimeoutError: functions still run; the message names them.
           RuntimeError: in a callback of a future that a worker's thread runs.
           StrategyClosedError: the strategy is closed.
         """
@@ -230,10 +220,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     ) -> None:
         """Sets how variables are restored when a parameter server is lost; call it once the variables exist.
 
-        When a server answers at its address again, all variables of all parameter servers are restored from the latest
-        checkpoint, in the same Python objects; a variable that is not in the checkpoint gets its initial value. So the
-        state is that of a restarted client, but nothing is traced again and the training loop continues. Mutable tables
-        are restored, too; one that is not in the checkpoint gets the content that it has now.
+        When a server answers again, all variables and mutable tables of all parameter servers are restored from the
+        latest checkpoint, in the same Python objects. What is not in it gets its initial value, a table its content.
 
         Args:
           source: `coordinator.Checkpoints` or a `tf.train.CheckpointManager`, whose newest readable checkpoint is
@@ -251,23 +239,46 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self._recovery.restore_from(source, step, on_rollback)
         self._scheduler.recovery.recover_with(self._recovery.try_once, self._recovery.states_held)
 
+    def evaluate(
+        self,
+        model: Any,
+        data: Any,
+        metrics: Sequence[Any] | None = None,
+        batch_size: int | None = None,
+        shards: int | None = None,
+        model_state: Literal["now", "snapshot"] = "now",
+    ) -> dict[str, Any]:
+        """Evaluates a model on the workers; returns the results of its metrics by name. See docs/evaluation.md.
+
+        Each example counts once, whatever dies: shards of the data return what metrics add up. No variable changes.
+
+        Args:
+          model: a Keras model of this strategy; or, with `metrics`, any callable.
+          data: a source of `coordinator.data`; arrays `x`, `(x, y)` or `(x, y, sample_weight)`; a finite
+            `tf.data.Dataset` of such batches, which the client reads; a dataset function or a per-worker dataset.
+          metrics: instead of those that the model was compiled with.
+          batch_size: of arrays and sources; None for 32.
+          shards: the number of parts to divide the data into; None for 4 for each worker.
+          model_state: "now" reads the weights as they are when a shard begins, "snapshot" copies of one moment.
+
+        Raises:
+          ValueError: the data, a metric or the model cannot be evaluated in shards; the message says why.
+        """
+        return self._evaluation.evaluate(self, model, data, metrics, batch_size, shards, model_state)
+
     def local_results(self, structure: Any) -> Any:
         """Waits for the futures in a structure, and returns it with their results; None where they failed."""
         return tf.nest.map_structure(lambda leaf: _result(leaf) if isinstance(leaf, Future) else leaf, structure)
 
-    def experimental_distribute_datasets_from_function(
-        self, dataset_fn: DatasetFunction, options: tf.distribute.InputOptions | None = None
-    ) -> PerWorkerDataset:
+    def experimental_distribute_datasets_from_function(self, dataset_fn: DatasetFunction, options: Any = None) -> Any:
         """Creates a dataset on each worker by `dataset_fn(input_context)`.
 
         Args:
-          dataset_fn: takes a `tf.distribute.InputContext` (the number of workers, and which of them this is), returns
-            a `tf.data.Dataset`. Traced here, run on the workers. Inside a `tf.function` it is called directly.
-          options: `experimental_per_replica_buffer_size` elements are prefetched on each worker.
+          dataset_fn: takes a `tf.distribute.InputContext`, returns a `tf.data.Dataset`. Traced here, run on workers.
+          options: a `tf.distribute.InputOptions`: its `experimental_per_replica_buffer_size` elements are prefetched.
 
         Raises:
-          TypeError: `dataset_fn` is not callable, or returns something else.
-          ValueError: `dataset_fn` creates a variable.
+          TypeError, ValueError: `dataset_fn` is not callable, returns something else, or creates a variable.
         """
         if not tf.executing_eagerly():
             return dataset_fn(tf.distribute.InputContext())
@@ -276,24 +287,15 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     # TensorFlow has both names.
     distribute_datasets_from_function = experimental_distribute_datasets_from_function
 
-    def experimental_distribute_dataset(
-        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
-    ) -> PerWorkerDataset:
-        """Gives each worker the whole of `dataset`; if it is shuffled without a seed, each worker has another order.
-
-        Args:
-          dataset: sent to the workers as a graph. Inside a `tf.function` it is returned unchanged.
-          options: as above.
-        """
+    def experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any = None) -> PerWorkerDataset:
+        """Gives each worker the whole of `dataset`; if it is shuffled without a seed, each worker has another order."""
         return self._datasets.from_dataset(dataset, options) if tf.executing_eagerly() else dataset
 
     def scope(self) -> Any:
         """Returns a scope for variables and mutable tables on parameter servers, and other tables on every worker."""
         return contextlib.nullcontext(self) if self._replica_context() else tf.distribute.Strategy.scope(self)
 
-    def run(
-        self, fn: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, options: Any = None
-    ) -> Any:
+    def run(self, fn: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, options: Any = None) -> Any:
         """Calls `fn` in a replica context. Use it inside a scheduled function, which is in one already."""
         return self._across_replicas(tf.distribute.Strategy.run, fn, args, kwargs, options)
 
@@ -310,8 +312,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def close(self) -> None:
         """Cancels all functions, ends the threads and disconnects from the servers. May be called again.
 
-        Variables on the parameter servers are deleted. The port on which workers call this process stays open until the
-        process ends, because TensorFlow cannot close it; the next strategy uses it again.
+        Variables on the parameter servers are deleted. One port stays open until the process ends.
         """
         self._closing()
 
@@ -326,9 +327,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             self.close()
 
     def __repr__(self) -> str:
-        return (
-            f"<ParameterServerStrategy: {len(self.parameter_servers)} parameter servers, {self.cluster.statistics()}>"
-        )
+        servers = len(self.parameter_servers)
+        return f"<ParameterServerStrategy: {servers} parameter servers, {self.cluster.statistics()}>"
 
     def _trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
         with self.scope():

@@ -24,7 +24,7 @@ from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 _logger = logging.getLogger("coordinator")
 
 # The maximum number of unfinished calls per worker, where any worker may run each.
-_CALLS_PER_WORKER = 4
+CALLS_PER_WORKER = 4
 # Those of `predict` that are scheduled before Keras asks for them.
 _CALLS_AHEAD_PER_WORKER = 2
 # One runs and one waits, so that a worker does not wait for the client.
@@ -42,7 +42,7 @@ class Feed(abc.ABC):
       strategy: the strategy that steps are scheduled on.
 
     Attributes:
-      unfinished: the calls that were not waited for yet, each with the worker that it is for, or None.
+      unfinished: the calls that were not waited for yet, each with the number that it was added with, or None.
       newest_result: the result of the call that finished last in this epoch, or None.
     """
 
@@ -68,9 +68,9 @@ class Feed(abc.ABC):
             the loop counts its steps.
         """
 
-    def add(self, future: Future, worker: int | None = None) -> None:
-        """Adds a call that was scheduled, for any worker or for a given one."""
-        self.unfinished[future] = worker
+    def add(self, future: Future, number: int | None = None) -> None:
+        """Adds a call that was scheduled; `number` is returned with its result."""
+        self.unfinished[future] = number
         future.add_done_callback(self._finished.put)  # type: ignore[arg-type]  # it passes this very future
 
     def wait_room(self) -> Any:
@@ -79,7 +79,7 @@ class Feed(abc.ABC):
         Raises:
           Exception: what a call raised.
         """
-        while len(self.unfinished) >= _CALLS_PER_WORKER * len(self._strategy.cluster.workers):
+        while len(self.unfinished) >= CALLS_PER_WORKER * len(self._strategy.cluster.workers):
             self.wait_one()
         while not self._finished.empty() or (self.newest_result is None and self.unfinished):
             self.wait_one()
@@ -89,20 +89,20 @@ class Feed(abc.ABC):
         """Waits for the next call to finish.
 
         Returns:
-          Its result, and the worker that it was added for.
+          Its result, and the number that it was added with.
 
         Raises:
           Exception: what the call raised.
         """
         future = self._next_finished()
-        worker = self.unfinished.pop(future)
+        number = self.unfinished.pop(future)
         if future.cancelled() or future.exception() is not None:
             self.unfinished.clear()
             # Raises the first error, which may be that of another call.
             self._strategy.join()
             future.result()
         self.newest_result = future.result()
-        return self.newest_result, worker
+        return self.newest_result, number
 
     def wait_finished(self) -> None:
         """Waits for all calls, then forgets their results.
@@ -183,12 +183,13 @@ class ClientFeed(Feed):
 
 def schedule_batches(strategy: Any, function: Any, batches: Sequence[Any]) -> Future:
     """Schedules a function that takes a tuple of batches."""
+    return strategy.schedule(function, args=(tuple(map(present_parts, batches)),))
 
-    def present(part: Any) -> Any:
-        # Where a batch has no part, such as no sample weights, Keras has an empty optional for it.
-        return None if isinstance(part, tf.experimental.Optional) else part
 
-    return strategy.schedule(function, args=(tf.nest.map_structure(present, tuple(batches)),))
+def present_parts(batch: Any) -> Any:
+    """Returns a batch with None for the parts that it does not have, such as sample weights."""
+    # Keras has an empty optional for them.
+    return tf.nest.map_structure(lambda part: None if isinstance(part, tf.experimental.Optional) else part, batch)
 
 
 class WorkerFeed(Feed):

@@ -12,9 +12,19 @@ import keras
 import tensorflow as tf
 
 from coordinator.future import Future
-from coordinator.ps_strategy.keras.fit.feeds import ClientFeed, Feed, FiniteWorkerFeed, WorkerFeed, schedule_batches
+from coordinator.ps_strategy.keras.evaluation.shard_functions import ShardFunctions
+from coordinator.ps_strategy.keras.evaluation.shards import ClientShards, WorkerShards, shard_count
+from coordinator.ps_strategy.keras.fit.evaluation_feed import EvaluationFeed
+from coordinator.ps_strategy.keras.fit.feeds import (
+    ClientFeed,
+    Feed,
+    FiniteWorkerFeed,
+    WorkerFeed,
+    present_parts,
+    schedule_batches,
+)
 from coordinator.ps_strategy.keras.fit.range_fits import RangeFits
-from coordinator.ps_strategy.keras.fit.steps import ModelSteps, Step
+from coordinator.ps_strategy.keras.fit.steps import ModelSteps
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
 from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer
 from coordinator.ps_strategy.keras.internals.parts import variable_of
@@ -37,7 +47,7 @@ class FitExtension:
         self._range_fits = RangeFits()
         self.saving, self.restored = self._range_fits.saving, self._range_fits.restored
         self._has_warned = False
-        self._is_endless = tf.function(lambda dataset: dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
+        self._is_endless_on_workers = EndlessnessOnWorkers()
 
     def is_for(self, strategy: Any) -> bool:
         """Returns True if models of this strategy are trained here."""
@@ -60,7 +70,14 @@ class FitExtension:
         if _is_fit(arguments) and (turns := self._range_fits.iterator(strategy, x, arguments)):
             return turns
         if not isinstance(x, PerWorkerDataset):
-            iterator = keras_patches.EpochIterator(lambda data: self._client_feed(data, strategy), x, arguments)
+            iterator: keras_patches.EpochIterator
+
+            def create_feed(data: tf.data.Dataset) -> Feed:
+                if _is_evaluation(arguments):
+                    return _evaluation_feed(iter(data), strategy, iterator)
+                return self._client_feed(data, strategy)
+
+            iterator = keras_patches.EpochIterator(create_feed, x, arguments)
             is_endless = _is_endless_dataset(x)
             if iterator.num_batches is None and is_endless:
                 raise _endless(_name_of_steps(arguments))
@@ -89,7 +106,12 @@ class FitExtension:
         if steps is None:
             if is_endless:
                 raise _endless(_name_of_steps(arguments))
-            return lambda dataset: FiniteWorkerFeed(dataset, strategy)
+            if not _is_evaluation(arguments):
+                return lambda dataset: FiniteWorkerFeed(dataset, strategy)
+            workers = [worker.index for worker in strategy.cluster.workers]
+            return lambda dataset: EvaluationFeed(
+                WorkerShards(dataset, workers), strategy, lambda: FiniteWorkerFeed(dataset, strategy)
+            )
         if is_endless:
             return lambda dataset: WorkerFeed(dataset, strategy)
         calls = math.ceil(steps / arguments.get("steps_per_execution", 1))
@@ -126,12 +148,6 @@ class FitExtension:
         if self._is_endless_on_workers(data, strategy) if on_workers else _is_endless_dataset(data):
             raise _endless("validation_steps=")
 
-    def _is_endless_on_workers(self, dataset: PerWorkerDataset, strategy: Any, is_counted: bool = False) -> bool:
-        # Without a count, the data of every worker must end. With one, no lost worker is waited for.
-        workers = [None] if is_counted else [worker.index for worker in strategy.cluster.workers]
-        futures = [strategy.schedule(self._is_endless, args=(dataset,), worker=worker) for worker in workers]
-        return any(_result(future, strategy) for future in futures)
-
     def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
         """Returns the function that is called for each turn of training, evaluation or prediction.
 
@@ -143,10 +159,13 @@ class FitExtension:
         Raises:
           ValueError: the model runs eagerly, is compiled by XLA, or has variables off the parameter servers.
         """
-        _check(model)
+        check_model(model)
         if kind == "predict":
             return self._prediction(model)
-        return _scheduled_function(model, getattr(model, f"{kind}_step"))
+        step, shards = getattr(model, f"{kind}_step"), None
+        if kind == "test":
+            shards = ShardFunctions(step, lambda: model.metrics, model.get_metrics_result)
+        return _scheduled_function(model, ModelSteps(step, model.steps_per_execution, shards))
 
     def _prediction(self, model: keras.Model) -> Callable[[Sequence[Any]], Any]:
         """Returns a function that predicts for a turn, while workers compute the following turns."""
@@ -178,6 +197,33 @@ class FitExtension:
         return feed
 
 
+def _is_evaluation(arguments: dict[str, Any]) -> bool:
+    # `predict` has no labels.
+    return "y" in arguments and not _is_fit(arguments)
+
+
+def _evaluation_feed(batches: Iterator[Any], strategy: Any, iterator: keras_patches.EpochIterator) -> EvaluationFeed:
+    if iterator.steps_per_epoch is not None:
+        calls = math.ceil(iterator.steps_per_epoch / iterator.steps_per_execution)
+        batches = itertools.islice(batches, calls * iterator.steps_per_execution)
+    shards = ClientShards(map(present_parts, batches), iterator.num_batches, shard_count(None, strategy))
+    return EvaluationFeed(shards, strategy, lambda: ClientFeed(shards.all_batches(), strategy))
+
+
+class EndlessnessOnWorkers:
+    """Asks workers whether their data is endless."""
+
+    def __init__(self) -> None:
+        self._is_endless = tf.function(lambda dataset: dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
+
+    def __call__(self, dataset: PerWorkerDataset, strategy: Any, is_counted: bool = False) -> bool:
+        """Returns True if the data of one worker is; any worker is asked if the steps are counted."""
+        # Without a count, the data of every worker must end. With one, no lost worker is waited for.
+        workers = [None] if is_counted else [worker.index for worker in strategy.cluster.workers]
+        futures = [strategy.schedule(self._is_endless, args=(dataset,), worker=worker) for worker in workers]
+        return any(_result(future, strategy) for future in futures)
+
+
 def _is_endless_dataset(data: Any) -> bool:
     return isinstance(data, tf.data.Dataset) and bool(data.cardinality() == tf.data.INFINITE_CARDINALITY)
 
@@ -204,7 +250,7 @@ def _result(future: Future, strategy: Any) -> Any:
         raise
 
 
-def _check(model: keras.Model) -> None:
+def check_model(model: keras.Model) -> None:
     """Raises ValueError if the model runs eagerly, is compiled by XLA, or has variables off the parameter servers."""
     if model.run_eagerly:
         raise ValueError(
@@ -232,15 +278,14 @@ def _optimizers(model: keras.Model) -> list[Any]:
     return [value for value in itertools.chain.from_iterable(values) if is_optimizer(value)]
 
 
-def _scheduled_function(model: keras.Model, step: Step) -> Callable[[Any], Any]:
+def _scheduled_function(model: keras.Model, steps: ModelSteps) -> Callable[[Any], Any]:
     """Returns a function that schedules a turn of training or evaluation.
 
     Args:
-      model: a compiled model; a turn takes `model.steps_per_execution` batches.
-      step: `model.train_step` or `model.test_step`.
+      model: a compiled model.
+      steps: of `model.train_step` or `model.test_step`.
     """
     strategy = model.distribute_strategy
-    steps = ModelSteps(step, model.steps_per_execution)
 
     def run_turn(feed: Any) -> Any:
         """Schedules one turn and returns the newest logs, which may be of an earlier turn.

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.data import Source
+from coordinator.ps_strategy.keras.evaluation.shard_functions import ShardFunctions
 from coordinator.ps_strategy.keras.fit.range_data import RangeData, rows_at
 from coordinator.ps_strategy.per_worker.variable import get_current_worker_index
 
@@ -19,11 +20,13 @@ class ModelSteps:
     Args:
       step: takes a batch, nested as the data is, and returns tensors: `model.train_step`, `test_step`, `predict_step`.
       steps_per_call: number of batches that `of_next` and `of_next_if_any` take from their iterator.
+      shards: of `test_step`: evaluate many batches each, and leave the metrics as they are.
     """
 
-    def __init__(self, step: Step, steps_per_call: int) -> None:
+    def __init__(self, step: Step, steps_per_call: int, shards: ShardFunctions | None = None) -> None:
         self._step = step
         self.steps_per_call = steps_per_call
+        self.shards = shards
         # Without AutoGraph, as Keras' own loop traces its steps and those that override them.
         function = tf.function(autograph=False, reduce_retracing=True)
         self.last_of = function(self._last_of)

@@ -27,6 +27,7 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator as StockEpochIt
 # Private: the loop accepts data that is neither a dataset, an array nor a generator only as a data adapter.
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
+from coordinator.ps_strategy.keras.internals.evaluation_scope import EvaluationScope
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
 _logger = logging.getLogger("coordinator")
@@ -73,10 +74,13 @@ def _rows(variable: Any, table: tf.Variable, ids: Any) -> Any:
 
 def _table_on_server(value: Any) -> tf.Variable | None:
     """Returns the TensorFlow variable of a Keras variable, if it is on a parameter server and in use."""
-    # Private: in a stateless scope a variable may have another value, and `value` would cast in mixed precision.
-    if not isinstance(value, keras.Variable) or backend.in_stateless_scope():
+    if not isinstance(value, keras.Variable):
         return None
-    table = value._value
+    # Private: in a stateless scope a variable may have another value, and `value` would cast in mixed precision.
+    scope = backend.get_stateless_scope()
+    if scope is not None and not isinstance(scope, EvaluationScope):
+        return None
+    table = value._value if scope is None else scope.stored(value)
     is_known = isinstance(table, tf.Variable) and table.shape.rank and table.shape[0] is not None
     return table if is_known and tf.DeviceSpec.from_string(table.device).job == "ps" else None
 

@@ -1,0 +1,250 @@
+"""The functions that workers run for the shards of an evaluation."""
+
+import re
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from coordinator.data.source import Source
+from coordinator.ps_strategy.keras.evaluation.model_copies import ModelCopies
+from coordinator.ps_strategy.keras.internals.evaluation_scope import EvaluationScope, VariableReads, stored_variable
+
+# Operations that change what other functions see.
+_WRITES = re.compile(
+    r"(Resource)?(Assign|Scatter|Apply|StridedSliceAssign)\w*|(Mutable)?\w*LookupTable(Insert|Import|Remove)V2"
+)
+
+
+class NotShardableError(ValueError):
+    """A step changes more than metrics, so that the shards of an evaluation would not be independent."""
+
+
+class ShardFunctions:
+    """Functions that evaluate a step on batches and return the state of its metrics.
+
+    Each returns a dict: `state` is a list with the values of `variables()` after the batches, from the initial state of
+    the metrics on; `batches` is the number of batches, int64; `logs` is what the step has returned for the last batch,
+    empty if that is the metrics' results, which are read from the state of all shards.
+
+    Attributes:
+      are_sums: whether all metrics have been found to be sums; see `MetricTotals.find_sums`.
+      was_reported: whether it was reported that shards are not possible.
+
+    Args:
+      step: takes a batch, updates metrics, and returns logs.
+      metrics: returns the metrics, some of which may create their variables while the step is traced.
+      results: returns the results of the metrics by name.
+      copies: of the model's weights, which are read in their place; None for none.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Any], Any],
+        metrics: Callable[[], Iterable[Any]],
+        results: Callable[[], dict[str, Any]],
+        copies: ModelCopies | None = None,
+    ) -> None:
+        self._step = step
+        self._metrics = metrics
+        self.results = results
+        self.copies = copies
+        self.are_sums = self.was_reported = False
+        self._of_examples: dict[Any, Any] = {}
+        self._of_range: weakref.WeakKeyDictionary[Source, Any] = weakref.WeakKeyDictionary()
+        function = tf.function(autograph=False, reduce_retracing=True)
+        self.of_batches = function(self._evaluate_batches)
+        self.of_dataset = function(self._evaluate_dataset)
+
+    def metrics(self) -> list[Any]:
+        """Returns the metrics; in place of one that consists of others, as Keras' compiled metrics do, these."""
+        return list(_leaves(self._metrics()))
+
+    def variables(self) -> list[keras.Variable]:
+        """Returns the variables of all metrics, each once."""
+        return list({id(each): each for metric in self.metrics() for each in metric.variables}.values())
+
+    def of_examples(self, data: Any) -> Any:
+        """Returns a function of the flattened tensors of several batches, which may have None, and the batch size.
+
+        Args:
+          data: such batches, or a batch.
+        """
+        leaves = tf.nest.flatten(data)
+        specs = [_spec_of_any_size(each) for each in leaves if each is not None]
+        structure = tf.nest.map_structure(lambda each: each is None, data)
+        data = tf.nest.pack_sequence_as(
+            structure, [None if each is None else _spec_of_any_size(each) for each in leaves]
+        )
+        key = (*specs, str(structure))
+        if key not in self._of_examples:
+
+            def evaluate(tensors: Sequence[Any], batch_size: Any) -> Any:
+                present = iter(tensors)
+                flat = [None if is_none else next(present) for is_none in tf.nest.flatten(structure)]
+                count = tf.shape(tensors[0], tf.int64)[0]
+
+                def read(begin: Any, end: Any) -> Any:
+                    rows = [None if each is None else each[begin:end] for each in flat]
+                    return tf.nest.pack_sequence_as(structure, rows)
+
+                return self._evaluate_slices(data, count, batch_size, read)
+
+            signature = [specs, tf.TensorSpec([], tf.int64)]
+            self._of_examples[key] = tf.function(evaluate, autograph=False, input_signature=signature)
+        return self._of_examples[key]
+
+    def of_range(self, source: Source) -> Any:
+        """Returns a function of a range of a source and the batch size."""
+        if source not in self._of_range:
+            reference: Callable[[], Any] = weakref.ref(source)
+
+            def evaluate(positions: Any, batch_size: Any) -> Any:
+                epoch, start, count, number, seed = tf.unstack(positions, num=5)
+
+                def read(begin: Any, end: Any) -> Any:
+                    return reference().read(tf.stack([epoch, start + begin, end - begin, number, seed]))
+
+                examples = tf.function(lambda begin: read(begin, begin + 1), autograph=False)
+                outputs = examples.get_concrete_function(tf.TensorSpec([], tf.int64)).structured_outputs
+                spec = tf.nest.map_structure(_spec_of_any_size, outputs)
+                return self._evaluate_slices(spec, count, batch_size, read)
+
+            signature = [tf.TensorSpec([5], tf.int64), tf.TensorSpec([], tf.int64)]
+            self._of_range[source] = tf.function(evaluate, autograph=False, input_signature=signature)
+        return self._of_range[source]
+
+    def _evaluate_slices(self, spec: Any, count: Any, batch_size: Any, read: Callable[[Any, Any], Any]) -> Any:
+        """Evaluates `count` examples in batches of the type `spec`, which `read` returns for two positions."""
+        step, state, logs = self._begin(spec)
+
+        def body(begin: Any, batches: Any, state: Any, _: Any) -> Any:
+            end = tf.minimum(begin + batch_size, count)
+            return (end, batches + 1, *step(state, read(begin, end)))
+
+        zero = tf.zeros([], tf.int64)
+        _, batches, state, logs = tf.while_loop(
+            lambda begin, *_: begin < count, body, (zero, zero, state, logs), _shapes(([], [], state, logs))
+        )
+        return {"state": state, "batches": batches, "logs": logs}
+
+    def _evaluate_dataset(self, dataset: Any, skip: Any, count: Any) -> Any:
+        """Evaluates some elements of a dataset; a `count` of -1 is for all that are left."""
+        iterator = iter(dataset.skip(skip).take(count))
+        step, state, logs = self._begin(dataset.element_spec)
+
+        def body(batch: Any, batches: Any, state: Any, _: Any) -> Any:
+            state, logs = step(state, batch.get_value())
+            return iterator.get_next_as_optional(), batches + 1, state, logs
+
+        first = iterator.get_next_as_optional()
+        _, batches, state, logs = tf.while_loop(
+            lambda batch, *_: batch.has_value(), body, (first, tf.zeros([], tf.int64), state, logs)
+        )
+        return {"state": state, "batches": batches, "logs": logs}
+
+    def _evaluate_batches(self, batches: Sequence[Any]) -> Any:
+        """Evaluates a tuple of batches of any kind."""
+        step, state, logs = self._begin(tf.nest.map_structure(_spec_of, batches[0]))
+        for batch in batches:
+            state, logs = step(state, batch)
+        return {"state": state, "batches": tf.constant(len(batches), tf.int64), "logs": logs}
+
+    def _begin(self, spec: Any) -> tuple[Any, Any, Any]:
+        """Returns the step as a function of a state and a batch, the initial state, and logs of zeros.
+
+        Raises:
+          NotShardableError: the step changes more than metrics.
+        """
+        while True:
+            variables = self.variables()
+            reads = VariableReads(stored_variable if self.copies is None else self.copies.stored)
+            concrete, assigned = self._traced_step(variables, spec, reads)
+            # Some layers and metrics create their variables with their first batch.
+            if not reads.is_incomplete and len(self.variables()) == len(variables):
+                break
+        if assigned:
+            raise NotShardableError(f"it assigns {assigned[0]!r}, which is the state of no metric")
+        _refuse_writes(concrete.graph)
+        if self.copies is not None:
+            self.copies.check(concrete)
+        outputs = concrete.structured_outputs
+        logs = tf.nest.map_structure(lambda each: tf.zeros([n or 0 for n in each.shape], each.dtype), outputs[1])
+        return concrete, initial_state(self.metrics(), variables), logs
+
+    def _result_names(self) -> set[str]:
+        try:
+            return set(self.results())
+        except ValueError:
+            # Keras has no results of metrics that it has not built, because no step uses them.
+            return set()
+
+    def _traced_step(self, variables: Sequence[keras.Variable], spec: Any, reads: VariableReads) -> Any:
+        """Returns the step as a concrete function, and the names of other variables that it assigns."""
+        assigned: list[str] = []
+
+        def run_step(state: Sequence[Any], batch: Any) -> Any:
+            with EvaluationScope(variables, state, reads) as scope:
+                logs = self._step(batch)
+                are_results = isinstance(logs, dict) and set(logs) == self._result_names()
+                after = [tf.ensure_shape(scope.get_current_value(each), each.shape) for each in variables]
+            assigned.extend(scope.others)
+            return after, {} if are_results or logs is None else logs
+
+        states = [tf.TensorSpec(each.shape, each.dtype) for each in variables]
+        return tf.function(run_step, autograph=False).get_concrete_function(states, spec), assigned
+
+
+def _leaves(metrics: Iterable[Any]) -> Iterator[Any]:
+    for metric in metrics:
+        inner = getattr(metric, "metrics", None)
+        if isinstance(inner, list) and {id(v) for each in inner for v in each.variables} == set(
+            map(id, metric.variables)
+        ):
+            yield from _leaves(inner)
+        else:
+            yield metric
+
+
+def initial_state(metrics: Iterable[Any], variables: Sequence[keras.Variable]) -> list[Any]:
+    """Returns the values of the variables of metrics before the first batch."""
+    with keras.StatelessScope() as scope:
+        for metric in metrics:
+            metric.reset_state()
+    values = [scope.get_current_value(each) for each in variables]
+    return [
+        tf.convert_to_tensor(stored_variable(each)) if value is None else tf.cast(value, each.dtype)
+        for each, value in zip(variables, values, strict=True)
+    ]
+
+
+def _spec_of_any_size(value: Any) -> Any:
+    """Returns the type of a tensor, or of NumPy values, with any number of rows."""
+    if value is None:
+        return None
+    return tf.TensorSpec([None, *value.shape[1:]], value.dtype)
+
+
+def _spec_of(value: Any) -> Any:
+    return None if value is None else tf.type_spec_from_value(value)
+
+
+def _shapes(structure: Any) -> Any:
+    """Returns the invariant shapes of the variables of a loop."""
+    begin, batches, state, logs = structure
+    return (
+        tf.TensorShape(begin),
+        tf.TensorShape(batches),
+        [each.shape for each in state],
+        tf.nest.map_structure(lambda each: tf.TensorShape([n if n else None for n in each.shape]), logs),
+    )
+
+
+def _refuse_writes(graph: Any) -> None:
+    definition = graph.as_graph_def()
+    nodes: Iterator[Any] = (node for function in definition.library.function for node in function.node_def)
+    for node in (*definition.node, *nodes):
+        if _WRITES.fullmatch(node.op):
+            raise NotShardableError(f"it changes a variable or a table by {node.op} ({node.name!r})")

@@ -1,0 +1,177 @@
+"""`strategy.evaluate`: the metrics of a model over data, exactly, without changing a variable."""
+
+import logging
+import math
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from coordinator.data.source import Source
+from coordinator.ps_strategy.keras.evaluation.model_copies import ModelCopies
+from coordinator.ps_strategy.keras.evaluation.shard_functions import ShardFunctions
+from coordinator.ps_strategy.keras.evaluation.shards import ClientShards, RangeShards, Shards, WorkerShards, shard_count
+from coordinator.ps_strategy.keras.fit.evaluation_feed import EvaluationFeed
+from coordinator.ps_strategy.keras.fit.fit_extension import EndlessnessOnWorkers, check_model
+from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
+from coordinator.setting_checks import check_integer
+
+_logger = logging.getLogger("coordinator")
+
+# As in Keras.
+_BATCH_SIZE = 32
+# The functions of how many combinations of metrics are kept for each model.
+_KEPT = 4
+
+
+class StrategyEvaluation:
+    """Evaluates models, and keeps the functions that it has traced as long as the models live."""
+
+    def __init__(self) -> None:
+        self._is_endless = EndlessnessOnWorkers()
+        self._functions: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, Any]] = weakref.WeakKeyDictionary()
+
+    def evaluate(
+        self,
+        strategy: Any,
+        model: Any,
+        data: Any,
+        metrics: Sequence[Any] | None,
+        batch_size: int | None,
+        shards: int | None,
+        model_state: str,
+    ) -> dict[str, Any]:
+        """See `ParameterServerStrategy.evaluate`."""
+        self._check(strategy, model, metrics, model_state)
+        for name, number in (("batch_size", batch_size), ("shards", shards)):
+            if number is not None:
+                check_integer(name, number, minimum=1)
+        divided = self._shards(strategy, data, batch_size, shards)
+        functions = self._functions_of(model, metrics, model_state)
+        while True:
+            if functions.copies is not None:
+                functions.copies.take()
+            found = EvaluationFeed(divided(), strategy).evaluate(functions)
+            if functions.copies is None or not functions.copies.was_reset:
+                return {name: _number(value) for name, value in found.items()}
+            _logger.warning("The evaluation begins again: a parameter server was lost, and with it the model's copies.")
+
+    def _check(self, strategy: Any, model: Any, metrics: Sequence[Any] | None, model_state: str) -> None:
+        if model_state not in ("now", "snapshot"):
+            raise ValueError(f'model_state must be "now" or "snapshot", got {model_state!r}.')
+        is_keras = isinstance(model, keras.Model)
+        if not is_keras and not callable(model):
+            raise TypeError(f"evaluate takes a Keras model or a callable, got {model!r}.")
+        if is_keras:
+            if model.distribute_strategy is not strategy:
+                raise ValueError(f"The model {model.name!r} was not created in the scope of this strategy.")
+            check_model(model)
+        elif model_state == "snapshot":
+            raise ValueError('model_state="snapshot" is for Keras models: only their weights are known.')
+        if metrics is None and not (is_keras and model.compiled):
+            raise ValueError("Give metrics=[...]: only a Keras model that is compiled has metrics.")
+        if metrics is not None:
+            names = [metric.name for metric in metrics]
+            if not names or len(set(names)) < len(names):
+                raise ValueError(f"metrics must be a list of metrics with different names, got {names}.")
+
+    def _shards(self, strategy: Any, data: Any, batch_size: int | None, shards: int | None) -> Callable[[], Shards]:
+        """Returns a function that divides data into shards, from their beginning."""
+        count = shard_count(shards, strategy)
+        if isinstance(data, Source):
+            data.prepare(strategy)
+            return lambda: RangeShards(data, batch_size or _BATCH_SIZE, count)
+        is_dataset = isinstance(data, tf.data.Dataset)
+        on_workers = isinstance(data, PerWorkerDataset) or callable(data)
+        if batch_size is not None and (is_dataset or on_workers):
+            raise ValueError("batch_size is for arrays and sources; datasets have batches.")
+        if is_dataset:
+            batches = int(data.cardinality())
+            if batches == tf.data.INFINITE_CARDINALITY:
+                raise ValueError(
+                    "The dataset is endless, so its evaluation would never end. Use dataset.take(batches)."
+                )
+            return lambda: ClientShards(iter(data), batches if batches >= 0 else None, count)
+        if on_workers:
+            if shards is not None:
+                raise ValueError("shards cannot be given for data of which each worker has a share: that is a shard.")
+            dataset = data if isinstance(data, PerWorkerDataset) else strategy.distribute_datasets_from_function(data)
+            if self._is_endless(dataset, strategy):
+                raise ValueError("The dataset is endless, so its evaluation would never end.")
+            workers = [worker.index for worker in strategy.cluster.workers]
+            return lambda: WorkerShards(dataset, workers)
+        arrays = tf.nest.map_structure(_array, data)
+        size = _rows(arrays)
+        width = batch_size or _BATCH_SIZE
+        return lambda: ClientShards(_batches(arrays, size, width), math.ceil(size / width), count)
+
+    def _functions_of(self, model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
+        kept = self._functions.setdefault(model, OrderedDict())
+        # `compile` makes new metrics.
+        key = (model_state, metrics is None, *(model.metrics[:1] if metrics is None else metrics))
+        if key not in kept:
+            kept[key] = _functions(model, metrics, model_state)
+        kept.move_to_end(key)
+        if len(kept) > _KEPT:
+            kept.popitem(last=False)
+        return kept[key]
+
+
+def _functions(model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
+    copies = ModelCopies(model) if model_state == "snapshot" else None
+    # The functions must not keep the model alive, by whose life theirs is determined.
+    reference: Callable[[], Any] = weakref.ref(model)
+    if metrics is None:
+        return ShardFunctions(
+            lambda batch: reference().test_step(batch),
+            lambda: reference().metrics,
+            lambda: reference().get_metrics_result(),
+            copies,
+        )
+    own = list(metrics)
+
+    def results() -> dict[str, Any]:
+        return {metric.name: metric.result() for metric in own}
+
+    def step(batch: Any) -> dict[str, Any]:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        called = reference()
+        outputs = called(x, training=False) if isinstance(called, keras.Model) else called(x)
+        for metric in own:
+            targets = (outputs,) if y is None else (y, outputs)
+            metric.update_state(*targets, **({} if weight is None else {"sample_weight": weight}))
+        return results()
+
+    return ShardFunctions(step, lambda: own, results, copies)
+
+
+def _array(value: Any) -> Any:
+    if value is None or isinstance(value, tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
+        return value
+    return np.asarray(value)
+
+
+def _rows(arrays: Any) -> int:
+    leaves = [each for each in tf.nest.flatten(arrays) if each is not None]
+    if not all(isinstance(each, np.ndarray | tf.Tensor) and len(each.shape) for each in leaves):
+        raise ValueError("Arrays to evaluate must have rows. Give ragged and sparse tensors in a tf.data.Dataset.")
+    sizes = {int(each.shape[0]) for each in leaves}
+    if len(sizes) != 1:
+        raise ValueError(f"The arrays to evaluate must have the same number of rows, got {sorted(sizes)}.")
+    return sizes.pop()
+
+
+def _batches(arrays: Any, size: int, width: int) -> Iterator[Any]:
+    for start in range(0, size, width):
+        yield tf.nest.map_structure(
+            lambda each, start=start: None if each is None else tf.convert_to_tensor(each[start : start + width]),
+            arrays,
+        )
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, np.ndarray | np.generic) and value.ndim == 0 else value

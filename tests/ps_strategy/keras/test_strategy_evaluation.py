@@ -1,0 +1,158 @@
+"""Tests that `strategy.evaluate` and `model.evaluate` count each example once, on the shared cluster."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import coordinator
+from coordinator.data import arrays
+from coordinator.testing import LocalCluster
+from tests.ps_strategy.every_worker import TIMEOUT
+
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(600, 4)).astype("float32")
+Y = (X.sum(axis=1) > 0).astype("float32")[:, None]
+
+
+class Seen(keras.metrics.Metric):
+    """Counts examples."""
+
+    def __init__(self) -> None:
+        super().__init__(name="seen")
+        self.count = self.add_weight(name="count", initializer="zeros", dtype="int64")
+
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+        self.count.assign_add(tf.shape(y, tf.int64)[0])
+
+    def result(self) -> Any:
+        return tf.identity(self.count)
+
+
+def classifier() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
+    model.compile(loss="binary_crossentropy", metrics=[keras.metrics.AUC(name="auc"), Seen()])
+    return model
+
+
+def expected() -> dict[str, float]:
+    return classifier().evaluate(X, Y, batch_size=16, verbose=0, return_dict=True)
+
+
+def shares(context: tf.distribute.InputContext) -> tf.data.Dataset:
+    data = tf.data.Dataset.from_tensor_slices((X, Y))
+    return data.shard(context.num_input_pipelines, context.input_pipeline_id).batch(16)
+
+
+def test_every_kind_of_data_gives_the_result_of_one_process(strategy: coordinator.ParameterServerStrategy) -> None:
+    truth = expected()
+    with strategy.scope():
+        model = classifier()
+    source = arrays(X, Y)
+    kinds: list[tuple[Any, dict[str, Any]]] = [
+        (source, {"batch_size": 16}),
+        (source, {"batch_size": 16, "shards": 100}),
+        ((X, Y), {"batch_size": 16}),
+        (tf.data.Dataset.from_tensor_slices((X, Y)).batch(16), {"shards": 3}),
+        (shares, {}),
+    ]
+    for data, settings in kinds:
+        found = strategy.evaluate(model, data, **settings)
+        assert found == pytest.approx(truth, rel=1e-5)
+        assert found["seen"] == len(X)
+    assert not any(np.any(tf.convert_to_tensor(each)) for metric in model.metrics for each in metric.variables)
+
+
+def test_any_callable_is_evaluated_with_given_metrics(strategy: coordinator.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        weight = tf.Variable(2.0)
+    mean = keras.metrics.Mean(name="mean")
+    found = strategy.evaluate(lambda x: weight * x, X, metrics=[mean])
+    assert found == {"mean": pytest.approx(2 * X.mean(), rel=1e-5)}
+
+
+@pytest.mark.long
+def test_a_snapshot_is_of_one_moment_while_the_model_is_trained(strategy: coordinator.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    weight = model.weights[0].value
+
+    @tf.function
+    def step() -> None:
+        weight.assign_add(tf.ones([1, 1]))
+
+    source = arrays(np.ones([64, 1], np.float32), np.zeros([64, 1], np.float32))
+    metrics = [keras.metrics.MeanSquaredError(name="square"), keras.metrics.MeanAbsoluteError(name="mean")]
+    for _ in range(2):
+        futures = [strategy.schedule(step) for _ in range(50)]
+        found = strategy.evaluate(model, source, metrics, batch_size=1, shards=16, model_state="snapshot")
+        assert found["square"] == pytest.approx(found["mean"] ** 2, rel=1e-5)
+        strategy.join(TIMEOUT)
+        assert all(future.done() for future in futures)
+
+
+def test_what_cannot_be_evaluated_is_refused_in_words(strategy: coordinator.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        model = classifier()
+    endless = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16).repeat()
+    local = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    cases: list[tuple[str, Any, Any, dict[str, Any]]] = [
+        ("endless", model, endless, {}),
+        ("datasets have batches", model, endless.take(3), {"batch_size": 4}),
+        ("not created in the scope", local, X, {}),
+        (r"Give metrics=\[", tf.function(lambda x: x), X, {}),
+        (r"the same number of rows, got \[5, 600\]", model, (X, Y[:5]), {}),
+        ('"now" or "snapshot", got \'then\'', model, X, {"model_state": "then"}),
+        ("shards must be", model, X, {"shards": 0}),
+    ]
+    for words, evaluated, data, settings in cases:
+        with pytest.raises(ValueError, match=words):
+            strategy.evaluate(evaluated, data, **settings)
+
+
+def test_a_worker_that_dies_during_evaluation_counts_nothing_twice(
+    strategy: coordinator.ParameterServerStrategy, shared_cluster: LocalCluster
+) -> None:
+    class Killer(keras.callbacks.Callback):
+        logs: Any = ()
+
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            if not self.logs:
+                shared_cluster.kill("worker", 0)
+            self.logs = (*self.logs, logs)
+
+    truth = expected()
+    with strategy.scope():
+        model = classifier()
+    killer = Killer()
+    try:
+        found = model.evaluate(X, Y, batch_size=2, verbose=0, return_dict=True, callbacks=[killer])
+        assert strategy.evaluate(model, (X, Y), batch_size=2) == pytest.approx(found, rel=1e-5)
+    finally:
+        shared_cluster.restart("worker", 0)
+    assert found == pytest.approx(truth, rel=1e-5)
+    assert found["seen"] == len(X)
+    # As in one process: one turn for each batch, and the last one has the logs of all.
+    assert len(killer.logs) == 300
+    assert {name: float(value) for name, value in killer.logs[-1].items()} == pytest.approx(found)
+    assert float(model.metrics[0].count) == pytest.approx(len(X))
+
+
+@pytest.mark.long
+def test_metrics_that_are_no_sums_are_evaluated_batch_by_batch(
+    strategy: coordinator.ParameterServerStrategy, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Last(Seen):
+        def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+            self.count.assign(tf.maximum(self.count.value, tf.shape(y, tf.int64)[0]))
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(loss="mse", metrics=[Last()])
+    for _ in range(2):
+        assert model.evaluate(X, Y, batch_size=32, verbose=0, return_dict=True)["seen"] == 32
+    [warning] = [record.getMessage() for record in caplog.records if "one by one" in record.getMessage()]
+    assert "the metric 'seen' is no sum over batches" in warning
