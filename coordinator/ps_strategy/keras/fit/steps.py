@@ -40,7 +40,8 @@ class ModelSteps:
     def of_range(self, data: RangeData, positions: Any) -> tuple[Any, tuple[Any, ...]]:
         """Returns a function that runs the steps of a range and returns the result of the last; and its arguments."""
         settings = data.epochs.settings
-        batch_size = np.int64(settings.batch_size)
+        # An array, since a NumPy number is not known to the cache of traces.
+        batch_size = np.array(settings.batch_size)
         if data.copies is not None:
             return self._of_rows, (positions, batch_size, data.copies)
         source, batches = data.epochs.source, settings.batches_per_range
