@@ -314,7 +314,8 @@ class Checkpoints(CheckpointSource):
             "%s: %s",
             path,
             type(error).__name__,
-            error,
+            # What follows says where TensorFlow's call was made.
+            str(error).partition("\n")[0],
         )
 
     def _wait(self, timeout: float | None) -> bool:
