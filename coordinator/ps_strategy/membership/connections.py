@@ -199,14 +199,15 @@ class Connections:
         self.settled.clear()
         try:
             is_updated = self._apply_server_def(addresses)
-            gone = self._sentinels.gone(numbers)
+            # Workers too: what each needs of its own, such as copies of data, may be gone.
+            gone = self._sentinels.gone([each.number for each in kept.values()])
             self.present = kept = {task: each for task, each in kept.items() if each.number not in gone}
         finally:
             self.settled.set()
         if is_updated:
             admitted = {**kept, **self._handshake.admit(new, addresses)}
             self._lease.hold([addresses[task] for task in admitted])
-            devices = {each.number: task.device for task, each in admitted.items() if task.job == "ps"}
+            devices = {each.number: task.device for task, each in admitted.items()}
             unplaced = self._sentinels.place(devices)
             self.present = {task: each for task, each in admitted.items() if each.number not in unplaced}
         return is_updated
