@@ -1,4 +1,4 @@
-"""Tests of saving by policies, on variables of this process: what is listed, kept, deleted, and told."""
+"""Tests of saving by policies, on variables of this process: what is listed, kept, deleted and logged."""
 
 import contextlib
 import os

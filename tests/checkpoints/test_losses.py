@@ -68,7 +68,7 @@ TRAINING = """
 
 
 def test_a_server_lost_while_a_checkpoint_is_written(run_program: ProgramRunner) -> None:
-    """The write fails and is told, what was complete is restored, and later checkpoints succeed."""
+    """The write fails and is logged, what was complete is restored, and later checkpoints succeed."""
     run_program(
         TRAINING
         + """

@@ -1,4 +1,4 @@
-"""A small variable on each parameter server, by which the loss of all variables there is noticed.
+"""A small variable on each server, by which the loss of all variables there is noticed.
 
 When TensorFlow's server definition is updated while a server is out of TensorFlow's reach, TensorFlow takes that server
 for a new one and drops what was on it, although the same process lives on. Only the loss of a variable shows that. A
@@ -26,9 +26,9 @@ _logger = logging.getLogger("coordinator")
 
 
 class SentinelVariables:
-    """The sentinels on all parameter servers, by the numbers of the connections to these. All are asked in parallel.
+    """The sentinels on all servers, by the numbers of the connections to these. All are asked in parallel.
 
-    Each exists for as long as the user's variables on its server do.
+    Each exists for as long as the other variables on its server do.
 
     Args:
       longest_call: how long to wait for one answer, in seconds; longer than a frozen server is waited for.
@@ -41,7 +41,7 @@ class SentinelVariables:
         self._turns: dict[Task, threading.Lock] = {}
 
     def place(self, devices: Mapping[int, str]) -> set[int]:
-        """Creates the sentinels that parameter servers lack.
+        """Creates the sentinels that servers lack.
 
         Args:
           devices: of the servers, by the numbers of the connections.
@@ -69,7 +69,7 @@ class SentinelVariables:
         return all(in_parallel(_THREAD, self._is_reachable, numbers).values())
 
     def gone(self, numbers: Collection[int]) -> set[int]:
-        """Returns which of them are gone, after an update that may have cost parameter servers their variables."""
+        """Returns which of them are gone, after an update that may have cost servers their variables."""
         found = in_parallel(_THREAD, self._exists, numbers)
         return {number for number, exists in found.items() if not exists}
 

@@ -105,7 +105,7 @@ class VariableRecovery:
         self._source: CheckpointRestore | None = None
         self._step: Step | None = None
         self._on_rollback: Callable[[Rollback], object] | None = None
-        # By the path of the checkpoint, of which a state need not be a part. A state that was added later begins anew:
+        # By the path of the checkpoint, of which a state need not be a part. A state that was added later is reset:
         # the checkpoint has nothing of what was done since.
         self._saved_states: dict[str, States] = {}
         self._replaced_of_manager = contextlib.ExitStack()

@@ -2,48 +2,18 @@
 
 import concurrent.futures
 import threading
-from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
 
-from coordinator.options import Options
-from coordinator.ps_strategy.calls import tensorflow_runtime
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
-from coordinator.ps_strategy.membership import cluster_change, connections, membership
-from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
-from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.runtime import FailureKind
-from tests.ps_strategy.membership.fake_handshake import FakeHandshake, FakeLease
+from tests.ps_strategy.membership.fake_handshake import FakeHandshake
 from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
-from tests.ps_strategy.membership.fake_servers import ADDRESSES, FIRST, PS, SECOND, UNAVAILABLE, FakeServers
+from tests.ps_strategy.membership.fake_servers import ADDRESSES, FIRST, PS, SECOND, UNAVAILABLE
 
 ALL = set(ADDRESSES)
 STALE = tf.errors.InvalidArgumentError(None, None, "Unable to find a context_id")
-
-
-@pytest.fixture
-def servers(monkeypatch) -> FakeServers:
-    servers = FakeServers()
-    monkeypatch.setattr(connections, "TaskProbe", servers.probe)
-    monkeypatch.setattr(connections, "Heartbeat", lambda interval, timeout: servers)
-    for name, fake in (("Handshake", FakeHandshake), ("ClientLease", FakeLease), ("SentinelVariables", FakeSentinels)):
-        monkeypatch.setattr(connections, name, fake)
-    monkeypatch.setattr(connections, "context_id", lambda: 5)
-    monkeypatch.setattr(cluster_change, "update_server_def", servers.update_server_def)
-    for name in ("current_server_def", "set_server_def", "check_port_is_free"):
-        monkeypatch.setattr(membership, name, lambda *_: None)
-    monkeypatch.setattr(tensorflow_runtime, "bind_executor", lambda: SimpleNamespace(clear_error=lambda: None))
-    return servers
-
-
-@pytest.fixture
-def connect(servers):
-    def connect(**options) -> Membership:
-        options = Options(reconnect_interval=0.001, close_timeout=0.05, **options)
-        return Membership.connected(ClusterDefinition(ADDRESSES, "client:1", "grpc"), options)
-
-    return connect
 
 
 class Work:
@@ -281,9 +251,11 @@ def test_a_parameter_server_that_loses_its_variables_in_a_change_is_lost(servers
         patch.setattr(FakeSentinels, "lossy", True)
         membership.disconnect(0)
     assert membership.lost_parameter_servers() == ("/job:ps/task:0",), "although it answers, and was not restarted"
+    assert not membership.is_reachable(1), "nor does a worker keep what it needs"
     assert not membership.seem_parameter_servers_reachable()
     assert membership.reconnect_parameter_servers()
     assert membership.lost_parameter_server() is None
+    assert membership.reconnect(1)
 
 
 def test_a_worker_whose_connections_were_shut_down_is_reconnected(servers, connect):

@@ -64,6 +64,10 @@ def test_every_kind_of_data_gives_the_result_of_one_process(strategy: coordinato
         assert found == pytest.approx(truth, rel=1e-5)
         assert found["seen"] == len(X)
     assert not any(np.any(tf.convert_to_tensor(each)) for metric in model.metrics for each in metric.variables)
+    found = model.evaluate(source, batch_size=16, verbose=0, return_dict=True)
+    assert found == pytest.approx(truth, rel=1e-5)
+    with pytest.raises(ValueError, match="y cannot be given along with a source"):
+        model.evaluate(source, Y)
 
 
 def test_any_callable_is_evaluated_with_given_metrics(strategy: coordinator.ParameterServerStrategy) -> None:

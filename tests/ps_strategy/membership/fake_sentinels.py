@@ -12,7 +12,7 @@ class FakeSentinels:
       reachable: whether TensorFlow's connections work.
       unreaching: workers that do not reach the parameter servers.
       apart: whether parameter servers do not reach each other.
-      lossy: whether parameter servers lose their variables at the next change of the cluster.
+      lossy: whether servers lose their variables at the next change of the cluster.
     """
 
     reachable = True

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import math
+import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from coordinator.data import Epochs, Source
 from coordinator.future import Future
 from coordinator.ps_strategy.keras.evaluation.shard_functions import ShardFunctions
-from coordinator.ps_strategy.keras.evaluation.shards import ClientShards, WorkerShards, shard_count
+from coordinator.ps_strategy.keras.evaluation.shards import ClientShards, RangeShards, WorkerShards, shard_count
 from coordinator.ps_strategy.keras.fit.evaluation_feed import EvaluationFeed
 from coordinator.ps_strategy.keras.fit.feeds import (
     ClientFeed,
@@ -23,6 +25,7 @@ from coordinator.ps_strategy.keras.fit.feeds import (
     present_parts,
     schedule_batches,
 )
+from coordinator.ps_strategy.keras.fit.range_data import RangeData
 from coordinator.ps_strategy.keras.fit.range_fits import RangeFits
 from coordinator.ps_strategy.keras.fit.steps import ModelSteps
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
@@ -62,13 +65,15 @@ class FitExtension:
           arguments: the other arguments of Keras' `EpochIterator`.
 
         Raises:
-          ValueError: labels or weights were given beside a per-worker dataset; or the data is endless, and nothing
-            counts the steps.
+          ValueError: labels or weights were given beside a per-worker dataset or a source; or the data is endless, and
+            nothing counts the steps.
         """
         if callable(x):
             x = strategy.experimental_distribute_datasets_from_function(x)
         if _is_fit(arguments) and (turns := self._range_fits.iterator(strategy, x, arguments)):
             return turns
+        if isinstance(x, Source) and _is_evaluation(arguments):
+            return _source_evaluation(x, strategy, arguments)
         if not isinstance(x, PerWorkerDataset):
             iterator: keras_patches.EpochIterator
 
@@ -208,6 +213,25 @@ def _evaluation_feed(batches: Iterator[Any], strategy: Any, iterator: keras_patc
         batches = itertools.islice(batches, calls * iterator.steps_per_execution)
     shards = ClientShards(map(present_parts, batches), iterator.num_batches, shard_count(None, strategy))
     return EvaluationFeed(shards, strategy, lambda: ClientFeed(shards.all_batches(), strategy))
+
+
+def _source_evaluation(source: Source, strategy: Any, arguments: dict[str, Any]) -> keras_patches.EpochIterator:
+    given = [name for name in ("y", "sample_weight", "steps_per_epoch") if arguments.get(name) is not None]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} cannot be given along with a source of coordinator.data, which gives (x, y) or "
+            "(x, y, sample_weight), and is evaluated to its end."
+        )
+    data = RangeData(Epochs(source, arguments.get("batch_size") or 32))
+    data.prepare(strategy)
+    size = data.epochs.settings.batch_size
+    return keras_patches.EpochIterator(
+        lambda _: EvaluationFeed(RangeShards(source, size, shard_count(None, strategy)), strategy),
+        keras_patches.OwnData(
+            types.SimpleNamespace(element_spec=data.element_spec(strategy)), data.batches_per_epoch, size
+        ),
+        arguments,
+    )
 
 
 class EndlessnessOnWorkers:

@@ -206,7 +206,7 @@ def trainer_extended(extension: Any) -> Iterator[None]:
         else:
             stock_build(self, iterator, data_batch)
 
-    # Public, but Keras' iterator is not told which epochs it is for.
+    # Public, but Keras' iterator does not know which epochs it is for.
     stock_fit = keras.Model.fit
     fit_signature = inspect.signature(stock_fit)
 

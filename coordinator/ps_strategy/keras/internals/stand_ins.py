@@ -134,7 +134,7 @@ class Rows(StandIn):
 
 
 class UnsharedRows(Rows):
-    """Rows that nobody else changes meanwhile: they are read once, and the caller writes them when all is computed.
+    """Rows that nothing else changes meanwhile: they are read once, and the caller writes them when all is computed.
 
     Attributes:
       is_changed: whether there is something to write: `value`.

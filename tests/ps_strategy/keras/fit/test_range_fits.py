@@ -105,7 +105,9 @@ def test_a_backup_has_the_position_inside_an_epoch(model: CountedModel, tmp_path
 def test_fit_begins_with_the_initial_epoch(model: CountedModel, source: Source) -> None:
     for data in ({"x": source, "batch_size": 6, "epochs": 3}, {"x": Epochs(source, 6, 3)}):
         assert model.fit(**data, initial_epoch=1, verbose=0).epoch == [1, 2]
-    assert model.fit(X, Y, batch_size=6, epochs=3, initial_epoch=2, verbose=0).epoch == [2]
+    fitted = model.fit(X, Y, batch_size=6, epochs=3, initial_epoch=2, verbose=0, validation_data=source)
+    assert fitted.epoch == [2]
+    assert list(fitted.history) == ["loss", "val_loss"]
     assert visits(model) == [5.0]
 
 

@@ -1,0 +1,38 @@
+"""Servers in a dictionary, and connections to them: no network, no remote calls."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from coordinator.options import Options
+from coordinator.ps_strategy.calls import tensorflow_runtime
+from coordinator.ps_strategy.membership import cluster_change, connections, membership
+from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
+from coordinator.ps_strategy.membership.membership import Membership
+from tests.ps_strategy.membership.fake_handshake import FakeHandshake, FakeLease
+from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
+from tests.ps_strategy.membership.fake_servers import ADDRESSES, FakeServers
+
+
+@pytest.fixture
+def servers(monkeypatch) -> FakeServers:
+    servers = FakeServers()
+    monkeypatch.setattr(connections, "TaskProbe", servers.probe)
+    monkeypatch.setattr(connections, "Heartbeat", lambda interval, timeout: servers)
+    for name, fake in (("Handshake", FakeHandshake), ("ClientLease", FakeLease), ("SentinelVariables", FakeSentinels)):
+        monkeypatch.setattr(connections, name, fake)
+    monkeypatch.setattr(connections, "context_id", lambda: 5)
+    monkeypatch.setattr(cluster_change, "update_server_def", servers.update_server_def)
+    for name in ("current_server_def", "set_server_def", "check_port_is_free"):
+        monkeypatch.setattr(membership, name, lambda *_: None)
+    monkeypatch.setattr(tensorflow_runtime, "bind_executor", lambda: SimpleNamespace(clear_error=lambda: None))
+    return servers
+
+
+@pytest.fixture
+def connect(servers):
+    def connect(**options) -> Membership:
+        options = Options(reconnect_interval=0.001, close_timeout=0.05, **options)
+        return Membership.connected(ClusterDefinition(ADDRESSES, "client:1", "grpc"), options)
+
+    return connect
