@@ -99,7 +99,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             tf.distribute.Strategy.__init__(self, ParameterServerExtended(self, *kept))
             self.extended.services = StrategyServices.of(scheduler, self._handles, tracer.reset, variables, options)
             self.parameter_servers = tuple(ParameterServer(i, device, membership) for i, device in enumerate(devices))
-            self._evaluation = StrategyEvaluation()
+            self._evaluation = StrategyEvaluation(scheduler.recovery.wait_recovered)
             self._datasets = DatasetDistribution(len(self.cluster.workers), self._trace_dataset, copies)
             if isinstance(cluster_resolver, PolledClusterResolver):
                 scheduler.follow(cluster_resolver.worker_addresses, cluster_resolver.interval)

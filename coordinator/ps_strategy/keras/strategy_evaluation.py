@@ -1,5 +1,6 @@
 """`strategy.evaluate`: the metrics of a model over data, exactly, without changing a variable."""
 
+import itertools
 import logging
 import math
 import weakref
@@ -26,12 +27,19 @@ _logger = logging.getLogger("coordinator")
 _BATCH_SIZE = 32
 # The functions of how many combinations of metrics are kept for each model.
 _KEPT = 4
+# How often the weights are copied at most before it succeeds.
+_ATTEMPTS = 3
 
 
 class StrategyEvaluation:
-    """Evaluates models, and keeps the functions that it has traced as long as the models live."""
+    """Evaluates models, and keeps the functions that it has traced as long as the models live.
 
-    def __init__(self) -> None:
+    Args:
+      wait_recovered: waits until lost parameter servers are recovered; returns whether all can be reached.
+    """
+
+    def __init__(self, wait_recovered: Callable[[], bool]) -> None:
+        self._wait_recovered = wait_recovered
         self._is_endless = EndlessnessOnWorkers()
         self._functions: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, Any]] = weakref.WeakKeyDictionary()
 
@@ -51,10 +59,8 @@ class StrategyEvaluation:
             if number is not None:
                 check_integer(name, number, minimum=1)
         divided = self._shards(strategy, data, batch_size, shards)
-        functions = self._functions_of(model, metrics, model_state)
         while True:
-            if functions.copies is not None:
-                functions.copies.take()
+            functions = self._prepared(model, metrics, model_state)
             found = EvaluationFeed(divided(), strategy).evaluate(functions)
             if functions.copies is None or not functions.copies.was_reset:
                 return {name: _number(value) for name, value in found.items()}
@@ -108,6 +114,19 @@ class StrategyEvaluation:
         size = _rows(arrays)
         width = batch_size or _BATCH_SIZE
         return lambda: ClientShards(_batches(arrays, size, width), math.ceil(size / width), count)
+
+    def _prepared(self, model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
+        """Returns the functions; copies the weights for them if they need it, also if a server is lost meanwhile."""
+        for attempt in itertools.count(1):
+            try:
+                functions = self._functions_of(model, metrics, model_state)
+                if functions.copies is not None:
+                    functions.copies.take()
+                return functions
+            except tf.errors.OpError:
+                if attempt == _ATTEMPTS or not self._wait_recovered():
+                    raise
+        raise AssertionError
 
     def _functions_of(self, model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
         kept = self._functions.setdefault(model, OrderedDict())
