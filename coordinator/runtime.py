@@ -39,7 +39,7 @@ class FiniteInput:
 
     Attributes:
       new_error: as given.
-      is_finite: whether it is known that a worker's part may end; set by the runtime.
+      is_finite: whether a worker's part may end, None until an iterator exists; set by the runtime.
       ended: the workers whose part has ended, each with the number of its reconnections until then. Guarded by the
         queue's lock.
     """
@@ -48,7 +48,7 @@ class FiniteInput:
 
     def __init__(self, new_error: Callable[[], BaseException]) -> None:
         self.new_error = new_error
-        self.is_finite = False
+        self.is_finite: bool | None = None
         self.ended: dict[int, int] = {}
 
 

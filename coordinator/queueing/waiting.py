@@ -46,14 +46,14 @@ class QueueWaits:
         self._stall_interval = stall_interval
 
     def yield_to_workers(self, closure: Closure) -> None:
-        """Waits a moment, or until a worker takes closures, if the closure's data is finite and many closures wait.
+        """Waits a moment, or until a worker takes closures, if the closure's data may be finite and many closures wait.
 
         A loop that schedules until the data ends would otherwise hold the interpreter, which the workers' threads need,
         and schedule many closures in vain.
         """
         waiting = self._state.waiting
         many = _AHEAD_PER_WORKER * len(waiting.inputs.workers)
-        if waiting.count > many and any(each.is_finite for each in closure.inputs):
+        if waiting.count > many and any(each.is_finite is not False for each in closure.inputs):
             self.has_room.wait(_MOMENT)
             # Another thread may have waited for room longer.
             self.has_room.notify()

@@ -13,14 +13,15 @@ import tensorflow as tf
 from tests import ROOT
 from tests.deadline import wait_until
 
-FOLDER = ROOT / "examples" / "data_service"
+TRAIN = ROOT / "examples" / "data_service/train.py"
+SERVE = ROOT / "examples" / "data_service/serve.py"
 TIMEOUT = 120.0
 service = tf.data.experimental.service
 
 
 @pytest.fixture
 def train():
-    spec = importlib.util.spec_from_file_location("data_service_train", FOLDER / "train.py")
+    spec = importlib.util.spec_from_file_location("data_service_train", TRAIN)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -41,7 +42,7 @@ def test_each_example_is_trained_once_and_the_position_is_not_saved(strategy, tr
 @contextlib.contextmanager
 def server(*arguments):
     """Runs one of the example's servers, which can be reached when the block begins."""
-    command = [sys.executable, FOLDER / "serve.py", *map(str, arguments)]
+    command = [sys.executable, SERVE, *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert "listens" in process.stdout.readline()

@@ -120,7 +120,7 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
 
         def build_iterator(context: WorkerContext) -> Any:
             iterator = positions.iterator_of(build(context), context)
-            finite_input.is_finite |= not positions.is_endless_on(context.index)
+            finite_input.is_finite = finite_input.is_finite or not positions.is_endless_on(context.index)
             return iterator
 
         super().__init__(f"iterator of {name}", element_spec, build_iterator)
