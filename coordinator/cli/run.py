@@ -28,6 +28,13 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         metavar="N",
         help="start the program again, up to N times, when it is killed or fails; the servers keep running (default 0)",
     )
+    running.add_argument(
+        "--server-restarts",
+        type=int,
+        metavar="N",
+        help="start a server that ends again, up to N times each; `restore_from` then brings back the variables of a "
+        "parameter server (default 3)",
+    )
     running.add_argument("--evaluator", action="store_true", help="run the program once more, as evaluator")
     running.add_argument(
         "--evaluator-timeout",

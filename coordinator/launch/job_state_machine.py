@@ -11,10 +11,11 @@
         +--signal, or a server fails--> ENDED <--no program is left--+
 
 It waits for nothing itself, so that a test gives any run as a sequence of calls. It promises to end: each state that
-waits for a program to end has a deadline, after which the program is killed; and a chief that fails is started again a
-limited number of times, never after it was interrupted.
+waits for a program to end has a deadline, after which the program is killed; and a chief that fails, or a server that
+ends, is started again a limited number of times, never after the run was interrupted.
 """
 
+import collections
 import enum
 import signal
 import time
@@ -43,6 +44,9 @@ class Job(Protocol):
     def start(self, role: Role) -> None:
         """Starts the program in a role, once more if it has ended there."""
 
+    def start_server(self, name: str) -> None:
+        """Starts a server that has ended, on its port."""
+
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to every program that runs."""
 
@@ -68,6 +72,7 @@ class JobStateMachine:
       roles: the roles that the program has in it.
       evaluator_timeout: how long the evaluator may run after the chief has ended with code 0, in seconds.
       restarts: how often a chief that fails is started again. The evaluator continues meanwhile.
+      server_restarts: how often each server is started again.
       clock: returns the time in seconds.
 
     Attributes:
@@ -82,6 +87,7 @@ class JobStateMachine:
         roles: Collection[Role],
         evaluator_timeout: float,
         restarts: int,
+        server_restarts: int,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.state = State.STARTING
@@ -92,6 +98,8 @@ class JobStateMachine:
         self._running: set[Role] = set()
         self._restarts = restarts
         self._restarted = 0
+        self._server_restarts = server_restarts
+        self._servers_restarted: collections.Counter[str] = collections.Counter()
         self._evaluator_timeout = evaluator_timeout
         self._evaluator_code = 0
         self._evaluator_deadline = 0.0
@@ -112,15 +120,23 @@ class JobStateMachine:
             self._job.say(reason)
 
     def server_ended(self, name: str, ending: str, consequence: str, log: str) -> None:
-        """Reports that a server ended although nothing here ended it.
+        """Starts a server again that ended although nothing here ended it, or reports what follows.
 
         Args:
           name: of the server.
           ending: how it ended, such as `by SIGKILL`.
-          consequence: what follows from that.
+          consequence: what follows if it is not started again.
           log: the path of its log.
         """
-        self._job.say(f"{name} ended unexpectedly, {ending}; {consequence}. Its log: {log}")
+        what = f"{name} ended unexpectedly, {ending}"
+        is_needed = self.state in (State.RUNNING, State.AWAITING_EVALUATOR)
+        if is_needed and self._servers_restarted[name] < self._server_restarts:
+            self._servers_restarted[name] += 1
+            count = f"restart {self._servers_restarted[name]} of {self._server_restarts}"
+            self._job.say(f"{what}: starting it again, {count}. Its log: {log}")
+            self._job.start_server(name)
+        else:
+            self._job.say(f"{what}; {consequence}. Its log: {log}")
 
     def signal_received(self, number: signal.Signals) -> None:
         """Passes on a signal that the command received, or ends the run."""

@@ -3,7 +3,7 @@
     main thread     calls `JobStateMachine` for one event after the other, which calls the job to do what follows
     signals         reports signals
     servers-ready   waits until every server answers
-    server-end      one for each server: waits for its end
+    server-end      one for each start of a server: waits for its end
     program-...     of each program: its end and its output (`program_process.py`)
 
 It promises to check the request before anything starts, and that no thread and no process that it started is left when
@@ -42,6 +42,7 @@ class RunRequest:
       workers: how many workers.
       ps: how many parameter servers.
       restarts: how often the program is started again, on the same servers, when it fails.
+      server_restarts: how often each server is started again, on its port, when it ends.
       evaluator: the program also runs once as evaluator.
       evaluator_timeout: how long the evaluator may run after the chief has ended with code 0.
       start_timeout: how long all servers together may take until they answer.
@@ -51,7 +52,7 @@ class RunRequest:
 
     Raises:
       ClusterSpecError: there is no worker, or no parameter server.
-      LaunchError: the program is not a file, the restarts are fewer than none, or a time is not above 0.
+      LaunchError: the program is not a file, there are restarts below 0, or a time is not above 0.
     """
 
     program: pathlib.Path
@@ -59,6 +60,7 @@ class RunRequest:
     workers: int = 1
     ps: int = 1
     restarts: int = 0
+    server_restarts: int = 3
     evaluator: bool = False
     evaluator_timeout: float = 300.0
     start_timeout: float = 120.0
@@ -71,8 +73,9 @@ class RunRequest:
                 raise ClusterSpecError(
                     f"{option} must be at least 1, got {count}: training needs both kinds of server."
                 )
-        if self.restarts < 0:
-            raise LaunchError(f"--restarts must be at least 0, got {self.restarts}.")
+        for option, count in (("--restarts", self.restarts), ("--server-restarts", self.server_restarts)):
+            if count < 0:
+                raise LaunchError(f"{option} must be at least 0, got {count}.")
         times = (("--evaluator-timeout", self.evaluator_timeout), ("--start-timeout", self.start_timeout))
         for option, seconds in times:
             if not seconds > 0:
@@ -106,7 +109,8 @@ class LocalJob:
         self._cluster = free_cluster(servers | {role.value: 1 for role in roles})
         self._servers = LocalServers(self._cluster, log_folder, self._environment)
         self._programs: dict[Role, ProgramProcess] = {}
-        self._state_machine = JobStateMachine(self, roles, request.evaluator_timeout, request.restarts)
+        limits = request.evaluator_timeout, request.restarts, request.server_restarts
+        self._state_machine = JobStateMachine(self, roles, *limits)
         # Each is a call of the state machine.
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -156,6 +160,16 @@ class LocalJob:
             self._programs[role].close()
         self._programs[role] = self._start_program(role)
 
+    def start_server(self, name: str) -> None:
+        """Starts a server that has ended, on its port."""
+        [server] = [server for server in self._servers if server.config.name == name]
+        try:
+            server.start()
+        except LaunchError as error:
+            self._console.say(str(error))
+        # A server that could not be started counts as one that ended at once.
+        self._watch_server(server)
+
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to every program that runs."""
         for program in self._programs.values():
@@ -195,15 +209,21 @@ class LocalJob:
             self._events.put(partial(self._state_machine.servers_failed, str(error)))
         else:
             for server in self._servers:
-                self._start_thread("coordinator-server-end", partial(self._wait_server_ended, server))
+                self._watch_server(server)
             self._events.put(self._state_machine.servers_ready)
+
+    def _watch_server(self, server: ServerProcess) -> None:
+        self._start_thread("coordinator-server-end", partial(self._wait_server_ended, server))
 
     def _wait_server_ended(self, server: ServerProcess) -> None:
         server.wait_ended()
         if not self._is_closing.is_set():
             self.is_log_needed = True
-            report = server.config.name, server.ending, self._consequence(server), str(server.log_path)
-            self._events.put(partial(self._state_machine.server_ended, *report))
+            self._events.put(partial(self._on_server_ended, server, server.ending))
+
+    def _on_server_ended(self, server: ServerProcess, ending: str) -> None:
+        consequence = self._consequence(server)
+        self._state_machine.server_ended(server.config.name, ending, consequence, str(server.log_path))
 
     def _consequence(self, ended: ServerProcess) -> str:
         """Returns what the end of a server means to the program."""

@@ -207,19 +207,6 @@ def test_ctrl_z_suspends_the_program_and_fg_continues_it(program: Writer, enviro
         assert command.wait_ended() == 130
 
 
-def test_a_server_that_dies_is_mentioned_with_its_log_and_the_run_continues(
-    program: Writer, environment: Environment
-) -> None:
-    with CommandProcess("run", "--workers", 2, program(EVALUATED), environment=environment) as command:
-        command.wait_output("chief asks: ")
-        [server] = [process for process in command.record() if process.name() == "worker-1"]
-        server.kill()
-        log = command.wait_output(r"/job:worker/task:1 ended unexpectedly, by SIGKILL .*; .* Its log: (\S+)")[1]
-        command.type("0\n")
-        assert command.wait_ended() == 0
-    assert "/job:worker/task:1 serves on" in Path(log).read_text()
-
-
 def test_a_server_that_does_not_start_ends_the_run_and_shows_why(program: Writer, environment: Environment) -> None:
     broken = {**environment, "FAKE_BROKEN": "ps-1"}
     with CommandProcess("run", "--ps", 2, program(OBEDIENT), environment=broken) as command:

@@ -30,7 +30,20 @@ def test_every_option_has_a_default(requests: list[RunRequest], program: Path) -
 
 def test_every_option_can_be_given(requests: list[RunRequest], program: Path, tmp_path: Path) -> None:
     options = ["--workers", "3", "--ps", "2", "--evaluator", "--evaluator-timeout", "4.5", "--start-timeout=6"]
-    main(["run", *options, "--restarts", "4", "--log-dir", str(tmp_path), str(program), "--workers", "8"])
+    main(
+        [
+            "run",
+            *options,
+            "--restarts",
+            "4",
+            "--server-restarts=0",
+            "--log-dir",
+            str(tmp_path),
+            str(program),
+            "--workers",
+            "8",
+        ]
+    )
     assert requests == [
         RunRequest(
             program=program,
@@ -38,6 +51,7 @@ def test_every_option_can_be_given(requests: list[RunRequest], program: Path, tm
             workers=3,
             ps=2,
             restarts=4,
+            server_restarts=0,
             evaluator=True,
             evaluator_timeout=4.5,
             start_timeout=6.0,
@@ -58,6 +72,7 @@ Arguments = Callable[[str], list[str]]
         (lambda program: ["--workers", "-1", program], "--workers must be at least 1, got -1"),
         (lambda program: ["--ps", "0", program], "--ps must be at least 1, got 0"),
         (lambda program: ["--restarts", "-1", program], "--restarts must be at least 0, got -1"),
+        (lambda program: ["--server-restarts", "-1", program], "--server-restarts must be at least 0, got -1"),
         (lambda program: ["--evaluator-timeout", "0", program], "--evaluator-timeout must be a number of seconds"),
         (lambda program: ["--start-timeout", "nan", program], "--start-timeout must be a number of seconds"),
     ],

@@ -1,4 +1,4 @@
-"""`coordinator run --restarts`: the program is started again on the servers that it had."""
+"""`coordinator run --restarts --server-restarts`: what dies is started again."""
 
 import json
 import os
@@ -92,3 +92,42 @@ def test_an_interrupted_program_is_not_started_again(
         command.type("\x03")
         assert command.wait_ended() == 130
     assert not re.search("start 2|starting it again", command.output)
+
+
+# Prints the id of each process that serves as the first parameter server, until it is typed a line.
+WATCHING = """
+    import json, os, pathlib, select, sys
+    from coordinator.heartbeat.task_probe import TaskProbe
+    address = json.loads(os.environ["TF_CONFIG"])["cluster"]["ps"][0]
+    seen = set()
+    while not select.select([0], [], [], 0.05)[0]:
+        with TaskProbe(address) as probe:
+            status = probe.status(timeout=5)
+        if status is not None and status.incarnation not in seen:
+            seen.add(status.incarnation)
+            print(f"server {len(seen)} answers", flush=True)
+"""
+
+
+def parameter_server(command: CommandProcess) -> psutil.Process:
+    [server] = [each for each in command.record() if each.is_running() and each.name() == "ps-0"]
+    return server
+
+
+def test_a_server_that_dies_is_started_again_on_its_port_up_to_its_limit(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(WATCHING))
+    with CommandProcess("run", "--server-restarts", 1, path, environment=environment) as command:
+        command.wait_output("server 1 answers")
+        parameter_server(command).kill()
+        again = r"/job:ps/task:0 ended unexpectedly, by SIGKILL .*: starting it again, restart 1 of 1. Its log: (\S+)"
+        log = Path(command.wait_output(again)[1])
+        command.wait_output("server 2 answers")
+        parameter_server(command).kill()
+        command.wait_output("/job:ps/task:0 ended .*; its variables are lost with it, and it is not started again")
+        command.type("\n")
+        assert command.wait_ended() == 0
+        assert not command.left()
+    assert "/job:ps/task:0 serves on" in log.read_text()

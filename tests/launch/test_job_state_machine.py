@@ -22,6 +22,10 @@ def chief(code: int) -> Event:
     return methodcaller("program_ended", Role.CHIEF, code)
 
 
+def server_ended(name: str) -> Event:
+    return methodcaller("server_ended", name, "by SIGKILL", "it is not started again", f"/{name}.log")
+
+
 def evaluator(code: int) -> Event:
     return methodcaller("program_ended", Role.EVALUATOR, code)
 
@@ -29,8 +33,8 @@ def evaluator(code: int) -> Event:
 class RecordedJob(JobStateMachine):
     """A run that records the actions and carries out none, at the time `now`."""
 
-    def __init__(self, roles: Collection[Role], evaluator_timeout: float, restarts: int):
-        super().__init__(self, roles, evaluator_timeout, restarts, clock=lambda: self.now)
+    def __init__(self, roles: Collection[Role], evaluator_timeout: float, restarts: int, server_restarts: int):
+        super().__init__(self, roles, evaluator_timeout, restarts, server_restarts, clock=lambda: self.now)
         self.now = 0.0
         self.actions: list[Action] = []
 
@@ -39,6 +43,9 @@ class RecordedJob(JobStateMachine):
 
     def start(self, role: Role) -> None:
         self.actions.append(("start", role))
+
+    def start_server(self, name: str) -> None:
+        self.actions.append(("start_server", name))
 
     def send(self, number: signal.Signals) -> None:
         self.actions.append(("send", number))
@@ -54,12 +61,12 @@ class RecordedJob(JobStateMachine):
         return self.actions
 
 
-def alone(restarts: int = 0) -> RecordedJob:
-    return RecordedJob([Role.CHIEF], 300, restarts)
+def alone(restarts: int = 0, server_restarts: int = 0) -> RecordedJob:
+    return RecordedJob([Role.CHIEF], 300, restarts, server_restarts)
 
 
-def with_evaluator(evaluator_timeout: float = 300, restarts: int = 0) -> RecordedJob:
-    return RecordedJob(Role, evaluator_timeout, restarts)
+def with_evaluator(evaluator_timeout: float = 300, restarts: int = 0, server_restarts: int = 0) -> RecordedJob:
+    return RecordedJob(Role, evaluator_timeout, restarts, server_restarts)
 
 
 def advance(job: RecordedJob, *events: Event, now: float = 0.0) -> list[Action]:
@@ -194,13 +201,29 @@ def test_a_signal_before_the_programs_start_ends_the_run() -> None:
     assert advance(job, SERVERS_READY) == []
 
 
-def test_a_server_that_ends_is_mentioned_and_the_run_continues() -> None:
-    job = alone()
+def test_each_server_that_ends_is_started_again_a_limited_number_of_times() -> None:
+    job = alone(server_restarts=2)
     advance(job, SERVERS_READY)
-    event = methodcaller("server_ended", "/job:worker/task:1", "with code 1", "the program goes on", "/worker-1.log")
-    said = messages(job, event)
-    assert said == "/job:worker/task:1 ended unexpectedly, with code 1; the program goes on. Its log: /worker-1.log"
+    expected = "ps-0 ended unexpectedly, by SIGKILL: starting it again, restart 1 of 2. Its log: /ps-0.log"
+    assert job.advance(server_ended("ps-0"), 0.0) == [("say", expected), ("start_server", "ps-0")]
+    assert advance(job, server_ended("worker-0")) == [("start_server", "worker-0")]
+    assert "restart 2 of 2" in messages(job, server_ended("ps-0"))
+    assert job.advance(server_ended("ps-0"), 0.0) == [
+        ("say", "ps-0 ended unexpectedly, by SIGKILL; it is not started again. Its log: /ps-0.log")
+    ]
     assert job.state is State.RUNNING
+
+
+@pytest.mark.parametrize("event", [CTRL_C, chief(5)])
+def test_while_the_run_ends_no_server_is_started_again(event: Event) -> None:
+    job = with_evaluator(server_restarts=2)
+    assert advance(job, SERVERS_READY, event, server_ended("ps-0")) == []
+    assert advance(job, chief(5), evaluator(0), server_ended("ps-0")) == []
+
+
+def test_servers_are_started_again_while_the_evaluator_runs() -> None:
+    job = with_evaluator(server_restarts=1)
+    assert advance(job, SERVERS_READY, chief(0), server_ended("worker-0")) == [("start_server", "worker-0")]
 
 
 def test_a_suspended_terminal_suspends_the_programs() -> None:
