@@ -37,6 +37,12 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     running.add_argument("--evaluator", action="store_true", help="run the program once more, as evaluator")
     running.add_argument(
+        "--evaluator-workers",
+        type=int,
+        metavar="N",
+        help="run it as evaluator with a cluster of its own: N workers and a parameter server (default 0: none)",
+    )
+    running.add_argument(
         "--evaluator-timeout",
         type=float,
         metavar="SECONDS",
@@ -80,7 +86,9 @@ def run(request: RunRequest, environment: Mapping[str, str]) -> int:
     console = Console(sys.stdout, sys.stderr)
     log_folder = _log_folder(request)
     job = LocalJob(request, log_folder, environment, console)
-    console.say(f"starting {_count(request.workers, 'worker')} and {_count(request.ps, 'parameter server')}.")
+    evaluators = request.evaluator_workers
+    further = f"; for the evaluator, {_servers(evaluators, 1)}" if evaluators else ""
+    console.say(f"starting {_servers(request.workers, request.ps)}{further}.")
     try:
         with console.restored(keyboard=0):
             return job.run()
@@ -97,6 +105,10 @@ def _log_folder(request: RunRequest) -> pathlib.Path:
     except OSError as error:
         raise LaunchError(f"The folder for logs could not be created: {error}. Give another --log-dir.") from error
     return request.log_dir
+
+
+def _servers(workers: int, ps: int) -> str:
+    return f"{_count(workers, 'worker')} and {_count(ps, 'parameter server')}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -17,7 +17,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from coordinator.errors import ClusterSpecError, LaunchError
@@ -44,6 +44,8 @@ class RunRequest:
       restarts: how often the program is started again, on the same servers, when it fails.
       server_restarts: how often each server is started again, on its port, when it ends.
       evaluator: the program also runs once as evaluator.
+      evaluator_workers: how many workers a second cluster has, with one parameter server, which belongs to the
+        evaluator alone; 0 for no second cluster. With one, there is an evaluator in any case.
       evaluator_timeout: how long the evaluator may run after the chief has ended with code 0.
       start_timeout: how long all servers together may take until they answer.
       log_dir: the folder for the logs of servers, and of TensorFlow's C++ code in the program; None keeps those of
@@ -62,6 +64,7 @@ class RunRequest:
     restarts: int = 0
     server_restarts: int = 3
     evaluator: bool = False
+    evaluator_workers: int = 0
     evaluator_timeout: float = 300.0
     start_timeout: float = 120.0
     log_dir: pathlib.Path | None = None
@@ -73,7 +76,11 @@ class RunRequest:
                 raise ClusterSpecError(
                     f"{option} must be at least 1, got {count}: training needs both kinds of server."
                 )
-        for option, count in (("--restarts", self.restarts), ("--server-restarts", self.server_restarts)):
+        for option, count in (
+            ("--restarts", self.restarts),
+            ("--server-restarts", self.server_restarts),
+            ("--evaluator-workers", self.evaluator_workers),
+        ):
             if count < 0:
                 raise LaunchError(f"{option} must be at least 0, got {count}.")
         times = (("--evaluator-timeout", self.evaluator_timeout), ("--start-timeout", self.start_timeout))
@@ -104,10 +111,11 @@ class LocalJob:
         self._request = request
         self._environment = {_LOG_LEVEL: "0", **environment} if request.verbose else dict(environment)
         self._console = console
-        roles = tuple(Role) if request.evaluator else (Role.CHIEF,)
-        servers = {"worker": request.workers, "ps": request.ps}
-        self._cluster = free_cluster(servers | {role.value: 1 for role in roles})
-        self._servers = LocalServers(self._cluster, log_folder, self._environment)
+        roles = tuple(Role) if request.evaluator or request.evaluator_workers else (Role.CHIEF,)
+        self._clusters = _clusters(request, roles)
+        self._servers = LocalServers(self._clusters[Role.CHIEF], log_folder, self._environment)
+        if request.evaluator_workers:
+            self._servers.add_cluster(self._clusters[Role.EVALUATOR], Role.EVALUATOR.value)
         self._programs: dict[Role, ProgramProcess] = {}
         limits = request.evaluator_timeout, request.restarts, request.server_restarts
         self._state_machine = JobStateMachine(self, roles, *limits)
@@ -162,7 +170,7 @@ class LocalJob:
 
     def start_server(self, name: str) -> None:
         """Starts a server that has ended, on its port."""
-        [server] = [server for server in self._servers if server.config.name == name]
+        [server] = [server for server in self._servers if server.name == name]
         try:
             server.start()
         except LaunchError as error:
@@ -186,7 +194,7 @@ class LocalJob:
         # On the terminal, errors that TensorFlow logs are left out too: the strategy reports those that matter, and of
         # such a message only the first line differs from the program's output.
         inherited = self._environment if log_folder else {_LOG_LEVEL: "3", **self._environment}
-        environment = program_environment(inherited, TaskConfig(self._cluster, role.value, 0))
+        environment = program_environment(inherited, TaskConfig(self._clusters[role], role.value, 0))
         if role is Role.EVALUATOR:
             # Its output is a pipe, which Python would fill by the block.
             environment["PYTHONUNBUFFERED"] = "1"
@@ -223,15 +231,17 @@ class LocalJob:
 
     def _on_server_ended(self, server: ServerProcess, ending: str) -> None:
         consequence = self._consequence(server)
-        self._state_machine.server_ended(server.config.name, ending, consequence, str(server.log_path))
+        self._state_machine.server_ended(server.name, ending, consequence, str(server.log_path))
 
     def _consequence(self, ended: ServerProcess) -> str:
         """Returns what the end of a server means to the program."""
         if ended.config.job == "ps":
             return "its variables are lost with it, and it is not started again"
-        if not any(server.config.job == "worker" and server.is_alive() for server in self._servers):
-            return "no worker is left, so the program can only wait, and Ctrl-C ends it"
-        return "the program continues without it"
+        program = ended.owner or "program"
+        left = (server for server in self._servers if server.owner == ended.owner and server.config.job == "worker")
+        if not any(server.is_alive() for server in left):
+            return f"no worker is left, so the {program} can only wait, and Ctrl-C ends it"
+        return f"the {program} continues without it"
 
     def _close(self) -> None:
         self._is_closing.set()
@@ -245,3 +255,14 @@ class LocalJob:
         thread = threading.Thread(target=target, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
+
+
+def _clusters(request: RunRequest, roles: Collection[Role]) -> dict[Role, dict[str, list[str]]]:
+    """Returns the cluster that the program sees in each role."""
+    servers = {"worker": request.workers, "ps": request.ps}
+    if not request.evaluator_workers:
+        return dict.fromkeys(roles, free_cluster(servers | {role.value: 1 for role in roles}))
+    cluster = free_cluster(servers | {Role.CHIEF.value: 1})
+    taken = [address for addresses in cluster.values() for address in addresses]
+    own = {"worker": request.evaluator_workers, "ps": 1, Role.EVALUATOR.value: 1}
+    return {Role.CHIEF: cluster, Role.EVALUATOR: free_cluster(own, besides=taken)}

@@ -54,13 +54,13 @@ def free_addresses(count: int, *, besides: Collection[str] = ()) -> list[str]:
     raise LaunchError(f"There are no {count} free ports between {_PORTS.start} and {_PORTS.stop}: end some servers.")
 
 
-def free_cluster(counts: Mapping[str, int]) -> dict[str, list[str]]:
+def free_cluster(counts: Mapping[str, int], *, besides: Collection[str] = ()) -> dict[str, list[str]]:
     """Returns such addresses for each job, as many as `counts` says.
 
     Raises:
       LaunchError: there are fewer.
     """
-    addresses = iter(free_addresses(sum(counts.values())))
+    addresses = iter(free_addresses(sum(counts.values()), besides=besides))
     return {job: [next(addresses) for _ in range(count)] for job, count in counts.items()}
 
 
@@ -72,6 +72,7 @@ class ServerProcess:
       log_path: the file that takes what the process prints; the first start empties it.
       environment: the environment that the process inherits.
       fork_server: forks the process.
+      owner: whose cluster it is, if there are several.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class ServerProcess:
         log_path: pathlib.Path,
         environment: Mapping[str, str],
         fork_server: ForkServerProcess,
+        owner: str = "",
     ):
         self.config = config
+        self.owner = owner
         self.log_path = log_path
         self._environment = environment
         self._fork_server = fork_server
@@ -97,14 +100,14 @@ class ServerProcess:
         """
         with self._lock:
             if self.is_alive():
-                raise LaunchError(f"{self.config.name} already runs, as process {self.pid}.")
+                raise LaunchError(f"{self.name} already runs, as process {self.pid}.")
             self._started_at = time.monotonic()
             environment = server_environment(self._environment, self.config)
             try:
                 with self.log_path.open("wb" if self._process is None else "ab") as log:
                     self._process = self._fork_server.start_server(environment, log.fileno())
             except OSError as error:
-                raise LaunchError(f"{self.config.name} could not be started: {error}.") from error
+                raise LaunchError(f"{self.name} could not be started: {error}.") from error
 
     def wait_ready(self, timeout: float) -> None:
         """Waits until the server answers.
@@ -184,12 +187,17 @@ class ServerProcess:
 
     def _send(self, number: signal.Signals) -> None:
         if self._process is None or not self.is_alive():
-            raise LaunchError(f"{self.config.name} is not running, so it cannot get {number.name}.")
+            raise LaunchError(f"{self.name} is not running, so it cannot get {number.name}.")
         self._process.send(number)
 
     def _is_own(self, devices: tuple[str, ...]) -> bool:
         prefix = f"/job:{self.config.job}/replica:0/task:{self.config.index}/"
         return any(device.startswith(prefix) for device in devices)
+
+    @property
+    def name(self) -> str:
+        """The name of the task, after that of its owner."""
+        return f"the {self.owner}'s {self.config.name}" if self.owner else self.config.name
 
     @property
     def ending(self) -> str:
@@ -205,7 +213,7 @@ class ServerProcess:
 
     def _failure(self, what: str) -> str:
         tail = self.log_tail() or "(empty)"
-        return f"{self.config.name} at {self.config.address} {what}. Its log, {self.log_path}, ends with:\n{tail}"
+        return f"{self.name} at {self.config.address} {what}. Its log, {self.log_path}, ends with:\n{tail}"
 
 
 class LocalServers:
@@ -221,16 +229,25 @@ class LocalServers:
         self._log_folder = log_folder
         self._environment = dict(environment)
         self._fork_server = ForkServerProcess(log_folder / "fork-server.log")
-        self._servers: dict[tuple[str, int], ServerProcess] = {}
+        self._servers: dict[tuple[str, str, int], ServerProcess] = {}
+        self.add_cluster(cluster)
+
+    def add_cluster(self, cluster: Mapping[str, Sequence[str]], owner: str = "") -> None:
+        """Adds the servers of a cluster, not yet started.
+
+        Args:
+          cluster: as above.
+          owner: whose cluster it is, if it is not the first one: part of the names of its servers and of their logs.
+        """
         for job in SERVED_JOBS:
             for index in range(len(cluster.get(job, ()))):
-                self.add(TaskConfig(cluster, job, index))
+                self.add(TaskConfig(cluster, job, index), owner)
 
-    def add(self, config: TaskConfig) -> ServerProcess:
+    def add(self, config: TaskConfig, owner: str = "") -> ServerProcess:
         """Adds a server, not yet started."""
-        log_path = self._log_folder / f"{config.job}-{config.index}.log"
-        server = ServerProcess(config, log_path, self._environment, self._fork_server)
-        self._servers[config.job, config.index] = server
+        log_path = self._log_folder / f"{owner and owner + '-'}{config.job}-{config.index}.log"
+        server = ServerProcess(config, log_path, self._environment, self._fork_server, owner)
+        self._servers[owner, config.job, config.index] = server
         return server
 
     def start(self) -> None:
@@ -262,10 +279,10 @@ class LocalServers:
             server.kill()
 
     def __getitem__(self, task: tuple[str, int]) -> ServerProcess:
-        if task not in self._servers:
-            names = ", ".join(server.config.name for server in self)
+        if ("", *task) not in self._servers:
+            names = ", ".join(server.name for server in self)
             raise ClusterSpecError(f"There is no /job:{task[0]}/task:{task[1]} here; there are {names}.")
-        return self._servers[task]
+        return self._servers["", *task]
 
     def __iter__(self) -> Iterator[ServerProcess]:
         return iter(tuple(self._servers.values()))

@@ -45,6 +45,13 @@ EVALUATED = """
     while True:
         signal.pause()
 """
+# What the program sees of its cluster.
+CLUSTER = """
+    import json, os
+    config = json.loads(os.environ["TF_CONFIG"])
+    print(config["task"]["type"], "sees", [address for tasks in config["cluster"].values() for address in tasks])
+    print({job: len(tasks) for job, tasks in config["cluster"].items()})
+"""
 
 
 def test_the_program_gets_its_role_its_arguments_and_its_exit_code_through(
@@ -121,6 +128,27 @@ def test_a_chief_that_fails_ends_the_evaluator(program: Writer, environment: Env
         assert command.wait_ended() == 4
         assert "the chief ended with code 4: ending the evaluator" in command.output
         assert not command.left()
+
+
+def test_the_evaluator_may_have_a_cluster_of_its_own(program: Writer, environment: Environment) -> None:
+    path = program(CLUSTER + EVALUATED)
+    with CommandProcess("run", "--evaluator-workers", 2, path, environment=environment) as command:
+        own = command.wait_output(r"\[evaluator\] evaluator sees \[(.*)\]")[1]
+        command.wait_output(r"\[evaluator\] evaluator waits")
+        others = command.wait_output(r"chief sees \[(.*)\]")[1]
+        assert not set(own.split(", ")) & set(others.split(", "))
+        assert "{'worker': 2, 'ps': 1, 'evaluator': 1}" in command.output
+        assert "{'worker': 1, 'ps': 1, 'chief': 1}" in command.output
+        [server] = [process for process in command.record() if process.name() == "worker-1"]
+        server.kill()
+        pattern = r"the evaluator's /job:worker/task:1 ended unexpectedly, .*: starting it again, .* log: (\S+)"
+        log = Path(command.wait_output(pattern)[1])
+        command.wait_output("chief asks: ")
+        command.type("4\n")
+        assert command.wait_ended() == 4
+        assert not command.left()
+    assert log.name == "evaluator-worker-1.log"
+    assert "/job:worker/task:1 serves on" in log.read_text()
 
 
 def test_ctrl_c_reaches_the_program_once_and_ends_everything(program: Writer, environment: Environment) -> None:

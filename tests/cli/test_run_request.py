@@ -30,20 +30,8 @@ def test_every_option_has_a_default(requests: list[RunRequest], program: Path) -
 
 def test_every_option_can_be_given(requests: list[RunRequest], program: Path, tmp_path: Path) -> None:
     options = ["--workers", "3", "--ps", "2", "--evaluator", "--evaluator-timeout", "4.5", "--start-timeout=6"]
-    main(
-        [
-            "run",
-            *options,
-            "--restarts",
-            "4",
-            "--server-restarts=0",
-            "--log-dir",
-            str(tmp_path),
-            str(program),
-            "--workers",
-            "8",
-        ]
-    )
+    options += ["--evaluator-workers", "2", "--restarts", "4", "--server-restarts=0", "--log-dir", str(tmp_path)]
+    main(["run", *options, str(program), "--workers", "8"])
     assert requests == [
         RunRequest(
             program=program,
@@ -53,6 +41,7 @@ def test_every_option_can_be_given(requests: list[RunRequest], program: Path, tm
             restarts=4,
             server_restarts=0,
             evaluator=True,
+            evaluator_workers=2,
             evaluator_timeout=4.5,
             start_timeout=6.0,
             log_dir=tmp_path,
@@ -73,6 +62,7 @@ Arguments = Callable[[str], list[str]]
         (lambda program: ["--ps", "0", program], "--ps must be at least 1, got 0"),
         (lambda program: ["--restarts", "-1", program], "--restarts must be at least 0, got -1"),
         (lambda program: ["--server-restarts", "-1", program], "--server-restarts must be at least 0, got -1"),
+        (lambda program: ["--evaluator-workers", "-1", program], "--evaluator-workers must be at least 0, got -1"),
         (lambda program: ["--evaluator-timeout", "0", program], "--evaluator-timeout must be a number of seconds"),
         (lambda program: ["--start-timeout", "nan", program], "--start-timeout must be a number of seconds"),
     ],

@@ -1,7 +1,8 @@
 """The cluster that a resolver describes: checked, and converted to the form that TensorFlow's runtime takes.
 
 Promises: a specification that cannot work is refused when the strategy is created, with a message that says what to
-change; an `evaluator` job is left out, since the client never connects to it.
+change; an `evaluator` job is left out, since the client never connects to it. A cluster with an
+`evaluator` and no `chief` belongs to the evaluator alone, which is its client.
 """
 
 import dataclasses
@@ -14,7 +15,8 @@ from coordinator.addresses import parse_address
 from coordinator.errors import ClusterSpecError
 
 CLIENT_JOB = "chief"
-_KNOWN_JOBS = (CLIENT_JOB, "worker", "ps", "evaluator")
+_EVALUATOR_JOB = "evaluator"
+_KNOWN_JOBS = (CLIENT_JOB, "worker", "ps", _EVALUATOR_JOB)
 
 _TF_CONFIG = '{"cluster": {"worker": ["host:port"], "ps": ["host:port"]}, "task": {"type": "chief", "index": 0}}'
 
@@ -76,14 +78,15 @@ class ClusterDefinition:
             ) from None
         jobs = {job: spec.task_indices(job) for job in spec.jobs} if spec else {}
         _check_jobs(jobs)
-        _check_own_task(own_job, own_index)
+        client_job = _EVALUATOR_JOB if own_job == _EVALUATOR_JOB and _is_evaluators(jobs) else CLIENT_JOB
+        _check_own_task(own_job, own_index, client_job)
         addresses: dict[Task, str] = {}
         for task in (Task(job, index) for job in ("ps", "worker") for index in jobs[job]):
             address = spec.task_address(task.job, task.index)
             check_address(task, address, addresses)
             addresses[task] = address
-        chiefs = [spec.task_address(CLIENT_JOB, index) for index in jobs.get(CLIENT_JOB, ())]
-        return cls(addresses, chiefs[0] if chiefs else None, resolver.rpc_layer or "grpc")
+        clients = [spec.task_address(client_job, index) for index in jobs.get(client_job, ())]
+        return cls(addresses, clients[0] if clients else None, resolver.rpc_layer or "grpc")
 
     def tasks(self, job: str) -> tuple[Task, ...]:
         """Returns the tasks of a job, by index."""
@@ -143,15 +146,21 @@ def _check_jobs(jobs: Mapping[str, list[int]]) -> None:
         )
 
 
-def _check_own_task(job: str | None, index: int | None) -> None:
-    if job in (None, "", CLIENT_JOB):
+def _is_evaluators(jobs: Mapping[str, list[int]]) -> bool:
+    """Returns whether a cluster belongs to its evaluator."""
+    return bool(jobs.get(_EVALUATOR_JOB)) and not jobs.get(CLIENT_JOB)
+
+
+def _check_own_task(job: str | None, index: int | None, client_job: str) -> None:
+    if job in (None, "", client_job):
         if index not in (None, 0):
-            raise ClusterSpecError(f"This process is task {index} of the job 'chief'; the client is task 0.")
+            raise ClusterSpecError(f"This process is task {index} of the job {client_job!r}; the client is task 0.")
         return
     advice = {
         "worker": "Run `coordinator serve` there instead.",
         "ps": "Run `coordinator serve` there instead.",
-        "evaluator": "Use coordinator.SidecarEvaluator there instead.",
+        _EVALUATOR_JOB: "Use coordinator.SidecarEvaluator there without a strategy, or give the evaluator a cluster of "
+        "its own, without a 'chief' (`coordinator run --evaluator-workers`).",
     }.get(job, "Set the task's type to 'chief'.")
     raise ClusterSpecError(
         f"The strategy is created by the client, the 'chief' task, but this task's type is {job!r}. {advice}"

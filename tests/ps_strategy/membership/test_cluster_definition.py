@@ -59,6 +59,16 @@ def test_an_evaluator_is_left_out():  # row 133
     assert define({**SPEC, "evaluator": ["e:1"]}) == define(SPEC)
 
 
+def test_an_evaluator_is_the_client_of_a_cluster_of_its_own():
+    own = define({**SPEC, "evaluator": ["e:1"]}, "evaluator", 0)
+    assert own.client_address == "e:1"
+    assert own.addresses == define(SPEC).addresses
+    assert "is task 1 of the job 'evaluator'; the client is task 0" in refusal(
+        {**SPEC, "evaluator": ["e:1", "f:1"]}, "evaluator", 1
+    )
+    assert "--evaluator-workers" in refusal({**SPEC, "chief": ["c:1"], "evaluator": ["e:1"]}, "evaluator", 0)
+
+
 def test_task_numbers_may_have_gaps():
     definition = define({"worker": {3: "w3:1", 1: "w1:1"}, "ps": {0: "p0:1"}})
     assert definition.tasks("worker") == (Task("worker", 1), Task("worker", 3))
@@ -101,7 +111,7 @@ def test_an_invalid_address_is_refused(address):  # row 133
     [
         (("worker", 0), "this task's type is 'worker'. Run `coordinator serve`"),
         (("ps", 0), "this task's type is 'ps'. Run `coordinator serve`"),
-        (("evaluator", 0), "this task's type is 'evaluator'. Use coordinator.SidecarEvaluator"),
+        (("evaluator", 0), "this task's type is 'evaluator'. Use coordinator.SidecarEvaluator there without"),
         (("coordinator", 0), "Set the task's type to 'chief'"),
         (("chief", 1), "the client is task 0"),
     ],
