@@ -7,13 +7,15 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+import coordinator
 from coordinator.cli.data import add_data, data
 from coordinator.cli.run import add_run, run
 from coordinator.cli.simulate import add_simulate, simulate, with_negative_values
 from coordinator.cli.testbed import add_testbed, testbed
 from coordinator.errors import ClusterSpecError, LaunchError, SettingError
-from coordinator.launch.local_job import RunRequest
+from coordinator.launch.run_request import RunRequest
 from coordinator.launch.serve import serve
 
 _UNUSABLE = 2
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return data(given)
             case "serve":
                 return serve(os.environ, **vars(given))
-        return run(RunRequest(**vars(given) | {"arguments": tuple(given.arguments)}), os.environ)
+        return run(RunRequest(**{name: _frozen(value) for name, value in vars(given).items()}), os.environ)
     except SettingError as error:
         reason = f"--{error.option.replace('_', '-')} {error.reason}"
     except (ClusterSpecError, LaunchError) as error:
@@ -52,12 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _UNUSABLE
 
 
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="coordinator",
         description="Parameter-server training: a cluster on this machine, one server of any, or one in virtual time.",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"coordinator {coordinator.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands)
     _add_serve(commands)

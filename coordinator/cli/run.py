@@ -9,19 +9,28 @@ from collections.abc import Mapping
 
 from coordinator.errors import LaunchError
 from coordinator.launch.console import Console
-from coordinator.launch.local_job import LocalJob, RunRequest
+from coordinator.launch.local_job import LocalJob
+from coordinator.launch.run_request import RunRequest
 
 
 def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command."""
     text = "run a program on a cluster on this machine"
-    usage = "coordinator run [options] PROGRAM [ARGUMENT ...]"
+    usage = (
+        "coordinator run [options] PROGRAM [ARGUMENT ...]\n       coordinator run [options] -m MODULE [ARGUMENT ...]"
+    )
     # What is not given is left to the defaults of `RunRequest`.
     running = commands.add_parser(
         "run", help=text, description=text, usage=usage, allow_abbrev=False, argument_default=argparse.SUPPRESS
     )
     running.add_argument("--workers", type=int, metavar="N", help="worker servers (default 1)")
     running.add_argument("--ps", type=int, metavar="N", help="parameter servers (default 1)")
+    running.add_argument(
+        "--gpus-per-worker",
+        type=int,
+        metavar="N",
+        help="give each worker N GPUs that no other process sees (default: every worker sees all)",
+    )
     running.add_argument(
         "--restarts",
         type=int,
@@ -65,8 +74,20 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         action="store_true",
         help="show what TensorFlow's C++ code logs in the program, and log it in servers",
     )
-    running.add_argument("program", type=pathlib.Path, metavar="PROGRAM", help="a Python program")
+    running.add_argument(
+        "--env", type=_variable, action="append", metavar="NAME=VALUE", help="set a variable of all processes"
+    )
+    running.add_argument("--dry-run", action="store_true", help="print the command of each process, and start none")
+    running.add_argument("-m", "--module", action="store_true", help="the program is a module, as for `python -m`")
+    running.add_argument("program", metavar="PROGRAM", help="a Python program")
     running.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="passed to the program")
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
+    return name, value
 
 
 def run(request: RunRequest, environment: Mapping[str, str]) -> int:
@@ -81,9 +102,12 @@ def run(request: RunRequest, environment: Mapping[str, str]) -> int:
       chief or this command; 1 when a server did not start.
 
     Raises:
-      LaunchError: the log folder or a process could not be created.
+      LaunchError: the log folder or a process could not be created, or there are too few GPUs or ports.
     """
     console = Console(sys.stdout, sys.stderr)
+    if request.dry_run:
+        print("\n".join(LocalJob(request, pathlib.Path(), environment, console).commands()))
+        return 0
     log_folder = _log_folder(request)
     job = LocalJob(request, log_folder, environment, console)
     evaluators = request.evaluator_workers

@@ -6,6 +6,7 @@ It promises that a line of the command is whole and begins at the left edge, and
 import contextlib
 import os
 import termios
+import time
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -26,8 +27,8 @@ class Console:
         self._errors = errors
 
     def say(self, text: str) -> None:
-        """Writes a line of the command."""
-        _write_line(self._errors, f"coordinator: {text}")
+        """Writes a line of the command, after the local time."""
+        _write_line(self._errors, f"{time.strftime('%Y-%m-%d %H:%M:%S')} coordinator: {text}")
 
     def forward(self, source: str, line: str) -> None:
         """Writes a line of a program, after its source in brackets."""

@@ -6,91 +6,34 @@
     server-end      one for each start of a server: waits for its end
     program-...     of each program: its end and its output (`program_process.py`)
 
-It promises to check the request before anything starts, and that no thread and no process that it started is left when
+It promises that no thread and no process that it started is left when
 `run` returns or raises.
 """
 
-import dataclasses
+import collections
 import os
 import pathlib
 import queue
+import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.errors import LaunchError
 from coordinator.launch.console import Console
+from coordinator.launch.gpus import VISIBLE, divide_gpus
 from coordinator.launch.job_state_machine import JobStateMachine, Role, State
 from coordinator.launch.local_servers import LocalServers, ServerProcess, free_cluster, program_environment
 from coordinator.launch.program_process import ProgramProcess
+from coordinator.launch.run_request import RunRequest
 from coordinator.launch.signal_reader import SignalReader
 from coordinator.launch.task_config import TaskConfig
 
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """A program and the cluster to run it on, as the command line gives them. All times are in seconds.
-
-    Attributes:
-      program: the path of a Python program.
-      arguments: its arguments.
-      workers: how many workers.
-      ps: how many parameter servers.
-      restarts: how often the program is started again, on the same servers, when it fails.
-      server_restarts: how often each server is started again, on its port, when it ends.
-      evaluator: the program also runs once as evaluator.
-      evaluator_workers: how many workers a second cluster has, with one parameter server, which belongs to the
-        evaluator alone; 0 for no second cluster. With one, there is an evaluator in any case.
-      evaluator_timeout: how long the evaluator may run after the chief has ended with code 0.
-      start_timeout: how long all servers together may take until they answer.
-      log_dir: the folder for the logs of servers, and of TensorFlow's C++ code in the program; None keeps those of
-        servers only where one explains a failure.
-      verbose: show what TensorFlow's C++ code logs.
-
-    Raises:
-      ClusterSpecError: there is no worker, or no parameter server.
-      LaunchError: the program is not a file, there are restarts below 0, or a time is not above 0.
-    """
-
-    program: pathlib.Path
-    arguments: tuple[str, ...] = ()
-    workers: int = 1
-    ps: int = 1
-    restarts: int = 0
-    server_restarts: int = 3
-    evaluator: bool = False
-    evaluator_workers: int = 0
-    evaluator_timeout: float = 300.0
-    start_timeout: float = 120.0
-    log_dir: pathlib.Path | None = None
-    verbose: bool = False
-
-    def __post_init__(self) -> None:
-        for option, count in (("--workers", self.workers), ("--ps", self.ps)):
-            if count < 1:
-                raise ClusterSpecError(
-                    f"{option} must be at least 1, got {count}: training needs both kinds of server."
-                )
-        for option, count in (
-            ("--restarts", self.restarts),
-            ("--server-restarts", self.server_restarts),
-            ("--evaluator-workers", self.evaluator_workers),
-        ):
-            if count < 0:
-                raise LaunchError(f"{option} must be at least 0, got {count}.")
-        times = (("--evaluator-timeout", self.evaluator_timeout), ("--start-timeout", self.start_timeout))
-        for option, seconds in times:
-            if not seconds > 0:
-                raise LaunchError(f"{option} must be a number of seconds above 0, got {seconds:g}.")
-        if self.program.is_dir():
-            raise LaunchError(f"{self.program} is a folder: give the path of a Python program.")
-        if not self.program.is_file():
-            raise LaunchError(f"There is no program {self.program}: give the path of a Python program.")
 
 
 class LocalJob:
@@ -102,6 +45,9 @@ class LocalJob:
       environment: the environment that all processes inherit.
       console: reports to the user what happens.
 
+    Raises:
+      LaunchError: there are too few GPUs or ports.
+
     Attributes:
       is_log_needed: a server failed, so that its log is worth keeping.
     """
@@ -109,14 +55,22 @@ class LocalJob:
     def __init__(self, request: RunRequest, log_folder: pathlib.Path, environment: Mapping[str, str], console: Console):
         self.is_log_needed = False
         self._request = request
-        self._environment = {_LOG_LEVEL: "0", **environment} if request.verbose else dict(environment)
+        self._found = environment
+        self._environment = {**environment, **dict(request.env)}
+        if request.verbose:
+            self._environment.setdefault(_LOG_LEVEL, "0")
         self._console = console
-        roles = tuple(Role) if request.evaluator or request.evaluator_workers else (Role.CHIEF,)
+        self._roles = roles = tuple(Role) if request.evaluator or request.evaluator_workers else (Role.CHIEF,)
         self._clusters = _clusters(request, roles)
-        self._servers = LocalServers(self._clusters[Role.CHIEF], log_folder, self._environment)
+        worker_gpus, self._evaluator_gpus = self._divided_gpus()
+        self._servers = LocalServers(
+            self._clusters[Role.CHIEF], log_folder, self._environment, worker_gpus[: request.workers]
+        )
         if request.evaluator_workers:
-            self._servers.add_cluster(self._clusters[Role.EVALUATOR], Role.EVALUATOR.value)
+            own = self._clusters[Role.EVALUATOR]
+            self._servers.add_cluster(own, Role.EVALUATOR.value, worker_gpus[request.workers :])
         self._programs: dict[Role, ProgramProcess] = {}
+        self._starts: collections.Counter[Role] = collections.Counter()
         limits = request.evaluator_timeout, request.restarts, request.server_restarts
         self._state_machine = JobStateMachine(self, roles, *limits)
         # Each is a call of the state machine.
@@ -189,21 +143,50 @@ class LocalJob:
         os.kill(os.getpid(), signal.SIGSTOP)
         self.send(signal.SIGCONT)
 
+    def commands(self) -> list[str]:
+        """Returns the command line of each process, for a shell, with its additions to the environment."""
+        serve = [sys.executable, "-m", "coordinator", "serve"]
+        servers = [(server.environment, serve) for server in self._servers]
+        program = [sys.executable, *self._request.command]
+        programs = [(self._program_environment(role), program) for role in self._roles]
+        return [self._command(environment, command) for environment, command in servers + programs]
+
+    def _command(self, environment: Mapping[str, str], command: list[str]) -> str:
+        changed = (f"{name}={value}" for name, value in environment.items() if self._found.get(name) != value)
+        return shlex.join(["env", *changed, *command])
+
+    def _divided_gpus(self) -> tuple[list[str], str | None]:
+        """Returns the GPUs of each worker and of the evaluator; None for those that the environment says."""
+        if self._request.gpus_per_worker is None:
+            return [], None
+        workers = self._request.workers + self._request.evaluator_workers
+        return divide_gpus(self._environment, workers, self._request.gpus_per_worker)
+
+    def _program_environment(self, role: Role) -> dict[str, str]:
+        environment = program_environment(self._environment, TaskConfig(self._clusters[role], role.value, 0))
+        if self._evaluator_gpus is not None:
+            # TensorFlow takes nearly all memory of each GPU that it sees. The chief computes nothing.
+            environment[VISIBLE] = "" if role is Role.CHIEF else self._evaluator_gpus
+        environment["COORDINATOR_RESTART_COUNT"] = str(self._starts[role])
+        return environment
+
     def _start_program(self, role: Role) -> ProgramProcess:
         log_folder = self._request.log_dir
-        # On the terminal, errors that TensorFlow logs are left out too: the strategy reports those that matter, and of
-        # such a message only the first line differs from the program's output.
-        inherited = self._environment if log_folder else {_LOG_LEVEL: "3", **self._environment}
-        environment = program_environment(inherited, TaskConfig(self._clusters[role], role.value, 0))
+        environment = self._program_environment(role)
+        self._starts[role] += 1
+        if log_folder is None:
+            # On the terminal, errors that TensorFlow logs are left out too: the strategy reports those that matter, and
+            # of such a message only the first line differs from the program's output.
+            environment[_LOG_LEVEL] = self._environment.get(_LOG_LEVEL, "3")
         if role is Role.EVALUATOR:
             # Its output is a pipe, which Python would fill by the block.
             environment["PYTHONUNBUFFERED"] = "1"
         return ProgramProcess(
-            [str(self._request.program), *self._request.arguments],
+            self._request.command,
             environment,
             on_line=None if role is Role.CHIEF else partial(self._console.forward, role.value),
             on_error_text=self._console.show,
-            is_filtered=inherited.get(_LOG_LEVEL) == "3",
+            is_filtered=environment[_LOG_LEVEL] == "3",
             log_path=log_folder / f"{role.value}-0.log" if log_folder else None,
             on_end=lambda code: self._events.put(partial(self._state_machine.program_ended, role, code)),
         )

@@ -18,6 +18,7 @@ import portpicker
 
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.heartbeat.task_probe import TaskProbe
+from coordinator.launch.gpus import VISIBLE
 from coordinator.launch.serve import SERVED_JOBS
 from coordinator.launch.server_starter import ForkedProcess, ForkServerProcess
 from coordinator.launch.task_config import TaskConfig
@@ -73,6 +74,9 @@ class ServerProcess:
       environment: the environment that the process inherits.
       fork_server: forks the process.
       owner: whose cluster it is, if there are several.
+
+    Attributes:
+      environment: the environment of the process.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class ServerProcess:
         self.config = config
         self.owner = owner
         self.log_path = log_path
-        self._environment = environment
+        self.environment = server_environment(environment, config)
         self._fork_server = fork_server
         self._process: ForkedProcess | None = None
         self._started_at = 0.0
@@ -102,10 +106,9 @@ class ServerProcess:
             if self.is_alive():
                 raise LaunchError(f"{self.name} already runs, as process {self.pid}.")
             self._started_at = time.monotonic()
-            environment = server_environment(self._environment, self.config)
             try:
                 with self.log_path.open("wb" if self._process is None else "ab") as log:
-                    self._process = self._fork_server.start_server(environment, log.fileno())
+                    self._process = self._fork_server.start_server(self.environment, log.fileno())
             except OSError as error:
                 raise LaunchError(f"{self.name} could not be started: {error}.") from error
 
@@ -223,30 +226,42 @@ class LocalServers:
       cluster: the addresses of each job; those of workers and parameter servers get a server.
       log_folder: an existing folder, for logs such as `ps-0.log` of `/job:ps/task:0`, and `fork-server.log`.
       environment: the environment that the processes inherit, as it is now, also those that start later.
+      worker_gpus: `CUDA_VISIBLE_DEVICES` of each worker; by default they inherit it.
     """
 
-    def __init__(self, cluster: Mapping[str, Sequence[str]], log_folder: pathlib.Path, environment: Mapping[str, str]):
+    def __init__(
+        self,
+        cluster: Mapping[str, Sequence[str]],
+        log_folder: pathlib.Path,
+        environment: Mapping[str, str],
+        worker_gpus: Sequence[str] = (),
+    ):
         self._log_folder = log_folder
         self._environment = dict(environment)
         self._fork_server = ForkServerProcess(log_folder / "fork-server.log")
         self._servers: dict[tuple[str, str, int], ServerProcess] = {}
-        self.add_cluster(cluster)
+        self.add_cluster(cluster, worker_gpus=worker_gpus)
 
-    def add_cluster(self, cluster: Mapping[str, Sequence[str]], owner: str = "") -> None:
+    def add_cluster(
+        self, cluster: Mapping[str, Sequence[str]], owner: str = "", worker_gpus: Sequence[str] = ()
+    ) -> None:
         """Adds the servers of a cluster, not yet started.
 
         Args:
           cluster: as above.
           owner: whose cluster it is, if it is not the first one: part of the names of its servers and of their logs.
+          worker_gpus: as above.
         """
         for job in SERVED_JOBS:
             for index in range(len(cluster.get(job, ()))):
-                self.add(TaskConfig(cluster, job, index), owner)
+                gpus = worker_gpus[index] if job == "worker" and worker_gpus else None
+                self.add(TaskConfig(cluster, job, index), owner, gpus)
 
-    def add(self, config: TaskConfig, owner: str = "") -> ServerProcess:
-        """Adds a server, not yet started."""
+    def add(self, config: TaskConfig, owner: str = "", gpus: str | None = None) -> ServerProcess:
+        """Adds a server, not yet started; `gpus` is its `CUDA_VISIBLE_DEVICES`."""
         log_path = self._log_folder / f"{owner and owner + '-'}{config.job}-{config.index}.log"
-        server = ServerProcess(config, log_path, self._environment, self._fork_server, owner)
+        environment = self._environment if gpus is None else {**self._environment, VISIBLE: gpus}
+        server = ServerProcess(config, log_path, environment, self._fork_server, owner)
         self._servers[owner, config.job, config.index] = server
         return server
 
@@ -303,7 +318,7 @@ def server_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, inherited.get("PYTHONPATH")]))
     if config.job == "ps":
         # Variables live in the memory of the host; a parameter server would only take the GPU from the workers.
-        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment[VISIBLE] = ""
     return environment
 
 

@@ -14,6 +14,7 @@ import contextlib
 import os
 import pathlib
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -42,7 +43,7 @@ class ProgramProcess:
     """A running program. The main thread must create it: the program ends when the thread that started it does.
 
     Args:
-      command: the program's path and arguments.
+      command: what follows the interpreter on its command line.
       environment: its environment.
       on_line: gets each line that it prints; None gives it this process's input and output.
       on_error_text: gets what other code than Python writes to standard error, where that is filtered; not with
@@ -91,7 +92,7 @@ class ProgramProcess:
                     pass_fds=moved,
                 )
             except OSError as error:
-                raise LaunchError(f"{command[0]} could not be started: {error}.") from error
+                raise LaunchError(f"{shlex.join(command)} could not be started: {error}.") from error
         self._watcher = threading.Thread(
             target=self._watch, args=(on_end,), name="coordinator-program-end", daemon=True
         )

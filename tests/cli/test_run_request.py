@@ -1,11 +1,16 @@
+import json
+import re
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import coordinator
 from coordinator.cli import command_line
 from coordinator.cli.command_line import main
-from coordinator.launch.local_job import RunRequest
+from coordinator.launch.run_request import RunRequest
 
 
 @pytest.fixture
@@ -25,21 +30,24 @@ def program(tmp_path: Path) -> Path:
 
 def test_every_option_has_a_default(requests: list[RunRequest], program: Path) -> None:
     assert main(["run", str(program)]) == 0
-    assert requests == [RunRequest(program=program)]
+    assert requests == [RunRequest(program=str(program))]
 
 
 def test_every_option_can_be_given(requests: list[RunRequest], program: Path, tmp_path: Path) -> None:
     options = ["--workers", "3", "--ps", "2", "--evaluator", "--evaluator-timeout", "4.5", "--start-timeout=6"]
-    options += ["--evaluator-workers", "2", "--restarts", "4", "--server-restarts=0", "--log-dir", str(tmp_path)]
+    options += ["--evaluator-workers", "2", "--restarts", "4", "--server-restarts=0", "--gpus-per-worker=1"]
+    options += ["--env", "A=b=c", "--env=D=", "--log-dir", str(tmp_path)]
     main(["run", *options, str(program), "--workers", "8"])
     assert requests == [
         RunRequest(
-            program=program,
+            program=str(program),
             arguments=("--workers", "8"),
             workers=3,
             ps=2,
             restarts=4,
             server_restarts=0,
+            env=(("A", "b=c"), ("D", "")),
+            gpus_per_worker=1,
             evaluator=True,
             evaluator_workers=2,
             evaluator_timeout=4.5,
@@ -47,6 +55,22 @@ def test_every_option_can_be_given(requests: list[RunRequest], program: Path, tm
             log_dir=tmp_path,
         )
     ]
+
+
+def test_a_module_is_found_without_being_imported(
+    requests: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package" / "inner"
+    package.mkdir(parents=True)
+    for path in (package.parent / "__init__.py", package / "__init__.py", package / "__main__.py"):
+        path.write_text("raise AssertionError")
+    (package / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    for module in ("package.inner.train", "package.inner"):
+        assert main(["run", "-m", module, "-m", "--epochs"]) == 0
+        assert requests[-1].command == ("-m", module, "-m", "--epochs")
+    for module in ("package", "package.outer", "package.inner.train.step"):
+        assert main(["run", "-m", module]) == 2
 
 
 Arguments = Callable[[str], list[str]]
@@ -61,6 +85,9 @@ Arguments = Callable[[str], list[str]]
         (lambda program: ["--workers", "-1", program], "--workers must be at least 1, got -1"),
         (lambda program: ["--ps", "0", program], "--ps must be at least 1, got 0"),
         (lambda program: ["--restarts", "-1", program], "--restarts must be at least 0, got -1"),
+        (lambda program: ["--gpus-per-worker", "-1", program], "--gpus-per-worker must be at least 0, got -1"),
+        (lambda program: ["--env", "TF_CONFIG={}", program], "--env cannot set TF_CONFIG"),
+        (lambda program: ["-m", "there.is.none"], "There is no module there.is.none"),
         (lambda program: ["--server-restarts", "-1", program], "--server-restarts must be at least 0, got -1"),
         (lambda program: ["--evaluator-workers", "-1", program], "--evaluator-workers must be at least 0, got -1"),
         (lambda program: ["--evaluator-timeout", "0", program], "--evaluator-timeout must be a number of seconds"),
@@ -78,7 +105,10 @@ def test_wrong_options_are_refused_in_one_line(
     assert not requests
 
 
-@pytest.mark.parametrize("arguments", [[], ["run"], ["walk"], ["run", "--workers", "two", "p.py"], ["run", "--work=2"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["run"], ["walk"], ["run", "--workers", "two", "p.py"], ["run", "--work=2"], ["run", "--env", "A", "p.py"]],
+)
 def test_unknown_options_are_refused_with_the_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
@@ -91,3 +121,34 @@ def test_a_log_folder_that_cannot_be_created_is_refused(
 ) -> None:
     assert main(["run", "--log-dir", str(program / "logs"), str(program)]) == 2
     assert "Give another --log-dir" in capsys.readouterr().err
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"coordinator {coordinator.__version__}\n"
+
+
+def test_a_dry_run_prints_the_command_of_each_process(
+    program: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5,4")
+    options = ["--workers", "2", "--evaluator", "--gpus-per-worker", "1", "--env", "WHERE=over there"]
+    assert main(["run", "--dry-run", *options, str(program), "a b"]) == 0
+    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    environments = [dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word)) for words in commands]
+    tasks = [json.loads(environment["TF_CONFIG"])["task"] for environment in environments]
+    assert [task["type"] for task in tasks] == ["worker", "worker", "ps", "chief", "evaluator"]
+    assert [environment["CUDA_VISIBLE_DEVICES"] for environment in environments] == ["3", "GPU-5", "", "", "4"]
+    assert {environment["WHERE"] for environment in environments} == {"over there"}
+    assert [words[-4:] for words in commands[:3]] == [[sys.executable, "-m", "coordinator", "serve"]] * 3
+    assert [words[-3:] for words in commands[3:]] == [[sys.executable, str(program), "a b"]] * 2
+
+
+def test_workers_that_need_more_gpus_than_there_are_are_refused(
+    program: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,-1,2")
+    assert main(["run", "--workers", "3", "--gpus-per-worker", "1", str(program)]) == 2
+    assert "--gpus-per-worker 1 needs 3 GPUs for 3 workers, and there are 2" in capsys.readouterr().err

@@ -24,6 +24,7 @@ PROGRAM = """
         file.write(os.environ["TF_CONFIG"] + "\\n")
     number = len(starts.read_text().splitlines())
     code = int(sys.argv[1 + number])
+    assert os.environ["COORDINATOR_RESTART_COUNT"] == str(number - 1)
     print(f"start {number} {os.getpid()}", flush=True)
     while code == 99:
         # Not signal.pause: Python handles no signal that comes just before it begins.

@@ -1,6 +1,7 @@
 import io
 import os
 import pty
+import re
 import termios
 import tty
 
@@ -25,7 +26,7 @@ def test_on_a_terminal_a_line_replaces_a_progress_bar() -> None:
     console.forward("evaluator", "loss 1")
     console.say("hello.")
     assert output.getvalue() == "\r\x1b[K[evaluator] loss 1\n"
-    assert errors.getvalue() == "\r\x1b[Kcoordinator: hello.\n"
+    assert re.fullmatch(r"\r\x1b\[K[0-9-]{10} [0-9:]{8} coordinator: hello.\n", errors.getvalue())
 
 
 def test_in_a_file_a_line_has_no_control_characters() -> None:
@@ -34,7 +35,7 @@ def test_in_a_file_a_line_has_no_control_characters() -> None:
     console.forward("evaluator", "loss 1")
     console.say("hello.")
     assert output.getvalue() == "[evaluator] loss 1\n"
-    assert errors.getvalue() == "coordinator: hello.\n"
+    assert re.fullmatch(r"[0-9-]{10} [0-9:]{8} coordinator: hello.\n", errors.getvalue())
 
 
 def test_a_closed_output_does_not_fail() -> None:

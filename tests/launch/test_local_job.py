@@ -7,15 +7,16 @@ import pytest
 
 from coordinator.errors import LaunchError
 from coordinator.launch.console import Console
-from coordinator.launch.local_job import LocalJob, RunRequest
+from coordinator.launch.local_job import LocalJob
 from coordinator.launch.local_servers import LocalServers
+from coordinator.launch.run_request import RunRequest
 
 
 @pytest.fixture
 def job(tmp_path: pathlib.Path) -> LocalJob:
     program = tmp_path / "program.py"
     program.touch()
-    return LocalJob(RunRequest(program=program), tmp_path, os.environ, Console(sys.stdout, sys.stderr))
+    return LocalJob(RunRequest(program=str(program)), tmp_path, os.environ, Console(sys.stdout, sys.stderr))
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -8,7 +8,8 @@ by the descriptor that it is written to, and the program's `sys.stderr` is still
 
 - the kernel kills the program when the command that started it is gone (on Linux);
 - the environment, `sys.path` and a `sitecustomize` of the user are as they would be without this module;
-- where the program configures no logging, each event that the library reports is a line that begins at the left edge.
+- where the program configures no logging, each event that the library reports is a line that begins at the left
+  edge, with the time.
 """
 
 import ctypes
@@ -19,6 +20,7 @@ import os
 import pathlib
 import signal
 import sys
+import time
 
 _PR_SET_PDEATHSIG = 1
 
@@ -37,7 +39,8 @@ class _EventLines(logging.Filter):
             return True
         # A progress bar may be drawn on the line.
         clear = "\r\x1b[K" if sys.stderr.isatty() else ""
-        sys.stderr.write(f"{clear}coordinator: {self._formatter.format(record)}\n")
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        sys.stderr.write(f"{clear}{moment} coordinator: {self._formatter.format(record)}\n")
         return False
 
 

@@ -1,0 +1,114 @@
+"""What `coordinator run` is asked to do, as a value.
+
+It promises that a `RunRequest` can be carried out, as far as that can be known before anything is started.
+"""
+
+import dataclasses
+import importlib.machinery
+import os
+import pathlib
+import sys
+
+from coordinator.errors import ClusterSpecError, LaunchError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """A program and the cluster to run it on, as the command line gives them. All times are in seconds.
+
+    Attributes:
+      program: the path of a Python program, or the name of a module.
+      module: the program is a module.
+      arguments: its arguments.
+      workers: how many workers.
+      ps: how many parameter servers.
+      gpus_per_worker: how many GPUs each worker has for itself; None leaves all of them to all workers.
+      restarts: how often the program is started again, on the same servers, when it fails.
+      server_restarts: how often each server is started again, on its port, when it ends.
+      evaluator: the program also runs once as evaluator.
+      evaluator_workers: how many workers a second cluster has, with one parameter server, which belongs to the
+        evaluator alone; 0 for no second cluster. With one, there is an evaluator in any case.
+      evaluator_timeout: how long the evaluator may run after the chief has ended with code 0.
+      start_timeout: how long all servers together may take until they answer.
+      env: variables of the environment of all processes, beside those that they inherit.
+      log_dir: the folder for the logs of servers, and of TensorFlow's C++ code in the program; None keeps those of
+        servers only where one explains a failure.
+      verbose: show what TensorFlow's C++ code logs.
+      dry_run: only show what would be started.
+
+    Raises:
+      ClusterSpecError: there is no worker, or no parameter server.
+      LaunchError: there is no such program, a count is too small, a time is not above 0, or `env` has `TF_CONFIG`.
+    """
+
+    program: str
+    module: bool = False
+    arguments: tuple[str, ...] = ()
+    workers: int = 1
+    ps: int = 1
+    gpus_per_worker: int | None = None
+    restarts: int = 0
+    server_restarts: int = 3
+    evaluator: bool = False
+    evaluator_workers: int = 0
+    evaluator_timeout: float = 300.0
+    start_timeout: float = 120.0
+    env: tuple[tuple[str, str], ...] = ()
+    log_dir: pathlib.Path | None = None
+    verbose: bool = False
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        for option, count in (("--workers", self.workers), ("--ps", self.ps)):
+            if count < 1:
+                raise ClusterSpecError(
+                    f"{option} must be at least 1, got {count}: training needs both kinds of server."
+                )
+        if self.gpus_per_worker is not None and self.gpus_per_worker < 0:
+            raise LaunchError(f"--gpus-per-worker must be at least 0, got {self.gpus_per_worker}.")
+        for option, count in (
+            ("--restarts", self.restarts),
+            ("--server-restarts", self.server_restarts),
+            ("--evaluator-workers", self.evaluator_workers),
+        ):
+            if count < 0:
+                raise LaunchError(f"{option} must be at least 0, got {count}.")
+        times = (("--evaluator-timeout", self.evaluator_timeout), ("--start-timeout", self.start_timeout))
+        for option, seconds in times:
+            if not seconds > 0:
+                raise LaunchError(f"{option} must be a number of seconds above 0, got {seconds:g}.")
+        if "TF_CONFIG" in dict(self.env):
+            raise LaunchError("--env cannot set TF_CONFIG: each process gets its own.")
+        _check_program(self.program, is_module=self.module)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What follows the interpreter on the command line of the program."""
+        return ("-m", self.program, *self.arguments) if self.module else (self.program, *self.arguments)
+
+
+def _check_program(program: str, *, is_module: bool) -> None:
+    if is_module:
+        if not _has_module(program):
+            raise LaunchError(f"There is no module {program} to run: it is looked for as `python -m {program}` does.")
+    elif os.path.isdir(program):
+        raise LaunchError(f"{program} is a folder: give the path of a Python program.")
+    elif not os.path.isfile(program):
+        raise LaunchError(f"There is no program {program}: give the path of a Python program.")
+
+
+def _has_module(name: str) -> bool:
+    """Returns True if `python -m` finds a module to run. It imports nothing, unlike `importlib.util.find_spec`."""
+    path: list[str] | None = [os.getcwd(), *sys.path]
+    full_name = ""
+    for part in [*name.split("."), "__main__"]:
+        full_name = f"{full_name}.{part}" if full_name else part
+        if path is None:
+            # What was found is no package, so it is run itself, if it was the last part.
+            return part == "__main__" and full_name == f"{name}.__main__"
+        spec = importlib.machinery.PathFinder.find_spec(full_name, path)
+        if spec is None:
+            return False
+        found = spec.submodule_search_locations
+        path = None if found is None else list(found)
+    return True
