@@ -1,4 +1,4 @@
-"""What the distribution `coordinator` is called, needs and installs. Settings of the tools are in pyproject.toml."""
+"""What the distribution `coordinator-tf` is called, needs and installs. Settings of the tools are in pyproject.toml."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ def read_version() -> str:
 
 
 setup(
-    name="coordinator",
+    name="coordinator-tf",
     version=read_version(),
     description="Single-client coordinator for parameter-server training on TensorFlow",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),

@@ -135,6 +135,6 @@ def _tables(path: str) -> Iterator[dict[str, list[Any]]]:
         else:
             raise LaunchError(f"{path!r} is neither .parquet nor .csv.")
     except ImportError as error:
-        raise LaunchError("Parquet and CSV files are read by pyarrow: pip install 'coordinator[data]'.") from error
+        raise LaunchError("Parquet and CSV files are read by pyarrow: pip install 'coordinator-tf[data]'.") from error
     for batch in batches:
         yield batch.to_pydict()

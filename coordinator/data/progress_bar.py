@@ -30,7 +30,7 @@ class ProgressBar:
         try:
             from tqdm.auto import tqdm
         except ImportError as error:
-            raise ImportError("epochs.progress() needs tqdm: pip install 'coordinator[data]'.") from error
+            raise ImportError("epochs.progress() needs tqdm: pip install 'coordinator-tf[data]'.") from error
         found = self._epochs.statistics()
         self._bar = tqdm(**{"total": found.ranges, "initial": found.done, "unit": "range", **self._settings})
         self._thread.start()

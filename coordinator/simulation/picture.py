@@ -41,7 +41,7 @@ def new_figure(width: float, height: float) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise SettingError("plot", "needs matplotlib: pip install 'coordinator[plots]'.") from None
+        raise SettingError("plot", "needs matplotlib: pip install 'coordinator-tf[plots]'.") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -16,7 +16,7 @@ SEQUENTIAL, SYNCHRONOUS, ASYNCHRONOUS = MODES = ("sequential", "synchronous", "a
 
 def missing(package: str) -> LaunchError:
     """Returns the error for a package that the test-bed needs and the library does not."""
-    return LaunchError(f"The test-bed needs {package}: pip install 'coordinator[testbed]'.")
+    return LaunchError(f"The test-bed needs {package}: pip install 'coordinator-tf[testbed]'.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,7 +61,7 @@ def test_a_missing_package_is_reported_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, module, None)
     assert main(["testbed", "--output", str(tmp_path)]) == 2
     (line, *_) = capsys.readouterr().err.splitlines()
-    assert line == f"coordinator testbed: The test-bed needs {package}: pip install 'coordinator[testbed]'."
+    assert line == f"coordinator testbed: The test-bed needs {package}: pip install 'coordinator-tf[testbed]'."
 
 
 @pytest.mark.parametrize("command", ["testbed", "run"])

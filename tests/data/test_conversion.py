@@ -57,7 +57,7 @@ def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
     path.write_text("id,x\n1,2.5\n")
     monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
     assert main(["data", "convert", os.fspath(path), out]) == 2
-    assert "pip install 'coordinator[data]'" in capsys.readouterr().err
+    assert "pip install 'coordinator-tf[data]'" in capsys.readouterr().err
     assert main(["data", "convert", os.fspath(tmp_path / "none.csv"), out]) == 2
     assert "none.csv' does not exist" in capsys.readouterr().err
     (tmp_path / "out" / "a.tfrecord").write_text("")

@@ -28,5 +28,5 @@ def test_a_bar_follows_the_ledger_forward_and_back():
 
 def test_a_bar_without_tqdm_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    with pytest.raises(ImportError, match="needs tqdm: pip install 'coordinator\\[data\\]'"):
+    with pytest.raises(ImportError, match="needs tqdm: pip install 'coordinator-tf\\[data\\]'"):
         Epochs(arrays(np.arange(3)), batch_size=1).progress().__enter__()

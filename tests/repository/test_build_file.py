@@ -62,8 +62,14 @@ def test_a_library_depends_on_the_packages_that_it_imports(
     assert target.distributions == set(imported), "\n".join(imported.values())
 
 
+def test_every_test_target_has_the_file_that_it_runs() -> None:
+    tests = BUILD.of_rule("py_test")
+    assert {target.attributes["main"] for target in tests} == {"tests/pytest_main.py"}
+    assert not [target.name for target in tests if target.attributes["main"] not in target.files]
+
+
 def test_every_test_file_is_in_one_test_target() -> None:
-    owners = Counter(name for target in BUILD.of_rule("py_test") for name in target.files)
+    owners = Counter(name for target in BUILD.of_rule("py_test") for name in target.files - {"tests/pytest_main.py"})
     owners.update(BUILD.targets["test_support"].files)
     assert owners == Counter(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py"))
 

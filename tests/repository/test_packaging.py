@@ -16,7 +16,7 @@ from tests import ROOT
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that setup.py would install in `lib`, and the metadata in `coordinator.egg-info`."""
+    """A folder with the files that setup.py would install in `lib`, and the metadata in `coordinator_tf.egg-info`."""
     folder = tmp_path_factory.mktemp("built")
     commands = ["egg_info", f"--egg-base={folder}", "build", f"--build-base={folder}", f"--build-lib={folder / 'lib'}"]
     setup = [sys.executable, "-W", "ignore", "setup.py", "-q", *commands]
@@ -30,7 +30,7 @@ def requirements(built: Path) -> dict[str, set[str]]:
     """The names of the required distributions, by extra; those that are always required have the extra ''."""
     found: dict[str, set[str]] = {"": set()}
     extra = ""
-    for line in (built / "coordinator.egg-info" / "requires.txt").read_text().split():
+    for line in (built / "coordinator_tf.egg-info" / "requires.txt").read_text().split():
         if line.startswith("["):
             extra = line.strip("[]")
             found[extra] = set()
@@ -49,12 +49,12 @@ def imported(graph: grimp.ImportGraph, distributions: Callable[[str], dict[str, 
 
 def test_every_source_file_is_installed(built: Path) -> None:
     installed = {path.relative_to(built / "lib") for path in (built / "lib").rglob("*") if path.is_file()}
-    sources = {path.relative_to(ROOT) for path in (ROOT / "coordinator").rglob("*.py*") if path.suffix != ".pyc"}
-    assert installed == {*sources, Path("coordinator/py.typed")}
+    sources = {path.relative_to(ROOT) for path in (ROOT / "coordinator").rglob("*") if path.is_file()}
+    assert installed == {path for path in sources if path.suffix != ".pyc"}
 
 
 def test_the_version_is_the_one_that_the_package_states(built: Path) -> None:
-    description = (built / "coordinator.egg-info" / "PKG-INFO").read_text().splitlines()
+    description = (built / "coordinator_tf.egg-info" / "PKG-INFO").read_text().splitlines()
     assert f"Version: {coordinator.__version__}" in description
 
 
@@ -81,7 +81,7 @@ def test_tests_import_only_what_their_extras_bring(
 
 
 def test_the_command_runs_a_function_that_exists(built: Path) -> None:
-    (line,) = (built / "coordinator.egg-info" / "entry_points.txt").read_text().strip().splitlines()[1:]
+    (line,) = (built / "coordinator_tf.egg-info" / "entry_points.txt").read_text().strip().splitlines()[1:]
     command, _, target = line.partition(" = ")
     module, _, function = target.partition(":")
     assert command == "coordinator"

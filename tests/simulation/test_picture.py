@@ -97,5 +97,5 @@ def test_a_plot_that_cannot_be_written_is_an_error_of_its_option(tmp_path: Path)
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(SettingError, match=r"^plot needs matplotlib: pip install 'coordinator\[plots\]'"):
+    with pytest.raises(SettingError, match=r"^plot needs matplotlib: pip install 'coordinator-tf\[plots\]'"):
         picture.new_figure(2, 2)

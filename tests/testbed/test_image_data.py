@@ -35,7 +35,7 @@ def test_a_minibatch_must_not_be_larger_than_a_workers_part(tmp_path: Path) -> N
 
 def test_without_scikit_learn_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(LaunchError, match=r"The test-bed needs scikit-learn: pip install 'coordinator\[testbed\]'"):
+    with pytest.raises(LaunchError, match=r"The test-bed needs scikit-learn: pip install 'coordinator-tf\[testbed\]'"):
         load(Experiment())
 
 
