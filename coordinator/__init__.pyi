@@ -24,6 +24,7 @@ from .errors import TaskLost as TaskLost
 from .errors import VersionMismatchError as VersionMismatchError
 from .errors import WorkerLost as WorkerLost
 from .evaluation.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
+from .events.event_stream import Event as Event
 from .future import Future as Future
 from .options import Options as Options
 from .ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver as PolledClusterResolver

@@ -156,6 +156,11 @@ class Future(concurrent.futures.Future[Any]):
             self._invoke_callbacks()  # type: ignore[attr-defined]  # of the base class
         return is_unwatched
 
+    def result_or_none(self) -> Any:
+        """Waits until the closure has ended; returns its result, None if it failed or was cancelled."""
+        concurrent.futures.wait([self])
+        return None if self.cancelled() or self.exception() is not None else self.result()
+
     def _forget_closure(self) -> None:
         """Breaks the reference cycle between this future and its closure.
 

@@ -1,6 +1,7 @@
 """A cluster of the core on a fake runtime, closed when the test ends."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -24,6 +25,20 @@ def running_scheduler(runtime: FakeRuntime, options: Options = OPTIONS) -> Itera
 def index_of(worker: int) -> int:
     """Work that returns the index of the worker that runs it."""
     return worker
+
+
+def check_events(scheduler: Scheduler) -> None:
+    """Compares the counts of the events with the statistics; no closure may run."""
+    counted: Counter[str] = Counter()
+    for event in scheduler.queue.events.since(0)[0]:
+        counted[event.kind] += event.count
+    statistics = scheduler.cluster.statistics()
+    for kind in ("finished", "failed", "cancelled", "retried"):
+        assert counted[f"closures_{kind}"] == getattr(statistics, kind), (kind, counted, statistics)
+    assert counted["worker_joined"] - counted["worker_left"] == len(statistics.workers)
+    if not counted["worker_left"]:
+        assert counted["worker_lost"] == sum(worker.losses for worker in statistics.workers)
+        assert counted["worker_returned"] == sum(worker.reconnections for worker in statistics.workers)
 
 
 def unhealthy(scheduler: Scheduler) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from coordinator.checkpoints.policies import (
     check_policies,
 )
 from coordinator.checkpoints.serial_thread import SerialThread
+from coordinator.events.event_stream import EventStream
 from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointSource, SaveServices
 from coordinator.ps_strategy.recovery.snapshots import Snapshot, Snapshots, delete_unfinished
 
@@ -107,6 +108,7 @@ class Checkpoints(CheckpointSource):
         self._services: SaveServices | None = None
         self._snapshots: Snapshots | None = None
         self._statistics = CheckpointsStatistics()
+        self._events = EventStream()
         # What training continued from or tried to save last.
         self._last: SavedCheckpoint | None = None
         # The step before the first of this program; the number of the last checkpoint, and of the last before it.
@@ -216,7 +218,7 @@ class Checkpoints(CheckpointSource):
         self._number = self._former_number = max(numbers)
         self._offset = _step_of(self._last) - (services.steps() or 0) if services.begins_at_zero else 0
         self._snapshots = Snapshots(self.checkpoint, services.memory)
-        self._services = services
+        self._services, self._events = services, services.events
 
     def end(self) -> None:
         """Waits until nothing is being written; `strategy.close` calls it."""
@@ -297,8 +299,9 @@ class Checkpoints(CheckpointSource):
         finally:
             if saving.snapshot is not None:
                 saving.snapshot.forget()
-        size = sum(tf.io.gfile.stat(file).length for file in files.files(saving.path))
         seconds = time.monotonic() - saving.began
+        self._events.record("checkpoint_saved", name=saving.path, seconds=seconds)
+        size = sum(tf.io.gfile.stat(file).length for file in files.files(saving.path))
         done = self._statistics
         self._statistics = dataclasses.replace(done, saved=done.saved + 1, seconds=seconds, bytes=size, error=None)
         _logger.info("The checkpoint %s is complete: %.1f MB in %.1f s.", saving.path, size / 1e6, seconds)
@@ -309,6 +312,7 @@ class Checkpoints(CheckpointSource):
         with contextlib.suppress(OSError, tf.errors.OpError):
             files.delete(path)
         self._statistics = dataclasses.replace(self._statistics, failed=self._statistics.failed + 1, error=error)
+        self._events.record("checkpoint_failed", name=path, detail=type(error).__name__)
         _logger.warning(
             "The checkpoint %s could not be saved; older ones are kept, and the next policy that is due saves again. "
             "%s: %s",

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.events.event_stream import EventStream
 from coordinator.options import Options
 from coordinator.ps_strategy.keras.internals.initial_values import initial_value_of_keras
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource
@@ -47,6 +48,7 @@ class StrategyServices:
       refuse_closed: see `ClosureQueue.refuse_stopped`.
       variables: those on the parameter servers, with the tables.
       options: those of the strategy.
+      events: what happens, as a stream.
     """
 
     worker_index: Callable[[], Any]
@@ -57,6 +59,7 @@ class StrategyServices:
     refuse_closed: Callable[[str], None]
     variables: VariableStore
     options: Options
+    events: EventStream
 
     @classmethod
     def of(
@@ -77,6 +80,7 @@ class StrategyServices:
             refuse_closed=scheduler.queue.refuse_stopped,
             variables=variables,
             options=options,
+            events=scheduler.queue.events,
         )
 
 
@@ -138,6 +142,16 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
                 "it inside a tf.function that you give to strategy.schedule.",
                 verb,
             )
+
+    def across_replicas(self, method: Callable[..., Any], *args: Any) -> Any:
+        """Calls a method of `tf.distribute.Strategy` that may not be called in a replica context, also in one."""
+        replica = self.replica_context()
+        return method(self._container_strategy(), *args) if replica is None else replica.merge_call(method, args=args)
+
+    def replica_context(self) -> tf.distribute.ReplicaContext | None:
+        """Returns the strategy's replica context, if the caller is in one."""
+        replica = tf.distribute.get_replica_context()
+        return replica if replica is not None and replica.strategy is self._container_strategy() else None
 
     def holds(self, variable: tf.Variable) -> bool:
         """Returns True if workers can use a variable: it is on a parameter server, or each worker has a copy."""

@@ -8,7 +8,6 @@ strategy = ParameterServerStrategy(resolver)      one client, this process
   .cluster       the workers and their statistics                               Cluster
 """
 
-import concurrent.futures
 import contextlib
 import functools
 import os
@@ -19,6 +18,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from coordinator.errors import Rollback
+from coordinator.events.event_stream import Event, EventStream
 from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
@@ -93,6 +93,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 scheduler.recovery.wait_recovered,
                 functools.partial(scheduler.quiet, verb="save"),
                 options.checkpoint_memory,
+                scheduler.queue.events,
             )
             devices, copies = membership.parameter_server_devices, WorkerCopies(scheduler, options)
             kept = devices, self._handles, variables, copies.read, variable_partitioner
@@ -116,6 +117,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def cluster_resolver(self) -> Any:
         """The resolver with which the strategy was created."""
         return self._cluster_resolver
+
+    @property
+    def events(self) -> EventStream:
+        """What happens, as a stream. `on_event` passes it on."""
+        return self._scheduler.queue.events
 
     def schedule(
         self,
@@ -152,8 +158,6 @@ class ParameterServerStrategy(tf.distribute.Strategy):
           StrategyClosedError: the strategy is closed.
           Exception: the error of an earlier scheduled function, once; see `join`.
         """
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
         call, futures = self._tracer.call_of(fn, args, kwargs, self.extended.scheduled_tracing)
         return self._scheduler.schedule(
             call,
@@ -266,9 +270,16 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """
         return self._evaluation.evaluate(self, model, data, metrics, batch_size, shards, model_state)
 
+    def on_event(self, callback: Callable[[Event], object]) -> Callable[[], None]:
+        """Calls `callback` with each `Event` from now on; returns a function that ends this. See docs/events.md.
+
+        It is called on a thread of the library and delays nothing, however long it takes; what it raises is logged.
+        """
+        return self._scheduler.listeners.on_event(callback)
+
     def local_results(self, structure: Any) -> Any:
         """Waits for the futures in a structure, and returns it with their results; None where they failed."""
-        return tf.nest.map_structure(lambda leaf: _result(leaf) if isinstance(leaf, Future) else leaf, structure)
+        return tf.nest.map_structure(lambda at: at.result_or_none() if isinstance(at, Future) else at, structure)
 
     def experimental_distribute_datasets_from_function(self, dataset_fn: DatasetFunction, options: Any = None) -> Any:
         """Creates a dataset on each worker by `dataset_fn(input_context)`.
@@ -293,21 +304,21 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     def scope(self) -> Any:
         """Returns a scope for variables and mutable tables on parameter servers, and other tables on every worker."""
-        return contextlib.nullcontext(self) if self._replica_context() else tf.distribute.Strategy.scope(self)
+        return contextlib.nullcontext(self) if self.extended.replica_context() else tf.distribute.Strategy.scope(self)
 
     def run(self, fn: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, options: Any = None) -> Any:
         """Calls `fn` in a replica context. Use it inside a scheduled function, which is in one already."""
-        return self._across_replicas(tf.distribute.Strategy.run, fn, args, kwargs, options)
+        return self.extended.across_replicas(tf.distribute.Strategy.run, fn, args, kwargs, options)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Returns the value, reduced along `axis` if one is given; a worker is one replica."""
         self.extended.warn_unless_scheduled("reduce")
-        return self._across_replicas(tf.distribute.Strategy.reduce, reduce_op, value, axis)
+        return self.extended.across_replicas(tf.distribute.Strategy.reduce, reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Returns the value, as there are no other replicas to concatenate it with along `axis`."""
         self.extended.warn_unless_scheduled("gather")
-        return self._across_replicas(tf.distribute.Strategy.gather, value, axis)
+        return self.extended.across_replicas(tf.distribute.Strategy.gather, value, axis)
 
     def close(self) -> None:
         """Cancels all functions, ends the threads and disconnects from the servers. May be called again.
@@ -333,18 +344,3 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def _trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
         with self.scope():
             return TracedFunction(tf.function(make_dataset).get_concrete_function(), self._handles)
-
-    def _across_replicas(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Calls a method of `tf.distribute.Strategy` that may not be called in a replica context, also in one."""
-        replica = self._replica_context()
-        return method(self, *args) if replica is None else replica.merge_call(method, args=args)
-
-    def _replica_context(self) -> tf.distribute.ReplicaContext | None:
-        """Returns this strategy's replica context, if the caller is in one."""
-        replica = tf.distribute.get_replica_context()
-        return replica if replica is not None and replica.strategy is self else None
-
-
-def _result(future: Future) -> Any:
-    concurrent.futures.wait([future])
-    return None if future.cancelled() or future.exception() is not None else future.result()

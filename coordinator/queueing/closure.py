@@ -137,7 +137,7 @@ class Closure:
       inputs: what it takes of data that may end; set before it is queued.
       attempts: how many attempts were started.
       live: the attempts that run now.
-      waiting_since: when it last began to wait for its target worker, in seconds of the `time.monotonic` clock.
+      waiting_since: when it last began to wait for a worker, in seconds of the `time.monotonic` clock.
       is_queued: whether it is in one of the queue's deques, or blocked. Set by the queue's state.
       counts: whether `join` still has to wait for it. Set by the queue's state.
     """
@@ -187,7 +187,7 @@ class Closure:
         self.is_queued = self.counts = False
         self.attempts = 0
         self.live: tuple[Attempt, ...] = ()
-        self.waiting_since = 0.0 if target is None else time.monotonic()
+        self.waiting_since = time.monotonic()
         self._state = ClosureState.BLOCKED if blockers else ClosureState.WAITING
         self._failures: tuple[tuple[int, FailureKind], ...] = ()
 

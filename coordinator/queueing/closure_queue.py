@@ -22,10 +22,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from coordinator.errors import StrategyClosedError
+from coordinator.events.event_stream import EventStream
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope, shared_cancellations
+from coordinator.queueing.effects import Effects
 from coordinator.queueing.idle_workers import IdleWorkers
 from coordinator.queueing.interrupts import uninterrupted
-from coordinator.queueing.queue_state import Effects, QueueState
+from coordinator.queueing.queue_state import QueueState
 from coordinator.queueing.queue_workers import QueueWorkers
 from coordinator.queueing.quiet_periods import QuietPeriods
 from coordinator.queueing.waiting import QueueWaits
@@ -46,6 +48,7 @@ class ClosureQueue:
       capacity: as given.
       workers: the workers that take closures from it.
       quiet: the periods in which no scheduled closure runs.
+      events: what happens to closures is recorded there.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class ClosureQueue:
         stall_interval: float,
     ) -> None:
         self.capacity = capacity
+        self.events = EventStream()
         self._new_cancellation = new_cancellation
         # Of workers whose last `take` returned nothing: creating one may be expensive for the runtime.
         self._unused_cancellations: dict[int, Cancellation] = {}
@@ -171,10 +175,10 @@ class ClosureQueue:
             self._waits.has_room.notify(count - 1)
             return state.start_batch(attempt, shared_cancellations(attempt.call_cancellation, count))
 
-    def requeue(self, attempt: Attempt) -> None:
+    def requeue(self, attempt: Attempt, reason: str = "") -> None:
         """Ends an attempt without an outcome; its closure waits at the front, unless it is not wanted any more."""
         with self._lock:
-            effects = self._state.requeue(attempt)
+            effects = self._state.requeue(attempt, reason)
             self._hand_out(attempt.closure.target)
             is_over = self._state.is_over_for(attempt.worker)
         self._carry_out(effects)
@@ -190,17 +194,17 @@ class ClosureQueue:
                 self._hand_out(closure.target)
             return deadline
 
-    def finish(self, attempt: Attempt, result: object) -> None:
-        """Records an attempt's result, which decides the closure unless another attempt was earlier."""
+    def finish(self, attempts: Sequence[Attempt], results: Sequence[object]) -> None:
+        """Records the results of a call; each decides its closure unless another attempt was earlier."""
         with self._lock:
-            effects = self._state.decide(attempt, ClosureState.DONE, result)
-        self._carry_out(effects, attempt)
+            effects = self._state.finish(attempts, results)
+        self._carry_out(effects, attempts)
 
     def fail(self, attempt: Attempt, error: BaseException, scope: ErrorScope) -> None:
         """Records an attempt's error, which is not to be retried, in the same way."""
         with self._lock:
             effects = self._state.decide(attempt, ClosureState.FAILED, error, scope)
-        self._carry_out(effects, attempt)
+        self._carry_out(effects, [attempt])
 
     @uninterrupted
     def fail_waiting(self, closure: Closure, error: BaseException, scope: ErrorScope) -> None:
@@ -326,19 +330,20 @@ class ClosureQueue:
                 self._hand_out(worker)
         self._hand_out()
 
-    def _carry_out(self, effects: Effects, ended: Attempt | None = None) -> None:
-        """Sets futures and cancels attempts; only then are their closures settled, and the attempt `ended` over."""
+    def _carry_out(self, effects: Effects, ended: Sequence[Attempt] = ()) -> None:
+        """Sets futures and cancels attempts; only then are their closures settled, and the attempts `ended` over."""
+        effects.record(self.events, ended)
         for closure, value in effects.outcomes:
             closure.report(value)
         for attempt in effects.cancelled:
-            if attempt is not ended:
+            if attempt not in ended:
                 attempt.cancellation.cancel()
         with self._lock:
-            if ended is not None:
-                self._state.end_attempt(ended)
+            for attempt in ended:
+                self._state.end_attempt(attempt)
             for closure, _ in effects.outcomes:
                 self._state.uncount(closure)
-            if effects.outcomes and (ended is None or len(effects.outcomes) > 1):
+            if len(effects.outcomes) > len(ended):
                 self._waits.has_room.notify_all()
             self._waits.notify_settled()
         for closure, _ in effects.outcomes:

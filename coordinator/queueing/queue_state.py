@@ -12,23 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
+from coordinator.queueing.effects import Effects
 from coordinator.queueing.waiting_closures import WaitingClosures
-from coordinator.runtime import Cancellation, FiniteInput
+from coordinator.runtime import Cancellation, FailureKind, FiniteInput
 from coordinator.statistics import ClusterStatistics
-
-
-@dataclasses.dataclass(slots=True)
-class Effects:
-    """What is to be done without the lock after an event.
-
-    Attributes:
-      outcomes: the closures that were decided, in the order in which their futures are to be set, each with its result,
-        or its error, or None if its user cancelled it.
-      cancelled: the attempts to be cancelled.
-    """
-
-    outcomes: list[tuple[Closure, Any]] = dataclasses.field(default_factory=list)
-    cancelled: Sequence[Attempt] = ()
 
 
 @dataclasses.dataclass(slots=True)
@@ -167,7 +154,7 @@ class QueueState:
         attempt.closure.end_attempt(attempt)
         self.uncount(attempt.closure)
 
-    def requeue(self, attempt: Attempt) -> Effects:
+    def requeue(self, attempt: Attempt, reason: str = "") -> Effects:
         """Ends an attempt without an outcome, and puts its closure at the front unless it is not wanted any more."""
         closure = attempt.closure
         self.end_attempt(attempt)
@@ -181,7 +168,7 @@ class QueueState:
             self.waiting.add(closure, at_front=True)
         self.retried += 1
         self.worker_counts[attempt.worker].retried += 1
-        return Effects()
+        return Effects(requeued=attempt, reason=reason)
 
     def end_input(self, attempt: Attempt, ended: FiniteInput, error: BaseException, scope: ErrorScope) -> Effects:
         """Ends an attempt for which its worker had no data left, without an outcome unless no worker has data left.
@@ -195,7 +182,7 @@ class QueueState:
         self.waiting.end_input(ended, attempt.worker, scope)
         starved = self.waiting.inputs.why_starved(attempt.closure)
         if starved is None or starved.new_error is not ended.new_error:
-            return self.requeue(attempt)
+            return self.requeue(attempt, FailureKind.END_OF_DATA.value)
         self.end_attempt(attempt)
         effects = self.decide(attempt, ClosureState.FAILED, error, scope)
         effects.outcomes += self.fail_starved(attempt.worker, ended.new_error, error).outcomes
@@ -218,6 +205,15 @@ class QueueState:
             else:
                 effects.outcomes += self.end(closure, ClosureState.FAILED, error, starved.scope).outcomes
         return effects
+
+    def finish(self, attempts: Sequence[Attempt], results: Sequence[Any]) -> Effects:
+        """Decides the closures of a call by their results; see `decide`."""
+        outcomes, cancelled = [], []
+        for attempt, result in zip(attempts, results, strict=True):
+            effects = self.decide(attempt, ClosureState.DONE, result)
+            outcomes += effects.outcomes
+            cancelled += [other for other in effects.cancelled if other is not attempt]
+        return Effects(outcomes, cancelled)
 
     def decide(
         self, attempt: Attempt, state: ClosureState, value: Any, scope: ErrorScope = ErrorScope.FUTURE

@@ -5,9 +5,10 @@ import threading
 from collections.abc import Callable
 
 from coordinator.queueing.closure import Attempt, Closure, ErrorScope
+from coordinator.queueing.effects import Effects
 from coordinator.queueing.idle_workers import IdleWorkers
 from coordinator.queueing.interrupts import uninterrupted
-from coordinator.queueing.queue_state import Effects, QueueState, WorkerCounts
+from coordinator.queueing.queue_state import QueueState, WorkerCounts
 from coordinator.runtime import Cancellation, Failure, FiniteInput
 
 # No number of reconnections.

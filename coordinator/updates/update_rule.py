@@ -197,6 +197,8 @@ class UpdateRule(tf.Module):
         rule.state = current.state
         rule._use_state()
         current._successor = rule._current
+        change = f"{type(current).__name__} to {type(rule).__name__}"
+        strategy.events.record("rule_changed", name=type(rule).__name__, detail=change)
         strategy.extended.services.retrace()
 
     # Overridden by the rules.

@@ -59,8 +59,9 @@ class Cluster:
         self._leaving: set[int] = set()
         self._closing_thread: threading.Thread | None = None
         self._set_workers({index: self._new_worker(index) for index in servers.worker_addresses})
-        for index in servers.worker_addresses:
+        for index, address in servers.worker_addresses.items():
             queue.workers.admit(index)
+            queue.events.record("worker_joined", f"worker {index}", detail=address)
 
     @property
     def workers(self) -> Sequence[Worker]:
@@ -92,6 +93,7 @@ class Cluster:
             index = next(index for index in itertools.count() if index not in {*self._workers, *self._leaving})
             self._servers.add_worker(index, address)
             self._queue.workers.admit(index)
+            self._queue.events.record("worker_joined", f"worker {index}", detail=address)
             worker = self._new_worker(index)
             self._set_workers({**self._workers, index: worker})
             worker.start()
@@ -123,6 +125,7 @@ class Cluster:
             finally:
                 with self._lock:
                     self._leaving.discard(index)
+                self._queue.events.record("worker_left", f"worker {index}")
                 self.fail_orphaned(index)
 
     def move_worker(self, index: int, address: str) -> None:

@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from coordinator.errors import ParameterServerLost
+from coordinator.errors import ParameterServerLost, Rollback
+from coordinator.events.event_stream import task_of_device
 from coordinator.options import Options
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import Servers
@@ -38,12 +39,14 @@ class RecoveryLoop(BackgroundThread):
         self._servers = servers
         self._queue = queue
         self._options = options
-        self._recover: Callable[[], bool] | None = None
+        self._recover: Callable[[], Rollback | bool] | None = None
         self._meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         # How many recoveries were given up.
         self._failures = 0
         # The server whose loss began the recovery, for the log.
         self._lost = ""
+        # When the loss of each parameter server that is away was noticed, by the names of events.
+        self._away: dict[str, float] = {}
         self._begun = threading.Event()
         self._changed = threading.Condition()
 
@@ -56,14 +59,15 @@ class RecoveryLoop(BackgroundThread):
 
     def recover_with(
         self,
-        recover: Callable[[], bool],
+        recover: Callable[[], Rollback | bool],
         meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         """Sets how lost parameter servers are recovered.
 
         Args:
-          recover: tries once to restore all parameter servers; returns False if one of them does not answer yet, raises
-            what makes recovery impossible. Called on the thread of this class, while no closure runs.
+          recover: tries once to restore all parameter servers; returns what was rolled back, or whether nothing had to
+            be: False if one of them does not answer yet. Raises what makes recovery impossible. Called on the thread of
+            this class, while no closure runs.
           meanwhile: returns a scope for all attempts of a recovery, of which a failed one may leave half of the state.
         """
         self._recover, self._meanwhile = recover, meanwhile
@@ -77,6 +81,7 @@ class RecoveryLoop(BackgroundThread):
         Returns:
           Whether it will be recovered, so that what failed because of it is worth another attempt.
         """
+        self._record_loss(error)
         if self._recover is None or self._stop.is_set():
             return False
         if not self._begun.is_set():
@@ -120,6 +125,8 @@ class RecoveryLoop(BackgroundThread):
     def _check(self) -> None:
         """Notices a loss that no closure has met, or that makes closures hang."""
         if self._servers.seem_parameter_servers_reachable():
+            if self._away and not self._begun.is_set():
+                self._record_return(None)
             return
         lost = self._servers.lost_parameter_server()
         if lost is not None and not self.begin(lost):
@@ -130,13 +137,14 @@ class RecoveryLoop(BackgroundThread):
         text = "%s was lost; no function runs until it answers again and the variables are restored, at most %g s."
         _logger.warning(text, self._lost, self._options.parameter_server_timeout)
         with self._meanwhile():
-            error = self._recover_in_time(lost_at)
+            error, rollback = self._recover_in_time(lost_at)
         if self._stop.is_set():
             return
         if error is not None:
             self._failures += 1
             self._queue.fail_all(error, if_idle=True)
         else:
+            self._record_return(rollback)
             _logger.warning("The parameter servers are back after %.1f s.", time.monotonic() - lost_at)
         # In this order: a loss that is noticed between the two is noticed again, and none is left without a pause.
         self._queue.resume()
@@ -144,23 +152,41 @@ class RecoveryLoop(BackgroundThread):
             self._begun.clear()
             self._changed.notify_all()
 
-    def _recover_in_time(self, lost_at: float) -> BaseException | None:
-        """Tries until it succeeds or the time is up; returns the error that ended it, if one did."""
+    def _recover_in_time(self, lost_at: float) -> tuple[BaseException | None, Rollback | None]:
+        """Tries until it succeeds or the time is up; returns the error that ended it, and what was rolled back."""
         assert self._recover is not None
         reported_at = lost_at
         while not self._stop.is_set():
             try:
                 # Wait first: a call that did not end although it was cancelled may still write variables.
-                if self._queue.wait_idle(self._options.reconnect_interval) and self._recover():
-                    return None
+                if self._queue.wait_idle(self._options.reconnect_interval) and (done := self._recover()):
+                    return None, done if isinstance(done, Rollback) else None
             except Exception as error:  # noqa: BLE001 - whatever it is, the user's thread is to raise it
-                return error
+                return error, None
             now = time.monotonic()
             lost = self._servers.lost_parameter_server()
+            if lost is not None:
+                self._record_loss(lost)
             if now - lost_at > self._options.parameter_server_timeout:
-                return lost or ParameterServerLost("/job:ps", "The parameter servers could not be recovered in time.")
+                text = "The parameter servers could not be recovered in time."
+                return lost or ParameterServerLost("/job:ps", text), None
             if now - reported_at > self._options.stall_report_interval:
                 reported_at = now
                 _logger.warning("Recovery has waited for %.0f s: %s", now - lost_at, lost or "calls that do not end")
             self._stop.wait(self._options.reconnect_interval)
-        return None
+        return None, None
+
+    def _record_loss(self, error: BaseException) -> None:
+        task = task_of_device(error.task if isinstance(error, ParameterServerLost) else "/job:ps")
+        with self._changed:
+            is_new = task not in self._away
+            self._away.setdefault(task, time.monotonic())
+        if is_new:
+            self._queue.events.record("parameter_server_lost", task, detail=str(error))
+
+    def _record_return(self, rollback: Rollback | None) -> None:
+        with self._changed:
+            away, self._away = self._away, {}
+        path, steps = (rollback.checkpoint or "", rollback.steps_lost or 0) if rollback is not None else ("", 0)
+        for task, lost_at in away.items():
+            self._queue.events.record("parameter_server_recovered", task, path, steps, time.monotonic() - lost_at)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from coordinator.errors import ClosureInputError
+from coordinator.events.listeners import Listeners
 from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.queueing.closure import Closure, ErrorScope
@@ -39,9 +40,10 @@ class Scheduler:
 
     Attributes:
       servers: as given.
-      queue: has the closures.
+      queue: has the closures, and in `events` what happens.
       cluster: has the workers; users have it as `strategy.cluster`.
       recovery: recovers lost parameter servers.
+      listeners: pass on what happens.
     """
 
     def __init__(self, runtime: Runtime, servers: Servers, options: Options) -> None:
@@ -54,6 +56,7 @@ class Scheduler:
         self._cancel = queue.cancel
         self.recovery = RecoveryLoop(servers, queue, options)
         self.cluster = Cluster(runtime, servers, queue, self.recovery, options)
+        self.listeners = Listeners(queue.events, options.close_timeout)
         self._closed = False
         self.recovery.start()
         self.cluster.start()
@@ -85,8 +88,10 @@ class Scheduler:
           followers: called with the future before the closure can run.
 
         Raises:
-          ValueError: there is no such worker, or a future is of another strategy.
+          ValueError: there is no such worker, a future is of another strategy, or `timeout` is not positive.
         """
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
         self.cluster.refuse_worker_thread("schedule")
         if worker is not None:
             self.cluster.refuse_unknown(worker)
@@ -174,6 +179,7 @@ class Scheduler:
         self._closed = True
         self.cluster.stop()
         self.servers.close()
+        self.listeners.close()
 
     def __repr__(self) -> str:
         return f"<Scheduler: {self.cluster.statistics()}>"

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from coordinator.errors import InvalidTransitionError, WorkerLost
+from coordinator.events.event_stream import Kind
 from coordinator.fusing.fused_dispatch import FusedDispatch
 from coordinator.options import Options
 from coordinator.queueing.closure import Attempt, ErrorScope
@@ -38,6 +39,9 @@ _logger = logging.getLogger("coordinator")
 # A connection may be broken although its server answers: a server that dropped an earlier connection late has been seen
 # to drop parts of the present one with it, so that no result reaches the client any more.
 _TRANSIENT_FAILURES_UNTIL_RECONNECT = 5
+
+# For messages.
+_LOST = "was lost"
 
 
 class WorkerState(enum.Enum):
@@ -97,6 +101,7 @@ class Worker(BackgroundThread):
     ) -> None:
         super().__init__(f"coordinator-worker-{index}")
         self.index = index
+        self._task = f"worker {index}"
         self.device = servers.worker_device(index)
         self._runtime = runtime
         self._servers = servers
@@ -184,18 +189,20 @@ class Worker(BackgroundThread):
         self._events.attempt_started(attempt)
         if attempt.number > 1 and not self._servers.is_reachable(self.index):
             # Workers that die together must not count, one after the other, against the closure that finds them dead.
-            self._queue.requeue(attempt)
+            self._queue.requeue(attempt, FailureKind.WORKER_LOST.value)
             self._reconnect_lost()
             return
         attempts = self._dispatch.gather(attempt)
+        first = attempts[0]
+        waited = first.started - first.closure.waiting_since
+        self._record("closures_started", first.closure.name, len(attempts), waited)
         try:
             results = self._dispatch.run(attempts)
         except BaseException as error:  # noqa: BLE001 - the runtime classifies it
             self._settle_failure(attempts, error)
         else:
             self._transient_failures_in_a_row = 0
-            for each, result in zip(attempts, results, strict=True):
-                self._queue.finish(each, result)
+            self._queue.finish(attempts, results)
 
     def _settle_failure(self, attempts: Sequence[Attempt], error: BaseException) -> None:
         failure = self._runtime.classify(self.index, error)
@@ -233,8 +240,10 @@ class Worker(BackgroundThread):
         count = attempt.closure.record_failure(self.index, failure.kind)
         if may_retry(failure, count, self._options, may_recover=may_recover):
             _logger.info("%s failed on %s and is run again: %s", attempt.closure, self.device, _summary(failure))
-            self._queue.requeue(attempt)
+            self._queue.requeue(attempt, failure.kind.value)
         else:
+            if failure.kind is FailureKind.WORKER_LOST:
+                self._record("function_quarantined", attempt.closure.name, detail=attempt.closure.history())
             scope = error_scope(failure.kind, self._options)
             self._queue.fail(attempt, final_error(failure, attempt, self.device), scope)
 
@@ -252,15 +261,17 @@ class Worker(BackgroundThread):
         for attempt in reversed(attempts[len(failed) :]):
             if failure.kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
                 attempt.closure.record_failure(self.index, failure.kind)
-            self._queue.requeue(attempt)
+            self._queue.requeue(attempt, failure.kind.value)
         for attempt in failed:
             self._settle_failed_attempt(attempt, failure, may_recover)
 
     def _reconnect_lost(self, reason: str | None = None) -> None:
-        self._losses += 1
         self._dispatch.reset()
         self._transient_failures_in_a_row = 0
-        self._wait_reconnected("was lost", reason)
+        self._wait_reconnected(_LOST, reason)
+
+    def _record(self, kind: Kind, name: str = "", count: int = 1, seconds: float = 0.0, detail: str = "") -> None:
+        self._queue.events.record(kind, self._task, name, count, seconds, detail)
 
     def _wait_reconnected(self, what: str, reason: str | None = None) -> None:
         """Waits until the worker is reconnected or stopped. The reason of its loss is asked for if it is None."""
@@ -268,6 +279,9 @@ class Worker(BackgroundThread):
         if not self._change(WorkerState.LOST):
             return
         cause = reason or self._servers.describe_loss(self.index)
+        if what == _LOST:
+            self._losses += 1
+            self._record("worker_lost", detail=cause)
         if self._events.live_workers():
             _logger.warning("%s %s; its work goes to other workers until it returns. (%s)", self.device, what, cause)
         else:
@@ -309,6 +323,7 @@ class Worker(BackgroundThread):
         if connected:
             self._queue.workers.renew_inputs(self.index)
             self._reconnections += 1
+            self._record("worker_returned", seconds=time.monotonic() - self._lost_at)
             self._reconnecting_seconds += time.monotonic() - start
         return connected
 

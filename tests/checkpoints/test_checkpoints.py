@@ -11,6 +11,7 @@ import tensorflow as tf
 from coordinator import Checkpoints, evaluation
 from coordinator.checkpoints import Best, EverySteps, Latest
 from coordinator.evaluation.checkpoint_file import CheckpointFile
+from coordinator.events.event_stream import EventStream
 from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
 from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointRestore, SaveServices
 from coordinator.ps_strategy.recovery.snapshots import Snapshot
@@ -33,7 +34,7 @@ class Training:
         self.checkpoints = Checkpoints(checkpoint, self.directory, **{"save": [EverySteps(10)], **self.settings})
         checkpoint.restore(self.checkpoints.latest)
         self.steps = 0
-        self.checkpoints.begin(SaveServices(lambda save, _: save(), lambda: self.steps, True, 2**26))
+        self.checkpoints.begin(SaveServices(lambda save, _: save(), lambda: self.steps, True, 2**26, EventStream()))
         return self.checkpoints
 
     def train(self, steps) -> list[str]:

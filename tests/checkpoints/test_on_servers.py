@@ -41,7 +41,8 @@ def begun(strategy, checkpoint, directory, steps, **settings) -> Checkpoints:
         with strategy.quiet():
             return take()
 
-    checkpoints.begin(SaveServices(save, steps, True, strategy.extended.services.options.checkpoint_memory))
+    memory = strategy.extended.services.options.checkpoint_memory
+    checkpoints.begin(SaveServices(save, steps, True, memory, strategy.events))
     return checkpoints
 
 

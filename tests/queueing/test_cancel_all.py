@@ -135,7 +135,7 @@ def test_an_abandoned_attempt_is_not_waited_for_and_has_no_effect_when_it_ends()
     assert queue.is_settled()
     later = put_new(queue, 1)
     queue.fail(attempt, KeyError("too late"), ErrorScope.ALL_CLOSURES)
-    queue.finish(take(queue), "later")
+    queue.finish([take(queue)], ["later"])
     queue.wait_settled(timeout=0)
     assert (closure.future.cancelled(), later.future.result(0)) == (True, "later")
 
@@ -155,8 +155,8 @@ def test_what_is_put_while_it_waits_is_not_cancelled_and_not_waited_for() -> Non
         queue.requeue(attempt)
         assert cancelling.result(LIMIT) == []
     assert not running.cancellation.is_cancelled  # type: ignore[attr-defined]
-    queue.finish(running, "kept")
-    queue.finish(library, "made")
+    queue.finish([running], ["kept"])
+    queue.finish([library], ["made"])
     queue.wait_settled(timeout=0)
     assert (later.future.result(0), internal.future.result(0)) == ("kept", "made")
 
@@ -171,7 +171,7 @@ def test_threads_that_wait_for_room_or_for_all_closures_go_on() -> None:
         stalls.wait_for("join waits")
         assert queue.cancel_all(LIMIT) == []
         put = putting.result(LIMIT)
-        queue.finish(take(queue), "put")
+        queue.finish([take(queue)], ["put"])
         joining.result(LIMIT)
     assert [closure.future.cancelled() for closure in waiting] == [True, True]
     assert put.future.result(0) == "put"

@@ -40,7 +40,7 @@ def test_a_closure_is_pending_from_put_to_finish_also_when_requeued(queue: Closu
     attempt = take(queue, worker=1)
     assert attempt.closure is closure
     assert not queue.is_settled()
-    queue.finish(attempt, "result")
+    queue.finish([attempt], ["result"])
     assert closure.state is ClosureState.DONE
     assert queue.is_settled()
     queue.wait_settled(LIMIT)
@@ -77,7 +77,7 @@ def test_consumers_that_requeue_neither_lose_nor_repeat_closures(
                 continue
             with counting:
                 finished[attempt.closure.number] += 1
-            queue.finish(attempt, None)
+            queue.finish([attempt], [None])
 
     with ThreadPoolExecutor() as pool:
         consuming = [pool.submit(consume, worker) for worker in range(consumers)]
@@ -100,7 +100,7 @@ def test_an_internal_closure_goes_first_to_its_worker_and_join_ignores_it(
     queue.put(internal)
     attempt = take(queue, worker=0)
     assert attempt.closure is ordinary
-    queue.finish(attempt, None)
+    queue.finish([attempt], [None])
     queue.wait_settled(LIMIT)
     another = put_new(queue)
     attempt = take(queue, worker=1)
@@ -108,7 +108,7 @@ def test_an_internal_closure_goes_first_to_its_worker_and_join_ignores_it(
     queue.requeue(attempt)
     attempt = take(queue, worker=0)
     assert attempt.closure is another
-    queue.finish(attempt, None)
+    queue.finish([attempt], [None])
     assert queue.is_settled()
     attempt = take(queue, worker=1)
     assert attempt.closure is internal
@@ -214,7 +214,7 @@ def test_the_first_error_is_raised_once_when_all_that_ran_has_ended(
     attempt = take(queue)
     assert attempt.closure is fresh
     assert attempt.cancellation.is_cancelled is False
-    queue.finish(attempt, "fresh")
+    queue.finish([attempt], ["fresh"])
     queue.wait_settled(LIMIT)
 
 
@@ -278,7 +278,7 @@ def test_one_of_several_waiting_threads_raises_the_error(
             if threads is raise_by_put:
                 finishing.callback(queue.stop)
                 for _ in range(2):
-                    queue.finish(take(queue), None)
+                    queue.finish([take(queue)], [None])
             assert sorted(outcome.result(LIMIT) for outcome in outcomes) == ["raised", "went on", "went on"]
 
 
@@ -293,7 +293,7 @@ def test_a_thread_continues_at_once_when_another_one_raised_the_error(
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(waiter, queue)
         stalls.wait_for("rais")
-        queue.finish(running, None)
+        queue.finish([running], [None])
         with pytest.raises(ValueError, match="first"):
             queue.is_settled()
         put_new(queue)
@@ -302,7 +302,7 @@ def test_a_thread_continues_at_once_when_another_one_raised_the_error(
         try:
             waiting.result(LIMIT)  # Although the new closure runs.
         finally:
-            queue.finish(new, None)
+            queue.finish([new], [None])
 
 
 def test_an_error_of_wider_scope_withdraws_only_waiting_closures(

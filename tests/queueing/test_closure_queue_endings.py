@@ -38,7 +38,7 @@ def test_a_cancelled_closure_is_not_run_and_join_does_not_wait_for_it(queue: Clo
     attempt = take(queue)
     assert attempt.closure is kept
     queue.requeue(attempt)
-    queue.finish(take(queue), None)
+    queue.finish([take(queue)], [None])
     queue.wait_settled(LIMIT)
     assert not kept.future.cancel()
     assert (queue.statistics().cancelled, queue.statistics().finished) == (1, 1)
@@ -59,7 +59,7 @@ def test_a_closure_cancelled_while_it_runs_ends_at_once_and_its_attempt_is_await
         queue.wait_settled(timeout=0)
     match outcome:
         case "result":
-            queue.finish(attempt, "too late")
+            queue.finish([attempt], ["too late"])
         case "error":
             queue.fail(attempt, KeyError("too late"), ErrorScope.ALL_CLOSURES)
         case _:
@@ -76,7 +76,7 @@ def test_a_cancel_that_races_with_a_worker_is_atomic(stalls: Stalls) -> None:
 
     def finish_all() -> None:
         while (attempt := queue.take(0)) is not None:
-            queue.finish(attempt, "ran")
+            queue.finish([attempt], ["ran"])
 
     def cancel(futures: list[Future]) -> list[bool]:
         barrier.wait()
@@ -122,7 +122,7 @@ def test_a_wait_without_progress_is_reported_until_there_is_some(queue: ClosureQ
     with ThreadPoolExecutor() as pool:
         joining = pool.submit(queue.wait_settled)
         stalls.wait_for("No progress", "join waits for closures", "closure 5 (step) on worker 1")
-        queue.finish(attempt, None)
+        queue.finish([attempt], [None])
         joining.result(LIMIT)
 
 
@@ -132,7 +132,7 @@ def test_join_during_an_interrupt_leaves_the_queue_usable(queue: ClosureQueue, s
     stalls.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         queue.wait_settled(LIMIT)
-    queue.finish(attempt, "kept")
+    queue.finish([attempt], ["kept"])
     queue.wait_settled(LIMIT)
     assert closure.future.result(0) == "kept"
 
@@ -189,7 +189,7 @@ def test_callbacks_run_without_a_lock_while_the_closure_still_counts_as_running(
         queue.requeue(attempt)
 
     ends: list[Callable[[Attempt], object]] = [
-        lambda attempt: queue.finish(attempt, None),
+        lambda attempt: queue.finish([attempt], [None]),
         lambda attempt: fail(queue, attempt, KeyError("outcome")),
         cancel,
     ]
@@ -221,7 +221,7 @@ def test_arguments_are_dropped_with_no_lock_held(queue: ClosureQueue, end: str) 
         queue.requeue(attempt)
 
     endings: dict[str, Callable[[], object]] = {
-        "finish": lambda: queue.finish(take(queue), None),
+        "finish": lambda: queue.finish([take(queue)], [None]),
         "fail": lambda: fail(queue, take(queue), KeyError()),
         "cancel": lambda: cancel(take(queue)),
         "withdraw": lambda: queue.fail_all(KeyError(), if_idle=False),
@@ -235,7 +235,7 @@ def test_arguments_are_dropped_with_no_lock_held(queue: ClosureQueue, end: str) 
 
 def test_a_result_is_freed_with_its_future_without_the_garbage_collector(queue: ClosureQueue) -> None:
     closure = put_new(queue)
-    queue.finish(take(queue), Argument())
+    queue.finish([take(queue)], [Argument()])
     result = weakref.ref(closure.future.result(0))
     gc.disable()
     try:

@@ -41,7 +41,7 @@ class Stress:
             elif attempt.number < 3 and chance.random() < 0.2:
                 self._queue.requeue(attempt)
             else:
-                self._queue.finish(attempt, worker)
+                self._queue.finish([attempt], [worker])
                 with self._counting:
                     self.finished[attempt.closure.number] += attempt.closure.state is ClosureState.DONE
 

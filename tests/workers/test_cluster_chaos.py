@@ -12,7 +12,7 @@ from coordinator.future import Future
 from coordinator.testing.fake_runtime import FakeRuntime, TransientError
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT
-from tests.fake_cluster import OPTIONS, index_of, run_on_threads, running_scheduler
+from tests.fake_cluster import OPTIONS, check_events, index_of, run_on_threads, running_scheduler
 
 THREADS = 4
 STEPS = 250
@@ -128,6 +128,7 @@ def test_after_random_faults_every_future_is_done_and_counts_add_up(seed: int) -
         chaos.settle()
         assert scheduler.done()
         statistics = scheduler.cluster.statistics()
+    check_events(scheduler)
     assert all(future.done() for future in chaos.futures)
     assert sorted(map(id, chaos.called)) == sorted(map(id, chaos.futures)), "each callback was called once"
     user_errors = [error for error in chaos.raised if isinstance(error, UserError)]

@@ -16,7 +16,7 @@ from coordinator.future import Future
 from coordinator.testing.fake_runtime import FakeRuntime
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT
-from tests.fake_cluster import OPTIONS, index_of, run_on_threads, running_scheduler
+from tests.fake_cluster import OPTIONS, check_events, index_of, run_on_threads, running_scheduler
 
 THREADS = 3
 STEPS = 120
@@ -117,6 +117,7 @@ def test_random_faults_and_changes_lose_no_closure_and_block_nothing(seed: int) 
         turmoil.settle()
         assert scheduler.done()
         statistics = scheduler.cluster.statistics()
+    check_events(scheduler)
     kept = [future for future in turmoil.futures if not future.cancelled()]
     results = [future for future in kept if future.exception(0) is None]
     # A closure that took the result of a cancelled one has none itself; all others must have one.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from coordinator.events.event_stream import EventStream
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.tensorflow_internals.handles import forget_last_saved_step, saves_asynchronously
 
@@ -30,12 +31,14 @@ class SaveServices(NamedTuple):
       steps: returns the number of the training step, or None while a server does not answer.
       begins_at_zero: whether `steps` counts from the beginning of this program.
       memory: `Options.checkpoint_memory`.
+      events: where it records what it has saved.
     """
 
     save: Callable[[Callable[[], str], str], str]
     steps: Callable[[], int | None]
     begins_at_zero: bool
     memory: int
+    events: EventStream
 
 
 class CheckpointSource(abc.ABC):

@@ -25,6 +25,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.errors import ParameterServerLost, Rollback
+from coordinator.events.event_stream import EventStream
 from coordinator.options import Options
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.membership.membership import Membership
@@ -81,6 +82,7 @@ class VariableRecovery:
         they are. It is called on threads that save a checkpoint.
       quiet: returns a scope in which no scheduled function runs.
       memory: `Options.checkpoint_memory`.
+      events: where checkpoints are recorded.
 
     Attributes:
       states_held: see `VariableStore`.
@@ -94,7 +96,9 @@ class VariableRecovery:
         wait_recovered: Callable[[], bool],
         quiet: Callable[[], contextlib.AbstractContextManager[None]],
         memory: int = Options.checkpoint_memory,
+        events: EventStream | None = None,
     ) -> None:
+        self._events = events or EventStream()
         self._memory = memory
         self._membership = membership
         self._variables = variables
@@ -136,7 +140,9 @@ class VariableRecovery:
         self.release_manager()
         if isinstance(found.manager, CheckpointSource):
             self._step = step
-            found.manager.begin(SaveServices(self._save_of_source, self._read_steps, step is None, self._memory))
+            found.manager.begin(
+                SaveServices(self._save_of_source, self._read_steps, step is None, self._memory, self._events)
+            )
             self._replaced_of_manager.callback(found.manager.end)
         elif found.manager is not None:
             save = functools.partial(self._save, found.manager.save, found.manager.directory)
@@ -160,8 +166,8 @@ class VariableRecovery:
             )
         return lost
 
-    def try_once(self) -> bool:
-        """Makes one attempt, and reports a rollback. Returns True if no variable is missing. Raises as `recover`."""
+    def try_once(self) -> Rollback | bool:
+        """Makes one attempt; returns and reports a rollback, or whether no variable is missing. Raises as `recover`."""
         rollback = self.recover()
         if rollback is None and self.missing() is not None:
             return False
@@ -174,7 +180,7 @@ class VariableRecovery:
                 self._on_rollback(rollback)
             except Exception:
                 _logger.exception("on_rollback raised; training continues.")
-        return True
+        return rollback
 
     def recover(self) -> Rollback | None:
         """Makes one attempt; to be called on a thread without its own executor, while no function runs.
@@ -274,8 +280,17 @@ class VariableRecovery:
         ):
             # Before the checkpoint's number is incremented.
             raise _asynchronous_refused()
-        with self._quiet():
-            return self._save_quietly(save, directory, *args, **kwargs)
+        began = time.monotonic()
+        try:
+            with self._quiet():
+                path = self._save_quietly(save, directory, *args, **kwargs)
+        except tf.errors.OpError as error:
+            seconds = time.monotonic() - began
+            self._events.record("checkpoint_failed", name=directory, seconds=seconds, detail=type(error).__name__)
+            raise
+        if path is not None:
+            self._events.record("checkpoint_saved", name=path, seconds=time.monotonic() - began)
+        return path
 
     def _save_of_source(self, save: Callable[[], str], directory: str) -> str:
         with self._quiet():

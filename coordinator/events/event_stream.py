@@ -1,0 +1,103 @@
+"""The events of one strategy, in a ring: what happened, where, when, and how long it took.
+
+    worker threads, recovery, checkpoints --record--> [ the latest events ] --since--> callbacks, log, trace, dashboard
+
+Guarantees:
+- `record` neither blocks nor calls other code. Closures of one call are one event with their `count`.
+- The counts of the events of a kind add up to the same count in `strategy.cluster.statistics()`.
+- A reader that is too slow misses events, is told how many, and holds up no one.
+"""
+
+import dataclasses
+import itertools
+import threading
+import time
+from collections import deque
+from typing import Literal
+
+Kind = Literal[
+    "closures_started",
+    "closures_finished",
+    "closures_failed",
+    "closures_cancelled",
+    "closures_retried",
+    "function_quarantined",
+    "worker_joined",
+    "worker_lost",
+    "worker_returned",
+    "worker_left",
+    "parameter_server_lost",
+    "parameter_server_recovered",
+    "checkpoint_saved",
+    "checkpoint_failed",
+    "rule_changed",
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened while a strategy ran. See docs/events.md for what each kind says.
+
+    Attributes:
+      time: when, in seconds since the epoch.
+      kind: what, such as `closures_finished` or `worker_lost`.
+      task: where: `worker 0`, `ps 1`, or empty for the client.
+      name: of what: a function, the path of a checkpoint, an update rule.
+      count: how many: of closures, of steps lost.
+      seconds: how long what has ended now has taken, in seconds.
+      detail: why, or what else is known.
+    """
+
+    time: float
+    kind: Kind
+    task: str = ""
+    name: str = ""
+    count: int = 1
+    seconds: float = 0.0
+    detail: str = ""
+
+
+class EventStream:
+    """A ring of the latest events, numbered from 0 on. All methods may be called on any thread.
+
+    Args:
+      capacity: how many events it keeps.
+    """
+
+    def __init__(self, capacity: int = 65_536) -> None:
+        # Tuples, which cost a fifth of an `Event`, and most of which nobody reads.
+        self._ring: deque[tuple[float, Kind, str, str, int, float, str]] = deque(maxlen=capacity)
+        self._recorded = 0
+        # A leaf: nothing is called while it is held.
+        self._lock = threading.Lock()
+
+    @property
+    def recorded(self) -> int:
+        """How many events were recorded, which is the number of the next one."""
+        return self._recorded
+
+    def record(
+        self, kind: Kind, task: str = "", name: str = "", count: int = 1, seconds: float = 0.0, detail: str = ""
+    ) -> None:
+        """Records an event that happens now; see `Event`."""
+        with self._lock:
+            self._ring.append((time.time(), kind, task, name, count, seconds, detail))
+            self._recorded += 1
+
+    def since(self, number: int) -> tuple[list[Event], int, int]:
+        """Returns the events from a number on, the number to continue with, and how many were dropped in between.
+
+        Args:
+          number: what an earlier call returned, 0 for all that are kept, or `recorded` for none of those up to now.
+        """
+        with self._lock:
+            end = self._recorded
+            first = end - len(self._ring)
+            found = list(itertools.islice(reversed(self._ring), max(0, end - max(number, first))))
+        return [Event(*fields) for fields in reversed(found)], end, max(0, first - number)
+
+
+def task_of_device(device: str) -> str:
+    """Returns the task of an event: `ps 1` for the device or task `/job:ps/replica:0/task:1`."""
+    parts = dict(part.split(":", 1) for part in device.split("/") if ":" in part)
+    return f"{parts.get('job', device)} {parts.get('task', '')}".strip()

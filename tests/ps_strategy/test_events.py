@@ -1,0 +1,27 @@
+"""Tests of the events of a strategy on real servers."""
+
+import queue
+
+import tensorflow as tf
+
+import coordinator
+from tests.deadline import LIMIT
+
+
+@tf.function
+def step() -> tf.Tensor:
+    return tf.constant(7)
+
+
+def test_a_callback_gets_the_events_of_a_step_on_a_real_cluster(strategy) -> None:
+    received: queue.Queue[coordinator.Event] = queue.Queue()
+    stop = strategy.on_event(received.put)
+    strategy.schedule(step)
+    strategy.join(LIMIT)
+    stop()
+    events = [received.get_nowait() for _ in range(received.qsize())]
+    assert [(event.kind, event.name) for event in events] == [
+        ("closures_started", "step"),
+        ("closures_finished", "step"),
+    ]
+    assert strategy.events.recorded >= 2
