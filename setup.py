@@ -73,8 +73,14 @@ setup(
             "pytest>=8.4",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
+            "PyYAML>=6",
             "ruff>=0.12",
             "tf_keras>=2.21,<2.22",
+        ],
+        # What tests marked `release` need besides: the schemas of Kubernetes and of JobSet.
+        "release": [
+            "kubeflow-trainer-api>=2.3,<3",
+            "kubernetes-validate>=1.37",
         ],
         "examples": [
             "scikit-learn>=1.5",

@@ -11,6 +11,7 @@ from typing import Any
 
 import coordinator
 from coordinator.cli.data import add_data, data
+from coordinator.cli.manifest import add_manifest, manifest
 from coordinator.cli.run import add_run, run
 from coordinator.cli.simulate import add_simulate, simulate, with_negative_values
 from coordinator.cli.testbed import add_testbed, testbed
@@ -19,6 +20,8 @@ from coordinator.launch.run_request import RunRequest
 from coordinator.launch.serve import serve
 
 _UNUSABLE = 2
+# Those that take what was given as it is.
+_COMMANDS = {"data": data, "manifest": manifest, "simulate": simulate, "testbed": testbed}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,15 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     command = vars(given).pop("command")
     try:
-        match command:
-            case "simulate":
-                return simulate(given)
-            case "testbed":
-                return testbed(given)
-            case "data":
-                return data(given)
-            case "serve":
-                return serve(os.environ, **vars(given))
+        if command in _COMMANDS:
+            return _COMMANDS[command](given)
+        if command == "serve":
+            return serve(os.environ, **vars(given))
         return run(RunRequest(**{name: _frozen(value) for name, value in vars(given).items()}), os.environ)
     except SettingError as error:
         reason = f"--{error.option.replace('_', '-')} {error.reason}"
@@ -71,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add_simulate(commands)
     add_testbed(commands)
     add_data(commands)
+    add_manifest(commands)
     return parser
 
 

@@ -1,0 +1,240 @@
+"""The objects of a training on Kubernetes, as dictionaries: what `coordinator manifest kubernetes` prints.
+
+    Service          names for all pods of the job, before they are ready
+    StatefulSet      parameter servers, and one of workers: `kubectl scale` changes their number
+    Job              the program; it is started again when it fails or its node goes
+    or JobSet        all three as Jobs, which end when the program has ended; their number is fixed
+    PodDisruptionBudget, NetworkPolicy, ServiceAccount, Role, RoleBinding
+
+It promises that names, not addresses of pods, are used everywhere, and that the program finds the cluster in
+`TF_CONFIG`.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coordinator.errors import SettingError
+from coordinator.setting_checks import check_integer
+
+Object = dict[str, Any]
+
+_PORT = 2222
+_HEALTH_PORT = 8080
+_CHECKPOINTS = "/checkpoints"
+# Names of pods get up to 23 characters more, and have at most 63.
+_LONGEST_NAME = 40
+# How often the program is started again: Kubernetes's default.
+_PROGRAM_RESTARTS = 6
+# How often servers of a JobSet are: the set would fail with the first one that is not started again.
+_SERVER_RESTARTS = 1_000_000
+# From its deletion until a worker is told to end, in seconds: time to finish a step and to be removed from the cluster.
+_DRAINING_SECONDS = 10
+
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i)?")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KubernetesJob:
+    """A training on Kubernetes, as the command line gives it.
+
+    Attributes:
+      name: of the job: the names of all objects begin with it.
+      image: the container image, which has this library.
+      command: what the program's container runs; empty for the image's own command.
+      workers: how many workers.
+      ps: how many parameter servers.
+      jobset: use a JobSet, which ends the servers with the program, instead of StatefulSets, which can be scaled.
+      cpu: what each pod requests, such as "2" or "500m"; empty for nothing.
+      memory: what each pod requests and may use at most, such as "8Gi"; empty for no limit.
+      gpu: the number of GPUs (`nvidia.com/gpu`) of each worker.
+      checkpoints: the PersistentVolumeClaim that the program and the parameter servers find at `/checkpoints`; empty
+        for none.
+
+    Raises:
+      SettingError: one of them is not valid.
+    """
+
+    name: str
+    image: str
+    command: Sequence[str] = ()
+    workers: int = 1
+    ps: int = 1
+    jobset: bool = False
+    cpu: str = ""
+    memory: str = ""
+    gpu: int = 0
+    checkpoints: str = ""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or len(self.name) > _LONGEST_NAME:
+            reason = f"must be at most {_LONGEST_NAME} lower-case letters, digits and '-', and begin with a letter, got"
+            raise SettingError("name", f"{reason} {self.name!r}.")
+        if not self.image or re.search(r"\s", self.image):
+            raise SettingError("image", f"must be the name of a container image, got {self.image!r}.")
+        check_integer("workers", self.workers, 1)
+        check_integer("ps", self.ps, 1)
+        check_integer("gpu", self.gpu, 0)
+        for name, quantity in (("cpu", self.cpu), ("memory", self.memory)):
+            if quantity and not _QUANTITY.fullmatch(quantity):
+                raise SettingError(name, f"must be a quantity such as 2, 500m or 8Gi, got {quantity!r}.")
+        if self.checkpoints and not _CLAIM.fullmatch(self.checkpoints):
+            raise SettingError("checkpoints", f"must be the name of a claim, got {self.checkpoints!r}.")
+
+    def objects(self) -> list[Object]:
+        """Returns the objects, in an order in which they can be created."""
+        rights = [self._service_account(), self._role(), self._role_binding()]
+        protection = [self._network_policy(), self._disruption_budget()]
+        if self.jobset:
+            return [*rights, *protection, self._job_set()]
+        servers = [self._stateful_set(job, count) for job, count in self._servers().items()]
+        program = self._object("batch/v1", "Job", "chief", spec=self._program_job())
+        return [*rights, *protection, self._service(), *servers, program]
+
+    def _object(self, version: str, kind: str, component: str = "", **content: Any) -> Object:
+        name = f"{self.name}-{component}" if component else self.name
+        metadata = {"name": name, "labels": self._labels(component)}
+        return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
+
+    def _labels(self, component: str = "") -> dict[str, str]:
+        labels = {"app.kubernetes.io/instance": self.name}
+        return {**labels, "app.kubernetes.io/component": component} if component else labels
+
+    def _service_account(self) -> Object:
+        return self._object("v1", "ServiceAccount", "chief", automountServiceAccountToken=False)
+
+    def _role(self) -> Object:
+        """The program may follow the pods; the servers need no rights."""
+        rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+        return self._object("rbac.authorization.k8s.io/v1", "Role", "chief", rules=[rule])
+
+    def _role_binding(self) -> Object:
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": f"{self.name}-chief"}
+        subject = {"kind": "ServiceAccount", "name": f"{self.name}-chief"}
+        return self._object("rbac.authorization.k8s.io/v1", "RoleBinding", "chief", roleRef=role, subjects=[subject])
+
+    def _network_policy(self) -> Object:
+        """Only pods of the job reach each other: TensorFlow's servers have no authentication."""
+        pods = {"matchLabels": self._labels()}
+        spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": pods}]}]}
+        return self._object("networking.k8s.io/v1", "NetworkPolicy", spec=spec)
+
+    def _disruption_budget(self) -> Object:
+        """Drained nodes take one parameter server at a time, and the next one only when that is back."""
+        # Not maxUnavailable, which Kubernetes cannot apply to the pods of Jobs.
+        spec = {"minAvailable": self.ps - 1, "selector": {"matchLabels": self._labels("ps")}}
+        return self._object("policy/v1", "PodDisruptionBudget", "ps", spec=spec)
+
+    def _service(self) -> Object:
+        port = {"name": "tensorflow", "port": _PORT}
+        names = {"clusterIP": "None", "publishNotReadyAddresses": True}
+        return self._object("v1", "Service", spec={**names, "selector": self._labels(), "ports": [port]})
+
+    def _stateful_set(self, job: str, replicas: int) -> Object:
+        spec = {
+            "serviceName": self.name,
+            "replicas": replicas,
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": self._labels(job)},
+            "template": self._server_template(job, "apps.kubernetes.io/pod-index"),
+        }
+        return self._object("apps/v1", "StatefulSet", job, spec=spec)
+
+    def _job_set(self) -> Object:
+        servers = [self._replicated(job, self._server_job(job, count)) for job, count in self._servers().items()]
+        spec = {
+            "network": {"enableDNSHostnames": True, "subdomain": self.name, "publishNotReadyAddresses": True},
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["chief"]},
+            "replicatedJobs": [*servers, self._replicated("chief", self._program_job())],
+        }
+        return self._object("jobset.x-k8s.io/v1alpha2", "JobSet", spec=spec)
+
+    def _replicated(self, name: str, spec: Object) -> Object:
+        return {"name": name, "replicas": 1, "template": {"spec": spec}}
+
+    def _server_job(self, job: str, count: int) -> Object:
+        template = self._server_template(job, "batch.kubernetes.io/job-completion-index", restartPolicy="OnFailure")
+        numbers = {"completions": count, "parallelism": count, "backoffLimit": _SERVER_RESTARTS}
+        return {"completionMode": "Indexed", **numbers, "template": template}
+
+    def _program_job(self) -> Object:
+        """A new pod is created only when the old one is gone: two clients would share the servers."""
+        disruption = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+        return {
+            **({"completionMode": "Indexed", "completions": 1, "parallelism": 1} if self.jobset else {}),
+            "backoffLimit": _PROGRAM_RESTARTS,
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {"rules": [disruption]},
+            "template": self._program_template(),
+        }
+
+    def _program_template(self) -> Object:
+        container = {
+            "name": "chief",
+            "image": self.image,
+            **({"command": list(self.command)} if self.command else {}),
+            "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}, {"name": "TF_CONFIG", "value": self._tf_config()}],
+            "ports": [_container_port("tensorflow", _PORT)],
+        }
+        name = {} if self.jobset else {"hostname": f"{self.name}-chief", "subdomain": self.name}
+        account = {"serviceAccountName": f"{self.name}-chief", "automountServiceAccountToken": True}
+        return self._template("chief", container, restartPolicy="Never", **name, **account)
+
+    def _server_template(self, job: str, index_label: str, **spec: Any) -> Object:
+        address = f"{self._host(job, '$(TASK_INDEX)')}:{_PORT}"
+        task = ["--job", job, "--index", "$(TASK_INDEX)", "--address", address]
+        field = {"fieldPath": f"metadata.labels['{index_label}']"}
+        health = {"httpGet": {"path": "/healthz", "port": "health"}}
+        container = {
+            "name": job,
+            "image": self.image,
+            "command": ["coordinator", "serve", *task, "--health-port", str(_HEALTH_PORT)],
+            "env": [{"name": "TASK_INDEX", "valueFrom": {"fieldRef": field}}],
+            "ports": [_container_port("tensorflow", _PORT), _container_port("health", _HEALTH_PORT)],
+            "startupProbe": {**health, "periodSeconds": 2, "failureThreshold": 150},
+            "readinessProbe": {**health, "periodSeconds": 10},
+            # A server that is restarted loses its variables: only one that has hung for minutes is.
+            "livenessProbe": {**health, "periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 6},
+        }
+        if job == "worker":
+            container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(_DRAINING_SECONDS)]}}}
+        return self._template(job, container, automountServiceAccountToken=False, **spec)
+
+    def _template(self, job: str, container: Object, **spec: Any) -> Object:
+        container["securityContext"] = {"allowPrivilegeEscalation": False}
+        if resources := self._resources(job):
+            container["resources"] = resources
+        if self.checkpoints and job != "worker":
+            container["volumeMounts"] = [{"name": "checkpoints", "mountPath": _CHECKPOINTS}]
+            claim = {"claimName": self.checkpoints}
+            spec["volumes"] = [{"name": "checkpoints", "persistentVolumeClaim": claim}]
+        spec["securityContext"] = {"seccompProfile": {"type": "RuntimeDefault"}}
+        return {"metadata": {"labels": self._labels(job)}, "spec": {**spec, "containers": [container]}}
+
+    def _resources(self, job: str) -> Object:
+        memory = {"memory": self.memory} if self.memory else {}
+        gpu = {"nvidia.com/gpu": self.gpu} if self.gpu and job == "worker" else {}
+        requests = {**({"cpu": self.cpu} if self.cpu else {}), **memory, **gpu}
+        limits = {**memory, **gpu}
+        return {name: values for name, values in (("requests", requests), ("limits", limits)) if values}
+
+    def _servers(self) -> Mapping[str, int]:
+        return {"ps": self.ps, "worker": self.workers}
+
+    def _host(self, job: str, index: object) -> str:
+        if self.jobset:
+            return f"{self.name}-{job}-0-{index}.{self.name}"
+        return f"{self.name}-chief.{self.name}" if job == "chief" else f"{self.name}-{job}-{index}.{self.name}"
+
+    def _tf_config(self) -> str:
+        counts = {"chief": 1, **self._servers()}
+        cluster = {job: [f"{self._host(job, i)}:{_PORT}" for i in range(n)] for job, n in counts.items()}
+        return json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
+
+
+def _container_port(name: str, number: int) -> Object:
+    return {"name": name, "containerPort": number, "protocol": "TCP"}

@@ -1,0 +1,182 @@
+"""Tests of the objects of a training on Kubernetes: the parts of them that must agree with each other."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from coordinator.cli.command_line import main
+from coordinator.cli.manifest import yaml_lines
+from coordinator.launch.kubernetes_manifests import KubernetesJob
+
+JOB = {"name": "digits", "image": "registry:5000/digits@sha256:1f", "command": ["python", "train.py"]}
+SIZES = {"workers": 4, "ps": 2, "cpu": "2", "memory": "8Gi", "gpu": 1, "checkpoints": "claim"}
+
+either_shape = pytest.mark.parametrize("jobset", [False, True], ids=["stateful-sets", "job-set"])
+
+
+def objects(**settings: Any) -> dict[str, list[dict[str, Any]]]:
+    """Returns the objects by kind."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for item in KubernetesJob(**JOB | SIZES | settings).objects():
+        found.setdefault(item["kind"], []).append(item)
+    return found
+
+
+def pods(found: dict[str, list[dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the name in DNS and the template of each pod."""
+    for owner in [*found.get("StatefulSet", ()), *found.get("Job", ())]:
+        template = owner["spec"]["template"]
+        spec = template["spec"]
+        if owner["kind"] == "Job":
+            yield f"{spec['hostname']}.{spec['subdomain']}", template
+        for index in range(owner["spec"].get("replicas", 0)):
+            yield f"{owner['metadata']['name']}-{index}.{owner['spec']['serviceName']}", template
+    for owner in found.get("JobSet", ()):
+        for job in owner["spec"]["replicatedJobs"]:
+            spec = job["template"]["spec"]
+            for index in range(spec["completions"]):
+                name = f"{owner['metadata']['name']}-{job['name']}-0-{index}"
+                yield f"{name}.{owner['spec']['network']['subdomain']}", spec["template"]
+
+
+def component(template: dict[str, Any]) -> str:
+    return template["metadata"]["labels"]["app.kubernetes.io/component"]
+
+
+def container(template: dict[str, Any]) -> dict[str, Any]:
+    (only,) = template["spec"]["containers"]
+    return only
+
+
+def is_matched(labels: dict[str, str], selector: dict[str, Any]) -> bool:
+    return selector.get("matchLabels", selector).items() <= labels.items()
+
+
+@either_shape
+def test_the_program_finds_the_cluster_by_the_names_of_the_pods(jobset: bool) -> None:
+    named: dict[str, list[str]] = {}
+    found = dict(pods(objects(jobset=jobset)))
+    for name, template in found.items():
+        named.setdefault(component(template), []).append(f"{name}:2222")
+    (program,) = (container(template) for template in found.values() if component(template) == "chief")
+    config = json.loads({entry["name"]: entry["value"] for entry in program["env"]}["TF_CONFIG"])
+    assert config == {"cluster": named, "task": {"type": "chief", "index": 0}}
+    assert {job: len(addresses) for job, addresses in named.items()} == {"chief": 1, "ps": 2, "worker": 4}
+    assert program["command"] == ["python", "train.py"]
+
+
+@either_shape
+def test_a_server_serves_at_the_name_of_its_pod(jobset: bool) -> None:
+    for name, template in pods(objects(jobset=jobset)):
+        command = container(template)["command"]
+        if component(template) != "chief":
+            assert command[:4] == ["coordinator", "serve", "--job", component(template)]
+            index = name.partition(".")[0].rpartition("-")[2]
+            options = dict(zip(command[2::2], command[3::2], strict=True))
+            assert options["--index"] == "$(TASK_INDEX)"
+            assert options["--address"].replace("$(TASK_INDEX)", index) == f"{name}:2222"
+            (env,) = container(template)["env"]
+            label = "batch.kubernetes.io/job-completion-index" if jobset else "apps.kubernetes.io/pod-index"
+            assert env["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.labels['{label}']"
+
+
+@either_shape
+def test_selectors_match_the_pods_that_they_are_for(jobset: bool) -> None:
+    found = objects(jobset=jobset)
+    templates = [(component(template), template["metadata"]["labels"]) for _, template in pods(found)]
+    (policy,), (budget,) = found["NetworkPolicy"], found["PodDisruptionBudget"]
+    (rule,) = policy["spec"]["ingress"]
+    everyone = [policy["spec"]["podSelector"], rule["from"][0]["podSelector"]]
+    everyone += [service["spec"]["selector"] for service in found.get("Service", ())]
+    for job, labels in templates:
+        assert all(is_matched(labels, selector) for selector in everyone)
+        assert is_matched(labels, budget["spec"]["selector"]) == (job == "ps")
+    for owner in found.get("StatefulSet", ()):
+        assert is_matched(owner["spec"]["template"]["metadata"]["labels"], owner["spec"]["selector"])
+
+
+@either_shape
+def test_the_program_alone_has_rights_and_workers_alone_gpus(jobset: bool) -> None:
+    found = objects(jobset=jobset)
+    (account,), (role,), (binding,) = (found[kind] for kind in ("ServiceAccount", "Role", "RoleBinding"))
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["metadata"]["name"]}]
+    for _, template in pods(found):
+        spec, job = template["spec"], component(template)
+        assert spec["automountServiceAccountToken"] == (job == "chief")
+        assert spec.get("serviceAccountName") == (account["metadata"]["name"] if job == "chief" else None)
+        assert ("nvidia.com/gpu" in container(template)["resources"]["limits"]) == (job == "worker")
+        mounts = [mount["mountPath"] for mount in container(template).get("volumeMounts", ())]
+        assert mounts == ([] if job == "worker" else ["/checkpoints"])
+
+
+def test_servers_of_a_job_set_are_started_again_and_end_with_the_program() -> None:
+    (job_set,) = objects(jobset=True)["JobSet"]
+    assert job_set["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["chief"]}
+    for job in job_set["spec"]["replicatedJobs"]:
+        spec = job["template"]["spec"]
+        if job["name"] != "chief":
+            assert spec["template"]["spec"]["restartPolicy"] == "OnFailure"
+            assert spec["backoffLimit"] > 1000
+
+
+@either_shape
+def test_the_command_prints_the_objects_as_yaml(jobset: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [f"--{name}={value}" for name, value in ({**JOB, **SIZES}).items() if name != "command"]
+    shape = ["--jobset"] if jobset else []
+    assert main(["manifest", "kubernetes", *options, *shape, "--", *JOB["command"], "--epochs", "3"]) == 0
+    command = [*JOB["command"], "--epochs", "3"]
+    expected = KubernetesJob(**{**JOB, **SIZES, "command": command}, jobset=jobset).objects()
+    assert list(yaml.safe_load_all(capsys.readouterr().out)) == expected
+
+
+def test_without_a_command_the_image_runs_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["manifest", "kubernetes", "--name", "a", "--image", "b"]) == 0
+    printed = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert "command" not in printed[-1]["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_any_text_comes_back_from_yaml() -> None:
+    texts = [
+        "on",
+        "No",
+        "null",
+        "1e3",
+        "0x1f",
+        "a: b",
+        "a #b",
+        "- a",
+        'it\'s "so"',
+        "é\n",
+        "",
+        "*a",
+        "a:",
+        "~",
+        "2001-01-01",
+    ]
+    for text in texts:
+        content = {"key": text, "list": [text], "inner": [{"a": text, "b": {"c": text}}], "none": {}, "count": 3}
+        assert yaml.safe_load("\n".join(yaml_lines(content))) == content
+
+
+def test_what_kubernetes_would_refuse_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {
+        "name": ["Digits", "3d", "a" * 41, "a-"],
+        "image": ["my image", ""],
+        "workers": ["0"],
+        "ps": ["0"],
+        "gpu": ["-1"],
+        "cpu": ["two"],
+        "memory": ["8 GB"],
+        "checkpoints": ["/path"],
+    }
+    for option, value in ((option, value) for option, values in wrong.items() for value in values):
+        given = {"name": "digits", "image": "i", option: value}
+        assert main(["manifest", "kubernetes", *(f"--{name}={text}" for name, text in given.items())]) == 2
+        printed = capsys.readouterr()
+        assert printed.err.startswith(f"coordinator manifest: --{option} must be ")
+        assert not printed.out
