@@ -5,10 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
-from coordinator.cli.command_line import main
-from coordinator.cli.manifest import yaml_lines
 from coordinator.launch.kubernetes_manifests import KubernetesJob
 
 JOB = {"name": "digits", "image": "registry:5000/digits@sha256:1f", "command": ["python", "train.py"]}
@@ -122,61 +119,3 @@ def test_servers_of_a_job_set_are_started_again_and_end_with_the_program() -> No
         if job["name"] != "chief":
             assert spec["template"]["spec"]["restartPolicy"] == "OnFailure"
             assert spec["backoffLimit"] > 1000
-
-
-@either_shape
-def test_the_command_prints_the_objects_as_yaml(jobset: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [f"--{name}={value}" for name, value in ({**JOB, **SIZES}).items() if name != "command"]
-    shape = ["--jobset"] if jobset else []
-    assert main(["manifest", "kubernetes", *options, *shape, "--", *JOB["command"], "--epochs", "3"]) == 0
-    command = [*JOB["command"], "--epochs", "3"]
-    expected = KubernetesJob(**{**JOB, **SIZES, "command": command}, jobset=jobset).objects()
-    assert list(yaml.safe_load_all(capsys.readouterr().out)) == expected
-
-
-def test_without_a_command_the_image_runs_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["manifest", "kubernetes", "--name", "a", "--image", "b"]) == 0
-    printed = list(yaml.safe_load_all(capsys.readouterr().out))
-    assert "command" not in printed[-1]["spec"]["template"]["spec"]["containers"][0]
-
-
-def test_any_text_comes_back_from_yaml() -> None:
-    texts = [
-        "on",
-        "No",
-        "null",
-        "1e3",
-        "0x1f",
-        "a: b",
-        "a #b",
-        "- a",
-        'it\'s "so"',
-        "é\n",
-        "",
-        "*a",
-        "a:",
-        "~",
-        "2001-01-01",
-    ]
-    for text in texts:
-        content = {"key": text, "list": [text], "inner": [{"a": text, "b": {"c": text}}], "none": {}, "count": 3}
-        assert yaml.safe_load("\n".join(yaml_lines(content))) == content
-
-
-def test_what_kubernetes_would_refuse_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = {
-        "name": ["Digits", "3d", "a" * 41, "a-"],
-        "image": ["my image", ""],
-        "workers": ["0"],
-        "ps": ["0"],
-        "gpu": ["-1"],
-        "cpu": ["two"],
-        "memory": ["8 GB"],
-        "checkpoints": ["/path"],
-    }
-    for option, value in ((option, value) for option, values in wrong.items() for value in values):
-        given = {"name": "digits", "image": "i", option: value}
-        assert main(["manifest", "kubernetes", *(f"--{name}={text}" for name, text in given.items())]) == 2
-        printed = capsys.readouterr()
-        assert printed.err.startswith(f"coordinator manifest: --{option} must be ")
-        assert not printed.out

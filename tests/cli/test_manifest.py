@@ -1,0 +1,67 @@
+"""Tests of `coordinator manifest`: its output is YAML with the objects that the arguments describe."""
+
+import pytest
+import yaml
+
+from coordinator.cli.command_line import main
+from coordinator.cli.manifest import yaml_lines
+from coordinator.launch.kubernetes_manifests import KubernetesJob
+
+
+@pytest.mark.parametrize("jobset", [False, True], ids=["stateful-sets", "job-set"])
+def test_the_command_prints_the_objects_as_yaml(jobset: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"name": "digits", "image": "registry:5000/digits@sha256:1f", "workers": 4, "ps": 2, "cpu": "2"}
+    settings |= {"memory": "8Gi", "gpu": 1, "checkpoints": "claim"}
+    options = [f"--{name}={value}" for name, value in settings.items()]
+    command = ["python", "train.py", "--epochs", "3"]
+    assert main(["manifest", "kubernetes", *options, *(["--jobset"] if jobset else []), "--", *command]) == 0
+    expected = KubernetesJob(**settings, command=command, jobset=jobset).objects()
+    assert list(yaml.safe_load_all(capsys.readouterr().out)) == expected
+
+
+def test_without_a_command_the_image_runs_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["manifest", "kubernetes", "--name", "a", "--image", "b"]) == 0
+    printed = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert "command" not in printed[-1]["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_any_text_comes_back_from_yaml() -> None:
+    texts = [
+        "on",
+        "No",
+        "null",
+        "1e3",
+        "0x1f",
+        "a: b",
+        "a #b",
+        "- a",
+        'it\'s "so"',
+        "é\n",
+        "",
+        "*a",
+        "a:",
+        "~",
+        "2001-01-01",
+    ]
+    for text in texts:
+        content = {"key": text, "list": [text], "inner": [{"a": text, "b": {"c": text}}], "none": {}, "count": 3}
+        assert yaml.safe_load("\n".join(yaml_lines(content))) == content
+
+
+def test_what_kubernetes_would_refuse_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {
+        "name": ["Digits", "3d", "a" * 41, "a-"],
+        "image": ["my image", ""],
+        "workers": ["0"],
+        "ps": ["0"],
+        "gpu": ["-1"],
+        "cpu": ["two"],
+        "memory": ["8 GB"],
+        "checkpoints": ["/path"],
+    }
+    for option, value in ((option, value) for option, values in wrong.items() for value in values):
+        given = {"name": "digits", "image": "i", option: value}
+        assert main(["manifest", "kubernetes", *(f"--{name}={text}" for name, text in given.items())]) == 2
+        printed = capsys.readouterr()
+        assert printed.err.startswith(f"coordinator manifest: --{option} must be ")
+        assert not printed.out
