@@ -24,6 +24,8 @@ Object = dict[str, Any]
 _PORT = 2222
 _HEALTH_PORT = 8080
 _CHECKPOINTS = "/checkpoints"
+# May write to the claim, whatever user the image has: that of the Dockerfile by default.
+_GROUP = 1000
 # Names of pods get up to 23 characters more, and have at most 63.
 _LONGEST_NAME = 40
 # How often the program is started again: Kubernetes's default.
@@ -206,13 +208,15 @@ class KubernetesJob:
 
     def _template(self, job: str, container: Object, **spec: Any) -> Object:
         container["securityContext"] = {"allowPrivilegeEscalation": False}
+        security: Object = {"seccompProfile": {"type": "RuntimeDefault"}}
         if resources := self._resources(job):
             container["resources"] = resources
         if self.checkpoints and job != "worker":
             container["volumeMounts"] = [{"name": "checkpoints", "mountPath": _CHECKPOINTS}]
             claim = {"claimName": self.checkpoints}
             spec["volumes"] = [{"name": "checkpoints", "persistentVolumeClaim": claim}]
-        spec["securityContext"] = {"seccompProfile": {"type": "RuntimeDefault"}}
+            security |= {"fsGroup": _GROUP, "fsGroupChangePolicy": "OnRootMismatch"}
+        spec["securityContext"] = security
         return {"metadata": {"labels": self._labels(job)}, "spec": {**spec, "containers": [container]}}
 
     def _resources(self, job: str) -> Object:
