@@ -13,6 +13,7 @@ import coordinator
 from coordinator.cli.data import add_data, data
 from coordinator.cli.manifest import add_manifest, manifest
 from coordinator.cli.run import add_run, run
+from coordinator.cli.serve import add_serve
 from coordinator.cli.simulate import add_simulate, simulate, with_negative_values
 from coordinator.cli.testbed import add_testbed, testbed
 from coordinator.errors import ClusterSpecError, LaunchError, SettingError
@@ -65,19 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"coordinator {coordinator.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands)
-    _add_serve(commands)
+    add_serve(commands)
     add_simulate(commands)
     add_testbed(commands)
     add_data(commands)
     add_manifest(commands)
     return parser
-
-
-def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = "run one server of the cluster that TF_CONFIG describes"
-    serving = commands.add_parser("serve", help=text, description=text, allow_abbrev=False)
-    serving.add_argument("--job", metavar="JOB", help="worker or ps, in place of TF_CONFIG's task type")
-    serving.add_argument("--index", type=int, metavar="N", help="its index, in place of TF_CONFIG's task index")
-    text = "the IP address of this machine at which it can be reached (default: all; loopback if its host is localhost)"
-    serving.add_argument("--interface", metavar="ADDRESS", help=text)
-    serving.add_argument("--exit-with-parent", action="store_true", help="end when standard input is closed")

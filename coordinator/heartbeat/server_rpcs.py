@@ -13,6 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 GET_STATUS = "/tensorflow.WorkerService/GetStatus"
 KEEP_ALIVE = "/tensorflow.eager.EagerService/KeepAlive"
 CLOSE_CONTEXT = "/tensorflow.eager.EagerService/CloseContext"
+CLEANUP_ALL = "/tensorflow.WorkerService/CleanupAll"
 
 ChannelOptions = tuple[tuple[str, int], ...]
 
@@ -42,7 +43,7 @@ def channel_options(longest_backoff: int, *, detect_dead_host: bool) -> ChannelO
     return (*options, ("grpc.keepalive_time_ms", 3_600_000), ("grpc.keepalive_timeout_ms", 5_000))
 
 
-def _message_classes() -> tuple[Any, Any]:
+def _message_classes() -> tuple[Any, Any, Any]:
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="coordinator/server_rpcs.proto", package="coordinator")
 
@@ -56,12 +57,15 @@ def _message_classes() -> tuple[Any, Any]:
     [devices] = add_message("GetStatusResponse", device_attributes=(1, field.TYPE_MESSAGE)).field
     devices.type_name, devices.label = ".coordinator.DeviceAttributes", field.LABEL_REPEATED
     add_message("ContextRequest", context_id=(1, field.TYPE_FIXED64), context_view_id=(2, field.TYPE_FIXED64))
+    [containers] = add_message("ContainersRequest", container=(1, field.TYPE_STRING)).field
+    containers.label = field.LABEL_REPEATED
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    found = (pool.FindMessageTypeByName(f"coordinator.{name}") for name in ("GetStatusResponse", "ContextRequest"))
-    status, context = map(message_factory.GetMessageClass, found)
-    return status, context
+    names = "GetStatusResponse", "ContextRequest", "ContainersRequest"
+    found = (pool.FindMessageTypeByName(f"coordinator.{name}") for name in names)
+    status, context, containers = map(message_factory.GetMessageClass, found)
+    return status, context, containers
 
 
-# `ContextRequest` is what both KeepAlive and CloseContext take.
-GetStatusResponse, ContextRequest = _message_classes()
+# `ContextRequest` is what both KeepAlive and CloseContext take, `ContainersRequest` what CleanupAll takes.
+GetStatusResponse, ContextRequest, ContainersRequest = _message_classes()

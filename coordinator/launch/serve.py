@@ -1,7 +1,8 @@
 """`coordinator serve`: one standard TensorFlow server, in this process, until a signal ends it.
 
 It promises to refuse what cannot work before TensorFlow is loaded, to print one line when it serves, and to end at
-once, with code 0, on SIGTERM, on SIGINT and, with `exit_with_parent`, when its standard input is closed.
+once, with code 0, on SIGTERM, on SIGINT and, with `exit_with_parent`, when its standard input is closed. With
+`until_client_ends` it ends with code 0 within some seconds of its client.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, MutableMapping
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from coordinator.addresses import check_port_is_free, parse_address
 from coordinator.errors import ClusterSpecError, LaunchError
@@ -19,8 +20,16 @@ from coordinator.heartbeat.listening import Network, accept_only_at, networks_of
 from coordinator.launch.signal_reader import SignalReader
 from coordinator.launch.task_config import TaskConfig
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from coordinator.launch.health import Health
+
 SERVE_COMMAND = (sys.executable, "-m", "coordinator", "serve", "--exit-with-parent")
 SERVED_JOBS = ("worker", "ps")
+# How often it is looked whether the client has ended, and how long a client may take to answer, in seconds.
+_CLIENT_INTERVAL = 1.0
+_CLIENT_TIMEOUT = 0.25
 # The exit code of a server that cannot serve: its task is unknown or its port is taken.
 UNUSABLE = 2
 
@@ -30,28 +39,39 @@ def serve(
     *,
     job: str | None = None,
     index: int | None = None,
+    address: str | None = None,
     interface: str | None = None,
+    health_port: int | None = None,
+    until_client_ends: bool = False,
     exit_with_parent: bool = False,
 ) -> int:
-    """Runs the server that `TF_CONFIG` describes, until this process ends.
+    """Runs one server, until this process ends.
 
     Args:
-      environment: the environment of this process, with `TF_CONFIG`.
-      job: the job, in place of that of `TF_CONFIG`'s task.
-      index: the index, in place of that of `TF_CONFIG`'s task.
+      environment: the environment of this process; `TF_CONFIG` in it gives what the next three leave out.
+      job: the server's job, `worker` or `ps`.
+      index: its index in the job.
+      address: its `host:port`, by which its client reaches it.
       interface: the IP address of this machine at which the server can be reached. By default that is the loopback
         interface if the host of its own address is `localhost` or a loopback address, and every interface otherwise.
+      health_port: answer over HTTP there how the server is (`health.py`).
+      until_client_ends: end, with code 0, when a client that was connected has ended its program in order.
       exit_with_parent: end when standard input is closed.
 
     Returns:
-      Exit code 2 if it cannot serve, after a line on standard error that says why: `TF_CONFIG` is missing or wrong, or
-      names a task that is not a server, the interface is no address of this machine, or another process listens on the
-      port.
+      Exit code 2 if it cannot serve, after a line on standard error that says why: `TF_CONFIG` is needed and missing or
+      wrong, or names a task that is not a server, the interface is no address of this machine, or another process
+      listens on a port.
     """
+    health = None
     try:
-        config = served_task(environment, job=job, index=index)
+        config = served_task(environment, job=job, index=index, address=address)
         networks = own_network(interface) if interface else networks_of(parse_address(config.address).host)
         check_port_is_free(config.name, config.address)
+        if health_port is not None:
+            from coordinator.launch.health import Health
+
+            health = Health(config, health_port, networks)
     except (ClusterSpecError, LaunchError) as error:
         print(f"coordinator serve: {error}", file=sys.stderr)
         return UNUSABLE
@@ -60,41 +80,73 @@ def serve(
         if exit_with_parent:
             threading.Thread(target=_end_with_standard_input, name="coordinator-parent", daemon=True).start()
         load_tensorflow(environment)
-        import tensorflow as tf
-
-        cluster = tf.train.ClusterSpec({job: dict(tasks) for job, tasks in config.cluster.items()})
         try:
-            server = tf.distribute.Server(cluster, job_name=config.job, task_index=config.index, protocol="grpc")
-        except tf.errors.OpError as error:
-            # Another process may have taken the port while TensorFlow was loaded.
-            reason = f"TensorFlow could not start the server: {error.message.partition(chr(10))[0]}"
-            print(f"coordinator serve: {config.name} cannot serve on {config.address}: {reason}", file=sys.stderr)
+            server = _start_server(config)
+        except LaunchError as error:
+            print(f"coordinator serve: {error}", file=sys.stderr)
             return UNUSABLE
-        print(f"coordinator: {config.name} serves on {config.address}{_reach(networks, config.address)}", flush=True)
-        server.join()
+        reach = _reach(networks, config.address)
+        print(f"coordinator: {config.name} serves on {config.address}{reach}", flush=True)
+        _serve(server, config, health, until_client_ends=until_client_ends)
     raise AssertionError("A server is joined for ever.")
 
 
-def served_task(environment: MutableMapping[str, str], *, job: str | None, index: int | None) -> TaskConfig:
-    """Returns the task to serve, in its cluster of servers.
+def served_task(
+    environment: MutableMapping[str, str],
+    *,
+    job: str | None = None,
+    index: int | None = None,
+    address: str | None = None,
+) -> TaskConfig:
+    """Returns the task to serve, alone in its cluster.
 
     Raises:
       ClusterSpecError: `TF_CONFIG` is missing or wrong, or names a task that is not a server.
     """
     text = environment.get("TF_CONFIG", "")
-    if not text.strip():
+    if not text.strip() and None in (job, index, address):
         raise ClusterSpecError(
-            "TF_CONFIG is not set: put the cluster and this task there, as "
+            "TF_CONFIG is not set: give --job, --index and --address, or put the cluster and this task there, as "
             '{"cluster": {"worker": ["host:port"], "ps": ["host:port"]}, "task": {"type": "worker", "index": 0}}.'
         )
-    config = TaskConfig.from_json(text, job=job, index=index)
+    config = TaskConfig.of_server(text, job=job, index=index, address=address)
     if config.job not in SERVED_JOBS:
         raise ClusterSpecError(
             f"{config.name} is not a server: run your program for it, and `coordinator serve` for jobs "
             f"{' and '.join(SERVED_JOBS)}."
         )
-    # An evaluator is no server: TensorFlow would wait for it to answer.
-    return config.without("evaluator")
+    return config
+
+
+def _start_server(config: TaskConfig) -> "tf.distribute.Server":
+    """Starts a server in this process. TensorFlow must be loaded."""
+    import tensorflow as tf
+
+    cluster = tf.train.ClusterSpec({config.job: {config.index: config.address}})
+    try:
+        return tf.distribute.Server(cluster, job_name=config.job, task_index=config.index, protocol="grpc")
+    except tf.errors.OpError as error:
+        # Another process may have taken the port while TensorFlow was loaded.
+        reason = f"TensorFlow could not start the server: {error.message.partition(chr(10))[0]}"
+        raise LaunchError(f"{config.name} cannot serve on {config.address}: {reason}") from None
+
+
+def _serve(
+    server: "tf.distribute.Server", config: TaskConfig, health: "Health | None", *, until_client_ends: bool
+) -> None:
+    if health is not None or until_client_ends:
+        from coordinator.ps_strategy.membership.goodbye import ServedClients
+
+        clients = ServedClients(server.target, config.name, _CLIENT_TIMEOUT)
+        if health is not None:
+            health.count_clients = lambda: len(clients.living())
+        if until_client_ends:
+            pause = threading.Event()
+            while not clients.have_ended():
+                pause.wait(_CLIENT_INTERVAL)
+            print(f"coordinator: {config.name} ends: its client has ended", flush=True)
+            _end()
+    server.join()
 
 
 def _reach(networks: tuple[Network, ...] | None, address: str) -> str:

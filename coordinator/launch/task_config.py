@@ -6,12 +6,14 @@ constructor refuses anything else, in one sentence that names the entry to chang
 
 import dataclasses
 import json
+import socket
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.addresses import parse_address
 from coordinator.errors import ClusterSpecError
+from coordinator.heartbeat.listening import networks_of
 from coordinator.setting_checks import is_integer
 
 
@@ -47,44 +49,42 @@ class TaskConfig:
             raise ClusterSpecError(f"There is no task {index!r} in job {job!r}: it has {indices}.")
 
     @classmethod
-    def from_json(cls, text: str, *, job: str | None = None, index: int | None = None) -> "TaskConfig":
-        """Reads the text of `TF_CONFIG`.
+    def of_server(
+        cls, text: str, *, job: str | None = None, index: int | None = None, address: str | None = None
+    ) -> "TaskConfig":
+        """Returns the task of a server alone: it needs to know no others, since its client names them to it.
+
+        What schedulers write is taken: jobs without a task, jobs of any other name, numbers as text, and an index
+        beyond the addresses, as after a job was enlarged. Such a task serves on the port that all listed ones have.
 
         Args:
-          text: a JSON object with `cluster` and, unless both are given here, `task`.
+          text: the text of `TF_CONFIG`, or nothing if the rest is given.
           job: the job, in place of the task's `type`.
           index: the index, in place of the task's `index`.
+          address: `host:port` of the server, in place of that in `cluster`.
 
         Raises:
-          ClusterSpecError: the text is not JSON, not of the right form, or the task is not in the cluster.
+          ClusterSpecError: the text is not JSON, or not of the right form, or does not say what is needed.
         """
-        try:
-            config: Any = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ClusterSpecError(f"TF_CONFIG is not JSON: {error}.") from None
-        if not isinstance(config, dict):
-            raise ClusterSpecError(f"TF_CONFIG must be a JSON object with 'cluster' and 'task', got {text.strip()!r}.")
-        task = config.get("task", {})
+        config = _parsed(text) if None in (job, index, address) else {}
+        task = config.get("task") or {}
         if not isinstance(task, dict):
             raise ClusterSpecError(f"TF_CONFIG's 'task' must be an object with 'type' and 'index', got {task!r}.")
         job = task.get("type") if job is None else job
-        index = task.get("index") if index is None else index
-        if job is None or index is None:
-            raise ClusterSpecError("TF_CONFIG's 'task' needs 'type' and 'index', where they are not given otherwise.")
+        number = task.get("index") if index is None else index
+        if not isinstance(job, str) or not job or number is None:
+            raise ClusterSpecError("TF_CONFIG's 'task' needs 'type' and 'index', if --job and --index are not given.")
         try:
-            return cls(config.get("cluster", {}), job, index)
+            number = _index(job, number)
+            address = _listed_address(config.get("cluster"), job, number) if address is None else address
+            return cls({job: {number: address}}, job, number)
         except ClusterSpecError as error:
-            raise ClusterSpecError(f"TF_CONFIG: {error}") from None
+            raise ClusterSpecError(f"TF_CONFIG: {error}" if address is None else str(error)) from None
 
     def to_json(self) -> str:
         """Returns the text for `TF_CONFIG`."""
         cluster = {job: _as_json(tasks) for job, tasks in self.cluster.items()}
         return json.dumps({"cluster": cluster, "task": {"type": self.job, "index": self.index}})
-
-    def without(self, job: str) -> "TaskConfig":
-        """Returns the same task in a cluster that lacks one job; the task must not be of that job."""
-        cluster = {name: tasks for name, tasks in self.cluster.items() if name != job}
-        return TaskConfig(cluster, self.job, self.index)
 
     @property
     def name(self) -> str:
@@ -100,6 +100,30 @@ class TaskConfig:
     def port(self) -> int:
         """The port of the task."""
         return parse_address(self.address).port
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        config: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ClusterSpecError(f"TF_CONFIG is not JSON: {error}.") from None
+    if not isinstance(config, dict):
+        raise ClusterSpecError(f"TF_CONFIG must be a JSON object with 'cluster' and 'task', got {text.strip()!r}.")
+    return config
+
+
+def _listed_address(cluster: object, job: str, index: int) -> str:
+    """Returns the address of a task in the cluster of a `TF_CONFIG`, or one that follows from those of its job."""
+    tasks = cluster.get(job) if isinstance(cluster, Mapping) else None
+    listed = _addresses(job, tasks) if tasks else {}
+    if index in listed:
+        return listed[index]
+    found = [parse_address(address) for address in listed.values()]
+    ports = {each.port for each in found}
+    if len(ports) == 1 and not any(networks_of(each.host) for each in found):
+        return f"{socket.gethostname()}:{ports.pop()}"
+    known = f"its tasks are {', '.join(map(str, listed))}" if listed else "it has no address"
+    raise ClusterSpecError(f"There is no task {index} in job {job!r}: {known}. Give it one by --address HOST:PORT.")
 
 
 def _addresses(job: object, tasks: object) -> Mapping[int, str]:

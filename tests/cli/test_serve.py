@@ -10,7 +10,6 @@ import pytest
 
 from coordinator.cli.command_line import main
 from coordinator.launch.local_servers import free_addresses
-from coordinator.launch.serve import served_task
 from tests.cli.conftest import Environment
 
 TIMEOUT = 120.0
@@ -20,18 +19,6 @@ def tf_config(job: str = "worker", index: int = 0, **cluster: list[str]) -> str:
     return json.dumps({"cluster": cluster or {"worker": ["b:2"]}, "task": {"type": job, "index": index}})
 
 
-def test_the_evaluator_is_not_part_of_a_servers_cluster() -> None:
-    text = tf_config("ps", worker=["b:2"], ps=["c:3"], evaluator=["d:4"])
-    config = served_task({"TF_CONFIG": text}, job=None, index=None)
-    assert config.name == "/job:ps/task:0"
-    assert set(config.cluster) == {"worker", "ps"}
-
-
-def test_options_override_the_task_in_tf_config() -> None:
-    text = tf_config("chief", chief=["a:1"], worker=["b:2", "b:3"])
-    assert served_task({"TF_CONFIG": text}, job="worker", index=1).address == "b:3"
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -39,7 +26,7 @@ def test_options_override_the_task_in_tf_config() -> None:
         (" ", "TF_CONFIG is not set"),
         ("nonsense", "TF_CONFIG is not JSON"),
         ("[]", "TF_CONFIG must be a JSON object"),
-        (tf_config("worker", 3), "no task 3 in job 'worker'"),
+        (tf_config("worker", 3, worker=["b:2", "c:3"]), "no task 3 in job 'worker'"),
         (tf_config("chief", chief=["a:1"], worker=["b:2"]), "/job:chief/task:0 is not a server"),
         (tf_config("evaluator", evaluator=["a:1"], worker=["b:2"]), "/job:evaluator/task:0 is not a server"),
     ],
@@ -66,6 +53,15 @@ def test_a_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert f"cannot serve on {address}: port {port}: Address already in use" in capsys.readouterr().err
 
 
+def test_a_port_in_use_is_refused_for_health_too(capsys: pytest.CaptureFixture[str]) -> None:
+    [address] = free_addresses(1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        assert main(["serve", "--job", "ps", "--index", "4", "--address", address, "--health-port", port]) == 2
+    words = f"health on port {port}: Address already in use. Give it another --health-port."
+    assert capsys.readouterr().err == f"coordinator serve: /job:ps/task:4 cannot report its {words}\n"
+
+
 # How a server is ended, and its exit code.
 ENDINGS: dict[str, Callable[[subprocess.Popen[str]], object]] = {
     "SIGTERM": lambda server: server.send_signal(signal.SIGTERM),
@@ -75,9 +71,10 @@ ENDINGS: dict[str, Callable[[subprocess.Popen[str]], object]] = {
 
 
 def check_ending(ending: str, environment: Mapping[str, str]) -> None:
+    task = ["--job", "worker", "--index", "0", "--address", *free_addresses(1)]
     with subprocess.Popen(
-        [sys.executable, "-m", "coordinator", "serve", "--exit-with-parent"],
-        env={**environment, "TF_CONFIG": tf_config(worker=free_addresses(1))},
+        [sys.executable, "-m", "coordinator", "serve", *task, "--exit-with-parent"],
+        env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,4 +1,5 @@
 import json
+import socket
 
 import pytest
 
@@ -12,33 +13,41 @@ def text(**changes: object) -> str:
     return json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 1}} | changes)
 
 
-def test_the_task_is_parsed() -> None:
-    config = TaskConfig.from_json(text())
+def test_a_server_gets_its_own_task_alone() -> None:
+    config = TaskConfig.of_server(text())
     assert (config.job, config.index, config.name) == ("worker", 1, "/job:worker/task:1")
     assert (config.address, config.port) == ("c:3", 3)
-    assert config.cluster["ps"] == {0: "[::1]:4"}
+    assert config.cluster == {"worker": {1: "c:3"}}
 
 
-def test_job_and_index_arguments_override_the_task() -> None:
-    assert TaskConfig.from_json(text(), job="ps", index=0).address == "[::1]:4"
-    assert TaskConfig.from_json(text(task={}), job="worker", index=0).address == "b:2"
+def test_arguments_override_the_task_and_its_address() -> None:
+    assert TaskConfig.of_server(text(), job="ps", index=0).address == "[::1]:4"
+    assert TaskConfig.of_server(text(), address="d:5").address == "d:5"
+    assert TaskConfig.of_server("", job="worker", index=7, address="d:5").cluster == {"worker": {7: "d:5"}}
 
 
-def test_a_written_config_can_be_read() -> None:
-    config = TaskConfig.from_json(text())
-    assert TaskConfig.from_json(config.to_json()) == config
-    assert json.loads(config.to_json()) == {"cluster": CLUSTER, "task": {"type": "worker", "index": 1}}
+def test_the_text_is_written_for_other_processes() -> None:
+    given = json.loads(TaskConfig(CLUSTER, "worker", 1).to_json())
+    assert given == {"cluster": CLUSTER, "task": {"type": "worker", "index": 1}}
+    sparse = TaskConfig({"worker": {1: "b:2", 5: "c:3"}}, "worker", 5)
+    assert json.loads(sparse.to_json())["cluster"] == {"worker": {"1": "b:2", "5": "c:3"}}
 
 
-def test_indices_may_be_missing() -> None:
-    config = TaskConfig.from_json(text(cluster={"worker": {"1": "b:2", "5": "c:3"}}))
-    assert config.address == "b:2"
-    assert json.loads(config.to_json())["cluster"] == {"worker": {"1": "b:2", "5": "c:3"}}
-
-
-def test_a_job_can_be_left_out() -> None:
-    assert set(TaskConfig.from_json(text()).without("chief").cluster) == {"worker", "ps"}
-    assert set(TaskConfig.from_json(text()).without("evaluator").cluster) == {"chief", "worker", "ps"}
+@pytest.mark.parametrize(
+    ("cluster", "job", "index", "address"),
+    [
+        ({"worker": {"1": "b:2"}, "ps": ["c:3"]}, "worker", 1, "b:2"),
+        ({"worker": {}, "ps": ["c:3"]}, "ps", 0, "c:3"),
+        ({"worker": [], "ps": ["ps-0.ns:3"], "evaluator": ["d:4"], "master": ["e:5"], "": 7}, "ps", 0, "ps-0.ns:3"),
+        ({"worker": ["b:2"], "ps": ["c:3"]}, "worker", "0", "b:2"),
+        # The pod knows its own name, and that all of its job have one port.
+        ({"worker": {}, "ps": ["ps-1.ns:3"]}, "ps", 1, f"{socket.gethostname()}:3"),
+        ({"worker": ["w-0.ns:2", "w-1.ns:2"]}, "worker", 2, f"{socket.gethostname()}:2"),
+    ],
+)
+def test_what_schedulers_write_is_taken(cluster: object, job: str, index: object, address: str) -> None:
+    config = TaskConfig.of_server(text(cluster=cluster, task={"type": job, "index": index, "trial": "x"}))
+    assert config.address == address
 
 
 def test_a_config_is_frozen() -> None:
@@ -51,6 +60,24 @@ def test_a_config_is_frozen() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cluster", "job", "index", "words"),
+    [
+        ({}, "worker", 0, "'cluster' must name"),
+        (["b:2"], "worker", 0, "'cluster' must name"),
+        ({"": ["b:2"]}, "worker", 0, "name of a job"),
+        ({"worker": []}, "worker", 0, "has no address"),
+        (CLUSTER, "boss", 0, "no job 'boss' in the cluster: it has chief, ps, worker"),
+        (CLUSTER, ["worker"], 0, "no job"),
+        (CLUSTER, "worker", 2, "no task 2 in job 'worker': it has 0, 1"),
+        (CLUSTER, "worker", True, "no task True in job 'worker'"),
+    ],
+)
+def test_a_task_outside_of_its_cluster_is_refused(cluster, job, index, words) -> None:
+    with pytest.raises(ClusterSpecError, match=words):
+        TaskConfig(cluster, job, index)
+
+
+@pytest.mark.parametrize(
     ("wrong", "words"),
     [
         ("{", "not JSON"),
@@ -60,18 +87,23 @@ def test_a_config_is_frozen() -> None:
         (text(task="worker"), "'task' must be an object"),
         (text(task={"type": "worker"}), "needs 'type' and 'index'"),
         (text(task={"index": 0}), "needs 'type' and 'index'"),
-        (text(task={"type": "worker", "index": 2}), "no task 2 in job 'worker': it has 0, 1"),
-        (text(task={"type": "worker", "index": "1"}), "no task '1' in job 'worker'"),
-        (text(task={"type": "worker", "index": True}), "no task True in job 'worker'"),
-        (text(task={"type": "boss", "index": 0}), "no job 'boss' in the cluster: it has chief, ps, worker"),
-        (text(task={"type": ["worker"], "index": 0}), "no job"),
-        (json.dumps({"task": {"type": "worker", "index": 0}}), "'cluster' must name"),
-        (text(cluster=None), "'cluster' must name"),
-        (text(cluster=["b:2"]), "'cluster' must name"),
-        (text(cluster={}), "'cluster' must name"),
-        (text(cluster={"": ["b:2"]}), "name of a job"),
+        (
+            text(task={"type": "worker", "index": 2}),
+            "no task 2 in job 'worker': its tasks are 0, 1. Give",
+        ),
+        (
+            text(task={"type": "worker", "index": True}),
+            "must be an integer of at least 0, got True",
+        ),
+        (text(task={"type": "worker", "index": -1}), "must be an integer of at least 0, got -1"),
+        (
+            text(task={"type": "boss", "index": 0}),
+            "no task 0 in job 'boss': it has no address. Give",
+        ),
+        (text(cluster={"worker": ["127.0.0.1:2"]}), "no task 1 in job 'worker': its tasks are 0"),
+        (json.dumps({"task": {"type": "worker", "index": 0}}), "no task 0 in job 'worker': it has no address"),
+        (text(cluster=["b:2"]), "it has no address"),
         (text(cluster={"worker": "b:2"}), "must be a list of addresses"),
-        (text(cluster={"worker": []}), "has no address"),
         (text(cluster={"worker": {"one": "b:2"}}), "index of job 'worker' must be an integer"),
         (
             text(cluster={"worker": ["b:1", "b"]}),
@@ -86,5 +118,10 @@ def test_a_config_is_frozen() -> None:
 )
 def test_errors_name_the_entry_to_change(wrong: str, words: str) -> None:
     with pytest.raises(ClusterSpecError, match=r"^TF_CONFIG") as raised:
-        TaskConfig.from_json(wrong)
+        TaskConfig.of_server(wrong)
     assert words in str(raised.value)
+
+
+def test_a_wrong_address_is_not_blamed_on_tf_config() -> None:
+    with pytest.raises(ClusterSpecError, match=r"^Task 0 of job 'worker' must be a 'host:port'"):
+        TaskConfig.of_server("", job="worker", index=0, address="here")

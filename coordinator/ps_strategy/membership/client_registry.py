@@ -5,6 +5,9 @@ client that is restarted again and again would fill their memory. So each client
 that it connects to: a TensorFlow variable that belongs to the server itself. It asks each client in the list whether it
 lives, and has the server free the context of one that does not.
 
+Beside the list is a mark for each client, a variable in a container of its number. A client that ends in order frees
+its mark (`goodbye`); one that is killed leaves it.
+
 Promises: nothing is freed of a client that lives, or that merely does not answer: what is not known to be orphaned is
 left to the timeout. The list is best effort: one that cannot be read is replaced.
 """
@@ -13,6 +16,7 @@ import dataclasses
 import json
 import logging
 import socket
+from typing import Any
 
 import tensorflow as tf
 
@@ -21,7 +25,8 @@ from coordinator.ps_strategy.membership.remote_context import Answer, RemoteCont
 
 _logger = logging.getLogger("coordinator")
 
-_NAME = "coordinator/clients"
+_LIST = "coordinator/clients"
+_MARK = "coordinator/mark"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -41,7 +46,7 @@ class Client:
 
 
 def register(own: Client, device: str, address: str, timeout: float) -> None:
-    """Frees what clients that have ended left on a server, and adds this client to the server's list.
+    """Frees what clients that have ended left on a server, and adds this client to the server's list, with its mark.
 
     Args:
       own: this client.
@@ -53,8 +58,8 @@ def register(own: Client, device: str, address: str, timeout: float) -> None:
       tf.errors.OpError: the server is gone.
     """
     with tf.device(f"{device}/device:CPU:0"):
-        # The next client finds it by this name; the name of a `tf.Variable` is known to its client alone.
-        entry = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=_NAME)
+        tf.raw_ops.AssignVariableOp(resource=mark_of(own.context_id), value=True)
+        entry = client_list()
         text = b""
         if tf.raw_ops.VarIsInitializedOp(resource=entry):
             text = tf.raw_ops.ReadVariableOp(resource=entry, dtype=tf.string).numpy()
@@ -69,6 +74,22 @@ def register(own: Client, device: str, address: str, timeout: float) -> None:
                 if context.release(timeout) is Answer.HELD:
                     _logger.info("%s freed what the ended client %s had left there.", device, client.address)
         tf.raw_ops.AssignVariableOp(resource=entry, value=tf.constant(encode_clients(registered)))
+
+
+def client_list() -> Any:
+    """Returns the handle of the list, on the current device."""
+    # The next client finds it by this name; the name of a `tf.Variable` is known to its client alone.
+    return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=_LIST)
+
+
+def mark_of(context_id: int) -> Any:
+    """Returns the handle of a client's mark, on the current device."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], container=container_of(context_id), shared_name=_MARK)
+
+
+def container_of(context_id: int) -> str:
+    """Returns the name of the container that has a client's mark and nothing else."""
+    return f"coordinator_{context_id:x}"
 
 
 def has_ended(client: Client, timeout: float) -> bool:

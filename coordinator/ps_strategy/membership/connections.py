@@ -34,6 +34,7 @@ from coordinator.options import Options
 from coordinator.ps_strategy.membership.client_registry import Client
 from coordinator.ps_strategy.membership.cluster_change import ClusterChanges, Connection, plan_change
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition, Task, check_address
+from coordinator.ps_strategy.membership.goodbye import Goodbye
 from coordinator.ps_strategy.membership.handshake import Handshake
 from coordinator.ps_strategy.membership.remote_context import ClientLease
 from coordinator.ps_strategy.membership.sentinel_variable import SentinelVariables
@@ -75,6 +76,7 @@ class Connections:
         self._heartbeat = Heartbeat(options.heartbeat_interval, options.heartbeat_timeout)
         client = Client(context_id(), client_address, socket.gethostname())
         self._handshake = Handshake(client, options)
+        self._goodbye = Goodbye(client.context_id, options.probe_timeout)
         self._lease = ClientLease(client.context_id, options)
         self._sentinels = SentinelVariables(max(10.0, 2 * options.heartbeat_timeout))
         timeouts = options.client_timeout, options.heartbeat_timeout
@@ -207,6 +209,7 @@ class Connections:
         if is_updated:
             admitted = {**kept, **self._handshake.admit(new, addresses)}
             self._lease.hold([addresses[task] for task in admitted])
+            self._goodbye.addresses.update(addresses[task] for task in admitted)
             devices = {each.number: task.device for task, each in admitted.items()}
             unplaced = self._sentinels.place(devices)
             self.present = {task: each for task, each in admitted.items() if each.number not in unplaced}
@@ -238,6 +241,7 @@ class Connections:
         Returns:
           The longest that a change may take now, in seconds.
         """
+        self._goodbye.strategy_closes()
         with self._lock:
             self.is_closing = True
         return self._changes.hurry()

@@ -9,7 +9,7 @@ from coordinator.ps_strategy.calls import tensorflow_runtime
 from coordinator.ps_strategy.membership import cluster_change, connections, membership
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
-from tests.ps_strategy.membership.fake_handshake import FakeHandshake, FakeLease
+from tests.ps_strategy.membership.fake_handshake import FakeGoodbye, FakeHandshake, FakeLease
 from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
 from tests.ps_strategy.membership.fake_servers import ADDRESSES, FakeServers
 
@@ -19,7 +19,8 @@ def servers(monkeypatch) -> FakeServers:
     servers = FakeServers()
     monkeypatch.setattr(connections, "TaskProbe", servers.probe)
     monkeypatch.setattr(connections, "Heartbeat", lambda interval, timeout: servers)
-    for name, fake in (("Handshake", FakeHandshake), ("ClientLease", FakeLease), ("SentinelVariables", FakeSentinels)):
+    fakes = {"ClientLease": FakeLease, "Goodbye": FakeGoodbye, "Handshake": FakeHandshake}
+    for name, fake in (fakes | {"SentinelVariables": FakeSentinels}).items():
         monkeypatch.setattr(connections, name, fake)
     monkeypatch.setattr(connections, "context_id", lambda: 5)
     monkeypatch.setattr(cluster_change, "update_server_def", servers.update_server_def)

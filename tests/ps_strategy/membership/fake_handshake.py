@@ -43,3 +43,12 @@ class FakeLease:
         return self.freed_on & set(addresses)
 
     def close(self) -> None: ...
+
+
+class FakeGoodbye:
+    """Replaces the goodbye at the end of the process: none is said."""
+
+    def __init__(self, *_: object) -> None:
+        self.addresses: set[str] = set()
+
+    def strategy_closes(self) -> None: ...

@@ -14,7 +14,7 @@ from coordinator.options import Options
 from coordinator.ps_strategy.membership import cluster_change, connections, membership
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
-from tests.ps_strategy.membership.fake_handshake import FakeHandshake, FakeLease
+from tests.ps_strategy.membership.fake_handshake import FakeGoodbye, FakeHandshake, FakeLease
 from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
 from tests.ps_strategy.membership.fake_servers import ADDRESSES, FIRST, PS, SECOND
 
@@ -40,6 +40,7 @@ def handshake(monkeypatch, sentinels, lease) -> FakeHandshake:
     handshake = FakeHandshake()
     probe = SimpleNamespace(begin_status=lambda timeout: lambda: TaskStatus(1, ("CPU:0",)), close=lambda: None)
     monkeypatch.setattr(connections, "Handshake", lambda client, options: handshake)
+    monkeypatch.setattr(connections, "Goodbye", FakeGoodbye)
     monkeypatch.setattr(connections, "ClientLease", lambda context_id, options: lease)
     monkeypatch.setattr(connections, "context_id", lambda: 5)
     monkeypatch.setattr(connections, "Heartbeat", lambda interval, timeout: NO_HEARTBEAT)

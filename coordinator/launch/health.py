@@ -1,0 +1,122 @@
+"""Answers over HTTP how a server is: for Kubernetes' probes, and for Prometheus where no client reports.
+
+    GET /healthz    200 if the server answers requests, 503 if not; a JSON object
+    GET /metrics    the same and what the process uses, in Prometheus' text format
+
+It changes nothing, whatever is asked. While the server starts, it is said not to serve.
+"""
+
+import http.server
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from coordinator.errors import LaunchError
+from coordinator.heartbeat.listening import Network
+from coordinator.heartbeat.task_probe import TaskProbe
+from coordinator.launch.task_config import TaskConfig
+
+# How long the server may take to answer, in seconds. Kubernetes' probes wait for one second.
+_ANSWER_TIMEOUT = 0.5
+
+
+class Health:
+    """The HTTP server, on separate threads. It listens at once.
+
+    Args:
+      config: the task of the server that it answers for.
+      port: on which it listens; 0 for any that is free.
+      networks: where the server can be reached; None for everywhere. It can be reached there too.
+
+    Attributes:
+      port: on which it listens.
+      count_clients: returns how many clients are connected to the server; None until it serves.
+
+    Raises:
+      LaunchError: the port is in use, or needs rights that this process does not have.
+    """
+
+    def __init__(self, config: TaskConfig, port: int, networks: tuple[Network, ...] | None):
+        self.count_clients: Callable[[], int] | None = None
+        self._config = config
+        host = "" if networks is None else str(networks[0].network_address + (networks[0].num_addresses > 1))
+        self._probe = TaskProbe(f"{_in_address(host) or '127.0.0.1'}:{config.port}")
+        self._process = psutil.Process()
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        health = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            server_version, sys_version = "coordinator", ""
+            # For a request to arrive, in seconds.
+            timeout = 10.0
+
+            def do_GET(self) -> None:
+                code, kind, text = health.answer(self.path.partition("?")[0])
+                body = text.encode()
+                self.send_response(code)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None: ...
+
+        try:
+            self._server = Server((host, port), Handler)
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it must be from 0 to 65535"
+            raise LaunchError(
+                f"{config.name} cannot report its health on port {port}: {reason}. Give it another --health-port."
+            ) from None
+        self.port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, name="coordinator-health", daemon=True)
+        self._thread.start()
+
+    def answer(self, path: str) -> tuple[int, str, str]:
+        """Returns the status, the type and the text of the answer to a request."""
+        if path not in ("/healthz", "/metrics"):
+            return 404, "text/plain; charset=utf-8", "There are /healthz and /metrics.\n"
+        is_serving = self.count_clients is not None and self._probe.status(_ANSWER_TIMEOUT) is not None
+        clients = self.count_clients() if is_serving and self.count_clients else 0
+        if path == "/metrics":
+            return 200, "text/plain; version=0.0.4; charset=utf-8", self._metrics(int(is_serving), clients)
+        state = {"task": self._config.name, "serving": is_serving, "clients": clients}
+        return 200 if is_serving else 503, "application/json", json.dumps(state) + "\n"
+
+    def close(self) -> None:
+        """Answers no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        self._probe.close()
+
+    def _metrics(self, is_serving: int, clients: int) -> str:
+        with self._process.oneshot():
+            times, memory = self._process.cpu_times(), self._process.memory_info()
+            began = self._process.create_time()
+        task = f'{{task="{self._config.name}"}}'
+        return "".join(
+            [
+                _metric("coordinator_server_serving", "gauge", "1 if the server answers requests.", is_serving, task),
+                _metric("coordinator_server_clients", "gauge", "Clients that are connected.", clients, task),
+                _metric("process_cpu_seconds_total", "counter", "CPU time, in seconds.", times.user + times.system),
+                _metric("process_resident_memory_bytes", "gauge", "Resident memory, in bytes.", memory.rss),
+                _metric("process_start_time_seconds", "gauge", "Start, in seconds since the epoch.", began),
+            ]
+        )
+
+
+def _metric(name: str, kind: str, text: str, value: float, labels: str = "") -> str:
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name}{labels} {value}\n"
+
+
+def _in_address(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
