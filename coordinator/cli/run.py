@@ -4,12 +4,11 @@ import argparse
 import pathlib
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 
-from coordinator.errors import LaunchError
 from coordinator.launch.console import Console
 from coordinator.launch.local_job import LocalJob
+from coordinator.launch.log_files import create_log_folder
 from coordinator.launch.run_request import RunRequest
 
 
@@ -67,7 +66,13 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--log-dir",
         type=pathlib.Path,
         metavar="FOLDER",
-        help="keep the logs there: of the servers, and of TensorFlow's C++ code in the program",
+        help="keep the logs in a folder there, one for each run: of the servers, and of TensorFlow's C++ code in the "
+        "program",
+    )
+    running.add_argument(
+        "--tee",
+        action="store_true",
+        help="write what the program prints to the logs, too, and show all that the servers log",
     )
     running.add_argument(
         "--verbose",
@@ -108,7 +113,7 @@ def run(request: RunRequest, environment: Mapping[str, str]) -> int:
     if request.dry_run:
         print("\n".join(LocalJob(request, pathlib.Path(), environment, console).commands()))
         return 0
-    log_folder = _log_folder(request)
+    log_folder = create_log_folder(request.log_dir)
     job = LocalJob(request, log_folder, environment, console)
     evaluators = request.evaluator_workers
     further = f"; for the evaluator, {_servers(evaluators, 1)}" if evaluators else ""
@@ -119,16 +124,6 @@ def run(request: RunRequest, environment: Mapping[str, str]) -> int:
     finally:
         if request.log_dir is None and not job.is_log_needed:
             shutil.rmtree(log_folder, ignore_errors=True)
-
-
-def _log_folder(request: RunRequest) -> pathlib.Path:
-    try:
-        if request.log_dir is None:
-            return pathlib.Path(tempfile.mkdtemp(prefix="coordinator-logs-"))
-        request.log_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(f"The folder for logs could not be created: {error}. Give another --log-dir.") from error
-    return request.log_dir
 
 
 def _servers(workers: int, ps: int) -> str:

@@ -34,6 +34,10 @@ class Console:
         """Writes a line of a program, after its source in brackets."""
         _write_line(self._output, f"[{source}] {line}")
 
+    def forward_error(self, source: str, line: str) -> None:
+        """Writes a line of a server, which printed it to its standard error, after its source in brackets."""
+        _write_line(self._errors, f"[{source}] {line}")
+
     def show(self, text: str) -> None:
         """Writes text of a program as it is."""
         _write(self._errors, text)

@@ -33,6 +33,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
+from coordinator.launch.process_title import set_process_title
 from coordinator.launch.serve import SERVE_COMMAND, load_tensorflow, serve
 
 # Read by a server when it starts, by CUDA when its first device is looked for, and by NumPy's linear algebra, which no
@@ -255,4 +256,5 @@ def _is_single_threaded() -> bool:
 
 
 if __name__ == "__main__":
+    set_process_title("coordinator fork server", "fork-server")
     ForkServer(socket.socket(fileno=0)).run()

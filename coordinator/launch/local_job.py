@@ -2,6 +2,7 @@
 
     main thread     calls `JobStateMachine` for one event after the other, which calls the job to do what follows
     signals         reports signals
+    server-output   reads the servers' logs (`log_files.py`)
     servers-ready   waits until every server answers
     server-end      one for each start of a server: waits for its end
     program-...     of each program: its end and its output (`program_process.py`)
@@ -27,6 +28,7 @@ from coordinator.launch.console import Console
 from coordinator.launch.gpus import VISIBLE, divide_gpus
 from coordinator.launch.job_state_machine import JobStateMachine, Role, State
 from coordinator.launch.local_servers import LocalServers, ServerProcess, free_cluster, program_environment
+from coordinator.launch.log_files import LogFollower, log_file
 from coordinator.launch.program_process import ProgramProcess
 from coordinator.launch.run_request import RunRequest
 from coordinator.launch.signal_reader import SignalReader
@@ -56,6 +58,7 @@ class LocalJob:
         self.is_log_needed = False
         self._request = request
         self._found = environment
+        self._log_folder = log_folder
         self._environment = {**environment, **dict(request.env)}
         if request.verbose:
             self._environment.setdefault(_LOG_LEVEL, "0")
@@ -97,8 +100,12 @@ class LocalJob:
         return machine.exit_code
 
     def _run_to_end(self) -> None:
+        self._server_output = LogFollower(self._console.forward_error, is_complete=self._request.tee)
         try:
             self._servers.start()
+            if self._request.tee:
+                for server in self._servers:
+                    self._follow_log(server)
             self._start_thread("coordinator-servers-ready", self._wait_servers_ready)
             while self._state_machine.state is not State.ENDED:
                 self._next_event()()
@@ -171,10 +178,10 @@ class LocalJob:
         return environment
 
     def _start_program(self, role: Role) -> ProgramProcess:
-        log_folder = self._request.log_dir
         environment = self._program_environment(role)
+        log_path = log_file(self._log_folder, f"{role.value}-0", self._starts[role])
         self._starts[role] += 1
-        if log_folder is None:
+        if self._request.log_dir is None:
             # On the terminal, errors that TensorFlow logs are left out too: the strategy reports those that matter, and
             # of such a message only the first line differs from the program's output.
             environment[_LOG_LEVEL] = self._environment.get(_LOG_LEVEL, "3")
@@ -187,7 +194,8 @@ class LocalJob:
             on_line=None if role is Role.CHIEF else partial(self._console.forward, role.value),
             on_error_text=self._console.show,
             is_filtered=environment[_LOG_LEVEL] == "3",
-            log_path=log_folder / f"{role.value}-0.log" if log_folder else None,
+            log_path=None if self._request.log_dir is None else log_path,
+            is_copied=self._request.tee,
             on_end=lambda code: self._events.put(partial(self._state_machine.program_ended, role, code)),
         )
 
@@ -203,7 +211,12 @@ class LocalJob:
                 self._watch_server(server)
             self._events.put(self._state_machine.servers_ready)
 
+    def _follow_log(self, server: ServerProcess) -> None:
+        source = " ".join(filter(None, [server.owner, server.config.job, str(server.config.index)]))
+        self._server_output.follow(source, server.log_path)
+
     def _watch_server(self, server: ServerProcess) -> None:
+        self._follow_log(server)
         self._start_thread("coordinator-server-end", partial(self._wait_server_ended, server))
 
     def _wait_server_ended(self, server: ServerProcess) -> None:
@@ -231,6 +244,7 @@ class LocalJob:
         for program in self._programs.values():
             program.close()
         self._servers.close()
+        self._server_output.close()
         for thread in self._threads:
             thread.join()
 

@@ -19,6 +19,7 @@ import portpicker
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.heartbeat.task_probe import TaskProbe
 from coordinator.launch.gpus import VISIBLE
+from coordinator.launch.log_files import log_file
 from coordinator.launch.serve import SERVED_JOBS
 from coordinator.launch.server_starter import ForkedProcess, ForkServerProcess
 from coordinator.launch.task_config import TaskConfig
@@ -70,7 +71,7 @@ class ServerProcess:
 
     Args:
       config: the server's task and its cluster.
-      log_path: the file that takes what the process prints; the first start empties it.
+      log_folder: an existing folder, for a file with what each start of the process prints.
       environment: the environment that the process inherits.
       fork_server: forks the process.
       owner: whose cluster it is, if there are several.
@@ -82,14 +83,15 @@ class ServerProcess:
     def __init__(
         self,
         config: TaskConfig,
-        log_path: pathlib.Path,
+        log_folder: pathlib.Path,
         environment: Mapping[str, str],
         fork_server: ForkServerProcess,
         owner: str = "",
     ):
         self.config = config
         self.owner = owner
-        self.log_path = log_path
+        self._log_folder = log_folder
+        self._starts = 0
         self.environment = server_environment(environment, config)
         self._fork_server = fork_server
         self._process: ForkedProcess | None = None
@@ -107,8 +109,9 @@ class ServerProcess:
                 raise LaunchError(f"{self.name} already runs, as process {self.pid}.")
             self._started_at = time.monotonic()
             try:
-                with self.log_path.open("wb" if self._process is None else "ab") as log:
+                with self._log_file(self._starts).open("wb") as log:
                     self._process = self._fork_server.start_server(self.environment, log.fileno())
+                self._starts += 1
             except OSError as error:
                 raise LaunchError(f"{self.name} could not be started: {error}.") from error
 
@@ -180,6 +183,11 @@ class ServerProcess:
         """The exit code of the process started last (minus the signal that killed it), or None while there is none."""
         return None if self._process is None else self._process.wait(0)
 
+    @property
+    def log_path(self) -> pathlib.Path:
+        """The file of the process started last, such as `ps-0.log`, or `ps-0.restart-1.log` after the second start."""
+        return self._log_file(max(0, self._starts - 1))
+
     def log_tail(self) -> str:
         """Returns the last lines of the log."""
         try:
@@ -196,6 +204,10 @@ class ServerProcess:
     def _is_own(self, devices: tuple[str, ...]) -> bool:
         prefix = f"/job:{self.config.job}/replica:0/task:{self.config.index}/"
         return any(device.startswith(prefix) for device in devices)
+
+    def _log_file(self, restarts: int) -> pathlib.Path:
+        process = f"{self.owner and self.owner + '-'}{self.config.job}-{self.config.index}"
+        return log_file(self._log_folder, process, restarts)
 
     @property
     def name(self) -> str:
@@ -259,9 +271,8 @@ class LocalServers:
 
     def add(self, config: TaskConfig, owner: str = "", gpus: str | None = None) -> ServerProcess:
         """Adds a server, not yet started; `gpus` is its `CUDA_VISIBLE_DEVICES`."""
-        log_path = self._log_folder / f"{owner and owner + '-'}{config.job}-{config.index}.log"
         environment = self._environment if gpus is None else {**self._environment, VISIBLE: gpus}
-        server = ServerProcess(config, log_path, environment, self._fork_server, owner)
+        server = ServerProcess(config, self._log_folder, environment, self._fork_server, owner)
         self._servers[owner, config.job, config.index] = server
         return server
 

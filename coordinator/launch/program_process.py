@@ -6,6 +6,7 @@ and not the terminal's as well. It still reads and writes the terminal. It promi
 
     program-output  reads what the evaluator prints
     program-errors  reads file descriptor 2 of the program, and shows what is not a log of TensorFlow
+    program-copy    with `is_copied`: reads what the program prints, and writes it to the terminal and to its log
     program-end     waits for the end of the program
 """
 
@@ -13,14 +14,18 @@ import codecs
 import contextlib
 import os
 import pathlib
+import pty
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import termios
 import threading
+import tty
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from io import RawIOBase
 
 from coordinator.errors import LaunchError
 
@@ -48,8 +53,9 @@ class ProgramProcess:
       on_line: gets each line that it prints; None gives it this process's input and output.
       on_error_text: gets what other code than Python writes to standard error, where that is filtered; not with
         `on_line`, which gets this too.
-      is_filtered: leave out what TensorFlow's C++ code logs.
-      log_path: the file that takes what other code than Python writes to standard error; nothing is filtered then.
+      is_filtered: leave out what TensorFlow's C++ code logs. With `log_path` that is always so.
+      log_path: a new file, which takes what other code than Python writes to standard error.
+      is_copied: the file takes all that the program prints.
       on_end: gets its code, minus the signal for one that was killed, after its last line.
 
     Raises:
@@ -65,20 +71,26 @@ class ProgramProcess:
         on_error_text: Callable[[str], None],
         is_filtered: bool,
         log_path: pathlib.Path | None,
+        is_copied: bool = False,
         on_end: Callable[[int], None],
     ):
         self._readers: list[threading.Thread] = []
         with contextlib.ExitStack() as opened:
+            copy_path = log_path if is_copied else None
             output = errors = None
+            # Where Python's own standard error goes.
+            python_errors = 2
             if on_line is not None:
-                output = errors = self._pipe(opened, "output", partial(_read_lines, on_line, is_filtered))
-            if log_path is not None:
-                errors = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-                opened.callback(os.close, errors)
-            elif is_filtered and on_line is None:
-                errors = self._pipe(opened, "errors", partial(_read_errors, on_error_text))
-            # Where Python's own standard error goes, if not to the descriptor 2.
-            moved = [] if errors == output else [os.dup(2 if output is None else output)]
+                read = partial(_read_lines, on_line, is_filtered and log_path is None, copy_path)
+                output = errors = python_errors = self._pipe(opened, "output", read)
+                if log_path is not None:
+                    errors = self._pipe(opened, "errors", partial(_read_lines, on_line, True, log_path))
+            else:
+                if copy_path is not None:
+                    output, python_errors = self._copies(opened, copy_path)
+                if is_filtered or log_path is not None:
+                    errors = self._pipe(opened, "errors", partial(_read_errors, on_error_text, log_path))
+            moved = [] if errors == output else [os.dup(python_errors)]
             for descriptor in moved:
                 opened.callback(os.close, descriptor)
             try:
@@ -108,14 +120,31 @@ class ProgramProcess:
         self.send(signal.SIGKILL)
         self._watcher.join()
 
-    def _pipe(self, opened: contextlib.ExitStack, name: str, read: Callable[[int], None]) -> int:
+    def _pipe(
+        self,
+        opened: contextlib.ExitStack,
+        name: str,
+        read: Callable[[int], None],
+        create: Callable[[], tuple[int, int]] = os.pipe,
+    ) -> int:
         """Returns the end of a new pipe to write to; a thread will read the other end."""
-        reading, writing = os.pipe()
+        reading, writing = create()
         opened.callback(os.close, writing)
         thread = threading.Thread(target=read, args=(reading,), name=f"coordinator-program-{name}", daemon=True)
         thread.start()
         self._readers.append(thread)
         return writing
+
+    def _copies(self, opened: contextlib.ExitStack, log_path: pathlib.Path) -> tuple[int, int]:
+        """Returns descriptors for standard output and standard error, whose content goes to a file, too."""
+
+        def copy(descriptor: int) -> int:
+            # The program may draw a progress bar on a terminal only.
+            create = partial(_open_terminal, descriptor) if os.isatty(descriptor) else os.pipe
+            return self._pipe(opened, "copy", partial(_copy, descriptor, log_path), create)
+
+        output = copy(1)
+        return output, output if os.isatty(1) and os.isatty(2) else copy(2)
 
     def _watch(self, on_end: Callable[[int], None]) -> None:
         code = self._process.wait()
@@ -131,21 +160,51 @@ def _with_startup(environment: Mapping[str, str], descriptors: Sequence[int]) ->
     return {**environment, "PYTHONPATH": os.pathsep.join(folders), "COORDINATOR_STARTUP": startup}
 
 
-def _read_lines(on_line: Callable[[str], None], is_filtered: bool, pipe: int) -> None:
+def _open_terminal(like: int) -> tuple[int, int]:
+    """Returns both ends of a terminal as wide as another one, which passes on what is written to it unchanged."""
+    reading, writing = pty.openpty()
+    tty.setraw(writing)
+    termios.tcsetwinsize(writing, termios.tcgetwinsize(like))
+    return reading, writing
+
+
+def _log(path: pathlib.Path | None) -> contextlib.AbstractContextManager[RawIOBase | None]:
+    # Other threads append to it.
+    return contextlib.nullcontext() if path is None else path.open("ab", buffering=0)
+
+
+def _copy(descriptor: int, log_path: pathlib.Path, pipe: int) -> None:
+    with contextlib.ExitStack() as opened:
+        stream = opened.enter_context(open(pipe, "rb", buffering=0))
+        log = opened.enter_context(log_path.open("ab", buffering=0))
+        output = opened.enter_context(open(descriptor, "wb", closefd=False))
+        # A terminal reports an error, and no end, when the program has ended; the command may have no reader any more.
+        with contextlib.suppress(OSError):
+            while data := stream.read(65_536):
+                log.write(data)
+                output.write(data)
+                output.flush()
+
+
+def _read_lines(on_line: Callable[[str], None], is_filtered: bool, log_path: pathlib.Path | None, pipe: int) -> None:
     log_filter = LogFilter()
-    with open(pipe, "rb") as lines:
+    with open(pipe, "rb") as lines, _log(log_path) as log:
         for line in lines:
+            if log is not None:
+                log.write(line)
             if is_filtered and not log_filter.feed(line):
                 continue
             # Of a line that was drawn over and over, what was to be seen last.
             on_line(line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2])
 
 
-def _read_errors(on_text: Callable[[str], None], pipe: int) -> None:
+def _read_errors(on_text: Callable[[str], None], log_path: pathlib.Path | None, pipe: int) -> None:
     log_filter = LogFilter()
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    with open(pipe, "rb", buffering=0) as stream:
+    with open(pipe, "rb", buffering=0) as stream, _log(log_path) as log:
         while data := stream.read(65_536):
+            if log is not None:
+                log.write(data)
             if text := decoder.decode(log_filter.feed(data)):
                 on_text(text)
     if text := decoder.decode(log_filter.end(), final=True):

@@ -31,14 +31,16 @@ class RunRequest:
       evaluator_timeout: how long the evaluator may run after the chief has ended with code 0.
       start_timeout: how long all servers together may take until they answer.
       env: variables of the environment of all processes, beside those that they inherit.
-      log_dir: the folder for the logs of servers, and of TensorFlow's C++ code in the program; None keeps those of
-        servers only where one explains a failure.
+      log_dir: where a folder is created for the logs of servers, and of TensorFlow's C++ code in the program; None
+        keeps those of servers only where one explains a failure.
+      tee: the logs also have what the program prints, and the command also shows what is in the logs of servers.
       verbose: show what TensorFlow's C++ code logs.
       dry_run: only show what would be started.
 
     Raises:
       ClusterSpecError: there is no worker, or no parameter server.
-      LaunchError: there is no such program, a count is too small, a time is not above 0, or `env` has `TF_CONFIG`.
+      LaunchError: there is no such program, a count is too small, a time is not above 0, `env` has
+        `TF_CONFIG`, or there is no `log_dir` for `tee`.
     """
 
     program: str
@@ -55,6 +57,7 @@ class RunRequest:
     start_timeout: float = 120.0
     env: tuple[tuple[str, str], ...] = ()
     log_dir: pathlib.Path | None = None
+    tee: bool = False
     verbose: bool = False
     dry_run: bool = False
 
@@ -77,6 +80,8 @@ class RunRequest:
         for option, seconds in times:
             if not seconds > 0:
                 raise LaunchError(f"{option} must be a number of seconds above 0, got {seconds:g}.")
+        if self.tee and self.log_dir is None:
+            raise LaunchError("--tee needs --log-dir FOLDER, for the files.")
         if "TF_CONFIG" in dict(self.env):
             raise LaunchError("--env cannot set TF_CONFIG: each process gets its own.")
         _check_program(self.program, is_module=self.module)

@@ -7,7 +7,6 @@ once, with code 0, on SIGTERM, on SIGINT and, with `exit_with_parent`, when its 
 
 import contextlib
 import os
-import pathlib
 import signal
 import sys
 import threading
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from coordinator.addresses import check_port_is_free, parse_address
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.heartbeat.listening import Network, accept_only_at, networks_of, own_network
+from coordinator.launch.process_title import set_process_title
 from coordinator.launch.signal_reader import SignalReader
 from coordinator.launch.task_config import TaskConfig
 
@@ -75,7 +75,7 @@ def serve(
     except (ClusterSpecError, LaunchError) as error:
         print(f"coordinator serve: {error}", file=sys.stderr)
         return UNUSABLE
-    _name_process(config)
+    set_process_title(f"coordinator {config.job} {config.index}", f"{config.job}-{config.index}")
     with SignalReader((signal.SIGTERM, signal.SIGINT), lambda _: _end()):
         if exit_with_parent:
             threading.Thread(target=_end_with_standard_input, name="coordinator-parent", daemon=True).start()
@@ -190,12 +190,6 @@ def _left_out(*packages: str) -> Iterator[None]:
     finally:
         for package in absent:
             del sys.modules[package]
-
-
-def _name_process(config: TaskConfig) -> None:
-    """Names the process after its task, as lists of processes show all servers with one command line. Linux only."""
-    with contextlib.suppress(OSError):
-        pathlib.Path("/proc/self/comm").write_text(f"{config.job}-{config.index}")
 
 
 def _end_with_standard_input() -> NoReturn:

@@ -263,6 +263,9 @@ def test_only_parameter_servers_are_kept_from_the_gpu(
     environment["CUDA_VISIBLE_DEVICES"] = "5"
     with CommandProcess("run", "--log-dir", tmp_path, path, environment=environment) as command:
         assert command.wait_ended() == 0
-    texts = {"chief": command.output, **{job: (tmp_path / f"{job}-0.log").read_text() for job in ("worker", "ps")}}
+    texts = {
+        "chief": command.output,
+        **{job: (tmp_path / "latest" / f"{job}-0.log").read_text() for job in ("worker", "ps")},
+    }
     for job, devices in {"chief": "5", "worker": "5", "ps": ""}.items():
         assert f"{{'CUDA_VISIBLE_DEVICES': '{devices}', 'TF_CPP_MIN_LOG_LEVEL': '2'}}" in texts[job]

@@ -94,8 +94,10 @@ def test_logs_are_written_only_if_a_folder_is_given(program: Writer, environment
     folder = tmp_path / "some" / "logs"
     with CommandProcess("run", "--log-dir", folder, program(OUTPUTS), environment=environment) as command:
         assert command.wait_ended() == 1
-    assert {log.name for log in folder.iterdir()} == {"worker-0.log", "ps-0.log", "fork-server.log", "chief-0.log"}
-    assert LOGGED in (folder / "chief-0.log").read_text()
+    [run] = [found for found in folder.iterdir() if not found.is_symlink()]
+    assert (folder / "latest").resolve() == run
+    assert {log.name for log in run.iterdir()} == {"worker-0.log", "ps-0.log", "fork-server.log", "chief-0.log"}
+    assert LOGGED in (run / "chief-0.log").read_text()
     assert LOGGED not in command.output
     assert "ValueError: of the chief" in command.output
     with CommandProcess("run", program("pass"), environment=environment) as command:
@@ -123,3 +125,44 @@ def test_lines_of_the_evaluator_have_a_prefix_and_keep_a_progress_bar_intact(
     for line in ("loss 2", "a warning", "caf\N{LATIN SMALL LETTER E WITH ACUTE}, no end of line"):
         assert f"\r\x1b[K[evaluator] {line}\r\n" in command.output
     assert "loss 1" not in command.output
+
+
+def test_what_steps_print_is_shown_with_the_name_of_the_server(
+    program: Writer, environment: Environment, tmp_path: Path
+) -> None:
+    environment["FAKE_PRINTS"] = "E0000 00:00:1.2 3 x.cc:4] logged\nin a step\n"
+    options = ["--log-dir", tmp_path]
+    with CommandProcess("run", *options, program("input()"), environment=environment) as command:
+        command.wait_output(r"\r\x1b\[K\[worker 0\] in a step\r\n")
+        command.wait_output(r"\[ps 0\] in a step\r\n")
+        [server] = [process for process in command.record() if process.name() == "worker-0"]
+        server.kill()
+        command.wait_output(r"(?s)starting it again.*\[worker 0\] in a step\r\n")
+        command.type("\n")
+        assert command.wait_ended() == 0
+    assert "logged" not in command.output
+    assert "serves on" not in command.output
+    assert (tmp_path / "latest" / "worker-0.restart-1.log").read_text().count("in a step") == 1
+
+
+def test_tee_writes_output_to_the_logs_and_shows_the_logs_of_servers(
+    program: Writer, environment: Environment, tmp_path: Path
+) -> None:
+    path = program("""
+        import json, os, sys
+        role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
+        print("printed by", role, [stream.isatty() for stream in (sys.stdout, sys.stderr)])
+        print("warned by", role, file=sys.stderr)
+        if role == "chief" and os.environ["COORDINATOR_RESTART_COUNT"] == "0":
+            sys.exit(3)
+    """)
+    options = ["--tee", "--log-dir", tmp_path, "--evaluator", "--restarts", 1]
+    with CommandProcess("run", *options, path, environment=environment) as command:
+        assert command.wait_ended() == 0
+    logs = {log.name: log.read_text() for log in (tmp_path / "latest").iterdir()}
+    for name in ("chief-0.log", "chief-0.restart-1.log"):
+        assert logs[name] == "printed by chief [True, True]\nwarned by chief\n"
+    assert logs["evaluator-0.log"] == "printed by evaluator [False, False]\nwarned by evaluator\n"
+    assert command.output.count("printed by chief [True, True]\r\nwarned by chief\r\n") == 2
+    assert "[evaluator] warned by evaluator\r\n" in command.output
+    assert "[worker 0] coordinator: /job:worker/task:0 serves on" in command.output

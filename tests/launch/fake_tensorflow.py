@@ -1,6 +1,6 @@
 """A package `tensorflow` with just what `coordinator serve` uses, so that a server starts in a moment.
 
-It answers probes as the real one does, and prints some of its environment. A task named in `FAKE_BROKEN` fails to
+It answers probes as the real one does, and prints some of its environment, and `FAKE_PRINTS`. A task named in `FAKE_BROKEN` fails to
 start, as a real one may.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 STARTS_A_THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
 
 _SOURCE = """
-import concurrent.futures, os, types
+import concurrent.futures, os, sys, types
 import grpc
 
 class ClusterSpec(dict):
@@ -22,6 +22,7 @@ class Server(grpc.GenericRpcHandler):
         if f"{job_name}-{task_index}" in os.environ.get("FAKE_BROKEN", "").split():
             raise RuntimeError("the fake server fails as requested")
         print({name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL")})
+        sys.stderr.write(os.environ.get("FAKE_PRINTS", ""))
         name = f"/job:{job_name}/replica:0/task:{task_index}/device:CPU:0".encode()
         device = bytes([10, len(name)]) + name + bytes([0x31]) + os.urandom(8)
         self._reply = bytes([10, len(device)]) + device

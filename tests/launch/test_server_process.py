@@ -34,7 +34,7 @@ def fork_server(tmp_path: Path) -> Iterator[ForkServerProcess]:
 @pytest.fixture
 def server(tmp_path: Path, environment: dict[str, str], fork_server: ForkServerProcess) -> Iterator[ServerProcess]:
     config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
-    server = ServerProcess(config, tmp_path / "worker-0.log", environment, fork_server)
+    server = ServerProcess(config, tmp_path, environment, fork_server)
     yield server
     server.kill()
 
@@ -43,15 +43,16 @@ def server(tmp_path: Path, environment: dict[str, str], fork_server: ForkServerP
 def test_a_server_runs_from_start_to_kill_and_again_on_its_port(server: ServerProcess) -> None:
     assert not server.is_alive()
     assert server.pid is None
-    for _ in range(2):
+    for name in ("worker-0.log", "worker-0.restart-1.log"):
         server.start()
         server.wait_ready(TIMEOUT)
         assert server.is_alive()
         server.kill()
         assert not server.is_alive()
         assert server.exit_code == -signal.SIGKILL
-    # That it serves is printed when the address answers, or just after.
-    assert server.log_tail().count("CUDA_VISIBLE_DEVICES") == 2
+        assert server.log_path.name == name
+        # That it serves is printed when the address answers, or just after.
+        assert server.log_tail().count("CUDA_VISIBLE_DEVICES") == 1
 
 
 def test_a_frozen_server_does_not_answer_until_it_is_thawed(server: ServerProcess) -> None:
@@ -101,7 +102,7 @@ def test_another_server_on_the_port_does_not_count_as_this_one(
     server: ServerProcess, tmp_path: Path, environment: dict[str, str], fork_server: ForkServerProcess
 ) -> None:
     config = TaskConfig({"ps": [server.config.address]}, "ps", 0)
-    other = ServerProcess(config, tmp_path / "other.log", environment, fork_server)
+    other = ServerProcess(config, tmp_path, environment, fork_server)
     other.start()
     other.wait_ready(TIMEOUT)
     server.start()
@@ -113,7 +114,7 @@ def test_another_server_on_the_port_does_not_count_as_this_one(
 def test_a_server_that_cannot_be_started_raises(
     server: ServerProcess, tmp_path: Path, fork_server: ForkServerProcess
 ) -> None:
-    lost = ServerProcess(server.config, tmp_path / "nowhere" / "log", {}, fork_server)
+    lost = ServerProcess(server.config, tmp_path / "nowhere", {}, fork_server)
     with pytest.raises(LaunchError, match="could not be started"):
         lost.start()
     assert lost.log_tail() == ""
@@ -129,7 +130,7 @@ def test_it_ends_when_the_process_that_started_it_is_killed(
         from coordinator.launch.task_config import TaskConfig
         config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
         fork_server = ForkServerProcess(pathlib.Path("fork-server.log"))
-        server = ServerProcess(config, pathlib.Path("log"), os.environ, fork_server)
+        server = ServerProcess(config, pathlib.Path(), os.environ, fork_server)
         server.start()
         server.wait_ready(60)
         print(server.pid, flush=True)

@@ -15,6 +15,7 @@ from coordinator.launch.server_starter import UNKNOWN_EXIT_CODE, ForkServerProce
 from coordinator.launch.task_config import TaskConfig
 from tests.deadline import wait_until
 from tests.launch.fake_tensorflow import STARTS_A_THREAD, write_fake_tensorflow
+from tests.launch.forked import is_same_program
 
 TIMEOUT = 60.0
 
@@ -35,8 +36,7 @@ class Tasks:
 
     def server(self, index: int = 0, **environment: str) -> ServerProcess:
         config = TaskConfig({"worker": {index: free_addresses(1)[0]}}, "worker", index)
-        log_path = self.folder / f"worker-{index}.log"
-        server = ServerProcess(config, log_path, {**self.environment, **environment}, self.fork_server)
+        server = ServerProcess(config, self.folder, {**self.environment, **environment}, self.fork_server)
         self._servers.append(server)
         return server
 
@@ -67,7 +67,8 @@ def process(server: ServerProcess) -> psutil.Process:
 
 
 def is_forked(server: ServerProcess) -> bool:
-    return "coordinator.launch.fork_server" in process(server).cmdline()
+    parent = process(server).parent()
+    return parent is not None and is_same_program(process(server).pid, parent.pid)
 
 
 def test_servers_have_one_parent_and_separate_sessions_tasks_and_folders(
@@ -82,6 +83,7 @@ def test_servers_have_one_parent_and_separate_sessions_tasks_and_folders(
         assert is_forked(server)
         assert os.getsid(server.pid or 0) == server.pid
         assert process(server).name() == f"worker-{server.config.index}"
+        assert process(server).cmdline() == ["coordinator", "worker", str(server.config.index)]
     assert process(servers[0]).ppid() == process(servers[1]).ppid()
     assert process(servers[1]).cwd() == str(tmp_path)
     assert not (tmp_path / "fork-server.log").read_text()
@@ -177,7 +179,7 @@ def test_servers_and_fork_server_end_with_a_killed_process(tasks: Tasks, state: 
         from coordinator.launch.server_starter import ForkServerProcess
         config = TaskConfig({"worker": free_addresses(1)}, "worker", 0)
         fork_server = ForkServerProcess(pathlib.Path("fork-server.log"))
-        server = ServerProcess(config, pathlib.Path("log"), os.environ, fork_server)
+        server = ServerProcess(config, pathlib.Path(), os.environ, fork_server)
         server.start()
         if sys.argv[1] == "frozen":
             server.wait_ready(60)

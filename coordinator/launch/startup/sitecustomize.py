@@ -12,9 +12,11 @@ by the descriptor that it is written to, and the program's `sys.stderr` is still
   edge, with the time.
 """
 
+import contextlib
 import ctypes
 import importlib.machinery
 import importlib.util
+import json
 import logging
 import os
 import pathlib
@@ -57,6 +59,13 @@ def _end_with(parent: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _name_process() -> None:
+    """Names the process after its role, as lists of processes show all roles with one command line."""
+    role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
+    with contextlib.suppress(OSError):
+        pathlib.Path("/proc/self/comm").write_text(role)
+
+
 def _move_stderr(descriptor: int) -> None:
     os.set_inheritable(descriptor, False)
     stream = open(  # noqa: SIM115 - for as long as the program runs
@@ -86,6 +95,7 @@ def _run_next() -> None:
 if "COORDINATOR_STARTUP" in os.environ:
     _parent, *_descriptors = map(int, os.environ.pop("COORDINATOR_STARTUP").split())
     _end_with(_parent)
+    _name_process()
     for _descriptor in _descriptors:
         _move_stderr(_descriptor)
     logging.getLogger("coordinator").addFilter(_EventLines())
