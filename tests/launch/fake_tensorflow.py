@@ -1,7 +1,7 @@
 """A package `tensorflow` with just what `coordinator serve` uses, so that a server starts in a moment.
 
-It answers probes as the real one does, and prints some of its environment, and `FAKE_PRINTS`. A task named in `FAKE_BROKEN` fails to
-start, as a real one may.
+It answers probes as the real one does, and prints some of its environment, and `FAKE_PRINTS`. A task named in
+`FAKE_BROKEN` fails to start, as a real one may.
 """
 
 from pathlib import Path
