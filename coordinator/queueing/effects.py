@@ -43,13 +43,16 @@ class Effects:
         if self.requeued is not None:
             _record_end(events, "closures_retried", self.requeued, 1, self.reason)
         others = self.outcomes
-        if ended and others:
-            state = others[0][0].state
-            # Of a call that has failed, the others were decided by what its first closure has ended with.
-            count = len(others) if state is ClosureState.DONE else 1
-            error = type(others[0][1]).__name__ if state is ClosureState.FAILED else ""
-            _record_end(events, _KINDS[state.value], ended[0], count, error)
-            others = others[count:]
+        if not others:
+            return
+        first, value = others[0]
+        if first.state is ClosureState.DONE:
+            _record_end(events, "closures_finished", ended[0], len(others), "")
+            return
+        if ended:
+            # The others were decided by what this one has ended with.
+            _record_end(events, _KINDS[first.state.value], ended[0], 1, type(value).__name__)
+            others = others[1:]
         for (kind, name), count in Counter((closure.state.value, closure.name) for closure, _ in others).items():
             events.record(_KINDS[kind], name=name, count=count)
 
