@@ -50,12 +50,14 @@ class Options:
         docs/guarantees.md.
       version_mismatch: what to do about a server that runs another version of TensorFlow than this program: "error"
         refuses it, "warn" logs a warning and accepts it.
+      log_format: "text", or "json" to write what the library logs to standard error with one JSON object per line, and
+        events besides, except those of each call. See docs/events.md.
       close_timeout: how long `close` and `cancel_all` wait for running calls to end before they abandon them, with a
         warning. Disconnecting may take up to about 40 seconds more if a server does not end what it runs.
 
     Raises:
       ValueError: a switch is not a bool, a count not a positive integer, a time not a positive number of at most
-        `threading.TIMEOUT_MAX` (some 292 years), or `sparse_updates` or `version_mismatch` another word.
+        `threading.TIMEOUT_MAX` (some 292 years), or `sparse_updates`, `version_mismatch` or `log_format` another word.
     """
 
     max_queued_closures: int = 262_144
@@ -77,6 +79,7 @@ class Options:
     sparse_updates: Literal["rows", "dense"] = "rows"
     checkpoint_memory: int = 2**26
     version_mismatch: Literal["error", "warn"] = "error"
+    log_format: Literal["text", "json"] = "text"
     close_timeout: float = 30.0
 
     def __post_init__(self) -> None:

@@ -20,7 +20,9 @@ UNLIMITED = [name for name, default in DEFAULTS.items() if default is None]
 
 
 def test_every_option_has_a_default_that_passes() -> None:
-    assert {*COUNTS, *UNSET_COUNTS, *SWITCHES, *TIMES, "sparse_updates", "version_mismatch"} == set(DEFAULTS)
+    assert {*COUNTS, *UNSET_COUNTS, *SWITCHES, *TIMES, "sparse_updates", "version_mismatch", "log_format"} == set(
+        DEFAULTS
+    )
     assert Options() == Options()
 
 

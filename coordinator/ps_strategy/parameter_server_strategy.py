@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from coordinator.errors import Rollback
 from coordinator.events.event_stream import Event, EventStream
+from coordinator.events.json_log import log_written_as
 from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
@@ -73,11 +74,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if callable(cluster_resolver) or isinstance(cluster_resolver, os.PathLike):
             cluster_resolver = PolledClusterResolver(cluster_resolver)
         definition = ClusterDefinition.from_resolver(cluster_resolver)
-        self._cluster_resolver = cluster_resolver
-        self._handles = PerWorkerHandles()
+        self._cluster_resolver, self._handles = cluster_resolver, PerWorkerHandles()
         self._tracer = tracer = FunctionTracer(self._handles)
         with contextlib.ExitStack() as ending:
             ending.enter_context(client_environment())
+            ending.enter_context(log_written_as(options.log_format))
             membership = Membership.connected(definition, options)
             # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
             ending.enter_context(keras_extended(ParameterServerStrategy, options))

@@ -24,39 +24,39 @@ class Effects:
       outcomes: the closures that were decided, in the order in which their futures are to be set, each with its result,
         or its error, or None if its user cancelled it.
       cancelled: the attempts to be cancelled.
-      requeued: the attempt whose closure waits again, if one does.
+      ended: the attempt that has ended without a result, if one has.
+      is_requeued: whether its closure waits again.
       reason: why.
     """
 
     outcomes: list[tuple[Closure, Any]] = dataclasses.field(default_factory=list)
     cancelled: Sequence[Attempt] = ()
-    requeued: Attempt | None = None
+    ended: Attempt | None = None
+    is_requeued: bool = False
     reason: str = ""
 
-    def record(self, events: EventStream, ended: Sequence[Attempt]) -> None:
-        """Records what was decided.
+    def record(self, events: EventStream, call: Sequence[Attempt]) -> None:
+        """Records what was decided, and the end of a call.
 
         Args:
           events: where.
-          ended: the attempts of the call that has ended with it, if one has.
+          call: the attempts of the call that has ended with it, if one has.
         """
-        if self.requeued is not None:
-            _record_end(events, "closures_retried", self.requeued, 1, self.reason)
-        others = self.outcomes
-        if not others:
-            return
-        first, value = others[0]
-        if first.state is ClosureState.DONE:
-            _record_end(events, "closures_finished", ended[0], len(others), "")
-            return
-        if ended:
-            # The others were decided by what this one has ended with.
-            _record_end(events, _KINDS[first.state.value], ended[0], 1, type(value).__name__)
-            others = others[1:]
-        for (kind, name), count in Counter((closure.state.value, closure.name) for closure, _ in others).items():
-            events.record(_KINDS[kind], name=name, count=count)
-
-
-def _record_end(events: EventStream, kind: Kind, attempt: Attempt, count: int, detail: str) -> None:
-    seconds = time.monotonic() - attempt.started
-    events.record(kind, f"worker {attempt.worker}", attempt.closure.name, count, seconds, detail)
+        attempt, others = call[0] if call else self.ended, self.outcomes
+        if attempt is not None:
+            count = 1
+            if self.is_requeued:
+                kind: Kind = "closures_retried"
+            elif others and others[0][0].state is ClosureState.DONE:
+                kind, count, others = "closures_finished", len(others), []
+            elif others and others[0][0] is attempt.closure:
+                kind, self.reason = _KINDS[others[0][0].state.value], type(others[0][1]).__name__
+                others = others[1:]
+            else:
+                # What it ran was decided before.
+                kind, count = "closures_cancelled", 0
+            seconds = time.monotonic() - attempt.started
+            events.record(kind, f"worker {attempt.worker}", attempt.closure.name, count, seconds, self.reason)
+        if others:
+            for (kind, name), count in Counter((_KINDS[each.state.value], each.name) for each, _ in others).items():
+                events.record(kind, name=name, count=count)

@@ -159,16 +159,18 @@ class QueueState:
         closure = attempt.closure
         self.end_attempt(attempt)
         if closure.has_ended or closure.live:
-            return Effects()
+            return Effects(ended=attempt)
         if self.is_unwanted(closure):
-            reason = "the strategy was closed" if self.stopped else "another closure failed while it ran"
-            return self.end(closure, ClosureState.CANCELLED, closure.cancelled_error(reason))
+            why = "the strategy was closed" if self.stopped else "another closure failed while it ran"
+            effects = self.end(closure, ClosureState.CANCELLED, closure.cancelled_error(why))
+            effects.ended = attempt
+            return effects
         closure.requeue()
         if not closure.is_queued:
             self.waiting.add(closure, at_front=True)
         self.retried += 1
         self.worker_counts[attempt.worker].retried += 1
-        return Effects(requeued=attempt, reason=reason)
+        return Effects(ended=attempt, is_requeued=True, reason=reason)
 
     def end_input(self, attempt: Attempt, ended: FiniteInput, error: BaseException, scope: ErrorScope) -> Effects:
         """Ends an attempt for which its worker had no data left, without an outcome unless no worker has data left.
@@ -185,6 +187,7 @@ class QueueState:
             return self.requeue(attempt, FailureKind.END_OF_DATA.value)
         self.end_attempt(attempt)
         effects = self.decide(attempt, ClosureState.FAILED, error, scope)
+        effects.ended = attempt
         effects.outcomes += self.fail_starved(attempt.worker, ended.new_error, error).outcomes
         return effects
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from coordinator.errors import ClosureInputError
+from coordinator.events.json_log import log_event
 from coordinator.events.listeners import Listeners
 from coordinator.future import Future
 from coordinator.options import Options
@@ -57,6 +58,8 @@ class Scheduler:
         self.recovery = RecoveryLoop(servers, queue, options)
         self.cluster = Cluster(runtime, servers, queue, self.recovery, options)
         self.listeners = Listeners(queue.events, options.close_timeout)
+        if options.log_format == "json":
+            self.listeners.on_event(log_event)
         self._closed = False
         self.recovery.start()
         self.cluster.start()
