@@ -10,10 +10,10 @@ HERE = Path(__file__).parent
 
 def read_version() -> str:
     """Returns the version that the package states, without importing it."""
-    source = (HERE / "coordinator" / "__init__.py").read_text(encoding="utf-8")
+    source = (HERE / "coordinator" / "version.py").read_text(encoding="utf-8")
     match = re.search(r'^__version__ = "([^"]+)"$', source, re.MULTILINE)
     if match is None:
-        raise RuntimeError('coordinator/__init__.py has no line of the form __version__ = "1.2.3".')
+        raise RuntimeError('coordinator/version.py has no line of the form __version__ = "1.2.3".')
     return match.group(1)
 
 

@@ -12,7 +12,7 @@ library: each public name, listed in `__init__.pyi`, is imported when it is firs
 
 import lazy_loader
 
-__version__ = "0.1.0"
+from coordinator.version import __version__
 
 __getattr__, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __all__ += ["__version__"]

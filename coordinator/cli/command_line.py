@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import coordinator
 from coordinator.cli.data import add_data, data
+from coordinator.cli.doctor import add_doctor, doctor
 from coordinator.cli.manifest import add_manifest, manifest
 from coordinator.cli.run import add_run, run
 from coordinator.cli.serve import add_serve
@@ -19,10 +19,11 @@ from coordinator.cli.testbed import add_testbed, testbed
 from coordinator.errors import ClusterSpecError, LaunchError, SettingError
 from coordinator.launch.run_request import RunRequest
 from coordinator.launch.serve import serve
+from coordinator.version import __version__
 
 _UNUSABLE = 2
 # Those that take what was given as it is.
-_COMMANDS = {"data": data, "manifest": manifest, "simulate": simulate, "testbed": testbed}
+_COMMANDS = {"data": data, "doctor": doctor, "manifest": manifest, "simulate": simulate, "testbed": testbed}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Parameter-server training: a cluster on this machine, one server of any, or one in virtual time.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"coordinator {coordinator.__version__}")
+    parser.add_argument("--version", action="version", version=f"coordinator {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands)
     add_serve(commands)
@@ -71,4 +72,5 @@ def _parser() -> argparse.ArgumentParser:
     add_testbed(commands)
     add_data(commands)
     add_manifest(commands)
+    add_doctor(commands)
     return parser

@@ -24,7 +24,7 @@ def divide_gpus(environment: Mapping[str, str], workers: int, gpus_per_worker: i
     Raises:
       LaunchError: there are too few.
     """
-    gpus = _visible_gpus(environment)
+    gpus = visible_gpus(environment)
     needed = workers * gpus_per_worker
     if needed > len(gpus):
         raise LaunchError(
@@ -35,7 +35,7 @@ def divide_gpus(environment: Mapping[str, str], workers: int, gpus_per_worker: i
     return [",".join(gpus[start : start + gpus_per_worker]) for start in starts], ",".join(gpus[needed:])
 
 
-def _visible_gpus(environment: Mapping[str, str]) -> list[str]:
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     """Returns the numbers, or names, of the GPUs, as CUDA takes them."""
     visible = environment.get(VISIBLE)
     if visible is None:

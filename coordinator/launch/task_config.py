@@ -81,6 +81,27 @@ class TaskConfig:
         except ClusterSpecError as error:
             raise ClusterSpecError(f"TF_CONFIG: {error}" if address is None else str(error)) from None
 
+    @classmethod
+    def of_client(cls, text: str) -> "TaskConfig":
+        """Returns the task and its cluster, of which the jobs without a task are left out.
+
+        Args:
+          text: the text of `TF_CONFIG`.
+
+        Raises:
+          ClusterSpecError: the text is not JSON, not of the right form, or the task is not in the cluster.
+        """
+        config = _parsed(text)
+        task, cluster = config.get("task"), config.get("cluster")
+        if not isinstance(task, dict) or not {"type", "index"} <= task.keys():
+            raise ClusterSpecError(f"TF_CONFIG's 'task' must be an object with 'type' and 'index', got {task!r}.")
+        # Anything but an object is refused below.
+        jobs: Any = {job: tasks for job, tasks in cluster.items() if tasks} if isinstance(cluster, dict) else cluster
+        try:
+            return cls(jobs, task["type"], task["index"])
+        except ClusterSpecError as error:
+            raise ClusterSpecError(f"TF_CONFIG: {error}") from None
+
     def to_json(self) -> str:
         """Returns the text for `TF_CONFIG`."""
         cluster = {job: _as_json(tasks) for job, tasks in self.cluster.items()}
