@@ -79,7 +79,7 @@ def train(resolver, directory):
 
 
 def evaluate(resolver, directory):
-    inputs, clicks, chances = tf.nest.map_structure(tf.Tensor.numpy, advertisements(HELD_OUT, -1))
+    inputs, clicks, chances = advertisements(HELD_OUT, -1)
     print(f"AUC of the truth {roc_auc_score(clicks, chances):.4f}", flush=True)
     data = coordinator.data.arrays(inputs, clicks)
     with coordinator.ParameterServerStrategy(resolver) as strategy:  # on servers that only evaluate
