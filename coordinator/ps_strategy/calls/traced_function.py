@@ -194,8 +194,8 @@ class TracedFunction:
 def refuse_unknown_shapes(name: str, used: Sequence[Any]) -> None:
     """Raises ValueError if a variable on a parameter server has a shape with unknown dimensions.
 
-    A worker that gets the handle of one from another server ends, without an error: TensorFlow's code there takes only
-    known shapes.
+    A worker that gets the handle of one from another server ends, without an error, since TensorFlow's code there takes
+    known shapes alone. If not even the rank is known, it computes as if the variable were a scalar.
 
     Args:
       name: of a function.
@@ -204,11 +204,11 @@ def refuse_unknown_shapes(name: str, used: Sequence[Any]) -> None:
     for each in used:
         if not isinstance(each, tf.Variable) or tf.DeviceSpec.from_string(each.device).job != "ps":
             continue
-        if each.shape.rank is not None and not each.shape.is_fully_defined():
+        if not each.shape.is_fully_defined():
             raise ValueError(
                 f"The function {name!r} uses the variable {each.name!r} on a parameter server, whose shape "
-                f"{tuple(each.shape)} has unknown dimensions. TensorFlow ends a worker that is sent such a variable. "
-                "Create it with the largest shape that it may have, and use a part of it."
+                f"{each.shape} has unknown dimensions. TensorFlow's workers end, or compute wrong values, when they "
+                "are sent one. Create it with the largest shape that it may have, and use a part of it."
             )
 
 

@@ -47,10 +47,11 @@ def test_only_tensorflow_functions_can_be_scheduled(strategy, fn):  # row 6
         strategy.schedule(fn)
 
 
-def test_variables_with_unknown_dimensions_are_for_the_client(strategy):
+@pytest.mark.parametrize("shape", [[None, 3], None])
+def test_variables_with_unknown_dimensions_are_for_the_client(strategy, shape):
     with strategy.scope():
-        variable = tf.Variable(tf.ones([2, 3]), shape=[None, 3], name="growing")
-    words = r"uses the variable 'growing:0' on a parameter server, whose shape \(None, 3\) has unknown dimensions"
+        variable = tf.Variable(tf.ones([2, 3]), shape=tf.TensorShape(shape), name="growing")
+    words = r"uses the variable 'growing:0' on a parameter server, whose shape .* has unknown dimensions"
     for fn, args in ((tf.function(lambda: tf.shape(variable)), ()), (tf.function(tf.shape), (variable,))):
         with pytest.raises(ValueError, match=words):
             strategy.schedule(fn, args=args)
