@@ -24,9 +24,9 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    license_files=["LICENSE"],
+    license_files=["LICENSE", "coordinator/dashboard/page/uPlot.LICENSE"],
     packages=find_packages(include=["coordinator", "coordinator.*"]),
-    package_data={"coordinator": ["py.typed", "**/*.pyi"]},
+    package_data={"coordinator": ["py.typed", "**/*.pyi", "dashboard/page/*"]},
     python_requires=">=3.11",
     # Each line has its reason in CONTRIBUTING.md. TensorFlow is held to one minor version, because the strategy reaches
     # its private API and another minor version is another runtime, to be tested before it is allowed.
@@ -81,13 +81,6 @@ setup(
         "release": [
             "kubeflow-trainer-api>=2.3,<3",
             "kubernetes-validate>=1.37",
-        ],
-        # The documentation as a site.
-        "docs": [
-            "furo>=2025.7",
-            "myst-parser>=4",
-            "sphinx>=8.2,<10",
-            "sphinx-argparse-cli>=1.20",
         ],
         "examples": [
             "scikit-learn>=1.5",

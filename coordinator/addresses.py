@@ -1,6 +1,7 @@
 """Addresses of servers, `host:port`: the host is a name or an IP address; IPv6 stands in brackets, `[::1]:2222`."""
 
 import errno
+import re
 import socket
 from typing import NamedTuple
 
@@ -30,6 +31,46 @@ def parse_address(text: object) -> Address:
     if not (host and port.isdecimal() and 0 < int(port) < 65_536):
         raise ValueError(f"An address must be 'host:port', got {text!r}.")
     return Address(host, int(port))
+
+
+class PageAddress(NamedTuple):
+    """Where a page is served.
+
+    Attributes:
+      host: a name or an IP address of this machine, as sockets take it.
+      port: from 0, for any free one, to 65535.
+      token: is part of the page's address; empty for a random one.
+    """
+
+    host: str
+    port: int
+    token: str = ""
+
+    @property
+    def url(self) -> str:
+        """The page's address."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}/{self.token}/"
+
+    def __str__(self) -> str:
+        return self.url.removeprefix("http://").removesuffix("/")
+
+
+def parse_page_address(text: object, name: str) -> PageAddress:
+    """Splits `host:port` or `host:port/token`.
+
+    Args:
+      text: the address.
+      name: of the setting, for the message.
+
+    Raises:
+      ValueError: the text is not of that form.
+    """
+    form = r"(\[[^]/]+\]|[^:/\s]+):(\d{1,5})(?:/([\w.~-]+)/?)?"
+    found = re.fullmatch(form, text, re.ASCII) if isinstance(text, str) else None
+    if found is None or int(found[2]) > 65_535:
+        raise ValueError(f"{name} must be 'host:port', such as '127.0.0.1:0', or 'host:port/token', got {text!r}.")
+    return PageAddress(found[1].strip("[]"), int(found[2]), found[3] or "")
 
 
 def check_port_is_free(task: str, address: str) -> None:

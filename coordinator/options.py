@@ -4,6 +4,7 @@ import dataclasses
 import threading
 from typing import Literal, get_args, get_origin
 
+from coordinator.addresses import parse_page_address
 from coordinator.setting_checks import check_integer, check_number
 
 
@@ -52,12 +53,15 @@ class Options:
         refuses it, "warn" logs a warning and accepts it.
       log_format: "text", or "json" to write what the library logs to standard error with one JSON object per line, and
         events besides, except those of each call. See docs/events.md.
+      dashboard: where a page shows what happens, `host:port` or `host:port/token`: "127.0.0.1:0" for any free port of
+        this machine; None for none, unless `coordinator run --dashboard` started the program. See docs/dashboard.md.
       close_timeout: how long `close` and `cancel_all` wait for running calls to end before they abandon them, with a
         warning. Disconnecting may take up to about 40 seconds more if a server does not end what it runs.
 
     Raises:
       ValueError: a switch is not a bool, a count not a positive integer, a time not a positive number of at most
-        `threading.TIMEOUT_MAX` (some 292 years), or `sparse_updates`, `version_mismatch` or `log_format` another word.
+        `threading.TIMEOUT_MAX` (some 292 years), `sparse_updates`, `version_mismatch` or `log_format` another word, or
+        `dashboard` no address.
     """
 
     max_queued_closures: int = 262_144
@@ -80,6 +84,7 @@ class Options:
     checkpoint_memory: int = 2**26
     version_mismatch: Literal["error", "warn"] = "error"
     log_format: Literal["text", "json"] = "text"
+    dashboard: str | None = None
     close_timeout: float = 30.0
 
     def __post_init__(self) -> None:
@@ -98,7 +103,9 @@ class Options:
             if value is None and field.default is None:
                 continue
             name = f"Options.{field.name}"
-            if field.type in (int, int | None):
+            if field.type == str | None:
+                parse_page_address(value, name)
+            elif field.type in (int, int | None):
                 check_integer(name, value, minimum=0 if field.name == "transient_retries" else 1)
             else:
                 check_number(name, value, above=0, maximum=threading.TIMEOUT_MAX, unit="seconds")

@@ -11,18 +11,18 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(Options)}
 COUNTS = [name for name, default in DEFAULTS.items() if type(default) is int]
 SWITCHES = [name for name, default in DEFAULTS.items() if type(default) is bool]
 UNSET_COUNTS = ["steps_per_dispatch"]
+ADDRESSES = ["dashboard"]
 TIMES = [
     name
     for name, default in DEFAULTS.items()
-    if type(default) is float or (default is None and name not in UNSET_COUNTS)
+    if type(default) is float or (default is None and name not in UNSET_COUNTS + ADDRESSES)
 ]
 UNLIMITED = [name for name, default in DEFAULTS.items() if default is None]
 
 
 def test_every_option_has_a_default_that_passes() -> None:
-    assert {*COUNTS, *UNSET_COUNTS, *SWITCHES, *TIMES, "sparse_updates", "version_mismatch", "log_format"} == set(
-        DEFAULTS
-    )
+    words = ["sparse_updates", "version_mismatch", "log_format"]
+    assert {*COUNTS, *UNSET_COUNTS, *SWITCHES, *TIMES, *ADDRESSES, *words} == set(DEFAULTS)
     assert Options() == Options()
 
 
@@ -55,6 +55,19 @@ def test_only_times_that_are_unlimited_by_default_can_be_unlimited() -> None:
     for name in set(TIMES) - set(UNLIMITED):
         with pytest.raises(ValueError, match=name):
             Options(**{name: None})
+
+
+@pytest.mark.parametrize("value", ["127.0.0.1:0", "[::1]:80", "0.0.0.0:9090/secret-1", None])
+def test_an_address_is_a_host_and_a_port_and_perhaps_a_token(value: str | None) -> None:
+    assert Options(dashboard=value).dashboard == value
+
+
+@pytest.mark.parametrize(
+    "value", ["8080", ":8080", "here:99999", "here:80/a/b", "here:80/a b", "http://here:80", 80, True]
+)
+def test_what_is_no_address_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^Options.dashboard must be 'host:port', such as '127.0.0.1:0', or "):
+        Options(dashboard=value)
 
 
 @pytest.mark.parametrize("name", SWITCHES)

@@ -12,7 +12,7 @@ from typing import Any
 from coordinator.cli.data import add_data, data
 from coordinator.cli.doctor import add_doctor, doctor
 from coordinator.cli.manifest import add_manifest, manifest
-from coordinator.cli.run import add_run, run
+from coordinator.cli.run import add_run, run, with_dashboard_address
 from coordinator.cli.serve import add_serve
 from coordinator.cli.simulate import add_simulate, simulate, with_negative_values
 from coordinator.cli.testbed import add_testbed, testbed
@@ -38,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in ("simulate", "testbed"):
         arguments = with_negative_values(arguments)
+    elif arguments and arguments[0] == "run":
+        arguments = with_dashboard_address(arguments)
     given = _parser().parse_args(arguments)
     command = vars(given).pop("command")
     try:

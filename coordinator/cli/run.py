@@ -4,12 +4,16 @@ import argparse
 import pathlib
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from coordinator.launch.console import Console
 from coordinator.launch.local_job import LocalJob
 from coordinator.launch.log_files import create_log_folder
 from coordinator.launch.run_request import RunRequest
+
+_ANYWHERE = "127.0.0.1:0"
+# No argument of a command contains this character.
+_UNSAID = "\0"
 
 
 def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -82,10 +86,28 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     running.add_argument(
         "--env", type=_variable, action="append", metavar="NAME=VALUE", help="set a variable of all processes"
     )
+    running.add_argument(
+        "--dashboard",
+        metavar="HOST:PORT",
+        type=lambda text: _ANYWHERE if text == _UNSAID else text,
+        help="show on a page what happens; alone, or as --dashboard=HOST:PORT[/TOKEN] (default 127.0.0.1:0, any port)",
+    )
     running.add_argument("--dry-run", action="store_true", help="print the command of each process, and start none")
     running.add_argument("-m", "--module", action="store_true", help="the program is a module, as for `python -m`")
     running.add_argument("program", metavar="PROGRAM", help="a Python program")
-    running.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="passed to the program")
+    running.add_argument(
+        "arguments", nargs=argparse.REMAINDER, type=_argument, metavar="ARGUMENT", help="passed to the program"
+    )
+
+
+def with_dashboard_address(arguments: Sequence[str]) -> list[str]:
+    """Returns arguments in which `--dashboard` alone has a value, since `argparse` would take the program for it."""
+    return [f"--dashboard={_UNSAID}" if argument == "--dashboard" else argument for argument in arguments]
+
+
+def _argument(text: str) -> str:
+    # What follows the program is the program's own.
+    return text.removesuffix(f"={_UNSAID}")
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -118,6 +140,8 @@ def run(request: RunRequest, environment: Mapping[str, str]) -> int:
     evaluators = request.evaluator_workers
     further = f"; for the evaluator, {_servers(evaluators, 1)}" if evaluators else ""
     console.say(f"starting {_servers(request.workers, request.ps)}{further}.")
+    if job.dashboard is not None:
+        console.say(f"the dashboard is at {job.dashboard.url} once the program has created its strategy.")
     try:
         with console.restored(keyboard=0):
             return job.run()

@@ -31,6 +31,7 @@ Kind = Literal[
     "checkpoint_saved",
     "checkpoint_failed",
     "rule_changed",
+    "value_reported",
 ]
 
 

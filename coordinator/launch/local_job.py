@@ -15,6 +15,7 @@ import collections
 import os
 import pathlib
 import queue
+import secrets
 import shlex
 import signal
 import sys
@@ -23,16 +24,24 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
+from coordinator.addresses import PageAddress, parse_address, parse_page_address
 from coordinator.errors import LaunchError
 from coordinator.launch.console import Console
 from coordinator.launch.gpus import VISIBLE, divide_gpus
 from coordinator.launch.job_state_machine import JobStateMachine, Role, State
-from coordinator.launch.local_servers import LocalServers, ServerProcess, free_cluster, program_environment
+from coordinator.launch.local_servers import (
+    LocalServers,
+    ServerProcess,
+    free_addresses,
+    free_cluster,
+    program_environment,
+)
 from coordinator.launch.log_files import LogFollower, log_file
 from coordinator.launch.program_process import ProgramProcess
 from coordinator.launch.run_request import RunRequest
 from coordinator.launch.signal_reader import SignalReader
 from coordinator.launch.task_config import TaskConfig
+from coordinator.program_settings import DASHBOARD
 
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
@@ -52,6 +61,7 @@ class LocalJob:
 
     Attributes:
       is_log_needed: a server failed, so that its log is worth keeping.
+      dashboard: where the program shows what happens, over all its starts; None for nowhere.
     """
 
     def __init__(self, request: RunRequest, log_folder: pathlib.Path, environment: Mapping[str, str], console: Console):
@@ -65,6 +75,7 @@ class LocalJob:
         self._console = console
         self._roles = roles = tuple(Role) if request.evaluator or request.evaluator_workers else (Role.CHIEF,)
         self._clusters = _clusters(request, roles)
+        self.dashboard = _dashboard(request, self._clusters)
         worker_gpus, self._evaluator_gpus = self._divided_gpus()
         self._servers = LocalServers(
             self._clusters[Role.CHIEF], log_folder, self._environment, worker_gpus[: request.workers]
@@ -174,6 +185,8 @@ class LocalJob:
         if self._evaluator_gpus is not None:
             # TensorFlow takes nearly all memory of each GPU that it sees. The chief computes nothing.
             environment[VISIBLE] = "" if role is Role.CHIEF else self._evaluator_gpus
+        if self.dashboard is not None and role is Role.CHIEF:
+            environment[DASHBOARD] = str(self.dashboard)
         environment["COORDINATOR_RESTART_COUNT"] = str(self._starts[role])
         return environment
 
@@ -263,3 +276,15 @@ def _clusters(request: RunRequest, roles: Collection[Role]) -> dict[Role, dict[s
     taken = [address for addresses in cluster.values() for address in addresses]
     own = {"worker": request.evaluator_workers, "ps": 1, Role.EVALUATOR.value: 1}
     return {Role.CHIEF: cluster, Role.EVALUATOR: free_cluster(own, besides=taken)}
+
+
+def _dashboard(request: RunRequest, clusters: Mapping[Role, Mapping[str, list[str]]]) -> PageAddress | None:
+    """Returns the address that is wanted, with a port and a token that stay when the program is started again."""
+    if request.dashboard is None:
+        return None
+    address = parse_page_address(request.dashboard, "--dashboard")
+    if not address.port:
+        taken = [each for cluster in clusters.values() for addresses in cluster.values() for each in addresses]
+        [free] = free_addresses(1, besides=taken)
+        address = address._replace(port=parse_address(free).port)
+    return address if address.token else address._replace(token=secrets.token_urlsafe(16))

@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 
+from coordinator.addresses import parse_page_address
 from coordinator.errors import ClusterSpecError, LaunchError
 
 
@@ -35,12 +36,13 @@ class RunRequest:
         keeps those of servers only where one explains a failure.
       tee: the logs also have what the program prints, and the command also shows what is in the logs of servers.
       verbose: show what TensorFlow's C++ code logs.
+      dashboard: where the program shows what happens, `host:port` or `host:port/token`; None for nowhere.
       dry_run: only show what would be started.
 
     Raises:
       ClusterSpecError: there is no worker, or no parameter server.
-      LaunchError: there is no such program, a count is too small, a time is not above 0, `env` has
-        `TF_CONFIG`, or there is no `log_dir` for `tee`.
+      LaunchError: there is no such program, a count is too small, a time is not above 0, `env` has `TF_CONFIG`,
+        `dashboard` is no address, or there is no `log_dir` for `tee`.
     """
 
     program: str
@@ -59,6 +61,7 @@ class RunRequest:
     log_dir: pathlib.Path | None = None
     tee: bool = False
     verbose: bool = False
+    dashboard: str | None = None
     dry_run: bool = False
 
     def __post_init__(self) -> None:
@@ -84,12 +87,21 @@ class RunRequest:
             raise LaunchError("--tee needs --log-dir FOLDER, for the files.")
         if "TF_CONFIG" in dict(self.env):
             raise LaunchError("--env cannot set TF_CONFIG: each process gets its own.")
+        _check_dashboard(self.dashboard)
         _check_program(self.program, is_module=self.module)
 
     @property
     def command(self) -> tuple[str, ...]:
         """What follows the interpreter on the command line of the program."""
         return ("-m", self.program, *self.arguments) if self.module else (self.program, *self.arguments)
+
+
+def _check_dashboard(address: str | None) -> None:
+    try:
+        if address is not None:
+            parse_page_address(address, "--dashboard")
+    except ValueError as error:
+        raise LaunchError(str(error)) from None
 
 
 def _check_program(program: str, *, is_module: bool) -> None:

@@ -11,6 +11,7 @@ import functools
 import itertools
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,7 @@ class StrategyServices:
       variables: those on the parameter servers, with the tables.
       options: those of the strategy.
       events: what happens, as a stream.
+      rules: the update rules that still exist, for the dashboard.
     """
 
     worker_index: Callable[[], Any]
@@ -60,6 +62,7 @@ class StrategyServices:
     variables: VariableStore
     options: Options
     events: EventStream
+    rules: weakref.WeakSet[Any]
 
     @classmethod
     def of(
@@ -81,6 +84,7 @@ class StrategyServices:
             variables=variables,
             options=options,
             events=scheduler.queue.events,
+            rules=weakref.WeakSet(),
         )
 
 

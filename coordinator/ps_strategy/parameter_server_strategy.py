@@ -18,13 +18,15 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from coordinator.errors import Rollback
-from coordinator.events.event_stream import Event, EventStream
+from coordinator.events.event_stream import Event
 from coordinator.events.json_log import log_written_as
 from coordinator.future import Future
 from coordinator.options import Options
+from coordinator.program_settings import with_program_settings
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.tensorflow_runtime import ParameterServer, TensorFlowRuntime
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
+from coordinator.ps_strategy.dashboard_sources import dashboard_of
 from coordinator.ps_strategy.keras.extended import keras_extended
 from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
@@ -55,6 +57,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
       variable_partitioner: divides large variables into parts, see docs/embeddings.md; None for none.
       options: limits and times, see `Options`.
 
+    Attributes:
+      events: what happens, as a stream, which `on_event` passes on.
+      dashboard_url: the address of the dashboard, with its token; None without one. See docs/dashboard.md.
+
     Raises:
       ClusterSpecError: the description of the cluster is wrong.
       TimeoutError: the parameter servers or the first worker did not answer in `options.connect_timeout`.
@@ -68,37 +74,31 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self, cluster_resolver: Any, variable_partitioner: Partitioner | None = None, options: Options | None = None
     ) -> None:
         check_partitioner(variable_partitioner)
-        options = Options() if options is None else options
-        if not isinstance(options, Options):
-            raise TypeError(f"options must be a coordinator.Options, got {options!r}.")
+        options = with_program_settings(options, os.environ)
         if callable(cluster_resolver) or isinstance(cluster_resolver, os.PathLike):
             cluster_resolver = PolledClusterResolver(cluster_resolver)
-        definition = ClusterDefinition.from_resolver(cluster_resolver)
         self._cluster_resolver, self._handles = cluster_resolver, PerWorkerHandles()
         self._tracer = tracer = FunctionTracer(self._handles)
         with contextlib.ExitStack() as ending:
             ending.enter_context(client_environment())
             ending.enter_context(log_written_as(options.log_format))
-            membership = Membership.connected(definition, options)
+            membership = Membership.connected(ClusterDefinition.from_resolver(cluster_resolver), options)
             # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
             ending.enter_context(keras_extended(ParameterServerStrategy, options))
             ending.enter_context(saved_in_blocks(options.checkpoint_memory))
             self._scheduler = scheduler = Scheduler(TensorFlowRuntime(membership), membership, options)
             ending.callback(scheduler.close)
+            self.events = scheduler.queue.events
             variables = VariableStore()
             # Neither of the two may keep the strategy alive: the scheduler's threads refer to the recovery.
-            self._recovery = VariableRecovery(
-                membership,
-                variables,
-                lambda: scheduler.cluster.statistics().finished,
-                scheduler.recovery.wait_recovered,
-                functools.partial(scheduler.quiet, verb="save"),
-                options.checkpoint_memory,
-                scheduler.queue.events,
-            )
+            waiting = scheduler.recovery.wait_recovered, functools.partial(scheduler.quiet, verb="save")
+            restoring = membership, variables, lambda: scheduler.queue.statistics().finished, *waiting
+            self._recovery = VariableRecovery(*restoring, options.checkpoint_memory, self.events)
             devices, copies = membership.parameter_server_devices, WorkerCopies(scheduler, options)
-            kept = devices, self._handles, variables, copies.read, variable_partitioner
-            tf.distribute.Strategy.__init__(self, ParameterServerExtended(self, *kept))
+            tf.distribute.Strategy.__init__(
+                self,
+                ParameterServerExtended(self, devices, self._handles, variables, copies.read, variable_partitioner),
+            )
             self.extended.services = StrategyServices.of(scheduler, self._handles, tracer.reset, variables, options)
             self.parameter_servers = tuple(ParameterServer(i, device, membership) for i, device in enumerate(devices))
             self._evaluation = StrategyEvaluation(scheduler.recovery.wait_recovered)
@@ -106,6 +106,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             if isinstance(cluster_resolver, PolledClusterResolver):
                 scheduler.follow(cluster_resolver.worker_addresses, cluster_resolver.interval)
             ending.callback(self._recovery.release_manager)
+            self.dashboard_url = ending.enter_context(
+                dashboard_of(options.dashboard, scheduler, self.parameter_servers, self.extended.services.rules)
+            )
             # Closes when the strategy is forgotten, and at the end of the program.
             self._closing = weakref.finalize(self, ending.pop_all().close)
 
@@ -118,11 +121,6 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def cluster_resolver(self) -> Any:
         """The resolver with which the strategy was created."""
         return self._cluster_resolver
-
-    @property
-    def events(self) -> EventStream:
-        """What happens, as a stream. `on_event` passes it on."""
-        return self._scheduler.queue.events
 
     def schedule(
         self,
@@ -153,7 +151,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         Raises:
           TypeError: `fn` is not a `tf.function` or concrete function.
           ValueError: a future of another source is among the arguments, there is no such worker, `timeout` is not
-            positive, XLA is to compile what it cannot (`jit_compile=True`), or a variable has unknown dimensions.
+            positive, or XLA is to compile what it cannot (`jit_compile=True`).
           TimeoutError: the queue stayed full for `Options.schedule_timeout`.
           tf.errors.OutOfRangeError: an iterator among the arguments has ended on all workers, or on `worker`.
           StrategyClosedError: the strategy is closed.
@@ -277,6 +275,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         It is called on a thread of the library and delays nothing, however long it takes; what it raises is logged.
         """
         return self._scheduler.listeners.on_event(callback)
+
+    def report(self, **values: Any) -> None:
+        """Reports numbers, such as `loss=0.3`, to the dashboard and as events. `fit` reports its logs by itself."""
+        for name, value in values.items():
+            self.events.record("value_reported", name=name, detail=str(float(value)))
 
     def local_results(self, structure: Any) -> Any:
         """Waits for the futures in a structure, and returns it with their results; None where they failed."""

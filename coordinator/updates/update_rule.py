@@ -85,6 +85,7 @@ class UpdateRule(tf.Module):
         # Returns the rule that follows this one. TensorFlow would save a rule with the checkpoints of this one, but not
         # a function.
         self._successor: Callable[[], UpdateRule] | None = None
+        strategy.extended.services.rules.add(self)
 
     @property
     def version(self) -> tf.Variable:
@@ -197,6 +198,7 @@ class UpdateRule(tf.Module):
         rule.state = current.state
         rule._use_state()
         current._successor = rule._current
+        strategy.extended.services.rules.discard(current)
         change = f"{type(current).__name__} to {type(rule).__name__}"
         strategy.events.record("rule_changed", name=type(rule).__name__, detail=change)
         strategy.extended.services.retrace()

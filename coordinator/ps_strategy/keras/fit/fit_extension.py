@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from coordinator.data import Epochs, Source
@@ -170,7 +171,8 @@ class FitExtension:
         step, shards = getattr(model, f"{kind}_step"), None
         if kind == "test":
             shards = ShardFunctions(step, lambda: model.metrics, model.get_metrics_result)
-        return _scheduled_function(model, ModelSteps(step, model.steps_per_execution, shards))
+        steps = ModelSteps(step, model.steps_per_execution, shards)
+        return _scheduled_function(model, steps, is_training=kind == "train")
 
     def _prediction(self, model: keras.Model) -> Callable[[Sequence[Any]], Any]:
         """Returns a function that predicts for a turn, while workers compute the following turns."""
@@ -302,12 +304,13 @@ def _optimizers(model: keras.Model) -> list[Any]:
     return [value for value in itertools.chain.from_iterable(values) if is_optimizer(value)]
 
 
-def _scheduled_function(model: keras.Model, steps: ModelSteps) -> Callable[[Any], Any]:
+def _scheduled_function(model: keras.Model, steps: ModelSteps, *, is_training: bool) -> Callable[[Any], Any]:
     """Returns a function that schedules a turn of training or evaluation.
 
     Args:
       model: a compiled model.
       steps: of `model.train_step` or `model.test_step`.
+      is_training: whether the logs are reported to the strategy.
     """
     strategy = model.distribute_strategy
 
@@ -322,7 +325,10 @@ def _scheduled_function(model: keras.Model, steps: ModelSteps) -> Callable[[Any]
           Exception: what an earlier step raised.
         """
         if isinstance(feed, Feed):
-            return feed.schedule(steps)
+            logs = feed.schedule(steps)
+            if is_training:
+                strategy.report(**{name: value for name, value in logs.items() if not np.ndim(value)})
+            return logs
         future = schedule_batches(strategy, steps.last_of, tuple(itertools.islice(feed, steps.steps_per_call)))
         strategy.join()
         return future.result()

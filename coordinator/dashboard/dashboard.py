@@ -1,0 +1,121 @@
+"""The dashboard of a strategy: a page that shows what happens, while it does.
+
+    coordinator-dashboard            twice a second: counts and events -> `Aggregator` -> snapshot -> `Publisher`
+    coordinator-dashboard-servers    while somebody looks: asks the parameter servers and the update rules
+    coordinator-dashboard-accept     takes connections (`PageServer`)
+    coordinator-dashboard-request    one for each connection
+
+It promises that training does not wait for it, and that no thread is left after `close`.
+"""
+
+import dataclasses
+import logging
+import pathlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from coordinator.addresses import PageAddress
+from coordinator.dashboard.aggregator import Aggregator
+from coordinator.dashboard.page_server import PageServer
+from coordinator.dashboard.publisher import Publisher
+from coordinator.dashboard.snapshot import RuleRow, ServerUsage
+from coordinator.events.event_stream import EventStream
+from coordinator.statistics import ClusterStatistics
+
+_logger = logging.getLogger("coordinator")
+
+# Between two snapshots, in seconds.
+_INTERVAL, _INTERVAL_UNWATCHED = 0.5, 1.0
+# Between two questions to the servers, in seconds.
+_ASKING_INTERVAL = 2.0
+# How long `close` waits for a connection or a server that does not answer, in seconds.
+_CLOSE_TIMEOUT = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """Where the dashboard reads what it shows. None of these may keep the strategy alive.
+
+    Attributes:
+      statistics: returns the counts of the cluster, at once.
+      events: has the strategy's events.
+      usage: asks the parameter servers what they use, which may take seconds.
+      rules: asks for the counters of the update rules, which may take seconds.
+    """
+
+    statistics: Callable[[], ClusterStatistics]
+    events: EventStream
+    usage: Callable[[], Sequence[ServerUsage]]
+    rules: Callable[[], Sequence[RuleRow]]
+
+
+class Dashboard:
+    """Serves a page about a strategy until it is closed.
+
+    Args:
+      address: where to listen.
+      sources: what it shows.
+
+    Attributes:
+      url: of the page, with its token.
+
+    Raises:
+      LaunchError: it cannot listen there.
+    """
+
+    def __init__(self, address: PageAddress, sources: Sources) -> None:
+        self._sources = sources
+        program = pathlib.PurePath(sys.argv[0]).name if sys.argv else ""
+        self._aggregator = Aggregator(time.time(), program)
+        self._usage: Sequence[ServerUsage] = ()
+        self._rules: Sequence[RuleRow] = ()
+        self._next_event = 0
+        self._publisher = Publisher(self._aggregator.snapshot(time.time(), sources.statistics()))
+        self._server = PageServer(address, self._publisher)
+        self.url = self._server.url
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in ((self._publish, "coordinator-dashboard"), (self._ask, "coordinator-dashboard-servers"))
+        ]
+        for thread in self._threads:
+            thread.start()
+        if not self._server.is_loopback:
+            _logger.warning(
+                "The dashboard listens at %s and can be reached from other machines, unencrypted, by those who have "
+                "its token.",
+                self._server.host,
+            )
+
+    def close(self) -> None:
+        """Ends the page and all threads."""
+        self._stop.set()
+        self._threads[0].join()
+        # What happened last is shown too.
+        self._publish_once()
+        self._publisher.close()
+        self._server.close(_CLOSE_TIMEOUT)
+        self._threads[1].join(_CLOSE_TIMEOUT)
+
+    def _publish(self) -> None:
+        while not self._stop.wait(_INTERVAL if self._publisher.is_watched else _INTERVAL_UNWATCHED):
+            self._publish_once()
+
+    def _publish_once(self) -> None:
+        events, self._next_event, dropped = self._sources.events.since(self._next_event)
+        now = time.time()
+        self._aggregator.add(events, dropped, now)
+        self._aggregator.add_usage(self._usage)
+        self._publisher.publish(self._aggregator.snapshot(now, self._sources.statistics(), self._rules))
+
+    def _ask(self) -> None:
+        while not self._stop.wait(_ASKING_INTERVAL if self._usage else _INTERVAL):
+            if not self._publisher.is_watched:
+                continue
+            try:
+                self._usage = self._sources.usage()
+                self._rules = self._sources.rules()
+            except Exception:
+                _logger.exception("The dashboard could not ask the servers; it goes on asking.")

@@ -1,0 +1,131 @@
+"""What the dashboard shows, in the text format of Prometheus (version 0.0.4).
+
+Labels are few: the index of a worker, the task of a parameter server, the name of a reported value, the kind of an
+event, and the name and number of an update rule.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from coordinator.dashboard.snapshot import RuleRow, Snapshot
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_Samples = Iterable[tuple[Mapping[str, Any], float]]
+
+
+def metrics_of(snapshot: Snapshot) -> str:
+    """Returns the metrics of a snapshot as text."""
+    lines: list[str] = []
+    for name, kind, text, samples in (*_of_cluster(snapshot), *_of_workers(snapshot), *_of_servers(snapshot)):
+        _add(lines, name, kind, text, ((name, labels, value) for labels, value in samples))
+    for name, kind, text, samples in _of_rules(snapshot):
+        _add(lines, name, kind, text, ((name, labels, value) for labels, value in samples))
+    if snapshot.rules:
+        samples_of_rules = [sample for rule in snapshot.rules for sample in _histogram(rule)]
+        text = "Staleness of the pushed gradients, in updates."
+        _add(lines, "coordinator_rule_staleness_updates", "histogram", text, samples_of_rules)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _of_cluster(snapshot: Snapshot) -> Iterable[tuple[str, str, str, _Samples]]:
+    alone: Mapping[str, Any] = {}
+    yield "coordinator_start_time_seconds", "gauge", "When the strategy was created.", [(alone, snapshot.started)]
+    yield "coordinator_closures_waiting", "gauge", "Closures that wait for a worker.", [(alone, snapshot.waiting)]
+    yield "coordinator_closures_running", "gauge", "Closures that a worker runs now.", [(alone, snapshot.running)]
+    for word, text in (
+        ("finished", "Closures with a result."),
+        ("failed", "Closures with an error."),
+        ("cancelled", "Closures that were cancelled."),
+        ("retried", "Attempts after which a closure was queued again."),
+    ):
+        yield f"coordinator_closures_{word}_total", "counter", text, [(alone, getattr(snapshot, word))]
+    text = "Steps that were undone when a checkpoint was restored."
+    yield "coordinator_steps_lost_total", "counter", text, [(alone, snapshot.steps_lost)]
+    if snapshot.checkpoint_time:
+        text = "When the latest checkpoint was complete."
+        yield "coordinator_checkpoint_time_seconds", "gauge", text, [(alone, snapshot.checkpoint_time)]
+    if snapshot.event_counts:
+        counts = [({"kind": kind}, count) for kind, count in sorted(snapshot.event_counts.items())]
+        yield "coordinator_events_total", "counter", "Events, by their kind; closures of one call are one.", counts
+    if snapshot.values:
+        values = [({"name": name}, value) for name, value in sorted(snapshot.values.items())]
+        yield "coordinator_reported_value", "gauge", "The latest of each value that the program reported.", values
+
+
+def _of_workers(snapshot: Snapshot) -> Iterable[tuple[str, str, str, _Samples]]:
+    for name, kind, text, attribute in (
+        ("closures_finished_total", "counter", "Closures with a result from the worker.", "finished"),
+        ("closures_failed_total", "counter", "Closures with an error from the worker.", "failed"),
+        ("closures_retried_total", "counter", "Attempts on the worker that were repeated.", "retried"),
+        ("losses_total", "counter", "How often the worker was lost.", "losses"),
+        ("reconnections_total", "counter", "How often the worker was reconnected.", "reconnections"),
+        ("idle_ratio", "gauge", "Share of the last minute in which the worker ran nothing.", "idle"),
+    ):
+        samples = [({"worker": worker.index}, getattr(worker, attribute)) for worker in snapshot.workers]
+        yield f"coordinator_worker_{name}", kind, text, samples
+    states = [({"worker": worker.index}, worker.state == "live") for worker in snapshot.workers]
+    yield "coordinator_worker_up", "gauge", "Whether the worker is live.", states
+
+
+def _of_servers(snapshot: Snapshot) -> Iterable[tuple[str, str, str, _Samples]]:
+    usages = [row.usage for row in snapshot.servers]
+    states = [({"task": usage.task}, usage.is_reachable) for usage in usages]
+    yield "coordinator_parameter_server_up", "gauge", "Whether the parameter server answers.", states
+    for name, kind, text, attribute in (
+        ("resident_memory_bytes", "gauge", "Resident memory of the parameter server.", "memory"),
+        ("cpu_seconds_total", "counter", "Processor time of the parameter server.", "cpu"),
+        ("host_received_bytes_total", "counter", "What the host of the server received.", "received"),
+        ("host_sent_bytes_total", "counter", "What the host of the server sent.", "sent"),
+    ):
+        samples = [({"task": usage.task}, getattr(usage, attribute)) for usage in usages if usage.time]
+        yield f"coordinator_parameter_server_{name}", kind, text, samples
+
+
+def _of_rules(snapshot: Snapshot) -> Iterable[tuple[str, str, str, _Samples]]:
+    for name, text, attribute in (
+        ("updates_total", "Updates of the model.", "updates"),
+        ("pushes_total", "Pushed gradients, rejected ones included.", "pushes"),
+        ("rejected_total", "Rejected gradients.", "rejected"),
+        ("pulled_bytes_total", "Size of the pulls.", "bytes_pulled"),
+        ("pushed_bytes_total", "Size of the pushes.", "bytes_pushed"),
+    ):
+        samples = [(_rule_labels(rule), getattr(rule, attribute)) for rule in snapshot.rules]
+        yield f"coordinator_rule_{name}", "counter", text, samples
+
+
+def _histogram(rule: RuleRow) -> Iterable[tuple[str, Mapping[str, Any], float]]:
+    """Returns the samples of a rule's staleness, in buckets of which each is twice as wide as the one before."""
+    name, labels, limit = "coordinator_rule_staleness_updates", _rule_labels(rule), 1
+    total = sum(rule.histogram)
+    yield f"{name}_bucket", {**labels, "le": 0}, sum(rule.histogram[:1])
+    while limit < len(rule.histogram):
+        yield f"{name}_bucket", {**labels, "le": limit}, sum(rule.histogram[: limit + 1])
+        limit *= 2
+    yield f"{name}_bucket", {**labels, "le": "+Inf"}, total
+    yield f"{name}_sum", labels, sum(staleness * count for staleness, count in enumerate(rule.histogram))
+    yield f"{name}_count", labels, total
+
+
+def _rule_labels(rule: RuleRow) -> Mapping[str, Any]:
+    return {"rule": rule.name, "number": rule.number}
+
+
+def _add(
+    lines: list[str], name: str, kind: str, text: str, samples: Iterable[tuple[str, Mapping[str, Any], float]]
+) -> None:
+    """Adds one metric; nothing if it has no samples."""
+    written = [f"{each}{_labels(labels)} {_number(value)}" for each, labels, value in samples]
+    if written:
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *written]
+
+
+def _labels(labels: Mapping[str, Any]) -> str:
+    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    inner = ",".join(f'{name}="{str(value).translate(escapes)}"' for name, value in labels.items())
+    return f"{{{inner}}}" if inner else ""
+
+
+def _number(value: float) -> str:
+    # The shortest form that is the same number; integers without ".0".
+    return str(int(value)) if float(value).is_integer() else repr(float(value))

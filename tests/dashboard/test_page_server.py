@@ -1,0 +1,153 @@
+"""The server of the dashboard, as a browser and as somebody else's page talk to it."""
+
+import http.client
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from coordinator.addresses import PageAddress
+from coordinator.dashboard.page_server import PageServer
+from coordinator.dashboard.publisher import Publisher
+from coordinator.errors import LaunchError
+from tests.dashboard.made_cluster import MadeCluster
+from tests.deadline import wait_until
+
+# Not a secret.
+TOKEN = "-".join(["open", "sesame"])
+
+
+@pytest.fixture
+def cluster() -> MadeCluster:
+    return MadeCluster(2)
+
+
+@pytest.fixture
+def publisher(cluster: MadeCluster) -> Publisher:
+    return Publisher(cluster.run(3))
+
+
+@pytest.fixture
+def server(publisher: Publisher) -> Iterator[PageServer]:
+    server = PageServer(PageAddress("127.0.0.1", 0, TOKEN), publisher)
+    yield server
+    publisher.close()
+    server.close(30.0)
+
+
+def ask(
+    server: PageServer, path: str, method: str = "GET", host: str | None = None
+) -> tuple[http.client.HTTPResponse, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection.request(method, path, headers={} if host is None else {"Host": host})
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    return response, text
+
+
+def test_the_page_and_its_files_are_served_with_a_policy_that_loads_nothing_else(server: PageServer) -> None:
+    response, page = ask(server, f"/{TOKEN}/")
+    assert response.status == 200
+    assert response.headers["Content-Security-Policy"].startswith("default-src 'self'; ")
+    assert response.headers["Referrer-Policy"] == "no-referrer"
+    files = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert {"dashboard.js", "dashboard.css", "uPlot.iife.min.js", "favicon.svg"} <= set(files)
+    scripts = [ask(server, f"/{TOKEN}/{name}")[1] for name in server.files if name.endswith(".js")]
+    files += [name for script in scripts for name in re.findall(r'from "\./([^"]+)"', script)]
+    for name in set(files):
+        response, _ = ask(server, f"/{TOKEN}/{name}")
+        assert response.status == 200, name
+    # Scripts and styles within the page would be refused by the policy.
+    assert not re.search(r"<script>|<style|style=|onclick=|https?://", page)
+
+
+def test_the_state_is_the_latest_snapshot(server: PageServer, publisher: Publisher, cluster: MadeCluster) -> None:
+    publisher.publish(cluster.run(1, away=[1]))
+    response, text = ask(server, f"/{TOKEN}/api/state")
+    assert response.headers["Content-Type"] == "application/json"
+    assert [worker["state"] for worker in json.loads(text)["workers"]] == ["live", "lost"]
+
+
+@pytest.mark.parametrize("path", ["/", "/api/state", "/metrics", f"/{TOKEN[:-1]}/metrics", f"/{TOKEN}x/", "//", "*"])
+def test_nothing_is_answered_without_the_token(server: PageServer, path: str) -> None:
+    response, text = ask(server, path)
+    assert response.status == 403
+    assert TOKEN not in text
+    assert TOKEN not in str(response.headers)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "10.0.0.1", "[", "localhost.evil:80"])
+def test_a_site_that_resolves_to_this_address_gets_nothing(server: PageServer, host: str) -> None:
+    response, _ = ask(server, f"/{TOKEN}/api/state", host=host)
+    assert response.status == 403
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:8080", "[::1]:80"])
+def test_a_tunnel_to_this_machine_is_let_in(server: PageServer, host: str) -> None:
+    assert ask(server, f"/{TOKEN}/api/state", host=host)[0].status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_only_get_is_answered(server: PageServer, method: str) -> None:
+    assert ask(server, f"/{TOKEN}/api/state", method)[0].status == 501
+
+
+def test_other_paths_reach_no_file(server: PageServer) -> None:
+    for path in ("../metrics.py", "..%2fmetrics.py", "uPlot.LICENSE", "//etc/passwd"):
+        assert ask(server, f"/{TOKEN}/{path}")[0].status == 404
+    response, _ = ask(server, f"/{TOKEN}")
+    assert (response.status, response.headers["Location"]) == (301, f"/{TOKEN}/")
+
+
+def test_a_stream_has_all_first_then_what_is_new_and_says_goodbye(
+    server: PageServer, publisher: Publisher, cluster: MadeCluster
+) -> None:
+    assert not publisher.is_watched
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection.request("GET", f"/{TOKEN}/api/stream")
+    stream = connection.getresponse()
+    assert stream.headers["Content-Type"] == "text/event-stream"
+
+    def next_message() -> str:
+        lines = iter(stream.readline, b"\n")
+        return b"".join(lines).decode()
+
+    first = json.loads(next_message().removeprefix("data: "))
+    assert publisher.is_watched
+    publisher.publish(cluster.run(1))
+    second = json.loads(next_message().removeprefix("data: "))
+    assert second["finished"] > first["finished"]
+    assert 0 < len(second["stream"]) < len(first["stream"])
+    publisher.close()
+    assert next_message() == "event: end\ndata: \n"
+    connection.close()
+
+
+def test_closing_ends_connections_that_send_nothing(publisher: Publisher) -> None:
+    server = PageServer(PageAddress("127.0.0.1", 0), publisher)
+    silent = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(3)]
+    names = "coordinator-dashboard-request"
+    wait_until(lambda: sum(thread.name == names for thread in threading.enumerate()) == 3)
+    publisher.close()
+    server.close(30.0)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("coordinator-dashboard")]
+    for connection in silent:
+        connection.close()
+
+
+def test_a_port_in_use_is_one_clear_error(server: PageServer, publisher: Publisher) -> None:
+    with pytest.raises(LaunchError, match=r"^The dashboard cannot listen at 127\.0\.0\.1, port \d+: Address already"):
+        PageServer(PageAddress("127.0.0.1", server.server_port), publisher)
+
+
+def test_tokens_are_random_unless_given(publisher: Publisher, server: PageServer) -> None:
+    others = [PageServer(PageAddress("localhost", 0), publisher) for _ in range(2)]
+    assert len({server.token, *(other.token for other in others)}) == 3
+    assert all(len(other.token) >= 20 for other in others)
+    assert others[0].url == f"http://localhost:{others[0].server_port}/{others[0].token}/"
+    for other in others:
+        other.close(30.0)
