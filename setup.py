@@ -82,6 +82,13 @@ setup(
             "kubeflow-trainer-api>=2.3,<3",
             "kubernetes-validate>=1.37",
         ],
+        # The documentation as a site.
+        "docs": [
+            "furo>=2025.7",
+            "myst-parser>=4",
+            "sphinx>=8.2,<10",
+            "sphinx-argparse-cli>=1.20",
+        ],
         "examples": [
             "scikit-learn>=1.5",
             "tqdm>=4.66",

@@ -47,7 +47,6 @@ class FramedSource(Source):
     def _starts(self, path: str) -> np.ndarray[Any, Any]:
         """Returns where each example of a file begins, and the end of the last one, in bytes."""
 
-    @abstractmethod
     def _examples(self, starts: Any, start: Any, count: Any) -> Any:
         """Reads `count` examples from number `start` of all files on, as a string vector.
 
@@ -56,10 +55,27 @@ class FramedSource(Source):
           start: an int64 scalar.
           count: likewise.
         """
+        numbers = start + tf.range(count)
+        # Each file has one start more than examples.
+        places = numbers + self._parts.files_of(numbers)
+        sizes = tf.gather(starts, places + 1) - tf.gather(starts, places)
+        data = self._parts.read(start, start + count - 1, lambda file, numbers: tf.gather(starts, numbers + file))
+        return self._unframed(data, tf.cumsum(sizes, exclusive=True), sizes)
+
+    @abstractmethod
+    def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
+        """Returns the examples in some bytes, a string vector.
+
+        Args:
+          data: the bytes, a string scalar.
+          begins: where each example begins in them, an int64 vector.
+          sizes: how many it has, likewise.
+        """
 
     def prepare(self, strategy: Any) -> None:
-        """Gives each worker the index, when it first reads."""
+        """Gives each worker the index, and has it map the files, when it first reads."""
         self._on_workers.prepare(strategy)
+        self._parts.prepare(strategy)
 
     def read(self, positions: Any) -> Any:
         """See `Source.read`."""

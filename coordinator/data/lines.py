@@ -45,11 +45,5 @@ class _Lines(FramedSource):
             starts = np.append(starts, size)
         return starts[min(self._skip, len(starts) - 1) :]
 
-    def _examples(self, starts: Any, start: Any, count: Any) -> Any:
-        numbers = start + tf.range(count)
-        # Each file has one start more than lines.
-        places = numbers + self._parts.files_of(numbers)
-        sizes = tf.gather(starts, places + 1) - tf.gather(starts, places)
-        data = self._parts.read(start, start + count - 1, lambda file, number: tf.gather(starts, number + file))
-        found = tf.strings.substr(data, tf.cumsum(sizes, exclusive=True), sizes)
-        return tf.strings.regex_replace(found, "\r?\n$", "")
+    def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
+        return tf.strings.regex_replace(tf.strings.substr(data, begins, sizes), "\r?\n$", "")

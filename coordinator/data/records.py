@@ -63,7 +63,13 @@ class _Records(FramedSource):
             )
         return np.array(starts)
 
+    def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
+        return tf.strings.substr(data, begins + _HEADER, sizes - _FRAME)
+
     def _examples(self, starts: Any, start: Any, count: Any) -> Any:
+        if self._parts.are_mapped:
+            return super()._examples(starts, start, count)
+        # Elsewhere a file is read up to the part, unless it is known where its records begin.
         ends = tf.stack([start, start + count - 1])
         first, last = tf.unstack(self._parts.files_of(ends))
         # Each file has one start more than records.

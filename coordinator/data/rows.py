@@ -57,6 +57,10 @@ class _Rows(Source):
         self._paths = paths
         self._parts = FileParts(paths, counts)
 
+    def prepare(self, strategy: Any) -> None:
+        """Has each worker map the files, when it first reads."""
+        self._parts.prepare(strategy)
+
     def read(self, positions: Any) -> Any:
         """See `Source.read`."""
         _, start, count, _, _ = tf.unstack(tf.cast(positions, tf.int64), num=5)

@@ -1,7 +1,7 @@
 """Arrays of the client of which each worker has a copy in its memory."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ class WorkerArrays:
     """Arrays for scheduled functions, which read their worker's copy; elsewhere the client's own are read.
 
     Args:
-      values: the arrays. They must not be changed afterwards.
+      values: the arrays, which must not be changed afterwards; or functions that return them on each worker.
     """
 
-    def __init__(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
+    def __init__(self, values: Sequence[np.ndarray[Any, Any] | Callable[[], Any]]) -> None:
         self._values = values
         self._local: list[tf.Tensor] | None = None
         # By the strategy: a variable with a copy on each of its workers for each array.
@@ -39,7 +39,7 @@ class WorkerArrays:
         if tf.executing_eagerly() or not _has_workers(strategy):
             if self._local is None:
                 with tf.init_scope(), tf.device("/device:CPU:0"):
-                    self._local = [tf.constant(each) for each in self._values]
+                    self._local = [each() if callable(each) else tf.constant(each) for each in self._values]
             return self._local
         if strategy not in self._copies:
             raise RuntimeError(

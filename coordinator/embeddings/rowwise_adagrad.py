@@ -28,8 +28,9 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
       learning_rate: a float, a `keras.optimizers.schedules.LearningRateSchedule`, or a function without arguments.
       initial_accumulator_value: what accumulators begin with, at least 0.
       epsilon: added to the root; positive.
-      weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency,
-        loss_scale_factor, gradient_accumulation_steps, name: see `keras.optimizers.Optimizer`.
+      name: the name of the optimizer.
+      options: `weight_decay`, `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`,
+        `ema_overwrite_frequency`, `loss_scale_factor`, `gradient_accumulation_steps`: see `keras.optimizers.Optimizer`.
 
     Raises:
       ValueError: `initial_accumulator_value` is negative, or `epsilon` not positive.

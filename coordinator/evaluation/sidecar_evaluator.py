@@ -16,6 +16,8 @@ Promises:
     `max_evaluations`, when `stop` is set, or with an error. `status_files` describes what happens to a marker that an
     earlier training left.
   * It prints nothing; the log `coordinator` says what it waits for.
+  * A model that was created in the scope of a `ParameterServerStrategy` is evaluated on its workers, each example once
+    also if some die; a parameter server that is lost and returns gets the values of the same checkpoint again.
 """
 
 import contextlib
@@ -36,6 +38,7 @@ from coordinator.evaluation.checkpoint_file import CheckpointFile
 from coordinator.evaluation.checkpoint_loader import CheckpointLoader
 from coordinator.evaluation.checkpoint_watch import SETTLING_TIME, CheckpointWatch, Move, awaited, next_move
 from coordinator.evaluation.status_files import EvaluationResult, append_result
+from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.setting_checks import check_number
 
 _LOG = logging.getLogger("coordinator")
@@ -56,12 +59,22 @@ class SidecarEvaluator:
 
         SidecarEvaluator(module, None, directory, evaluate=lambda step: {"loss": ...}).start()
 
+    With a cluster of its own (`coordinator run --evaluator-workers`), the model is created in the scope of a strategy
+    on it, and evaluated on its workers:
+
+        with coordinator.ParameterServerStrategy(resolver) as strategy:
+            with strategy.scope():
+                model = build_model()
+            SidecarEvaluator(model, data=source, checkpoint_dir=directory).start()
+
     Args:
       model: the object into which checkpoints are loaded. Training saves it as `tf.train.Checkpoint(model=model,
         optimizer=optimizer)`, with a `CheckpointManager` or with `save`; a Keras model also with
         `keras.callbacks.ModelCheckpoint(save_weights_only=True)`.
-      data: the evaluation data of a Keras model: a `tf.data.Dataset`, or anything that `keras.Model.evaluate` takes.
+      data: the evaluation data of a Keras model: a `tf.data.Dataset`, or anything that `keras.Model.evaluate` takes; of
+        a model of a strategy also a source of `coordinator.data` or a dataset function, which the workers read.
       checkpoint_dir: the checkpoint directory, on a file system that both processes share. It need not exist yet.
+      batch_size: of arrays and sources; None for 32.
       steps: number of batches in one evaluation; None for a full pass over `data`.
       max_evaluations: end after a checkpoint with this number or a higher one (`ckpt-12` has number 12; checkpoints
         whose names end in no number are counted); None for no limit.
@@ -90,6 +103,7 @@ class SidecarEvaluator:
         data: Any,
         checkpoint_dir: str | os.PathLike[str],
         *,
+        batch_size: int | None = None,
         steps: int | None = None,
         max_evaluations: int | None = None,
         callbacks: Sequence[keras.callbacks.Callback] | None = None,
@@ -104,7 +118,7 @@ class SidecarEvaluator:
         new_training_grace: float = 10.0,
         stop: threading.Event | None = None,
     ):
-        for name, count in (("steps", steps), ("max_evaluations", max_evaluations)):
+        for name, count in (("batch_size", batch_size), ("steps", steps), ("max_evaluations", max_evaluations)):
             if count is not None:
                 check_number(name, count, above=0)
         check_number("poll_interval", poll_interval, above=0, maximum=math.inf, unit="seconds")
@@ -112,12 +126,18 @@ class SidecarEvaluator:
         check_number("new_training_grace", new_training_grace, minimum=0, maximum=math.inf, unit="seconds")
         if best_dir is not None and os.path.realpath(best_dir) == os.path.realpath(checkpoint_dir):
             raise ValueError(f"best_dir must be another directory than checkpoint_dir, got {os.fspath(best_dir)!r}.")
-        if evaluate is not None and (steps is not None or callbacks):
-            raise ValueError("steps and callbacks are for model.evaluate; leave them out if evaluate= is given.")
+        if evaluate is not None and (batch_size is not None or steps is not None or callbacks):
+            raise ValueError(
+                "batch_size, steps and callbacks are for model.evaluate; leave them out if evaluate= is given."
+            )
         if evaluate is None and not isinstance(model, keras.Model):
             raise ValueError(f"A {type(model).__name__} has no `evaluate`: pass a function as evaluate=.")
         self._model, self._data, self._steps, self._callbacks = model, data, steps, list(callbacks or ())
-        self._evaluate = evaluate
+        self._batch_size, self._evaluate = batch_size, evaluate
+        strategy = getattr(model, "distribute_strategy", None)
+        self._strategy = strategy if isinstance(strategy, ParameterServerStrategy) else None
+        # The checkpoint that is evaluated, and where it is read.
+        self._current: tuple[CheckpointFile, str] | None = None
         self._loader = CheckpointLoader(model, data)
         self._best = None if best_dir is None else BestCheckpoint(best_dir, best_metric, best_mode)
         self._directory = os.fspath(checkpoint_dir)
@@ -144,7 +164,8 @@ class SidecarEvaluator:
           EvaluationError: the model has no variables to load, or is not compiled; a checkpoint does not fit it, or
             holds no counter of training steps; the last checkpoint stays unreadable.
           TimeoutError: the timeout has passed; the message says what was awaited.
-          tf.errors.UnavailableError: a server that holds the model's variables is unreachable.
+          ParameterServerLost: a parameter server of the model's strategy was lost, and did not return in time.
+          tf.errors.UnavailableError: a server that holds the variables of what is no Keras model is unreachable.
           Exception: any exception of `evaluate`, a callback or `on_evaluation`, unchanged.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -154,6 +175,8 @@ class SidecarEvaluator:
                 f"The model {self._model.name!r} is not compiled, so it has no loss and metrics to evaluate. Compile "
                 "it, or pass evaluate=."
             )
+        if self._strategy is not None:
+            self._strategy.restore_from(self._load_again)
         watch = CheckpointWatch(
             self._directory,
             max_evaluations=self._max_evaluations,
@@ -198,11 +221,16 @@ class SidecarEvaluator:
             try:
                 # From a copy if it may become the best.
                 path = checkpoint.path if self._best is None else stack.enter_context(self._best.copied(checkpoint))
+                self._current = checkpoint, path
                 step = self._loader.load(checkpoint, path)
                 if path == checkpoint.path and not checkpoint.is_keras_weights:
                     checkpoint.require_unchanged()  # otherwise the values loaded are newer than this checkpoint
             except tf.errors.UnavailableError:
-                raise
+                if self._strategy is None:
+                    raise
+                # Until the parameter server is back; it raises the error of one that does not return.
+                self._strategy.join()
+                return None
             except _UNREADABLE as error:
                 if watch.add_unreadable(checkpoint):
                     _LOG.warning("Evaluator cannot read %r and will try again: %s", checkpoint.path, error)
@@ -215,10 +243,16 @@ class SidecarEvaluator:
         watch.add_result(checkpoint, result)
         return result
 
+    def _load_again(self) -> str | None:
+        """Loads what is being evaluated into variables that were lost; returns its path."""
+        if self._current is None:
+            return None
+        self._loader.load(*self._current)
+        return self._current[0].path
+
     def _evaluate_model(self) -> Mapping[str, Any]:
-        return self._model.evaluate(
-            self._data, steps=self._steps, callbacks=self._callbacks, verbose=0, return_dict=True
-        )
+        settings = {"batch_size": self._batch_size, "steps": self._steps, "callbacks": self._callbacks}
+        return self._model.evaluate(self._data, **settings, verbose=0, return_dict=True)
 
     def _write(self, result: EvaluationResult, path: str) -> None:
         """Writes a result; `path` is where its checkpoint was read."""

@@ -151,7 +151,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         Raises:
           TypeError: `fn` is not a `tf.function` or concrete function.
           ValueError: a future of another source is among the arguments, there is no such worker, `timeout` is not
-            positive, or XLA is to compile what it cannot (`jit_compile=True`).
+            positive, XLA is to compile what it cannot (`jit_compile=True`), or a variable has unknown dimensions.
           TimeoutError: the queue stayed full for `Options.schedule_timeout`.
           tf.errors.OutOfRangeError: an iterator among the arguments has ended on all workers, or on `worker`.
           StrategyClosedError: the strategy is closed.

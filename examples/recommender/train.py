@@ -1,6 +1,6 @@
 """Trains a recommender whose embedding table grows with the keys that come; a sidecar evaluates its checkpoints.
 
-coordinator run --workers 2 --ps 2 --evaluator examples/recommender/train.py
+coordinator run --workers 2 --ps 2 --evaluator-workers 1 examples/recommender/train.py
 
 The data are generated advertisements, shaped as Criteo's: counts, categories with rare values, and a click or none.
 Each value has a hidden weight, so the best possible AUC is known. The model is DLRM (Naumov et al., arXiv 1906.00091).
@@ -78,11 +78,14 @@ def train(resolver, directory):
         mark_training_finished(directory)
 
 
-def evaluate(directory):
+def evaluate(resolver, directory):
     inputs, clicks, chances = advertisements(HELD_OUT, -1)
-    data = tf.data.Dataset.from_tensor_slices((inputs, clicks)).batch(2000)
     print(f"AUC of the truth {roc_auc_score(clicks, chances):.4f}", flush=True)
-    coordinator.SidecarEvaluator(build_model(), data, directory, on_evaluation=print_auc).start()
+    data = coordinator.data.arrays(inputs, clicks)
+    with coordinator.ParameterServerStrategy(resolver) as strategy:  # on servers that only evaluate
+        with strategy.scope():
+            model = build_model()
+        coordinator.SidecarEvaluator(model, data, directory, batch_size=2000, on_evaluation=print_auc).start()
 
 
 def print_auc(result):
@@ -94,4 +97,4 @@ if __name__ == "__main__":
     parser.add_argument("--directory", default="logs/recommender", help="for checkpoints")
     directory = parser.parse_args().directory
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    evaluate(directory) if resolver.task_type == "evaluator" else train(resolver, directory)
+    evaluate(resolver, directory) if resolver.task_type == "evaluator" else train(resolver, directory)

@@ -58,13 +58,14 @@ def write_lines(folder):
     return paths
 
 
-def sources(folder):
-    """Each source, and a function that returns the ids of what it has read."""
+def sources(folder, system=""):
+    """Each source, and a function that returns the ids of what it has read; `system` is put before the paths."""
+    written = [[system + path for path in write(folder)] for write in (write_rows, write_records, write_lines)]
     return [
-        (rows(write_rows(folder)), lambda read: read.numpy()[:, 1, 2]),
-        (records(write_records(folder), FEATURES), lambda read: read["id"].numpy()),
+        (rows(written[0]), lambda read: read.numpy()[:, 1, 2]),
+        (records(written[1], FEATURES), lambda read: read["id"].numpy()),
         (
-            lines(write_lines(folder), lambda found: tf.io.decode_csv(found, [0, ""]), skip=1),
+            lines(written[2], lambda found: tf.io.decode_csv(found, [0, ""]), skip=1),
             lambda read: read[0].numpy(),
         ),
     ]
@@ -73,11 +74,25 @@ def sources(folder):
 def test_ranges_are_read_in_one_file_and_across_files(tmp_path):
     for source, ids_of in sources(tmp_path):
         assert source.size == sum(SIZES)
-        for start in range(source.size):
+        # At the ends of files, and within.
+        for start in (0, 3, 6, 7, 8, 19, 20, 24):
             for count in {1, 2, source.size // 2, source.size - start}:
                 end = min(start + count, source.size)
                 found = ids_of(source.read(positions(start, end - start)))
                 assert found.tolist() == list(range(start, end)), (source, start, count)
+
+
+def test_files_of_other_file_systems_are_opened_for_each_range(tmp_path):
+    for source, ids_of in sources(tmp_path, "file://"):
+        for start, count in ((0, 3), (7, 1), (2, 20)):
+            assert ids_of(source.read(positions(start, count))).tolist() == list(range(start, start + count))
+
+
+def test_an_empty_file_among_others_is_passed_over(tmp_path):
+    source = records(write_records(tmp_path, [3, 0, 4]), lambda found: tf.io.parse_example(found, FEATURES)["id"])
+    read = tf.function(source.read)
+    for start, count in ((1, 2), (3, 2), (2, 4), (0, 7)):
+        assert read(positions(start, count)).numpy().tolist() == list(range(start, start + count))
 
 
 def test_the_examples_of_a_shuffled_range_are_in_another_order(tmp_path):

@@ -132,6 +132,7 @@ def test_an_uncompiled_model_is_refused_before_the_first_checkpoint(tmp_path: Pa
         ({"new_training_grace": -1.0}, "new_training_grace"),
         ({"best_dir": "train", "best_mode": "least"}, "best_mode"),
         ({"steps": 3}, "model.evaluate"),
+        ({"batch_size": 3}, "model.evaluate"),
         ({"model": tf.Module(), "evaluate": None}, "as evaluate="),
     ],
 )

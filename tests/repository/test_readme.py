@@ -34,7 +34,7 @@ def test_the_main_command_is_in_the_docstring_of_the_digits_example() -> None:
 
 def test_continuous_integration_installs_and_tests_as_the_readme_says() -> None:
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
-    assert "pip install -q -e '.[test,examples]'" in script
+    assert "pip install -q -e '.[test,examples,docs]'" in script
     assert "pip install -q -e '.[test,examples]'" in README
     assert f'"$python" {TESTS}\n' in script
 

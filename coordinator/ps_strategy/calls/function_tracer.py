@@ -20,7 +20,7 @@ import tensorflow as tf
 from coordinator.data.position_range import PositionRange
 from coordinator.future import Future
 from coordinator.ps_strategy.calls.retraced_functions import RetracedFunctions
-from coordinator.ps_strategy.calls.traced_function import ScheduledCall, TracedFunction
+from coordinator.ps_strategy.calls.traced_function import ScheduledCall, TracedFunction, refuse_unknown_shapes
 from coordinator.ps_strategy.fusing.repeated_function import is_stackable
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset, PerWorkerIterator, tracing_type
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
@@ -261,7 +261,7 @@ class FunctionTracer:
 
         Raises:
           TypeError: it is no such function.
-          ValueError: XLA is to compile what it cannot.
+          ValueError: XLA is to compile what it cannot; or it uses a variable whose shape is not known.
         """
         concrete = fn
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
@@ -279,6 +279,7 @@ class FunctionTracer:
             )
         if concrete not in self._accepted:
             _refuse_compiled(concrete)
+            refuse_unknown_shapes(str(concrete.graph.name), tf.nest.flatten((args, kwargs)))
             self._accepted.add(concrete)
         if concrete is fn:
             return TracedFunction(concrete, self._handles)

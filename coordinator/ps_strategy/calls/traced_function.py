@@ -47,6 +47,9 @@ class TracedFunction:
     Attributes:
       handles: those of the strategy that it was traced for.
       token: identifies the function where it must not be kept alive.
+
+    Raises:
+      ValueError: it uses a variable whose shape is not known, see `refuse_unknown_shapes`.
     """
 
     def __init__(self, concrete: Any, handles: PerWorkerHandles) -> None:
@@ -59,6 +62,7 @@ class TracedFunction:
         self._renewed = RenewedFunctions()
         # A table of a SavedModel creates its copies itself, so it must live as long as the function; its model may not.
         self._owners = [owner_of_handle(tensor) for tensor in captured_inputs(concrete)]
+        refuse_unknown_shapes(self.name, self._owners)
 
     @functools.cached_property
     def name(self) -> str:
@@ -185,6 +189,27 @@ class TracedFunction:
 
     def _resource_or_tensor(self, tensor: Any) -> Any:
         return self.handles.resource_for(tensor) or tensor
+
+
+def refuse_unknown_shapes(name: str, used: Sequence[Any]) -> None:
+    """Raises ValueError if a variable on a parameter server has a shape with unknown dimensions.
+
+    A worker that gets the handle of one from another server ends, without an error, since TensorFlow's code there takes
+    known shapes alone. If not even the rank is known, it computes as if the variable were a scalar.
+
+    Args:
+      name: of a function.
+      used: what it uses, variables among other things.
+    """
+    for each in used:
+        if not isinstance(each, tf.Variable) or tf.DeviceSpec.from_string(each.device).job != "ps":
+            continue
+        if not each.shape.is_fully_defined():
+            raise ValueError(
+                f"The function {name!r} uses the variable {each.name!r} on a parameter server, whose shape "
+                f"{each.shape} has unknown dimensions. TensorFlow's workers end, or compute wrong values, when they "
+                "are sent one. Create it with the largest shape that it may have, and use a part of it."
+            )
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -47,6 +47,19 @@ def test_only_tensorflow_functions_can_be_scheduled(strategy, fn):  # row 6
         strategy.schedule(fn)
 
 
+@pytest.mark.parametrize("shape", [[None, 3], None])
+def test_variables_with_unknown_dimensions_are_for_the_client(strategy, shape):
+    with strategy.scope():
+        variable = tf.Variable(tf.ones([2, 3]), shape=tf.TensorShape(shape), name="growing")
+    words = r"uses the variable 'growing:0' on a parameter server, whose shape .* has unknown dimensions"
+    for fn, args in ((tf.function(lambda: tf.shape(variable)), ()), (tf.function(tf.shape), (variable,))):
+        with pytest.raises(ValueError, match=words):
+            strategy.schedule(fn, args=args)
+    variable.assign(tf.ones([5, 3]))
+    assert variable.numpy().shape == (5, 3)
+    assert result(strategy, add, tf.constant(1)) == 111
+
+
 def test_arguments_must_be_a_sequence(strategy):
     with pytest.raises(TypeError, match="args must be a list or tuple"):
         strategy.schedule(add, args=1)
