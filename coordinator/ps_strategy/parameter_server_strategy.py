@@ -53,7 +53,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that names the `worker` and `ps` addresses.
-        A `PolledClusterResolver`, or a function or a `pathlib.Path` for one, may add and remove workers later.
+        A `PolledClusterResolver`, or a function or a `pathlib.Path` for one, may add and remove workers later, and so
+        does a `KubernetesClusterResolver`.
       variable_partitioner: divides large variables into parts, see docs/embeddings.md; None for none.
       options: limits and times, see `Options`.
 
@@ -104,7 +105,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             self._evaluation = StrategyEvaluation(scheduler.recovery.wait_recovered)
             self._datasets = DatasetDistribution(len(self.cluster.workers), self._trace_dataset, copies)
             if isinstance(cluster_resolver, PolledClusterResolver):
-                scheduler.follow(cluster_resolver.worker_addresses, cluster_resolver.interval)
+                scheduler.follow(cluster_resolver.worker_addresses, cluster_resolver.interval, cluster_resolver.close)
             ending.callback(self._recovery.release_manager)
             self.dashboard_url = ending.enter_context(
                 dashboard_of(options.dashboard, scheduler, self.parameter_servers, self.extended.services.rules)

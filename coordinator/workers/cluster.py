@@ -16,6 +16,7 @@ from coordinator.queueing.closure import Attempt, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.queueing.interrupts import uninterrupted
 from coordinator.runtime import Runtime, Servers
+from coordinator.setting_checks import check_integer
 from coordinator.statistics import ClusterStatistics
 from coordinator.workers.background_threads import BackgroundThread, IdleWatch, StragglerWatch
 from coordinator.workers.recovery_loop import RecoveryLoop
@@ -73,24 +74,29 @@ class Cluster:
         workers = tuple(worker.statistics() for worker in self.workers)
         return dataclasses.replace(self._queue.statistics(), workers=workers)
 
-    def add_worker(self, address: str) -> int:
+    def add_worker(self, address: str, index: int | None = None) -> int:
         """Adds a worker. It gets closures as soon as it answers.
 
         It creates its own iterators, tables and per-worker variables when it first needs them.
 
         Args:
           address: `host:port` of a standard TensorFlow server that was started as a worker.
+          index: its index; None for the lowest that no worker has.
 
         Returns:
-          Its index: the lowest that no worker has.
+          Its index.
 
         Raises:
-          ValueError: that is no address, or a task of the cluster has it already.
+          ValueError: that is no address, or a task of the cluster has it already; or a worker has the index.
           StrategyClosedError: the strategy is closed.
         """
         with self._lock:
             self._queue.refuse_stopped("A worker cannot be added")
-            index = next(index for index in itertools.count() if index not in {*self._workers, *self._leaving})
+            taken = {*self._workers, *self._leaving}
+            index = next(i for i in itertools.count() if i not in taken) if index is None else index
+            check_integer("index", index, 0)
+            if index in taken:
+                raise ValueError(f"There is a worker {index} already; there are {sorted(taken)}.")
             self._servers.add_worker(index, address)
             self._queue.workers.admit(index)
             self._queue.events.record("worker_joined", f"worker {index}", detail=address)

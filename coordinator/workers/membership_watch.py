@@ -11,12 +11,17 @@ from coordinator.workers.worker import WorkerState
 _logger = logging.getLogger("coordinator")
 
 
+# The addresses at which workers are wanted: by index, where each worker keeps its own.
+WorkerAddresses = Mapping[int, str] | Collection[str]
+
+
 def change_between(
-    present: Mapping[int, str], lost: Collection[int], wanted: Collection[str]
+    present: Mapping[int, str], lost: Collection[int], wanted: WorkerAddresses
 ) -> tuple[dict[int, str], list[int], list[str]]:
     """Compares the workers that there are with those that are wanted.
 
-    A lost worker whose address is not wanted any more is taken to have moved to a new address, if there is one.
+    Without indices, a lost worker whose address is not wanted any more is taken to have moved to a new address, if
+    there is one.
 
     Args:
       present: the address of each worker, by index.
@@ -27,6 +32,10 @@ def change_between(
       The new address of each worker that moved, by index; the indices of workers that are to be removed; and the
       addresses of new workers.
     """
+    if isinstance(wanted, Mapping):
+        changed = {index: address for index, address in wanted.items() if present.get(index, address) != address}
+        removed = [index for index in sorted(present) if index not in wanted]
+        return changed, removed, [address for index, address in sorted(wanted.items()) if index not in present]
     added = [address for address in dict.fromkeys(wanted) if address not in present.values()]
     gone = [index for index, address in sorted(present.items()) if address not in wanted]
     lost_and_gone = [index for index in gone if index in lost]
@@ -42,18 +51,32 @@ class MembershipWatch(BackgroundThread):
     Args:
       cluster: has the workers.
       servers: know the workers' addresses.
-      addresses: returns the addresses at which workers are wanted; called on the thread of this class.
-      interval: between two calls, in seconds.
+      addresses: returns the addresses at which workers are wanted, at once or when they change; called on the thread of
+        this class.
+      interval: from its return to the next call, in seconds.
+      interrupt: ends a call of `addresses` that waits; called by `stop`.
     """
 
     def __init__(
-        self, cluster: Cluster, servers: Servers, addresses: Callable[[], Collection[str]], interval: float
+        self,
+        cluster: Cluster,
+        servers: Servers,
+        addresses: Callable[[], WorkerAddresses],
+        interval: float,
+        interrupt: Callable[[], object] | None = None,
     ) -> None:
         super().__init__("coordinator-membership")
         self._cluster = cluster
         self._servers = servers
         self._addresses = addresses
         self._interval = interval
+        self._interrupt = interrupt
+
+    def stop(self) -> None:
+        """Asks the thread to end."""
+        super().stop()
+        if self._interrupt is not None:
+            self._interrupt()
 
     def _run(self) -> None:
         last_reason = ""
@@ -65,17 +88,21 @@ class MembershipWatch(BackgroundThread):
                 reason = f"{type(error).__name__}: {error}"
                 if reason != last_reason and not self._stop.is_set():
                     last_reason = reason
-                    _logger.warning("The workers stay as they are: the cluster's description is invalid. %s", reason)
+                    _logger.warning(
+                        "The workers stay as they are: the cluster's description cannot be read. %s", reason
+                    )
 
-    def _apply(self, wanted: Collection[str]) -> None:
+    def _apply(self, wanted: WorkerAddresses) -> None:
         cluster = self._cluster
         lost = [worker.index for worker in cluster.workers if worker.state is WorkerState.LOST]
         moved, removed, added = change_between(self._servers.worker_addresses, lost, wanted)
         for index, address in moved.items():
             _logger.warning("Worker %d has moved to %s.", index, address)
             cluster.move_worker(index, address)
+        indices = {address: index for index, address in wanted.items()} if isinstance(wanted, Mapping) else {}
         for address in added:
-            _logger.warning("A worker at %s joined as worker %d.", address, cluster.add_worker(address))
+            index = cluster.add_worker(address, indices.get(address))
+            _logger.warning("A worker at %s joined as worker %d.", address, index)
         for index in removed:
             _logger.warning("Worker %d is removed, since its address is not listed any more.", index)
             cluster.remove_worker(index)

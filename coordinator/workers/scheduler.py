@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import logging
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from coordinator.errors import ClosureInputError
@@ -25,7 +25,7 @@ from coordinator.queueing.closure import Closure, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import FiniteInput, FusionKey, Runtime, Servers
 from coordinator.workers.cluster import Cluster
-from coordinator.workers.membership_watch import MembershipWatch
+from coordinator.workers.membership_watch import MembershipWatch, WorkerAddresses
 from coordinator.workers.recovery_loop import RecoveryLoop
 
 _logger = logging.getLogger("coordinator")
@@ -166,14 +166,17 @@ class Scheduler:
                 attempt.worker,
             )
 
-    def follow(self, addresses: Callable[[], Collection[str]], interval: float) -> None:
+    def follow(
+        self, addresses: Callable[[], WorkerAddresses], interval: float, interrupt: Callable[[], object] | None = None
+    ) -> None:
         """Adds, removes and moves workers as a description of the cluster changes.
 
         Args:
-          addresses: returns the addresses at which workers are wanted.
+          addresses: returns the addresses at which workers are wanted; see `MembershipWatch`.
           interval: between two calls of it, in seconds.
+          interrupt: ends a call of it that waits; called at the end.
         """
-        self.cluster.add_watch(MembershipWatch(self.cluster, self.servers, addresses, interval))
+        self.cluster.add_watch(MembershipWatch(self.cluster, self.servers, addresses, interval, interrupt))
 
     def close(self) -> None:
         """Cancels what waits and runs, ends the threads and disconnects from the servers. May be called again."""

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.errors import ClosureCancelledError, StrategyClosedError, WorkerLost
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
-from coordinator.workers.membership_watch import change_between
+from coordinator.workers.membership_watch import WorkerAddresses, change_between
 from coordinator.workers.worker import WorkerState
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import index_of, running_scheduler
@@ -27,10 +27,12 @@ PRESENT = {0: "a:1", 1: "b:1", 2: "c:1"}
         ([1, 2], ["d:1", "a:1", "e:1", "f:1"], ({1: "d:1", 2: "e:1"}, [], ["f:1"])),
         ([0, 2], ["b:1", "d:1"], ({0: "d:1"}, [2], [])),
         ([1], ["a:1", "b:1", "c:1"], ({}, [], [])),
+        ([1], {0: "a:1", 4: "e:1", 2: "c:1", 3: "d:1"}, ({}, [1], ["d:1", "e:1"])),
+        ([], {0: "a:1", 1: "d:1", 2: "c:1"}, ({1: "d:1"}, [], [])),
     ],
 )
 def test_the_plan_follows_from_current_and_wanted_workers(
-    lost: list[int], wanted: list[str], change: tuple[dict[int, str], list[int], list[str]]
+    lost: list[int], wanted: WorkerAddresses, change: tuple[dict[int, str], list[int], list[str]]
 ) -> None:
     assert change_between(PRESENT, lost, wanted) == change
 
@@ -168,6 +170,29 @@ def test_a_changed_cluster_description_is_followed_and_a_bad_one_ignored(
         assert runtime.worker_addresses == {1: "moved:1", 2: "new:1"}
     assert caplog.text.count("the file is gone") == 1
     assert "coordinator-membership" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_workers_that_have_indices_keep_them() -> None:
+    runtime = FakeRuntime(workers=4)
+    all_four = dict(runtime.worker_addresses)
+    wanted = [all_four]
+    interrupted = threading.Event()
+
+    def indices() -> list[int]:
+        return [worker.index for worker in scheduler.cluster.workers]
+
+    with running_scheduler(runtime) as scheduler:
+        scheduler.follow(lambda: wanted[-1], 0.001, interrupted.set)
+        for present in ([0, 2], [0, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 7]):
+            wanted.append({index: all_four.get(index, "new:1") for index in present})
+            wait_until(lambda: indices() == present)  # noqa: B023 - called in this turn alone
+        assert runtime.worker_addresses == {**all_four, 7: "new:1"}
+        with pytest.raises(ValueError, match=r"There is a worker 3 already; there are \[0, 1, 2, 3, 7\]"):
+            scheduler.cluster.add_worker("newer:1", 3)
+        with pytest.raises(ValueError, match="index must be"):
+            scheduler.cluster.add_worker("newer:1", -1)
+        assert not interrupted.is_set()
+    assert interrupted.is_set()
 
 
 def test_close_during_changes_leaves_nothing_behind() -> None:

@@ -58,8 +58,8 @@ class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
             raise ClusterSpecError(f"A cluster is a dict of addresses by job, got {cluster!r}.")
         return tf.train.ClusterSpec({job: list(addresses) for job, addresses in cluster.items()})
 
-    def worker_addresses(self) -> list[str]:
-        """Returns the addresses that workers have in the description.
+    def worker_addresses(self) -> Mapping[int, str] | list[str]:
+        """Returns the addresses that workers have in the description; by index, if each worker keeps its own.
 
         Raises:
           ClusterSpecError: the description names no worker, or other parameter servers than before.
@@ -75,6 +75,9 @@ class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
                 "but they hold the variables and cannot change."
             )
         return list(spec["worker"])
+
+    def close(self) -> None:
+        """Ends a `worker_addresses` that waits, for a subclass where it does; part of `strategy.close()`."""
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Returns the empty name: the client is its own master."""

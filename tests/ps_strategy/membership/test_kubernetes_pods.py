@@ -1,0 +1,171 @@
+"""Tests of following pods on Kubernetes, against an HTTP server that lists and watches as its API server does."""
+
+import concurrent.futures
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.ps_strategy.membership.kubernetes_pods import KubernetesPods
+from tests.ps_strategy.membership.fake_kubernetes import SELECTOR, FakeKubernetes, pod
+
+LIMIT = 30.0
+
+
+def address(index: int) -> str:
+    return f"digits-worker-{index}.digits:2222"
+
+
+def addresses(*indices: int) -> dict[int, str]:
+    return {index: address(index) for index in indices}
+
+
+@pytest.fixture
+def kubernetes() -> Iterator[FakeKubernetes]:
+    with FakeKubernetes() as kubernetes:
+        yield kubernetes
+
+
+@pytest.fixture
+def pods(kubernetes: FakeKubernetes, tmp_path: Path) -> KubernetesPods:
+    """The pods 0 and 1, listed."""
+    kubernetes.put(pod(0))
+    kubernetes.put(pod(1))
+    other = pod(7)
+    other["metadata"]["labels"]["app.kubernetes.io/component"] = "ps"
+    kubernetes.put(other)
+    pods = KubernetesPods(SELECTOR, None, kubernetes.url, tmp_path)
+    assert pods.list() == addresses(0, 1)
+    return pods
+
+
+def test_pods_come_and_go(kubernetes: FakeKubernetes, pods: KubernetesPods) -> None:
+    kubernetes.put(pod(3))
+    assert pods.wait_changed() == addresses(0, 1, 3)
+    kubernetes.put(pod(3))  # nothing that matters
+    kubernetes.put(pod(2))
+    assert pods.wait_changed() == addresses(0, 1, 2, 3)
+    kubernetes.delete(1)
+    assert pods.wait_changed() == addresses(0, 2, 3)
+    kubernetes.remove(1)
+    kubernetes.put(pod(0, phase="Failed"))
+    assert pods.wait_changed() == addresses(2, 3)
+    kubernetes.remove(2)
+    assert pods.wait_changed() == addresses(3)
+    assert [request.get("watch") for request in kubernetes.requests] == [None, *"11111"]
+
+
+def test_a_wait_lasts_until_something_changes(kubernetes: FakeKubernetes, pods: KubernetesPods) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(pods.wait_changed)
+        kubernetes.wait_watched()
+        kubernetes.bookmark()
+        kubernetes.put(pod(2))
+        assert waiting.result(LIMIT) == addresses(0, 1, 2)
+
+
+@pytest.mark.parametrize("status", [410, 200])
+def test_pods_are_listed_again_when_changes_were_forgotten(
+    kubernetes: FakeKubernetes, pods: KubernetesPods, status: int
+) -> None:
+    kubernetes.gone_status = status
+    kubernetes.remove(1)
+    kubernetes.put(pod(2))
+    kubernetes.forget()
+    assert pods.wait_changed() == addresses(0, 2)
+    kubernetes.put(pod(1))
+    assert pods.wait_changed() == addresses(0, 1, 2)
+
+
+def test_a_bookmark_is_where_the_next_watch_begins(kubernetes: FakeKubernetes, pods: KubernetesPods) -> None:
+    kubernetes.bookmark()
+    kubernetes.put(pod(2))
+    pods.wait_changed()
+    versions = [int(request["resourceVersion"]) for request in kubernetes.requests if "watch" in request]
+    kubernetes.put(pod(3))
+    pods.wait_changed()
+    assert int(kubernetes.requests[-1]["resourceVersion"]) == versions[0] + 2
+
+
+def test_a_wait_can_be_ended_and_later_ones_end_at_once(kubernetes: FakeKubernetes, pods: KubernetesPods) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(pods.wait_changed)
+        kubernetes.wait_watched()
+        pods.interrupt()
+        assert waiting.result(LIMIT) == addresses(0, 1)
+    kubernetes.put(pod(2))
+    assert pods.wait_changed() == addresses(0, 1)
+    assert pods.list() == addresses(0, 1, 2)
+    kubernetes.put(pod(3))
+    assert pods.wait_changed() == addresses(0, 1, 2, 3)
+
+
+def test_the_token_is_read_again_for_each_request(
+    kubernetes: FakeKubernetes, pods: KubernetesPods, tmp_path: Path
+) -> None:
+    for index, token in ((2, "first"), (3, "second")):
+        kubernetes.token = token
+        with pytest.raises(
+            ConnectionError, match=r"127\.0\.0\.1:\d+: 401 Unauthorized\. Give this pod's service account"
+        ):
+            pods.wait_changed()
+        (tmp_path / "token").write_text(f"{token}\n")
+        kubernetes.put(pod(index))
+        assert pods.wait_changed()[index] == address(index)
+
+
+def test_the_certificate_is_read_again_for_each_request(tmp_path: Path) -> None:
+    first, second = certificate(tmp_path / "first"), certificate(tmp_path / "second")
+    trusted = tmp_path / "ca.crt"
+    trusted.write_bytes(first.read_bytes())
+    with FakeKubernetes(first) as kubernetes:
+        kubernetes.put(pod(0))
+        pods = KubernetesPods(SELECTOR, None, kubernetes.url, tmp_path)
+        assert pods.list() == addresses(0)
+        kubernetes.renew(second)
+        with pytest.raises(ConnectionError, match="certificate verify failed"):
+            pods.list()
+        trusted.write_bytes(second.read_bytes())
+        assert pods.list() == addresses(0)
+        kubernetes.put(pod(1))
+        assert pods.wait_changed() == addresses(0, 1)
+
+
+def certificate(folder: Path) -> Path:
+    """Creates a certificate for 127.0.0.1, in one file with its key."""
+    folder.mkdir()
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    files = ["-keyout", folder / "key", "-out", folder / "certificate"]
+    name = ["-subj", "/CN=kubernetes", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, *name, *files], check=True, capture_output=True)
+    both = folder / "both"
+    both.write_bytes((folder / "key").read_bytes() + (folder / "certificate").read_bytes())
+    return both
+
+
+def test_an_api_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    with FakeKubernetes() as kubernetes:
+        kubernetes.put(pod(0))
+        pods = KubernetesPods(SELECTOR, None, kubernetes.url, tmp_path)
+        pods.list()
+    for wait in (pods.wait_changed, pods.list, pods.wait_changed):
+        with pytest.raises(
+            ConnectionError, match=r"The pods in namespace default cannot be read from http://127\.0\.0\.1"
+        ):
+            wait()
+
+
+def test_a_pod_without_index_or_address_is_named(kubernetes: FakeKubernetes, pods: KubernetesPods) -> None:
+    changed = pod(2)
+    del changed["metadata"]["labels"]["apps.kubernetes.io/pod-index"]
+    kubernetes.put(changed)
+    with pytest.raises(ValueError, match=r"Pod digits-worker-2 has no label apps\.kubernetes\.io/pod-index"):
+        pods.wait_changed()
+    changed = pod(2)
+    del changed["spec"]["subdomain"]
+    kubernetes.put(changed)
+    with pytest.raises(ValueError, match="Pod digits-worker-2 has no address: it needs a headless Service"):
+        pods.list()
+    kubernetes.put(pod(2))
+    assert pods.list() == addresses(0, 1, 2)
