@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from coordinator.cli import command_line
 from coordinator.cli.command_line import main
 from coordinator.cli.manifest import yaml_lines
 from coordinator.launch.kubernetes_manifests import KubernetesJob
@@ -65,3 +66,14 @@ def test_what_kubernetes_would_refuse_is_refused(capsys: pytest.CaptureFixture[s
         printed = capsys.readouterr()
         assert printed.err.startswith(f"coordinator manifest: --{option} must be ")
         assert not printed.out
+
+
+def test_the_servers_commands_are_those_of_this_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = []
+    monkeypatch.setattr(command_line, "serve", lambda environment, **given: served.append(given) or 0)
+    for item in KubernetesJob(name="digits", image="image").objects():
+        if item["kind"] == "StatefulSet":
+            (container,) = item["spec"]["template"]["spec"]["containers"]
+            assert main([word.replace("$(TASK_INDEX)", "3") for word in container["command"][1:]]) == 0
+    given = [(each["job"], each["index"], each["address"], each["health_port"]) for each in served]
+    assert given == [(job, 3, f"digits-{job}-3.digits:2222", 8080) for job in ("ps", "worker")]
