@@ -7,17 +7,15 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from coordinator.cli.data import add_data, data
 from coordinator.cli.doctor import add_doctor, doctor
 from coordinator.cli.manifest import add_manifest, manifest
-from coordinator.cli.run import add_run, run, with_dashboard_address
+from coordinator.cli.run import add_run, requested, run, with_dashboard_address
 from coordinator.cli.serve import add_serve
 from coordinator.cli.simulate import add_simulate, simulate, with_negative_values
 from coordinator.cli.testbed import add_testbed, testbed
 from coordinator.errors import ClusterSpecError, LaunchError, SettingError
-from coordinator.launch.run_request import RunRequest
 from coordinator.launch.serve import serve
 from coordinator.version import __version__
 
@@ -47,17 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _COMMANDS[command](given)
         if command == "serve":
             return serve(os.environ, **vars(given))
-        return run(RunRequest(**{name: _frozen(value) for name, value in vars(given).items()}), os.environ)
+        return run(requested(given), os.environ)
     except SettingError as error:
         reason = f"--{error.option.replace('_', '-')} {error.reason}"
     except (ClusterSpecError, LaunchError) as error:
         reason = str(error)
     print(f"coordinator {command}: {reason}", file=sys.stderr)
     return _UNUSABLE
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _parser() -> argparse.ArgumentParser:

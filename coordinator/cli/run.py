@@ -3,10 +3,14 @@
 import argparse
 import pathlib
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from coordinator.errors import LaunchError
 from coordinator.launch.console import Console
+from coordinator.launch.hosts import parse_hosts, read_hostfile, slots_of
 from coordinator.launch.local_job import LocalJob
 from coordinator.launch.log_files import create_log_folder
 from coordinator.launch.run_request import RunRequest
@@ -18,7 +22,7 @@ _UNSAID = "\0"
 
 def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command."""
-    text = "run a program on a cluster on this machine"
+    text = "run a program on a cluster, on this machine or on others by ssh"
     usage = (
         "coordinator run [options] PROGRAM [ARGUMENT ...]\n       coordinator run [options] -m MODULE [ARGUMENT ...]"
     )
@@ -28,6 +32,20 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     running.add_argument("--workers", type=int, metavar="N", help="worker servers (default 1)")
     running.add_argument("--ps", type=int, metavar="N", help="parameter servers (default 1)")
+    running.add_argument(
+        "--hosts", metavar="HOST:N,...", help="start the servers on these hosts by ssh, with so many workers on each"
+    )
+    running.add_argument(
+        "--hostfile", type=pathlib.Path, metavar="FILE", help="the same, from a file with lines such as `a slots=2`"
+    )
+    running.add_argument(
+        "--ps-hosts",
+        metavar="HOST:N,...",
+        help="the hosts of the parameter servers (default: those of the workers, in turn)",
+    )
+    running.add_argument(
+        "--ssh", metavar="COMMAND", help='reach hosts with this command, such as "ssh -p 2222 -i key" (default ssh)'
+    )
     running.add_argument(
         "--gpus-per-worker",
         type=int,
@@ -117,6 +135,30 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
+def requested(given: argparse.Namespace) -> RunRequest:
+    """Returns what the command line asks for.
+
+    Raises:
+      ClusterSpecError: there is no worker, or no parameter server.
+      LaunchError: options do not go together, or there is no such program.
+      SettingError: hosts are not given as they should be.
+    """
+    values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in vars(given).items()}
+    path = values.pop("hostfile", None)
+    if path is not None:
+        if "hosts" in values:
+            raise LaunchError("--hosts and --hostfile cannot both be given.")
+        values["hosts"] = read_hostfile(path)
+    elif "hosts" in values:
+        values["hosts"] = parse_hosts("hosts", values["hosts"])
+    if "ps_hosts" in values:
+        values["ps_hosts"] = parse_hosts("ps_hosts", values["ps_hosts"])
+    for count, hosts in (("workers", "hosts"), ("ps", "ps_hosts")):
+        if hosts in values:
+            values.setdefault(count, slots_of(values[hosts]))
+    return RunRequest(**values)
+
+
 def run(request: RunRequest, environment: Mapping[str, str]) -> int:
     """Runs the program on its own cluster.
 
@@ -129,25 +171,38 @@ def run(request: RunRequest, environment: Mapping[str, str]) -> int:
       chief or this command; 1 when a server did not start.
 
     Raises:
-      LaunchError: the log folder or a process could not be created, or there are too few GPUs or ports.
+      LaunchError: the log folder or a process could not be created, there are too few GPUs or ports, or a
+        host cannot be used.
     """
     console = Console(sys.stdout, sys.stderr)
     if request.dry_run:
         print("\n".join(LocalJob(request, pathlib.Path(), environment, console).commands()))
         return 0
     log_folder = create_log_folder(request.log_dir)
-    job = LocalJob(request, log_folder, environment, console)
-    evaluators = request.evaluator_workers
-    further = f"; for the evaluator, {_servers(evaluators, 1)}" if evaluators else ""
-    console.say(f"starting {_servers(request.workers, request.ps)}{further}.")
-    if job.dashboard is not None:
-        console.say(f"the dashboard is at {job.dashboard.url} once the program has created its strategy.")
+    job = None
     try:
+        job = LocalJob(request, log_folder, environment, console)
+        console.say(f"starting {_described(request)}.")
+        if job.dashboard is not None:
+            console.say(f"the dashboard is at {job.dashboard.url} once the program has created its strategy.")
         with console.restored(keyboard=0):
             return job.run()
+    except KeyboardInterrupt:
+        # While hosts are asked; later on, the job reads signals.
+        return 128 + signal.SIGINT
     finally:
-        if request.log_dir is None and not job.is_log_needed:
+        if request.log_dir is None and not (job and job.is_log_needed):
             shutil.rmtree(log_folder, ignore_errors=True)
+
+
+def _described(request: RunRequest) -> str:
+    described = _servers(request.workers, request.ps)
+    if request.hosts:
+        hosts = dict.fromkeys(host.name for host in (*request.hosts, *request.ps_hosts))
+        return f"{described} on {', '.join(hosts)}; docs/security.md says who can reach them"
+    if request.evaluator_workers:
+        return f"{described}; for the evaluator, {_servers(request.evaluator_workers, 1)}"
+    return described
 
 
 def _servers(workers: int, ps: int) -> str:

@@ -2,7 +2,7 @@
 
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from coordinator.errors import LaunchError
 
@@ -10,13 +10,14 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEVICES = pathlib.Path("/dev")
 
 
-def divide_gpus(environment: Mapping[str, str], workers: int, gpus_per_worker: int) -> tuple[list[str], str]:
+def divide_gpus(gpus: Sequence[str], workers: int, gpus_per_worker: int, where: str) -> tuple[list[str], str]:
     """Gives each worker its own GPUs.
 
     Args:
-      environment: `CUDA_VISIBLE_DEVICES` there limits the GPUs; without it they are those of the machine.
+      gpus: those of a machine.
       workers: how many workers.
       gpus_per_worker: how many GPUs each has.
+      where: what has the GPUs, and the verb, for errors.
 
     Returns:
       `CUDA_VISIBLE_DEVICES` of each worker, and that of the GPUs that are left.
@@ -24,19 +25,22 @@ def divide_gpus(environment: Mapping[str, str], workers: int, gpus_per_worker: i
     Raises:
       LaunchError: there are too few.
     """
-    gpus = visible_gpus(environment)
     needed = workers * gpus_per_worker
     if needed > len(gpus):
         raise LaunchError(
-            f"--gpus-per-worker {gpus_per_worker} needs {needed} GPUs for {workers} workers, and there are "
-            f"{len(gpus)} ({VISIBLE} is {environment.get(VISIBLE, 'not set')!r})."
+            f"--gpus-per-worker {gpus_per_worker} needs {needed} GPUs for {workers} workers, and {where} {len(gpus)}; "
+            f"{VISIBLE} limits them where it is set."
         )
     starts = range(0, workers * gpus_per_worker, gpus_per_worker) if gpus_per_worker else [0] * workers
     return [",".join(gpus[start : start + gpus_per_worker]) for start in starts], ",".join(gpus[needed:])
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Returns the numbers, or names, of the GPUs, as CUDA takes them."""
+    """Returns the numbers, or names, of the GPUs of this machine, as CUDA takes them.
+
+    Args:
+      environment: `CUDA_VISIBLE_DEVICES` there limits them.
+    """
     visible = environment.get(VISIBLE)
     if visible is None:
         files = [path.name for path in _DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]

@@ -1,4 +1,4 @@
-"""What `coordinator run` does: a local cluster, and the user's program in each of its roles.
+"""What `coordinator run` does: a cluster, on this machine or on others, and the user's program in each of its roles.
 
     main thread     calls `JobStateMachine` for one event after the other, which calls the job to do what follows
     signals         reports signals
@@ -27,19 +27,16 @@ from functools import partial
 from coordinator.addresses import PageAddress, parse_address, parse_page_address
 from coordinator.errors import LaunchError
 from coordinator.launch.console import Console
-from coordinator.launch.gpus import VISIBLE, divide_gpus
+from coordinator.launch.gpus import VISIBLE, divide_gpus, visible_gpus
 from coordinator.launch.job_state_machine import JobStateMachine, Role, State
-from coordinator.launch.local_servers import (
-    LocalServers,
-    ServerProcess,
-    free_addresses,
-    free_cluster,
-    program_environment,
-)
+from coordinator.launch.local_servers import LocalServers, free_addresses, free_cluster
 from coordinator.launch.log_files import LogFollower, log_file
 from coordinator.launch.program_process import ProgramProcess
 from coordinator.launch.run_request import RunRequest
+from coordinator.launch.server_process import ServerProcess, program_environment
 from coordinator.launch.signal_reader import SignalReader
+from coordinator.launch.ssh import SshHost
+from coordinator.launch.ssh_cluster import connect
 from coordinator.launch.task_config import TaskConfig
 from coordinator.program_settings import DASHBOARD
 
@@ -57,7 +54,7 @@ class LocalJob:
       console: reports to the user what happens.
 
     Raises:
-      LaunchError: there are too few GPUs or ports.
+      LaunchError: there are too few GPUs or ports, or a host cannot be used.
 
     Attributes:
       is_log_needed: a server failed, so that its log is worth keeping.
@@ -74,15 +71,10 @@ class LocalJob:
             self._environment.setdefault(_LOG_LEVEL, "0")
         self._console = console
         self._roles = roles = tuple(Role) if request.evaluator or request.evaluator_workers else (Role.CHIEF,)
-        self._clusters = _clusters(request, roles)
+        self._hosts: Mapping[tuple[str, int], SshHost] = {}
+        self._evaluator_gpus: str | None = None
+        self._servers = self._create_servers()
         self.dashboard = _dashboard(request, self._clusters)
-        worker_gpus, self._evaluator_gpus = self._divided_gpus()
-        self._servers = LocalServers(
-            self._clusters[Role.CHIEF], log_folder, self._environment, worker_gpus[: request.workers]
-        )
-        if request.evaluator_workers:
-            own = self._clusters[Role.EVALUATOR]
-            self._servers.add_cluster(own, Role.EVALUATOR.value, worker_gpus[request.workers :])
         self._programs: dict[Role, ProgramProcess] = {}
         self._starts: collections.Counter[Role] = collections.Counter()
         limits = request.evaluator_timeout, request.restarts, request.server_restarts
@@ -91,6 +83,23 @@ class LocalJob:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._is_closing = threading.Event()
+
+    def _create_servers(self) -> LocalServers:
+        """Decides on the clusters and on the GPUs of each process."""
+        request, roles = self._request, self._roles
+        if request.hosts:
+            on_hosts = connect(request, [role.value for role in roles], self._environment, self._found)
+            self._clusters, self._hosts = dict.fromkeys(roles, on_hosts.addresses), on_hosts.starters
+            worker_gpus = on_hosts.worker_gpus
+        else:
+            self._clusters = _clusters(request, roles)
+            worker_gpus, self._evaluator_gpus = self._divided_gpus()
+        of_training, gpus = self._clusters[Role.CHIEF], worker_gpus[: request.workers]
+        servers = LocalServers(of_training, self._log_folder, self._environment, gpus, self._hosts)
+        if request.evaluator_workers:
+            own = self._clusters[Role.EVALUATOR]
+            servers.add_cluster(own, Role.EVALUATOR.value, worker_gpus[request.workers :])
+        return servers
 
     def run(self) -> int:
         """Runs the job to its end; returns the exit code of the command.
@@ -163,11 +172,14 @@ class LocalJob:
 
     def commands(self) -> list[str]:
         """Returns the command line of each process, for a shell, with its additions to the environment."""
-        serve = [sys.executable, "-m", "coordinator", "serve"]
-        servers = [(server.environment, serve) for server in self._servers]
         program = [sys.executable, *self._request.command]
-        programs = [(self._program_environment(role), program) for role in self._roles]
-        return [self._command(environment, command) for environment, command in servers + programs]
+        servers = [self._server_command(server) for server in self._servers]
+        return servers + [self._command(self._program_environment(role), program) for role in self._roles]
+
+    def _server_command(self, server: ServerProcess) -> str:
+        if host := self._hosts.get((server.config.job, server.config.index)):
+            return shlex.join(host.command(server.environment))
+        return self._command(server.environment, [sys.executable, "-m", "coordinator", "serve"])
 
     def _command(self, environment: Mapping[str, str], command: list[str]) -> str:
         changed = (f"{name}={value}" for name, value in environment.items() if self._found.get(name) != value)
@@ -178,7 +190,7 @@ class LocalJob:
         if self._request.gpus_per_worker is None:
             return [], None
         workers = self._request.workers + self._request.evaluator_workers
-        return divide_gpus(self._environment, workers, self._request.gpus_per_worker)
+        return divide_gpus(visible_gpus(self._environment), workers, self._request.gpus_per_worker, "this machine has")
 
     def _program_environment(self, role: Role) -> dict[str, str]:
         environment = program_environment(self._environment, TaskConfig(self._clusters[role], role.value, 0))

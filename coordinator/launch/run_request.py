@@ -11,6 +11,7 @@ import sys
 
 from coordinator.addresses import parse_page_address
 from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.launch.hosts import Host, slots_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,9 @@ class RunRequest:
       arguments: its arguments.
       workers: how many workers.
       ps: how many parameter servers.
+      hosts: the hosts of the servers, by ssh; none for this machine. Parameter servers are spread over them in turn.
+      ps_hosts: the hosts of the parameter servers, where those are others.
+      ssh: the command to reach them with, with its options.
       gpus_per_worker: how many GPUs each worker has for itself; None leaves all of them to all workers.
       restarts: how often the program is started again, on the same servers, when it fails.
       server_restarts: how often each server is started again, on its port, when it ends.
@@ -42,7 +46,7 @@ class RunRequest:
     Raises:
       ClusterSpecError: there is no worker, or no parameter server.
       LaunchError: there is no such program, a count is too small, a time is not above 0, `env` has `TF_CONFIG`,
-        `dashboard` is no address, or there is no `log_dir` for `tee`.
+        `dashboard` is no address, there is no `log_dir` for `tee`, or the hosts are too few.
     """
 
     program: str
@@ -50,6 +54,9 @@ class RunRequest:
     arguments: tuple[str, ...] = ()
     workers: int = 1
     ps: int = 1
+    hosts: tuple[Host, ...] = ()
+    ps_hosts: tuple[Host, ...] = ()
+    ssh: str = "ssh"
     gpus_per_worker: int | None = None
     restarts: int = 0
     server_restarts: int = 3
@@ -88,7 +95,17 @@ class RunRequest:
         if "TF_CONFIG" in dict(self.env):
             raise LaunchError("--env cannot set TF_CONFIG: each process gets its own.")
         _check_dashboard(self.dashboard)
+        self._check_hosts()
         _check_program(self.program, is_module=self.module)
+
+    def _check_hosts(self) -> None:
+        for option, count, hosts in (("workers", self.workers, self.hosts), ("ps", self.ps, self.ps_hosts)):
+            if hosts and count > slots_of(hosts):
+                raise LaunchError(f"--{option} {count} is more than the hosts have: {slots_of(hosts)}.")
+        if self.ps_hosts and not self.hosts:
+            raise LaunchError("--ps-hosts needs --hosts or --hostfile, for the workers.")
+        if self.hosts and self.evaluator_workers:
+            raise LaunchError("--evaluator-workers cannot be used with --hosts: its servers would be on this machine.")
 
     @property
     def command(self) -> tuple[str, ...]:

@@ -151,4 +151,4 @@ def test_workers_that_need_more_gpus_than_there_are_are_refused(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,-1,2")
     assert main(["run", "--workers", "3", "--gpus-per-worker", "1", str(program)]) == 2
-    assert "--gpus-per-worker 1 needs 3 GPUs for 3 workers, and there are 2" in capsys.readouterr().err
+    assert "--gpus-per-worker 1 needs 3 GPUs for 3 workers, and this machine has 2" in capsys.readouterr().err

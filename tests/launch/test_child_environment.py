@@ -6,7 +6,7 @@ import pytest
 
 import coordinator
 from coordinator.launch import local_servers as child_environment
-from coordinator.launch.local_servers import program_environment, server_environment
+from coordinator.launch.server_process import program_environment, server_environment
 from coordinator.launch.task_config import TaskConfig
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:2"], "ps": ["c:3"]}

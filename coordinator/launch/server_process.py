@@ -1,0 +1,253 @@
+"""One server of a cluster: a process that is started, watched, killed, and started again at its address.
+
+It promises that a server counts as ready only when it answers as itself, and that a failure is reported with the end of
+its log. Where and how its process is started is a matter of its starter.
+"""
+
+import os
+import pathlib
+import signal
+import sysconfig
+import threading
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from coordinator.errors import LaunchError
+from coordinator.heartbeat.task_probe import TaskProbe
+from coordinator.launch.gpus import VISIBLE
+from coordinator.launch.log_files import log_file
+from coordinator.launch.task_config import TaskConfig
+
+_PROBE_TIMEOUT = 1.0
+_POLL_INTERVAL = 0.1
+_TAIL_LINES = 12
+
+
+class StartedProcess(Protocol):
+    """A process of a server."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its id on this machine."""
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Returns the exit code, minus the signal for one that was killed; None if it did not end in time."""
+
+    def kill(self) -> None:
+        """Ends the process, and returns when it is gone."""
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the process unless it has ended."""
+
+
+class ServerStarter(Protocol):
+    """Starts processes of servers somewhere."""
+
+    def start_server(self, environment: Mapping[str, str], log: int) -> StartedProcess:
+        """Starts a server; raises OSError if that fails.
+
+        Args:
+          environment: its environment.
+          log: the descriptor that takes what it prints.
+        """
+
+    def close(self) -> None:
+        """Ends all processes, or has them begin to end."""
+
+
+class ServerProcess:
+    """One server process, which may be started, killed, frozen, and started again on its port.
+
+    Args:
+      config: the server's task and its cluster.
+      log_folder: an existing folder, for a file with what each start of the process prints.
+      environment: the environment that the process inherits.
+      starter: starts the process.
+      owner: whose cluster it is, if there are several.
+
+    Attributes:
+      environment: the environment of the process.
+    """
+
+    def __init__(
+        self,
+        config: TaskConfig,
+        log_folder: pathlib.Path,
+        environment: Mapping[str, str],
+        starter: ServerStarter,
+        owner: str = "",
+    ):
+        self.config = config
+        self.owner = owner
+        self._log_folder = log_folder
+        self._starts = 0
+        self.environment = server_environment(environment, config)
+        self._starter = starter
+        self._process: StartedProcess | None = None
+        self._started_at = 0.0
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Starts the process; it answers some time later (`wait_ready`).
+
+        Raises:
+          LaunchError: it is running, or cannot be started.
+        """
+        with self._lock:
+            if self.is_alive():
+                raise LaunchError(f"{self.name} already runs, as process {self.pid}.")
+            self._started_at = time.monotonic()
+            try:
+                with self._log_file(self._starts).open("wb") as log:
+                    self._process = self._starter.start_server(self.environment, log.fileno())
+                self._starts += 1
+            except OSError as error:
+                raise LaunchError(f"{self.name} could not be started: {error}.") from error
+
+    def wait_ready(self, timeout: float) -> None:
+        """Waits until the server answers.
+
+        Args:
+          timeout: in seconds.
+
+        Raises:
+          LaunchError: the process ended, or nothing answered in time; the message ends with the tail of its log.
+        """
+        deadline = time.monotonic() + timeout
+        with TaskProbe(self.config.address) as probe:
+            while True:
+                status = probe.status(min(_PROBE_TIMEOUT, timeout))
+                # In this order: another process may have taken the port of a process that ended, and answer too.
+                if self.wait_ended(_POLL_INTERVAL if status is None else 0.0):
+                    raise LaunchError(self._failure(f"ended {self.ending} before it served"))
+                if status is not None and self._is_own(status.devices):
+                    return
+                if time.monotonic() >= deadline:
+                    age = time.monotonic() - self._started_at
+                    raise LaunchError(self._failure(f"does not answer, {age:.1f} s after its start"))
+
+    def wait_ended(self, timeout: float | None = None) -> bool:
+        """Waits until the process has ended.
+
+        Args:
+          timeout: in seconds; None waits as long as it takes.
+
+        Returns:
+          True if it has ended, or was never started.
+        """
+        return self._process is None or self._process.wait(timeout) is not None
+
+    def kill(self) -> None:
+        """Ends the process with SIGKILL, frozen or not, and returns when it is gone."""
+        if self._process is not None:
+            self._process.kill()
+
+    def freeze(self) -> None:
+        """Stops the process without ending it: its connections stay open, and it does not answer.
+
+        Raises:
+          LaunchError: it is not running.
+        """
+        self._send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Continues a frozen process.
+
+        Raises:
+          LaunchError: it is not running.
+        """
+        self._send(signal.SIGCONT)
+
+    def is_alive(self) -> bool:
+        """Returns True if the process runs, frozen or not."""
+        return self._process is not None and self._process.wait(0) is None
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process started last, or None. This waits until a fork server is ready to fork."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the process started last (minus the signal that killed it), or None while there is none."""
+        return None if self._process is None else self._process.wait(0)
+
+    @property
+    def log_path(self) -> pathlib.Path:
+        """The file of the process started last, such as `ps-0.log`, or `ps-0.restart-1.log` after the second start."""
+        return self._log_file(max(0, self._starts - 1))
+
+    def log_tail(self) -> str:
+        """Returns the last lines of the log."""
+        try:
+            text = self.log_path.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._process is None or not self.is_alive():
+            raise LaunchError(f"{self.name} is not running, so it cannot get {number.name}.")
+        self._process.send(number)
+
+    def _is_own(self, devices: tuple[str, ...]) -> bool:
+        prefix = f"/job:{self.config.job}/replica:0/task:{self.config.index}/"
+        return any(device.startswith(prefix) for device in devices)
+
+    def _log_file(self, restarts: int) -> pathlib.Path:
+        process = f"{self.owner and self.owner + '-'}{self.config.job}-{self.config.index}"
+        return log_file(self._log_folder, process, restarts)
+
+    @property
+    def name(self) -> str:
+        """The name of the task, after that of its owner."""
+        return f"the {self.owner}'s {self.config.name}" if self.owner else self.config.name
+
+    @property
+    def ending(self) -> str:
+        """How the process started last ended, such as `by SIGKILL` or `with code 1`."""
+        code = self.exit_code
+        if code is None:
+            return "without being started"
+        if code >= 0:
+            return f"with code {code}"
+        return f"by {signal.Signals(-code).name}" + (
+            " (by the kernel, if memory ran out)" if -code == signal.SIGKILL else ""
+        )
+
+    def _failure(self, what: str) -> str:
+        tail = self.log_tail() or "(empty)"
+        return f"{self.name} at {self.config.address} {what}. Its log, {self.log_path}, ends with:\n{tail}"
+
+
+def server_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict[str, str]:
+    """Returns the environment of a server process.
+
+    Args:
+      inherited: the environment of this process.
+      config: the server's task.
+    """
+    environment = program_environment(inherited, config)
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    # So that the server finds this package, unless it is installed: then it is found anyway, and a site-packages folder
+    # on PYTHONPATH would go before the standard library.
+    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, inherited.get("PYTHONPATH")]))
+    if config.job == "ps":
+        # Variables live in the memory of the host; a parameter server would only take the GPU from the workers.
+        environment[VISIBLE] = ""
+    return environment
+
+
+def program_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict[str, str]:
+    """Returns the environment of the user's program in one role.
+
+    Args:
+      inherited: the environment of this process.
+      config: the role.
+    """
+    environment = dict(inherited)
+    environment["TF_CONFIG"] = config.to_json()
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    return environment

@@ -1,0 +1,213 @@
+"""`coordinator run --hosts`, by a command in place of `ssh` and by two `sshd` of this machine (`-m release`)."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coordinator.cli.command_line import main
+from coordinator.launch.local_servers import free_addresses
+from tests.cli.conftest import Environment, Writer
+from tests.cli.fake_ssh import write_fake_ssh
+from tests.deadline import wait_until
+from tests.launch.command_process import CommandProcess
+
+# Reports the cluster, then waits for a line; meanwhile it says when a new process serves as a task.
+WATCHING = """
+    import json, os, select, sys
+    from coordinator.heartbeat.task_probe import TaskProbe
+    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+    print("cluster", json.dumps(cluster), flush=True)
+    seen = set()
+    while not select.select([0], [], [], 0.05)[0]:
+        for job in ("worker", "ps"):
+            for index, address in enumerate(cluster[job]):
+                with TaskProbe(address) as probe:
+                    status = probe.status(timeout=5)
+                if status is not None and status.incarnation not in seen:
+                    seen.add(status.incarnation)
+                    print(job, index, "answers anew", flush=True)
+"""
+
+
+def test_servers_start_on_their_hosts_and_again_when_they_are_killed(
+    program: Writer, environment: Environment, tmp_path: Path
+) -> None:
+    options = ["--ssh", write_fake_ssh(tmp_path), "--hosts", "one:2,two:1", "--server-restarts", 1]
+    options += ["--log-dir", tmp_path / "logs", "--env", "FAKE_PRINTS=printed\n"]
+    with CommandProcess("run", *options, program(WATCHING), environment=environment) as command:
+        addresses = json.loads(command.wait_output(r"cluster (\{.*\})")[1])
+        assert {job: len(addresses[job]) for job in addresses} == {"worker": 3, "ps": 1, "chief": 1}
+        for task in ("worker 0", "worker 1", "worker 2", "ps 0"):
+            command.wait_output(f"{task} answers anew")
+        command.wait_output(r"\[worker 2\] printed")
+        servers = {
+            process.name(): process for process in command.record() if re.match(r"(worker|ps)-\d", process.name())
+        }
+        assert {name: server.environ()["HOST"] for name, server in servers.items()} == {
+            "worker-0": "one",
+            "worker-1": "one",
+            "worker-2": "two",
+            "ps-0": "one",
+        }
+        assert all(server.cwd() == os.getcwd() for server in servers.values())
+        servers["ps-0"].kill()
+        command.wait_output(r"/job:ps/task:0 ended unexpectedly, by SIGKILL .*: starting it again, restart 1 of 1\.")
+        command.wait_output(r"(?s)starting it again.*ps 0 answers anew")
+        command.type("\n")
+        assert command.wait_ended() == 0
+        assert not command.left()
+    assert (tmp_path / "logs" / "latest" / "ps-0.restart-1.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--hosts", "lost:2"], "lost: ssh: connect to host lost port 22: No route to host (`"),
+        (["--hosts", "one:0"], "--hosts must name hosts as in 'a:2,b:4'"),
+        (["--hosts", "one:2", "--workers", "3"], "--workers 3 is more than the hosts have: 2."),
+        (["--hosts", "one:2", "--ps-hosts", "two", "--ps", "2"], "--ps 2 is more than the hosts have: 1."),
+        (["--ps-hosts", "two"], "--ps-hosts needs --hosts or --hostfile"),
+        (["--hosts", "one", "--hostfile", "x"], "--hosts and --hostfile cannot both be given."),
+        (["--hosts", "one", "--evaluator-workers", "1"], "--evaluator-workers cannot be used with --hosts"),
+        (["--hosts", "one:2", "--gpus-per-worker", "1"], "needs 2 GPUs for 2 workers, and one has 0;"),
+    ],
+)
+def test_hosts_that_cannot_work_are_refused_in_one_line(
+    options: list[str], words: str, program: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ssh = ["--ssh", str(write_fake_ssh(tmp_path))]
+    assert main(["run", *ssh, *options, str(program("pass"))]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("coordinator run: ")
+    assert words in line
+
+
+def servers_of(processes: list[psutil.Process]) -> dict[str, psutil.Process]:
+    return {process.name(): process for process in processes if re.match(r"(worker|ps)-\d", process.name())}
+
+
+class Sshd:
+    """Two `sshd` of this machine, on 127.0.0.2 and 127.0.0.3, and the command that reaches them."""
+
+    def __init__(self, folder: Path):
+        program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+        assert program is not None, "This test needs sshd: apt-get install openssh-server"
+        Path("/run/sshd").mkdir(exist_ok=True)
+        for name in ("key", "host_key"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+        self._running = []
+        port = free_addresses(1)[0].rpartition(":")[2]
+        for host in ("127.0.0.2", "127.0.0.3"):
+            lines = [f"ListenAddress {host}", f"Port {port}", f"HostKey {folder}/host_key", "UsePAM no", "PidFile none"]
+            (folder / host).write_text(
+                "\n".join([*lines, f"AuthorizedKeysFile {folder}/key.pub", "StrictModes no", ""])
+            )
+            self._running.append(subprocess.Popen([program, "-D", "-e", "-f", folder / host], stderr=subprocess.PIPE))
+        for sshd in self._running:
+            assert sshd.stderr is not None
+            assert b"Server listening" in sshd.stderr.readline()
+        accepted = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+        self.command = f"ssh -F none -p {port} -i {folder}/key {accepted}"
+
+    def servers(self) -> dict[str, psutil.Process]:
+        """Returns the servers that run in sessions of the two."""
+        below = [process for sshd in self._running for process in psutil.Process(sshd.pid).children(recursive=True)]
+        return servers_of(below)
+
+    def close(self) -> None:
+        for sshd in self._running:
+            sshd.terminate()
+            sshd.communicate()
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[Sshd]:
+    folder = tmp_path / "sshd"
+    folder.mkdir()
+    sshd = Sshd(folder)
+    yield sshd
+    sshd.close()
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("ending", ["the connection", "ssh", "the server", "the command"])
+def test_a_server_ends_with_its_connection_and_comes_back(
+    sshd: Sshd, program: Writer, environment: Environment, ending: str
+) -> None:
+    options = ["--ssh", sshd.command, "--hosts", "127.0.0.2:1,127.0.0.3:1", "--ps-hosts", "127.0.0.3"]
+    with CommandProcess("run", *options, program(WATCHING), environment=environment) as command:
+        for task in ("worker 0", "worker 1", "ps 0"):
+            command.wait_output(f"{task} answers anew")
+        servers = sshd.servers()
+        assert servers.keys() == {"worker-0", "worker-1", "ps-0"}
+        lost = servers["worker-1"]
+        session = lost.parent().parent()
+        task = '"task": {"type": "worker", "index": 1}'
+        [client] = [each for each in command.record() if each.name() == "ssh" and task in each.cmdline()[-1]]
+        whole = psutil.Process(command.pid)
+        {"the connection": session, "ssh": client, "the server": lost, "the command": whole}[ending].kill()
+        assert not psutil.wait_procs([lost], timeout=20)[1]
+        if ending == "the command":
+            assert not psutil.wait_procs(servers.values(), timeout=20)[1]
+            return
+        reason = "by SIGKILL" if ending in ("ssh", "the server") else "with code 255"
+        command.wait_output(f"/job:worker/task:1 ended unexpectedly, {reason}.*: starting it again, restart 1 of 3")
+        command.wait_output(r"(?s)starting it again.*worker 1 answers anew")
+        command.type("\x03")
+        assert command.wait_ended() == 130
+        assert not command.left()
+    wait_until(lambda: not sshd.servers())
+
+
+# Counts in a variable of the parameter server what its steps have done, and restores that when it is lost.
+COUNTING = """
+    import sys, tempfile
+    import tensorflow as tf
+    import coordinator
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    with coordinator.ParameterServerStrategy(resolver) as strategy:
+        with strategy.scope():
+            count = tf.Variable(0, dtype=tf.int64)
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(count=count), tempfile.mkdtemp(), max_to_keep=2)
+        strategy.restore_from(manager)
+        manager.save()
+
+        @tf.function
+        def step():
+            return count.assign_add(1)
+
+        done = 0
+        while done < 40:
+            done = int(strategy.schedule(step).result())
+            if done in (10, 20):
+                print("reached", done, flush=True)
+                input()
+        print("counted", done, flush=True)
+"""
+
+
+@pytest.mark.release
+def test_a_training_over_two_hosts_outlives_a_worker_and_a_parameter_server(sshd: Sshd, program: Writer) -> None:
+    options = ["--ssh", sshd.command, "--hosts", "127.0.0.2:1,127.0.0.3:1"]
+    with CommandProcess("run", *options, program(COUNTING), environment=os.environ) as command:
+        for count, name in ((10, "worker-1"), (20, "ps-0")):
+            command.wait_output(f"reached {count}")
+            lost = sshd.servers()[name]
+            lost.kill()
+            command.wait_output(f"{name.replace('-', '/task:')} ended unexpectedly, by SIGKILL .* restart 1 of 3")
+            command.type("\n")
+        command.wait_output("/job:ps/task:0 recovered from checkpoint")
+        for _ in range(3):
+            # After the recovery the program may reach the same counts again.
+            command.type("\n")
+        assert command.wait_ended() == 0
+        assert "counted 40" in command.output
+        assert not command.left()
+    wait_until(lambda: not sshd.servers())
