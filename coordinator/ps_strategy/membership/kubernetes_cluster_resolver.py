@@ -87,10 +87,10 @@ def _service(resolver: Any) -> str:
         raise ClusterSpecError(
             "TF_CONFIG names no worker; `coordinator manifest kubernetes` sets it in the program's pod."
         )
-    service = parse_address(addresses[0]).host.split(".")[1:2]
-    if not service:
+    names = parse_address(addresses[0]).host.split(".")
+    if len(names) < 2 or names[-1].isdecimal():
         raise ClusterSpecError(
             f"The address of a worker is {addresses[0]!r}, and not that of a pod (POD.SERVICE:PORT), as `coordinator "
             "manifest kubernetes` sets it in TF_CONFIG. Give the labels of the worker pods: selector='app=NAME'."
         )
-    return service[0]
+    return names[1]

@@ -144,6 +144,8 @@ class KubernetesPods:
         if self._api_server.scheme == "https":
             certificate = self._credentials / "ca.crt"
             context = ssl.create_default_context(cafile=certificate if certificate.exists() else None)
+            # The certificates of many clusters lack fields that this requires, which Python sets from 3.13 on.
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
             connection = http.client.HTTPSConnection(host, port, timeout=_ANSWER_TIMEOUT, context=context)
         else:
             connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_TIMEOUT)
@@ -161,8 +163,12 @@ class KubernetesPods:
         return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
     def _addresses(self) -> dict[int, str]:
-        numbered = [_index_and_address(pod) for pod in self._pods.values() if _stays(pod)]
-        return dict(sorted(numbered))
+        try:
+            return dict(sorted(_index_and_address(pod) for pod in self._pods.values() if _stays(pod)))
+        except ValueError:
+            # Until the pods are listed again this would be raised again.
+            self._version = None
+            raise
 
 
 def _stays(pod: Mapping[str, Any]) -> bool:

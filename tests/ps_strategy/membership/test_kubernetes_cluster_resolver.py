@@ -66,9 +66,10 @@ def test_that_no_pod_is_left_is_an_error_and_changes_nothing(
 
 
 def test_addresses_that_are_not_those_of_pods_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["localhost:1"], "ps": ["localhost:2"]}}))
-    with pytest.raises(ClusterSpecError, match=r"'localhost:1', and not that of a pod .* selector='app=NAME'"):
-        coordinator.KubernetesClusterResolver()
+    for address in ("localhost:1", "127.0.0.1:1", "[::1]:1"):
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": [address], "ps": ["localhost:2"]}}))
+        with pytest.raises(ClusterSpecError, match=r":1', and not that of a pod .* selector='app=NAME'"):
+            coordinator.KubernetesClusterResolver()
     monkeypatch.delenv("TF_CONFIG")
     with pytest.raises(ClusterSpecError, match="TF_CONFIG names no worker"):
         coordinator.KubernetesClusterResolver()

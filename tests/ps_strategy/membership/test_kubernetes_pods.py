@@ -167,5 +167,7 @@ def test_a_pod_without_index_or_address_is_named(kubernetes: FakeKubernetes, pod
     kubernetes.put(changed)
     with pytest.raises(ValueError, match="Pod digits-worker-2 has no address: it needs a headless Service"):
         pods.list()
+    with pytest.raises(ValueError, match="Pod digits-worker-2 has no address"):
+        pods.wait_changed()
     kubernetes.put(pod(2))
-    assert pods.list() == addresses(0, 1, 2)
+    assert pods.wait_changed() == addresses(0, 1, 2)
