@@ -88,6 +88,7 @@ def _add_run(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--compare", metavar="RULE,...", help="simulate these rules, side by side")
     group.add_argument("--sweep", metavar="NAME=A..B", help="one setting, doubled from A to B, or NAME=A,B,C")
     group.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw a picture, such as out.png")
+    group.add_argument("--trace", type=pathlib.Path, metavar="FILE", help="write a trace for the Perfetto UI")
     group.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the figures as JSON")
 
 
@@ -104,12 +105,16 @@ def simulate(given: argparse.Namespace) -> int:
     from coordinator.simulation.request import Request
 
     request = Request.of(vars(given))
+    if given.trace is not None and (request.sweep or len(request.rules) > 1):
+        raise SettingError("trace", "is of one simulation: leave out --sweep and --compare.")
     series = _series(request)
     print(_text(request, series))
     if given.json is not None:
         _write_json(given, request, series)
     if given.plot is not None:
         _draw(given, request, series)
+    if given.trace is not None:
+        _write_trace(given.trace, series)
     return 0
 
 
@@ -148,6 +153,15 @@ def _draw(given: argparse.Namespace, request: "Request", series: Series) -> None
     else:
         figure = picture.picture(series[0][1][0])
     picture.save(figure, given.plot)
+
+
+def _write_trace(path: pathlib.Path, series: Series) -> None:
+    from coordinator.simulation.simulated_trace import write_trace
+
+    try:
+        write_trace(series[0][1][0], path)
+    except OSError as error:
+        raise SettingError("trace", f"cannot be written to {path}: {error}") from error
 
 
 def _write_json(given: argparse.Namespace, request: "Request", series: Series) -> None:

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from coordinator.events.event_stream import EventStream
 from coordinator.options import Options
+from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.keras.internals.initial_values import initial_value_of_keras
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource
 from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes, worker_number
@@ -137,6 +138,11 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
                 yield
         finally:
             self._scheduling.depth -= 1
+
+    def trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
+        """Traces a function that creates a dataset."""
+        with self._container_strategy().scope():
+            return TracedFunction(tf.function(make_dataset).get_concrete_function(), self._handles)
 
     def warn_unless_scheduled(self, verb: str) -> None:
         """Logs a warning that `verb` runs on the client, unless a scheduled function is being traced."""

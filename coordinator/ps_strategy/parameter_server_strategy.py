@@ -20,12 +20,12 @@ import tensorflow as tf
 from coordinator.errors import Rollback
 from coordinator.events.event_stream import Event
 from coordinator.events.json_log import log_written_as
+from coordinator.events.trace import Trace
 from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.program_settings import with_program_settings
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.tensorflow_runtime import ParameterServer, TensorFlowRuntime
-from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.dashboard_sources import dashboard_of
 from coordinator.ps_strategy.keras.extended import keras_extended
 from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
@@ -103,7 +103,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             self.extended.services = StrategyServices.of(scheduler, self._handles, tracer.reset, variables, options)
             self.parameter_servers = tuple(ParameterServer(i, device, membership) for i, device in enumerate(devices))
             self._evaluation = StrategyEvaluation(scheduler.recovery.wait_recovered)
-            self._datasets = DatasetDistribution(len(self.cluster.workers), self._trace_dataset, copies)
+            self._datasets = DatasetDistribution(len(self.cluster.workers), self.extended.trace_dataset, copies)
             if isinstance(cluster_resolver, PolledClusterResolver):
                 scheduler.follow(cluster_resolver.worker_addresses, cluster_resolver.interval, cluster_resolver.close)
             ending.callback(self._recovery.release_manager)
@@ -282,6 +282,13 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         for name, value in values.items():
             self.events.record("value_reported", name=name, detail=str(float(value)))
 
+    def trace(self, path: str | os.PathLike[str]) -> Trace:
+        """Writes what happens from now on to a file for the Perfetto UI; its `close`, or that of the strategy, ends it.
+
+        The trace is a context manager, too. It raises OSError if the file cannot be written. See docs/trace.md.
+        """
+        return self._scheduler.trace(path, len(self.parameter_servers))
+
     def local_results(self, structure: Any) -> Any:
         """Waits for the futures in a structure, and returns it with their results; None where they failed."""
         return tf.nest.map_structure(lambda at: at.result_or_none() if isinstance(at, Future) else at, structure)
@@ -345,7 +352,3 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def __repr__(self) -> str:
         servers = len(self.parameter_servers)
         return f"<ParameterServerStrategy: {servers} parameter servers, {self.cluster.statistics()}>"
-
-    def _trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
-        with self.scope():
-            return TracedFunction(tf.function(make_dataset).get_concrete_function(), self._handles)

@@ -12,6 +12,7 @@ workers may come and go meanwhile; `close` leaves no thread behind.
 import contextlib
 import itertools
 import logging
+import os
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from coordinator.errors import ClosureInputError
 from coordinator.events.json_log import log_event
 from coordinator.events.listeners import Listeners
+from coordinator.events.trace import Trace
 from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.queueing.closure import Closure, ErrorScope
@@ -177,6 +179,17 @@ class Scheduler:
           interrupt: ends a call of it that waits; called at the end.
         """
         self.cluster.add_watch(MembershipWatch(self.cluster, self.servers, addresses, interval, interrupt))
+
+    def trace(self, path: str | os.PathLike[str], parameter_servers: int) -> Trace:
+        """Begins a trace with tracks for the workers and so many parameter servers; see `ParameterServerStrategy`."""
+
+        def sample() -> tuple[int, int]:
+            statistics = self.queue.statistics()
+            return statistics.waiting, statistics.running
+
+        tasks = [("ps", index) for index in range(parameter_servers)]
+        tasks += [("worker", worker.index) for worker in self.cluster.workers]
+        return self.listeners.trace(path, ["client", *(f"{job} {index}" for job, index in tasks)], sample)
 
     def close(self) -> None:
         """Cancels what waits and runs, ends the threads and disconnects from the servers. May be called again."""

@@ -26,6 +26,22 @@ def test_several_rules_give_a_table_a_plot_and_records(capsys: pytest.CaptureFix
     assert (tmp_path / "out.png").stat().st_size > 10_000
 
 
+def test_a_trace_shows_the_workers_and_the_pushes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    words = f"--workers 2 --compute 10ms --pushes 100 --deaths 1@0.2s+0.1s --trace {path}"
+    options = words.split()
+    assert main(["simulate", *options]) == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    tracks = {each["tid"]: each["args"]["name"] for each in events if each["name"] == "thread_name"}
+    assert set(tracks.values()) == {"ps 0", "worker 0", "worker 1"}
+    slices = [(tracks[each["tid"]], each["name"]) for each in events if each["ph"] == "X"]
+    assert set(slices) == {("worker 0", "compute"), ("worker 1", "compute"), ("worker 1", "lost")}
+    assert sum(each["name"] == "push" for each in events) >= 100
+    assert main(["simulate", *options, "--compare", "asynchronous,synchronous"]) == 2
+    assert main(["simulate", "--trace", str(tmp_path / "none" / "trace.json")]) == 2
+    assert "trace" in capsys.readouterr().err
+
+
 def test_a_sweep_gives_a_row_and_a_record_for_each_value(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     files = ["--plot", str(tmp_path / "out.png"), "--json", str(tmp_path / "out.json")]
     options = ["--compare", "asynchronous,synchronous", "--sweep", "workers=1..4", "--pushes", "300"]

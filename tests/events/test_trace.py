@@ -1,0 +1,112 @@
+"""Tests of traces, read as a viewer reads them."""
+
+import json
+import pathlib
+from collections.abc import Iterable
+
+import pytest
+
+from coordinator.errors import Rollback, StrategyClosedError
+from coordinator.events.event_stream import EventStream
+from coordinator.events.trace import Trace
+from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from tests.deadline import LIMIT
+from tests.fake_cluster import index_of, running_scheduler
+
+
+class Viewer:
+    """What a trace shows."""
+
+    def __init__(self, path: pathlib.Path, *, is_complete: bool = True) -> None:
+        text = path.read_text()
+        self.events = json.loads(text if is_complete else f"{text}]}}")["traceEvents"]
+        self._tracks = {each["tid"]: each["args"]["name"] for each in self.events if each["name"] == "thread_name"}
+
+    def slices(self, track: str) -> list[dict]:
+        return [each for each in self.events if each["ph"] == "X" and self._tracks[each["tid"]] == track]
+
+    def instants(self, track: str) -> list[str]:
+        return [each["name"] for each in self.events if each["ph"] == "i" and self._tracks[each["tid"]] == track]
+
+    def counters(self) -> dict[str, dict]:
+        return {each["name"]: each["args"] for each in self.events if each["ph"] == "C"}
+
+
+def names(slices: Iterable[dict]) -> list[str]:
+    return [each["name"] for each in slices]
+
+
+def test_a_trace_shows_each_call_with_an_arrow_from_its_schedule_to_its_result(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "trace.json"
+    with running_scheduler(FakeRuntime(2)) as scheduler, scheduler.trace(path, parameter_servers=1):
+        for _ in range(3):
+            scheduler.schedule(index_of, "step", worker=1)
+        scheduler.join(LIMIT)
+    viewer = Viewer(path)
+    calls = viewer.slices("worker 1")
+    assert names(calls) == ["step"] * 3
+    assert viewer.instants("ps 0") == viewer.instants("worker 0") == ["the trace begins"]
+    for call in calls:
+        flow = [each for each in viewer.events if each.get("bind_id") == call["bind_id"]]
+        schedule, _, result = sorted(flow, key=lambda each: (each["ts"], not each.get("flow_out")))
+        assert (schedule["name"], result["name"]) == ("schedule step", "finished: step")
+        assert schedule["ts"] <= call["ts"] <= result["ts"]
+        assert call["args"]["outcome"] == "finished"
+    assert viewer.counters()["closures"] == {"waiting": 0, "running": 0}
+
+
+def test_a_trace_shows_what_was_lost_and_what_was_saved(tmp_path: pathlib.Path) -> None:
+    runtime, path = FakeRuntime(2), tmp_path / "trace.json"
+
+    def recover() -> Rollback:
+        runtime.restore_parameter_server()
+        return Rollback(
+            parameter_servers=("/job:ps/task:0",), checkpoint="ckpt-3", step_before=30, step_after=21, seconds=0.1
+        )
+
+    with running_scheduler(runtime) as scheduler:
+        trace = scheduler.trace(path, parameter_servers=1)
+        scheduler.recovery.recover_with(recover)
+        scheduler.queue.events.record("checkpoint_saved", name="ckpt-3", seconds=0.25)
+        gate = Gate(runtime)
+        future = scheduler.schedule(gate, "interrupted", worker=1)
+        gate.wait_arrived()
+        runtime.lose_parameter_server()
+        gate.open()
+        future.result(LIMIT)
+        runtime.kill(1)
+        scheduler.schedule(index_of, "elsewhere").result(LIMIT)
+        trace.close()
+        trace.close()
+    viewer = Viewer(path)
+    (recovery,) = viewer.slices("ps 0")
+    assert (recovery["name"], recovery["args"]["steps lost"], recovery["args"]["checkpoint"]) == ("lost", 9, "ckpt-3")
+    (saved,) = viewer.slices("checkpoints")
+    assert (saved["name"], saved["dur"]) == ("checkpoint saved", 250_000)
+    assert [each["args"]["outcome"] for each in viewer.slices("worker 1")][-1] == "finished"
+
+
+def test_what_still_runs_and_what_is_lost_at_the_end_is_shown(tmp_path: pathlib.Path) -> None:
+    events, path = EventStream(), tmp_path / "trace.json"
+    with Trace(events, path, [], lambda: (0, 0), LIMIT):
+        events.record("closures_started", "worker 0", "step", 2)
+        events.record("worker_lost", "worker 1", detail="refused")
+    viewer = Viewer(path)
+    assert names(viewer.slices("worker 0")) == ["step"]
+    assert [each["args"] for each in viewer.slices("worker 1")] == [{"detail": "refused"}]
+
+
+def test_a_trace_that_cannot_be_written_is_an_error_at_once(tmp_path: pathlib.Path) -> None:
+    with running_scheduler(FakeRuntime(1)) as scheduler:
+        with pytest.raises(FileNotFoundError):
+            scheduler.trace(tmp_path / "no folder" / "trace.json", parameter_servers=1)
+        scheduler.schedule(index_of, "step").result(LIMIT)
+    with pytest.raises(StrategyClosedError, match="trace would see nothing"):
+        scheduler.trace(tmp_path / "trace.json", parameter_servers=1)
+
+
+def test_a_trace_that_cannot_be_written_any_more_ends_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    events = EventStream()
+    with Trace(events, "/dev/full", [], lambda: (0, 0), LIMIT):
+        events.record("closures_started", "worker 0", "step")
+    assert "The trace /dev/full ends here" in caplog.text
