@@ -1,6 +1,7 @@
 """Options of a strategy, checked when they are created."""
 
 import dataclasses
+import os
 import threading
 from typing import Literal, get_args, get_origin
 
@@ -55,13 +56,15 @@ class Options:
         events besides, except those of each call. See docs/events.md.
       dashboard: where a page shows what happens, `host:port` or `host:port/token`: "127.0.0.1:0" for any free port of
         this machine; None for none, unless `coordinator run --dashboard` started the program. See docs/dashboard.md.
+      trace: the path of a file for a trace of all that happens; None for none, unless `coordinator run --trace` started
+        the program. See docs/trace.md.
       close_timeout: how long `close` and `cancel_all` wait for running calls to end before they abandon them, with a
         warning. Disconnecting may take up to about 40 seconds more if a server does not end what it runs.
 
     Raises:
       ValueError: a switch is not a bool, a count not a positive integer, a time not a positive number of at most
         `threading.TIMEOUT_MAX` (some 292 years), `sparse_updates`, `version_mismatch` or `log_format` another word, or
-        `dashboard` no address.
+        `dashboard` no address, or `trace` no path.
     """
 
     max_queued_closures: int = 262_144
@@ -85,6 +88,7 @@ class Options:
     version_mismatch: Literal["error", "warn"] = "error"
     log_format: Literal["text", "json"] = "text"
     dashboard: str | None = None
+    trace: str | os.PathLike[str] | None = None
     close_timeout: float = 30.0
 
     def __post_init__(self) -> None:
@@ -100,9 +104,11 @@ class Options:
                 if not isinstance(value, bool):
                     raise ValueError(f"Options.{field.name} must be True or False, got {value!r}.")
                 continue
-            if value is None and field.default is None:
-                continue
             name = f"Options.{field.name}"
+            if field.name == "trace" and not isinstance(value, str | os.PathLike | None):
+                raise ValueError(f"{name} must be a path, got {value!r}.")
+            if field.name == "trace" or (value is None and field.default is None):
+                continue
             if field.type == str | None:
                 parse_page_address(value, name)
             elif field.type in (int, int | None):

@@ -12,18 +12,25 @@ COUNTS = [name for name, default in DEFAULTS.items() if type(default) is int]
 SWITCHES = [name for name, default in DEFAULTS.items() if type(default) is bool]
 UNSET_COUNTS = ["steps_per_dispatch"]
 ADDRESSES = ["dashboard"]
+PATHS = ["trace"]
 TIMES = [
     name
     for name, default in DEFAULTS.items()
-    if type(default) is float or (default is None and name not in UNSET_COUNTS + ADDRESSES)
+    if type(default) is float or (default is None and name not in UNSET_COUNTS + ADDRESSES + PATHS)
 ]
 UNLIMITED = [name for name, default in DEFAULTS.items() if default is None]
 
 
 def test_every_option_has_a_default_that_passes() -> None:
     words = ["sparse_updates", "version_mismatch", "log_format"]
-    assert {*COUNTS, *UNSET_COUNTS, *SWITCHES, *TIMES, *ADDRESSES, *words} == set(DEFAULTS)
+    assert {*COUNTS, *UNSET_COUNTS, *SWITCHES, *TIMES, *ADDRESSES, *PATHS, *words} == set(DEFAULTS)
     assert Options() == Options()
+
+
+def test_the_file_of_a_trace_is_a_path() -> None:
+    with pytest.raises(ValueError, match=r"^Options\.trace must be a path, got 3\.$"):
+        Options(trace=3)
+    assert Options(trace="trace.json").trace == "trace.json"
 
 
 @pytest.mark.parametrize("name", [*COUNTS, *UNSET_COUNTS])

@@ -31,7 +31,7 @@ from coordinator.ps_strategy.keras.extended import keras_extended
 from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
-from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver
+from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver, resolver_of
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended, StrategyServices
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, DatasetFunction
@@ -76,8 +76,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     ) -> None:
         check_partitioner(variable_partitioner)
         options = with_program_settings(options, os.environ)
-        if callable(cluster_resolver) or isinstance(cluster_resolver, os.PathLike):
-            cluster_resolver = PolledClusterResolver(cluster_resolver)
+        cluster_resolver = resolver_of(cluster_resolver)
         self._cluster_resolver, self._handles = cluster_resolver, PerWorkerHandles()
         self._tracer = tracer = FunctionTracer(self._handles)
         with contextlib.ExitStack() as ending:
@@ -87,15 +86,16 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
             ending.enter_context(keras_extended(ParameterServerStrategy, options))
             ending.enter_context(saved_in_blocks(options.checkpoint_memory))
-            self._scheduler = scheduler = Scheduler(TensorFlowRuntime(membership), membership, options)
+            devices, variables = membership.parameter_server_devices, VariableStore()
+            scheduler = Scheduler(TensorFlowRuntime(membership), membership, options, len(devices))
             ending.callback(scheduler.close)
-            self.events = scheduler.queue.events
-            variables = VariableStore()
+            self._scheduler, self.events, copies = scheduler, scheduler.queue.events, WorkerCopies(scheduler, options)
+            if options.trace is not None:
+                self.trace(options.trace)
             # Neither of the two may keep the strategy alive: the scheduler's threads refer to the recovery.
             waiting = scheduler.recovery.wait_recovered, functools.partial(scheduler.quiet, verb="save")
             restoring = membership, variables, lambda: scheduler.queue.statistics().finished, *waiting
             self._recovery = VariableRecovery(*restoring, options.checkpoint_memory, self.events)
-            devices, copies = membership.parameter_server_devices, WorkerCopies(scheduler, options)
             tf.distribute.Strategy.__init__(
                 self,
                 ParameterServerExtended(self, devices, self._handles, variables, copies.read, variable_partitioner),
@@ -271,10 +271,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         return self._evaluation.evaluate(self, model, data, metrics, batch_size, shards, model_state)
 
     def on_event(self, callback: Callable[[Event], object]) -> Callable[[], None]:
-        """Calls `callback` with each `Event` from now on; returns a function that ends this. See docs/events.md.
-
-        It is called on a thread of the library and delays nothing, however long it takes; what it raises is logged.
-        """
+        """Calls `callback` with each `Event` on a library thread; returns a function that ends this: docs/events.md."""
         return self._scheduler.listeners.on_event(callback)
 
     def report(self, **values: Any) -> None:
@@ -283,11 +280,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             self.events.record("value_reported", name=name, detail=str(float(value)))
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
-        """Writes what happens from now on to a file for the Perfetto UI; its `close`, or that of the strategy, ends it.
-
-        The trace is a context manager, too. It raises OSError if the file cannot be written. See docs/trace.md.
-        """
-        return self._scheduler.trace(path, len(self.parameter_servers))
+        """Writes what happens to a file for the Perfetto UI, until `close` or the end of a block; see docs/trace.md."""
+        return self._scheduler.trace(path)
 
     def local_results(self, structure: Any) -> Any:
         """Waits for the futures in a structure, and returns it with their results; None where they failed."""

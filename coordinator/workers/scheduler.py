@@ -40,6 +40,7 @@ class Scheduler:
       runtime: runs calls.
       servers: know the cluster's tasks.
       options: limits and times.
+      parameter_servers: their number, for traces.
 
     Attributes:
       servers: as given.
@@ -49,8 +50,9 @@ class Scheduler:
       listeners: pass on what happens.
     """
 
-    def __init__(self, runtime: Runtime, servers: Servers, options: Options) -> None:
+    def __init__(self, runtime: Runtime, servers: Servers, options: Options, parameter_servers: int = 1) -> None:
         self.servers = servers
+        self._parameter_servers = parameter_servers
         self._options = options
         self._numbers = itertools.count()
         self.queue = queue = ClosureQueue(
@@ -180,14 +182,14 @@ class Scheduler:
         """
         self.cluster.add_watch(MembershipWatch(self.cluster, self.servers, addresses, interval, interrupt))
 
-    def trace(self, path: str | os.PathLike[str], parameter_servers: int) -> Trace:
-        """Begins a trace with tracks for the workers and so many parameter servers; see `ParameterServerStrategy`."""
+    def trace(self, path: str | os.PathLike[str]) -> Trace:
+        """Begins a trace with a track for each server; see `ParameterServerStrategy.trace`."""
 
         def sample() -> tuple[int, int]:
             statistics = self.queue.statistics()
             return statistics.waiting, statistics.running
 
-        tasks = [("ps", index) for index in range(parameter_servers)]
+        tasks = [("ps", index) for index in range(self._parameter_servers)]
         tasks += [("worker", worker.index) for worker in self.cluster.workers]
         return self.listeners.trace(path, ["client", *(f"{job} {index}" for job, index in tasks)], sample)
 

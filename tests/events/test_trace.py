@@ -38,7 +38,7 @@ def names(slices: Iterable[dict]) -> list[str]:
 
 def test_a_trace_shows_each_call_with_an_arrow_from_its_schedule_to_its_result(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "trace.json"
-    with running_scheduler(FakeRuntime(2)) as scheduler, scheduler.trace(path, parameter_servers=1):
+    with running_scheduler(FakeRuntime(2)) as scheduler, scheduler.trace(path):
         for _ in range(3):
             scheduler.schedule(index_of, "step", worker=1)
         scheduler.join(LIMIT)
@@ -65,7 +65,7 @@ def test_a_trace_shows_what_was_lost_and_what_was_saved(tmp_path: pathlib.Path) 
         )
 
     with running_scheduler(runtime) as scheduler:
-        trace = scheduler.trace(path, parameter_servers=1)
+        trace = scheduler.trace(path)
         scheduler.recovery.recover_with(recover)
         scheduler.queue.events.record("checkpoint_saved", name="ckpt-3", seconds=0.25)
         gate = Gate(runtime)
@@ -99,10 +99,10 @@ def test_what_still_runs_and_what_is_lost_at_the_end_is_shown(tmp_path: pathlib.
 def test_a_trace_that_cannot_be_written_is_an_error_at_once(tmp_path: pathlib.Path) -> None:
     with running_scheduler(FakeRuntime(1)) as scheduler:
         with pytest.raises(FileNotFoundError):
-            scheduler.trace(tmp_path / "no folder" / "trace.json", parameter_servers=1)
+            scheduler.trace(tmp_path / "no folder" / "trace.json")
         scheduler.schedule(index_of, "step").result(LIMIT)
     with pytest.raises(StrategyClosedError, match="trace would see nothing"):
-        scheduler.trace(tmp_path / "trace.json", parameter_servers=1)
+        scheduler.trace(tmp_path / "trace.json")
 
 
 def test_a_trace_that_cannot_be_written_any_more_ends_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

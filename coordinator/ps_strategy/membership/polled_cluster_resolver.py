@@ -93,3 +93,9 @@ def _cluster_in(path: pathlib.Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ClusterSpecError(f"The cluster cannot be read from {path}: {error}") from None
+
+
+def resolver_of(given: Any) -> Any:
+    """Returns a resolver: what was given, or a `PolledClusterResolver` for a function or a path."""
+    is_source = callable(given) or isinstance(given, os.PathLike)
+    return PolledClusterResolver(given) if is_source else given
