@@ -3,7 +3,7 @@
 import pytest
 
 from coordinator.options import Options
-from coordinator.program_settings import DASHBOARD, with_program_settings
+from coordinator.program_settings import DASHBOARD, RESTART_COUNT, TRACE, with_program_settings
 
 
 def test_the_address_of_the_environment_is_used_unless_the_program_has_one() -> None:
@@ -13,6 +13,13 @@ def test_the_address_of_the_environment_is_used_unless_the_program_has_one() -> 
     assert with_program_settings(own, environment) == own
     assert with_program_settings(own, {}) == own
     assert with_program_settings(None, {}) == Options()
+
+
+def test_the_trace_of_each_start_has_a_file_unless_the_program_has_named_one() -> None:
+    environment = {TRACE: "folder.d/trace.json", RESTART_COUNT: "0"}
+    assert with_program_settings(None, environment).trace == "folder.d/trace.json"
+    assert with_program_settings(None, environment | {RESTART_COUNT: "2"}).trace == "folder.d/trace.2.json"
+    assert with_program_settings(Options(trace="own.json"), environment).trace == "own.json"
 
 
 def test_a_wrong_address_of_the_environment_is_refused() -> None:

@@ -110,6 +110,7 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         type=lambda text: _ANYWHERE if text == _UNSAID else text,
         help="show on a page what happens; alone, or as --dashboard=HOST:PORT[/TOKEN] (default 127.0.0.1:0, any port)",
     )
+    running.add_argument("--trace", type=pathlib.Path, metavar="FILE", help="write a trace for the Perfetto UI")
     running.add_argument("--dry-run", action="store_true", help="print the command of each process, and start none")
     running.add_argument("-m", "--module", action="store_true", help="the program is a module, as for `python -m`")
     running.add_argument("program", metavar="PROGRAM", help="a Python program")

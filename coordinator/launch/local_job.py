@@ -38,7 +38,7 @@ from coordinator.launch.signal_reader import SignalReader
 from coordinator.launch.ssh import SshHost
 from coordinator.launch.ssh_cluster import connect
 from coordinator.launch.task_config import TaskConfig
-from coordinator.program_settings import DASHBOARD
+from coordinator.program_settings import DASHBOARD, RESTART_COUNT, TRACE
 
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
@@ -199,7 +199,9 @@ class LocalJob:
             environment[VISIBLE] = "" if role is Role.CHIEF else self._evaluator_gpus
         if self.dashboard is not None and role is Role.CHIEF:
             environment[DASHBOARD] = str(self.dashboard)
-        environment["COORDINATOR_RESTART_COUNT"] = str(self._starts[role])
+        if self._request.trace is not None and role is Role.CHIEF:
+            environment[TRACE] = str(self._request.trace)
+        environment[RESTART_COUNT] = str(self._starts[role])
         return environment
 
     def _start_program(self, role: Role) -> ProgramProcess:

@@ -41,6 +41,7 @@ class RunRequest:
       tee: the logs also have what the program prints, and the command also shows what is in the logs of servers.
       verbose: show what TensorFlow's C++ code logs.
       dashboard: where the program shows what happens, `host:port` or `host:port/token`; None for nowhere.
+      trace: the file for a trace of the program; None for none.
       dry_run: only show what would be started.
 
     Raises:
@@ -69,6 +70,7 @@ class RunRequest:
     tee: bool = False
     verbose: bool = False
     dashboard: str | None = None
+    trace: pathlib.Path | None = None
     dry_run: bool = False
 
     def __post_init__(self) -> None:
@@ -94,7 +96,7 @@ class RunRequest:
             raise LaunchError("--tee needs --log-dir FOLDER, for the files.")
         if "TF_CONFIG" in dict(self.env):
             raise LaunchError("--env cannot set TF_CONFIG: each process gets its own.")
-        _check_dashboard(self.dashboard)
+        _check_outputs(self.dashboard, self.trace)
         self._check_hosts()
         _check_program(self.program, is_module=self.module)
 
@@ -113,7 +115,9 @@ class RunRequest:
         return ("-m", self.program, *self.arguments) if self.module else (self.program, *self.arguments)
 
 
-def _check_dashboard(address: str | None) -> None:
+def _check_outputs(address: str | None, trace: pathlib.Path | None) -> None:
+    if trace is not None and (trace.is_dir() or not trace.parent.is_dir()):
+        raise LaunchError(f"--trace must be a file in a folder that exists, got {trace}.")
     try:
         if address is not None:
             parse_page_address(address, "--dashboard")

@@ -146,6 +146,15 @@ def test_a_dry_run_prints_the_command_of_each_process(
     assert [words[-3:] for words in commands[3:]] == [[sys.executable, str(program), "a b"]] * 2
 
 
+def test_the_chief_alone_writes_the_trace(program: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    assert main(["run", "--dry-run", "--evaluator", "--trace", str(path), str(program)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [f"COORDINATOR_TRACE={path}" in shlex.split(line) for line in lines] == [False, False, True, False]
+    assert main(["run", "--trace", str(tmp_path / "none" / "trace.json"), str(program)]) == 2
+    assert "--trace must be a file in a folder that exists" in capsys.readouterr().err
+
+
 def test_workers_that_need_more_gpus_than_there_are_are_refused(
     program: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
