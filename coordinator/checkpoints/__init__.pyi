@@ -7,3 +7,4 @@ from .policies import EverySteps as EverySteps
 from .policies import Latest as Latest
 from .policies import Moment as Moment
 from .policies import SavedCheckpoint as SavedCheckpoint
+from .signals import save_at_signals as save_at_signals

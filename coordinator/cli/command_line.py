@@ -14,6 +14,7 @@ from coordinator.cli.manifest import add_manifest, manifest
 from coordinator.cli.run import add_run, requested, run, with_dashboard_address
 from coordinator.cli.serve import add_serve
 from coordinator.cli.simulate import add_simulate, simulate, with_negative_values
+from coordinator.cli.slurm import add_slurm, slurm
 from coordinator.cli.testbed import add_testbed, testbed
 from coordinator.errors import ClusterSpecError, LaunchError, SettingError
 from coordinator.launch.serve import serve
@@ -21,7 +22,14 @@ from coordinator.version import __version__
 
 _UNUSABLE = 2
 # Those that take what was given as it is.
-_COMMANDS = {"data": data, "doctor": doctor, "manifest": manifest, "simulate": simulate, "testbed": testbed}
+_COMMANDS = {
+    "data": data,
+    "doctor": doctor,
+    "manifest": manifest,
+    "simulate": simulate,
+    "slurm": slurm,
+    "testbed": testbed,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands)
     add_serve(commands)
+    add_slurm(commands)
     add_simulate(commands)
     add_testbed(commands)
     add_data(commands)

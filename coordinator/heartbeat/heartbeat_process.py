@@ -167,8 +167,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--interval", type=float, required=True)
     parser.add_argument("--timeout", type=float, required=True)
     options = parser.parse_args(arguments)
-    # Ctrl-C, a terminal that closes, and the end of a service reach the client too, which may still need this process.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    # Ctrl-C, a terminal that closes, and the end of a service or of a Slurm job reach the client too, which may still
+    # need this process.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     _raise_descriptor_limit()
     link = socket.socket(fileno=options.link)

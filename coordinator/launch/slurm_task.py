@@ -1,0 +1,247 @@
+"""What each task of `srun coordinator slurm` does.
+
+    chief        waits until each server answers, then runs the program, and tells all others how that ended
+    ps, worker   runs `coordinator serve`, and starts it again when it ends, until the program has ended
+    evaluator    runs the program as evaluator; may continue for a while after the chief's has ended
+
+Each has a link to the chief's task (`rendezvous.py`), whose end ends it too. Slurm sends a signal to all processes of a
+step. It reaches the program directly; these tasks ignore it, and so do servers, so that the program can still save a
+checkpoint. Promises: the chief's task ends with the code of the program, a server's with 0, once training has begun.
+"""
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from coordinator.errors import LaunchError
+from coordinator.heartbeat.task_probe import TaskProbe
+from coordinator.launch import rendezvous
+from coordinator.launch.console import Console
+from coordinator.launch.local_servers import free_addresses, program_environment, server_environment
+from coordinator.launch.program_process import ProgramProcess
+from coordinator.launch.rendezvous import Link
+from coordinator.launch.run_request import RunRequest
+from coordinator.launch.serve import UNUSABLE
+from coordinator.launch.slurm_step import SlurmStep, role_of
+from coordinator.launch.task_config import TaskConfig
+
+# Those that Slurm sends to a step: by `scancel`, at its time limit, and by `--signal`.
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+# How long the evaluator may take to end on SIGTERM, in seconds.
+_TERMINATE_GRACE = 5.0
+_PROBE_INTERVAL = 0.2
+# How often another port is tried, if one is taken just before the server listens there.
+_MOST_PORTS = 5
+
+
+class SlurmTask:
+    """One task. The main thread must create it and run it.
+
+    Args:
+      step: the step that it is a task of.
+      request: what to run. Its workers are those of the step.
+      environment: of this process.
+      console: reports to the user what happens.
+    """
+
+    def __init__(self, step: SlurmStep, request: RunRequest, environment: Mapping[str, str], console: Console):
+        self._step = step
+        self._request = request
+        self._environment = {
+            **environment,
+            # The chief's and the evaluator's output is a pipe, which Python would fill by the block.
+            "PYTHONUNBUFFERED": "1",
+            "TF_CPP_MIN_LOG_LEVEL": environment.get("TF_CPP_MIN_LOG_LEVEL", "3"),
+            "COORDINATOR_RESTART_COUNT": environment.get("SLURM_RESTART_COUNT", "0"),
+        }
+        self._console = console
+        self._job, self._index = role_of(step.rank, request.workers, request.ps)
+        # Exit codes of the process, and messages of the chief; None for its end.
+        self._events: queue.SimpleQueue[int | dict[str, Any] | None] = queue.SimpleQueue()
+
+    def run(self) -> int:
+        """Runs the task to its end; returns its exit code.
+
+        Raises:
+          LaunchError: the others were not found, or a process could not be started at all.
+        """
+        if self._job == "chief":
+            return self._run_chief()
+        host, timeout = self._step.first_host(), self._request.start_timeout
+        with contextlib.closing(rendezvous.connect(self._step.name, self._step.rank, host, timeout)) as link:
+            threading.Thread(target=self._read, args=(link,), name="coordinator-slurm-link", daemon=True).start()
+            return self._run_evaluator() if self._job == "evaluator" else self._run_server(link)
+
+    def _run_chief(self) -> int:
+        ranks = range(1, self._step.tasks)
+        local, timeout = self._step.nodes == 1, self._request.start_timeout
+        deadline = time.monotonic() + timeout
+        with contextlib.ExitStack() as opened:
+            links = rendezvous.accept(self._step.name, ranks, is_local=local, timeout=timeout)
+            for link in links.values():
+                opened.callback(link.close)
+            cluster = self._gathered(links, deadline)
+            for link in links.values():
+                link.send(cluster=cluster)
+            code = self._run_program(cluster)
+            for link in links.values():
+                link.send(ended=code)
+        return code
+
+    def _gathered(self, links: Mapping[int, Link], deadline: float) -> dict[str, list[str]]:
+        """Waits until all servers answer; returns the cluster."""
+        host = next((found for found in map(self._host, links.values())), "")
+        cluster: dict[str, list[str]] = {"chief": [_free_address(host)], "ps": [], "worker": []}
+        for rank, link in sorted(links.items()):
+            job, index = role_of(rank, self._request.workers, self._request.ps)
+            if job == "evaluator":
+                # It does not serve; the address is a formality.
+                cluster[job] = [_free_address(host)]
+                continue
+            what = f"/job:{job}/task:{index} (task {rank} of the step)"
+            try:
+                message = link.receive(max(0.01, deadline - time.monotonic()))
+            except TimeoutError:
+                raise LaunchError(f"{what} does not serve {self._request.start_timeout:g} s after the start.") from None
+            if message is None:
+                raise LaunchError(f"{what} ended before it served; it says above why.")
+            cluster[job].append(message["address"])
+        return cluster
+
+    def _run_program(self, cluster: Mapping[str, list[str]]) -> int:
+        """Runs the program in the role of this task; returns its code, as a shell does."""
+        received: list[int] = []
+        for number in _SIGNALS:
+            # Not ignored: the program would inherit that.
+            signal.signal(number, lambda number, _: received.append(number))
+        environment = program_environment(self._environment, TaskConfig(cluster, self._job, self._index))
+        program = self._start(self._request.command, environment)
+        if received:
+            program.send(signal.Signals(received[0]))
+        code = None
+        while not isinstance(code, int):
+            code = self._events.get()
+        program.close()
+        return 128 - code if code < 0 else code
+
+    def _run_evaluator(self) -> int:
+        cluster = self._events.get()
+        if not isinstance(cluster, dict):
+            return 0
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: None)
+        environment = program_environment(self._environment, TaskConfig(cluster["cluster"], "evaluator", 0))
+        program = self._start(self._request.command, environment)
+        own: int | None = None
+        chief: int | None = None
+        while chief is None:
+            event = self._events.get()
+            if isinstance(event, int):
+                own = event
+                if own:
+                    self._console.say(f"the evaluator ended with code {own}; training continues without it.")
+            else:
+                # Without a message, the chief's task was killed.
+                chief = 1 if event is None else event["ended"]
+        if chief == 0 and own is None:
+            own = self._wait_ended(self._request.evaluator_timeout)
+        if own is None:
+            program.send(signal.SIGTERM)
+            self._wait_ended(_TERMINATE_GRACE)
+        program.close()
+        return 128 - (own or 0) if (own or 0) < 0 else (own or 0) if chief == 0 else 0
+
+    def _run_server(self, link: Link) -> int:
+        # Inherited by the server.
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        server, address = self._start_server(link)
+        link.send(address=address)
+        restarts = self._request.server_restarts
+        while (event := self._events.get()) is not None:
+            if not isinstance(event, int):
+                if "ended" in event:
+                    break
+                continue
+            name = f"/job:{self._job}/task:{self._index}"
+            restarts -= 1
+            if restarts < 0:
+                self._console.say(f"{name} ended with code {event}, and is not started again.")
+                continue
+            self._console.say(f"{name} ended with code {event}: starting it again; {restarts} more restarts.")
+            server.close()
+            server = self._serve(address)
+        server.close()
+        return 0
+
+    def _start_server(self, link: Link) -> tuple[ProgramProcess, str]:
+        """Starts the server on a free port; returns it, and its address, when it answers.
+
+        Raises:
+          LaunchError: it ended, or did not answer in time.
+        """
+        deadline = time.monotonic() + self._request.start_timeout
+        for _ in range(_MOST_PORTS):
+            address = _free_address(self._host(link))
+            server = self._serve(address)
+            with TaskProbe(address) as probe:
+                code: int | None = None
+                while code is None and time.monotonic() < deadline:
+                    if probe.status(1.0) is not None:
+                        return server, address
+                    code = self._wait_ended(_PROBE_INTERVAL)
+            server.close()
+            if code != UNUSABLE:
+                break
+        raise LaunchError(f"/job:{self._job}/task:{self._index} did not come up: exit code {code}.")
+
+    def _serve(self, address: str) -> ProgramProcess:
+        config = TaskConfig({self._job: {self._index: address}}, self._job, self._index)
+        task = ["--job", self._job, "--index", str(self._index), "--address", address]
+        return self._start(["-m", "coordinator", "serve", *task], server_environment(self._environment, config))
+
+    def _start(self, command: "list[str] | tuple[str, ...]", environment: Mapping[str, str]) -> ProgramProcess:
+        label = self._job if self._job in ("chief", "evaluator") else f"{self._job} {self._index}"
+        is_plain = self._job == "chief" and os.isatty(sys.stdout.fileno())
+        on_line: Callable[[str], None] | None = None if is_plain else partial(self._console.forward, label)
+        return ProgramProcess(
+            command,
+            environment,
+            on_line=on_line,
+            on_error_text=self._console.show,
+            is_filtered=environment["TF_CPP_MIN_LOG_LEVEL"] == "3",
+            log_path=None,
+            on_end=self._events.put,
+        )
+
+    def _wait_ended(self, seconds: float) -> int | None:
+        """Waits for the end of the process; returns its code, or None if it did not end, or the chief did."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                event = self._events.get(timeout=left)
+                if isinstance(event, int):
+                    return event
+        return None
+
+    def _read(self, link: Link) -> None:
+        while (message := link.receive()) is not None:
+            self._events.put(message)
+        self._events.put(None)
+
+    def _host(self, link: Link) -> str:
+        """Returns the host by which the others reach this one: the address of its link, if that says it."""
+        return link.host if self._step.nodes == 1 or not link.host.startswith("127.") else socket.gethostname()
+
+
+def _free_address(host: str) -> str:
+    [address] = free_addresses(1)
+    return address.replace("127.0.0.1", host)
