@@ -70,6 +70,8 @@ class SlurmCluster:
         path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
         config = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": path, "PYTHONPATH": package}
         self._environment = {**os.environ, **config}
+        # As users have it: the command leaves out what TensorFlow logs.
+        self._environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
 
     def submit(self, step: str, *options: str) -> str:
         """Submits a job of six tasks on three nodes; returns its number.

@@ -56,7 +56,7 @@ PROGRAM = """
         if what == "wait":
             print("waits", flush=True)
             time.sleep(600)
-    print("count", count.numpy(), flush=True)
+        print("count", count.numpy(), flush=True)
     sys.exit(int(what) if what.isdecimal() else 0)
 """
 

@@ -1,0 +1,131 @@
+"""The tasks of a step, started as `srun` starts them, with servers that start in a moment."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launch.fake_tensorflow import write_fake_tensorflow
+
+TIMEOUT = 120.0
+
+PROGRAM = """
+    import json, os, sys, time
+
+    import psutil
+
+    from coordinator.heartbeat.task_probe import TaskProbe
+
+    config, what = json.loads(os.environ["TF_CONFIG"]), sys.argv[1]
+    if config["task"]["type"] == "evaluator":
+        print("evaluates", os.environ["COORDINATOR_RESTART_COUNT"])
+        sys.exit(5)
+    if what == "kill":
+        probe = TaskProbe(config["cluster"]["worker"][0])
+        before = probe.status(60).incarnation
+        for process in psutil.process_iter(["environ"]):
+            found = process.info["environ"] or {}
+            if found.get("SLURM_JOB_ID") == os.environ["SLURM_JOB_ID"] and "TF_CONFIG" in found:
+                if json.loads(found["TF_CONFIG"])["task"] == {"type": "worker", "index": 0}:
+                    process.kill()
+        while (status := probe.status(1)) is None or status.incarnation == before:
+            time.sleep(0.01)
+    print("chief", sorted(config["cluster"]), flush=True)
+    if what == "wait":
+        time.sleep(600)
+    sys.exit(int(what) if what.isdecimal() else 0)
+"""
+
+
+class Step:
+    """The tasks of a step with as many tasks as roles.
+
+    Args:
+      folder: an empty one.
+      count: how many tasks.
+      *arguments: of the command.
+    """
+
+    def __init__(self, folder: Path, count: int, *arguments: str) -> None:
+        program = folder / "program.py"
+        program.write_text(textwrap.dedent(PROGRAM))
+        fake = write_fake_tensorflow(folder / "fake")
+        self.job = secrets.token_hex()
+        names = {
+            "JOB_ID": self.job,
+            "STEP_ID": 0,
+            "STEP_NUM_TASKS": count,
+            "STEP_NUM_NODES": 1,
+            "STEP_NODELIST": "here",
+        }
+        environment = {f"SLURM_{name}": str(value) for name, value in names.items()}
+        environment["PYTHONPATH"] = os.pathsep.join([fake, os.environ["PYTHONPATH"]])
+        *options, what = arguments
+        self.tasks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "coordinator", "slurm", *options, program, what],
+                env={**os.environ, **environment, "SLURM_PROCID": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(count)
+        ]
+
+    def outputs(self) -> list[str]:
+        """Waits until all tasks have ended; returns what each has printed."""
+        return [task.communicate(timeout=TIMEOUT)[0] for task in self.tasks]
+
+    def codes(self) -> list[int]:
+        """Returns their exit codes."""
+        return [task.returncode for task in self.tasks]
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to all processes of the step, as Slurm does."""
+        for process in psutil.process_iter(["environ"]):
+            if (process.info["environ"] or {}).get("SLURM_JOB_ID") == self.job:
+                process.send_signal(number)
+
+
+def test_a_killed_server_comes_back_and_all_end_with_the_program(tmp_path: Path) -> None:
+    step = Step(tmp_path, 3, "kill")
+    chief, ps, worker = step.outputs()
+    assert step.codes() == [0, 0, 0]
+    assert chief == "[chief] chief ['chief', 'ps', 'worker']\n"
+    assert "[ps 0] coordinator: /job:ps/task:0 serves on 127.0.0.1:" in ps
+    assert worker.count("[worker 0] coordinator: /job:worker/task:0 serves on 127.0.0.1:") == 2
+    assert "coordinator: /job:worker/task:0 ended with code -9: starting it again; 2 more restarts." in worker
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("what", "codes"), [("7", [7, 0, 0, 0]), ("0", [0, 0, 0, 5])])
+def test_the_evaluators_code_counts_if_the_chief_succeeds(tmp_path: Path, what: str, codes: list[int]) -> None:
+    step = Step(tmp_path, 4, "--evaluator", what)
+    outputs = step.outputs()
+    assert step.codes() == codes
+    assert "[evaluator] evaluates 0\n" in outputs[3]
+
+
+@pytest.mark.long
+def test_a_signal_ends_the_program_and_then_the_servers(tmp_path: Path) -> None:
+    step = Step(tmp_path, 3, "wait")
+    assert step.tasks[0].stdout is not None
+    assert step.tasks[0].stdout.readline().startswith("[chief] chief")
+    step.send(signal.SIGTERM)
+    step.outputs()
+    assert step.codes() == [143, 0, 0]
+
+
+@pytest.mark.long
+def test_the_first_task_says_which_one_did_not_come(tmp_path: Path) -> None:
+    step = Step(tmp_path, 3, "--start-timeout", "10", "0")
+    step.tasks[2].kill()
+    chief = step.outputs()[0]
+    assert step.codes() == [1, 1, -9] or step.codes() == [1, 0, -9]
+    assert "The tasks 2 did not start within 10 s." in chief or "(task 2 of the step) ended before it served" in chief
