@@ -9,11 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 from coordinator.launch.local_servers import free_addresses
 from tests import ROOT
+from tests.deadline import wait_until
 
 TIMEOUT = 300.0
 _DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -91,17 +91,11 @@ class SlurmCluster:
 
     def wait_output(self, job: str, text: str) -> None:
         """Waits until a job has printed a text."""
-        deadline = time.monotonic() + TIMEOUT
-        while text not in self.output(job):
-            assert time.monotonic() < deadline, self.output(job)
-            time.sleep(0.1)
+        wait_until(lambda: text in self.output(job), TIMEOUT)
 
     def exit_code(self, job: str) -> int:
         """Waits until no process of a job is left; returns its exit code."""
-        deadline = time.monotonic() + TIMEOUT
-        while job in self.call("squeue", "--noheader", "--format=%i").split():
-            assert time.monotonic() < deadline, self.output(job)
-            time.sleep(0.2)
+        wait_until(lambda: job not in self.call("squeue", "--noheader", "--format=%i").split(), TIMEOUT)
         found = dict(each.split("=", 1) for each in self.call("scontrol", "show", "job", job).split() if "=" in each)
         return int(found["ExitCode"].partition(":")[0])
 
@@ -119,18 +113,24 @@ class SlurmCluster:
         munge += [f"--{name}-file={self._folder}/munge.{name}" for name in ("key", "pid", "seed")]
         with contextlib.ExitStack() as daemons:
             daemons.enter_context(self._daemon("munged", *munge))
-            deadline = time.monotonic() + TIMEOUT
-            while not (self._folder / "munge.socket").exists():
-                assert time.monotonic() < deadline, self._logs()
-                time.sleep(0.05)
+            wait_until((self._folder / "munge.socket").exists)
             daemons.enter_context(self._daemon("slurmctld", "-D"))
             for node in (1, 2, 3):
                 daemons.enter_context(self._daemon("slurmd", "-D", "-N", f"node{node}"))
-            while "idle 3" not in self.call("sinfo", "--noheader", "--format=%T %D"):
-                assert time.monotonic() < deadline, self._logs()
-                time.sleep(0.2)
-            yield self
-            self.call("scancel", f"--user={getpass.getuser()}")
+            wait_until(lambda: self._idle_nodes() == 3, TIMEOUT)
+            try:
+                yield self
+            finally:
+                self.call("scancel", f"--user={getpass.getuser()}")
+                # Processes of jobs outlive the daemons.
+                wait_until(lambda: not self.call("squeue", "--noheader"), TIMEOUT)
+
+    def _idle_nodes(self) -> int:
+        try:
+            return len(self.call("sinfo", "--noheader", "--Node", "--states=idle").splitlines())
+        except subprocess.CalledProcessError:
+            # The controller does not answer yet.
+            return 0
 
     def _write_config(self) -> None:
         ports = [address.partition(":")[2] for address in free_addresses(4)]
@@ -162,6 +162,3 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-    def _logs(self) -> str:
-        return self._log.read_text(errors="replace")

@@ -57,14 +57,9 @@ class Step:
         program.write_text(textwrap.dedent(PROGRAM))
         fake = write_fake_tensorflow(folder / "fake")
         self.job = secrets.token_hex()
-        names = {
-            "JOB_ID": self.job,
-            "STEP_ID": 0,
-            "STEP_NUM_TASKS": count,
-            "STEP_NUM_NODES": 1,
-            "STEP_NODELIST": "here",
-        }
-        environment = {f"SLURM_{name}": str(value) for name, value in names.items()}
+        numbers = {"STEP_ID": 0, "STEP_NUM_TASKS": count, "STEP_NUM_NODES": 1}
+        environment = {f"SLURM_{name}": str(number) for name, number in numbers.items()}
+        environment |= {"SLURM_JOB_ID": self.job, "SLURM_STEP_NODELIST": "here"}
         environment["PYTHONPATH"] = os.pathsep.join([fake, os.environ["PYTHONPATH"]])
         *options, what = arguments
         self.tasks = [
