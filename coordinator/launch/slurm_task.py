@@ -98,7 +98,7 @@ class SlurmTask:
 
     def _gathered(self, links: Mapping[int, Link], deadline: float) -> dict[str, list[str]]:
         """Waits until all servers answer; returns the cluster."""
-        host = next((found for found in map(self._host, links.values())), "")
+        host = self._host(*links.values())
         cluster: dict[str, list[str]] = {"chief": [_free_address(host)], "ps": [], "worker": []}
         for rank, link in sorted(links.items()):
             job, index = role_of(rank, self._request.workers, self._request.ps)
@@ -130,6 +130,7 @@ class SlurmTask:
         while not isinstance(code, int):
             code = self._events.get()
         program.close()
+        _ignore_signals()
         return 128 - code if code < 0 else code
 
     def _run_evaluator(self) -> int:
@@ -157,12 +158,14 @@ class SlurmTask:
             program.send(signal.SIGTERM)
             self._wait_ended(_TERMINATE_GRACE)
         program.close()
-        return 128 - (own or 0) if (own or 0) < 0 else (own or 0) if chief == 0 else 0
+        _ignore_signals()
+        if chief or own is None:
+            return 0
+        return 128 - own if own < 0 else own
 
     def _run_server(self, link: Link) -> int:
-        # Inherited by the server.
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        # The server inherits that.
+        _ignore_signals()
         server, address = self._start_server(link)
         link.send(address=address)
         restarts = self._request.server_restarts
@@ -197,7 +200,11 @@ class SlurmTask:
                 while code is None and time.monotonic() < deadline:
                     if probe.status(1.0) is not None:
                         return server, address
-                    code = self._wait_ended(_PROBE_INTERVAL)
+                    with contextlib.suppress(queue.Empty):
+                        event = self._events.get(timeout=_PROBE_INTERVAL)
+                        if event is None:
+                            raise LaunchError("The first task ended while the servers started; it says why.")
+                        code = event if isinstance(event, int) else code
             server.close()
             if code != UNUSABLE:
                 break
@@ -223,7 +230,7 @@ class SlurmTask:
         )
 
     def _wait_ended(self, seconds: float) -> int | None:
-        """Waits for the end of the process; returns its code, or None if it did not end, or the chief did."""
+        """Waits for the end of the process; returns its code, or None if it did not end."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
@@ -237,9 +244,16 @@ class SlurmTask:
             self._events.put(message)
         self._events.put(None)
 
-    def _host(self, link: Link) -> str:
-        """Returns the host by which the others reach this one: the address of its link, if that says it."""
-        return link.host if self._step.nodes == 1 or not link.host.startswith("127.") else socket.gethostname()
+    def _host(self, *links: Link) -> str:
+        """Returns the host by which the others reach this one: the address of its links, if that says it."""
+        if self._step.nodes == 1:
+            return "127.0.0.1"
+        return next((link.host for link in links if not link.host.startswith("127.")), socket.gethostname())
+
+
+def _ignore_signals() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _free_address(host: str) -> str:

@@ -122,5 +122,5 @@ def test_the_first_task_says_which_one_did_not_come(tmp_path: Path) -> None:
     step = Step(tmp_path, 3, "--start-timeout", "10", "0")
     step.tasks[2].kill()
     chief = step.outputs()[0]
-    assert step.codes() == [1, 1, -9] or step.codes() == [1, 0, -9]
+    assert step.codes()[0] == 1
     assert "The tasks 2 did not start within 10 s." in chief or "(task 2 of the step) ended before it served" in chief
