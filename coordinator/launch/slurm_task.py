@@ -25,11 +25,12 @@ from coordinator.errors import LaunchError
 from coordinator.heartbeat.task_probe import TaskProbe
 from coordinator.launch import rendezvous
 from coordinator.launch.console import Console
-from coordinator.launch.local_servers import free_addresses, program_environment, server_environment
+from coordinator.launch.local_servers import free_addresses
 from coordinator.launch.program_process import ProgramProcess
 from coordinator.launch.rendezvous import Link
 from coordinator.launch.run_request import RunRequest
 from coordinator.launch.serve import UNUSABLE
+from coordinator.launch.server_process import program_environment, server_environment
 from coordinator.launch.slurm_step import SlurmStep, role_of
 from coordinator.launch.task_config import TaskConfig
 
