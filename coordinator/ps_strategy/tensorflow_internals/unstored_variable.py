@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.framework import ops
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.ops import resource_variable_ops, while_v2
 from tensorflow.python.saved_model import save_context
 
 _ROWS, _VALUE = "CoordinatorRowsOfUnstoredVariable", "CoordinatorValueOfUnstoredVariable"
@@ -172,10 +172,14 @@ def _first(graph: Any, dtypes: list[tf.DType]) -> Any:
     return concrete
 
 
-def _gradient_of_rows(handle: Any, change: Any, indices: Any) -> tf.IndexedSlices:
+def _shape_of(handle: Any) -> list[int]:
     # Private: publicly, only the variable tells the shape. An operation on the handle would run on its server.
     known = resource_variable_ops.get_eager_safe_handle_data(handle).shape_and_type[0].shape
-    shape = tf.constant([each.size for each in known.dim], tf.int32)
+    return [each.size for each in known.dim]
+
+
+def _gradient_of_rows(handle: Any, change: Any, indices: Any) -> tf.IndexedSlices:
+    shape = tf.constant(_shape_of(handle), tf.int32)
     values = tf.reshape(change, tf.concat([[-1], shape[1:]], 0))
     return tf.IndexedSlices(values, tf.reshape(indices, [-1]), shape)
 
@@ -186,14 +190,33 @@ _GRADIENTS: dict[str, Callable[..., Any]] = {
 }
 
 
+def _refuse_loops(handle: Any) -> None:
+    """Raises NotImplementedError while the gradient of the body of a loop is traced.
+
+    TensorFlow adds the gradients of all turns to zeros of the shape that the variable's value has, and there is none.
+    """
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        # Private: nothing public tells such a graph from others.
+        if isinstance(graph, while_v2._WhileBodyGradFuncGraph):
+            raise NotImplementedError(
+                f"A sharded variable of shape {_shape_of(handle)} is read inside of the body of a loop (tf.while_loop, "
+                "or for and while in a tf.function), and a gradient is computed through the loop. That is not "
+                "possible: read what the loop needs before it, or have the tape inside of the body."
+            )
+        graph = getattr(graph, "outer_graph", None)
+
+
 @tf.RegisterGradient(_ROWS)
 def _rows_backward(operation: Any, change: Any) -> list[Any]:
     _, handle, indices = operation.inputs
+    _refuse_loops(handle)
     return [None, _gradient_of_rows(handle, change, indices), None]
 
 
 @tf.RegisterGradient(_VALUE)
 def _value_backward(operation: Any, change: Any) -> list[Any]:
+    _refuse_loops(operation.inputs[1])
     return [None, change]
 
 

@@ -64,6 +64,29 @@ def test_gradients_on_the_client_are_those_of_a_plain_variable(table):
         np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=name)
 
 
+def test_there_is_no_gradient_through_a_loop_but_within_it(table):
+    def loss(table):
+        total = tf.constant(0.0)
+        for _ in tf.range(2):
+            total += squares(tf.gather(table, IDS))
+        return total
+
+    with pytest.raises(NotImplementedError, match=r"of shape \[10, 2\] is read inside of the body of a loop"):
+        tf.function(lambda: gradient(table, loss))()
+
+    @tf.function
+    def within():
+        total = tf.zeros([ROWS, WIDTH])
+        for _ in tf.range(2):
+            total += tf.convert_to_tensor(
+                gradient(table, tf.autograph.experimental.do_not_convert(looked_up_in_branch))
+            )
+        return total
+
+    expected = tf.convert_to_tensor(gradient(tf.Variable(TABLE), lambda table: squares(tf.gather(table, IDS))))
+    np.testing.assert_allclose(within(), 2 * expected, rtol=1e-6)
+
+
 def test_the_gradient_of_rows_has_the_rows_with_their_indices_in_the_whole(strategy, table):
     @tf.function
     def step(ids):
