@@ -196,8 +196,8 @@ class Table(SelfSaving):
             raise TypeError(
                 f"The gradient of the table {self.name!r} must be the tf.IndexedSlices that tape.gradient returns for "
                 f"table.variable, got {gradient!r}. It is None if the loss does not depend on a look-up of the table "
-                "that the tape has seen: call table.lookup in the function that has the tape, and not in a branch or loop "
-                "of which the tape is outside."
+                "that the tape has seen: call table.lookup in the function that has the tape, and not in a branch or "
+                "loop of which the tape is outside."
             )
         gradient = without_repeats(gradient)
         values = self._settings.update.clipped(tf.cast(gradient.values, tf.float32))
