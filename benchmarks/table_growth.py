@@ -5,9 +5,9 @@ worker. Then it is saved in a checkpoint, a hundredth of its rows is updated, a 
 exported for serving. Each is compared with `nothing`, some seconds of the steps alone: on a machine that others use,
 these have gaps, too.
 
-`longest gap` is the longest time in which no step of the first worker has finished; `99 % below` says how long 99 of 100
-such times are at most; `memory` is how much that of both servers together has grown at most. Rows have 16 numbers, and
-as many of Adagrad's accumulator.
+`longest gap` is the longest time in which no step of the first worker has finished, and 99 of 100 such times are no
+longer than `99 % below`; `memory` is how much that of both servers together has grown at most. Rows have 16 numbers,
+and as many of Adagrad's accumulator.
 """
 
 import argparse
