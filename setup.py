@@ -39,6 +39,7 @@ setup(
         "portpicker>=1.6,<2",
         "protobuf>=6.31,<8",
         "psutil>=7.1,<8",
+        "rich>=13.9,<16",
         # Simulations add a kind of event to it, which another major release may not bear.
         "simpy>=4.1,<5",
         # TensorFlow imports it when a summary is written, and does not bring it along.
@@ -88,6 +89,10 @@ setup(
             "myst-parser>=4",
             "sphinx>=8.2,<10",
             "sphinx-argparse-cli>=1.20",
+        ],
+        # The tests marked `release`, beside Debian's packages chromium, chromium-driver and prometheus.
+        "release": [
+            "selenium>=4.20,<5",
         ],
         "examples": [
             "scikit-learn>=1.5",

@@ -16,6 +16,7 @@ from coordinator.cli.serve import add_serve
 from coordinator.cli.simulate import add_simulate, simulate, with_negative_values
 from coordinator.cli.slurm import add_slurm, slurm
 from coordinator.cli.testbed import add_testbed, testbed
+from coordinator.cli.top import add_top, top
 from coordinator.errors import ClusterSpecError, LaunchError, SettingError
 from coordinator.launch.serve import serve
 from coordinator.version import __version__
@@ -29,6 +30,7 @@ _COMMANDS = {
     "simulate": simulate,
     "slurm": slurm,
     "testbed": testbed,
+    "top": top,
 }
 
 
@@ -76,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add_simulate(commands)
     add_testbed(commands)
     add_data(commands)
+    add_top(commands)
     add_manifest(commands)
     add_doctor(commands)
     return parser

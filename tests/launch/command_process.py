@@ -3,6 +3,7 @@
 It promises that neither it nor anything it started is left when the `with` block ends.
 """
 
+import codecs
 import os
 import pty
 import re
@@ -31,6 +32,8 @@ class CommandProcess:
 
     def __init__(self, *arguments: object, environment: Mapping[str, str]):
         self.output = ""
+        # What is read may end within a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._started: list[psutil.Process] = []
         self.terminal, terminal_of_command = pty.openpty()
         self.settings = termios.tcgetattr(self.terminal)
@@ -108,5 +111,5 @@ class CommandProcess:
         except OSError:
             # A terminal reports this when no process has it open any more.
             return False
-        self.output += text.decode()
+        self.output += self._decoder.decode(text)
         return bool(text)

@@ -1,0 +1,76 @@
+"""`coordinator top`: what it shows, on a terminal of any size, and when it ends."""
+
+import io
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from coordinator.addresses import PageAddress
+from coordinator.cli.top_screen import screen_of
+from coordinator.dashboard.page_server import PageServer
+from coordinator.dashboard.publisher import Publisher, state_of
+from tests.dashboard.made_cluster import MadeCluster
+from tests.launch.command_process import CommandProcess
+
+
+def shown(workers: int, width: int, height: int | None = None) -> list[str]:
+    cluster = MadeCluster(workers)
+    cluster.run(3)
+    cluster.checkpoint()
+    cluster.fail(0)
+    state = json.loads(state_of(cluster.run(2, away=[workers - 1])))
+    console = Console(file=io.StringIO(), width=width, height=height)
+    console.print(screen_of(state, width, height))
+    return console.file.getvalue().splitlines()
+
+
+def test_every_worker_server_and_event_is_shown() -> None:
+    text = "\n".join(shown(9, 120))
+    for part in (
+        "train.py, for 5.0 s",
+        "workers 8/9",
+        "ckpt-12 saved",
+        "worker 8 was lost",
+        "ps 0",
+        "912 MB",
+        "loss 2.",
+    ):
+        assert part in text
+    assert text.count("train_step x 8") >= 7
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 30), (120, 50)])
+def test_a_terminal_without_room_for_all_workers_shows_the_lost_ones_first(width: int, height: int) -> None:
+    lines = shown(256, width, height)
+    assert len(lines) <= height
+    assert next(line for line in lines if " live " in line or " lost " in line).split()[1:3] == ["255", "lost"]
+    assert any("more" in line for line in lines)
+    assert any("train_step x 8" in line for line in lines)
+
+
+@pytest.fixture
+def server() -> Iterator[PageServer]:
+    publisher = Publisher(MadeCluster(2).run(3))
+    server = PageServer(PageAddress("127.0.0.1", 0), publisher)
+    yield server
+    publisher.close()
+    server.close(30.0)
+
+
+def test_it_is_drawn_until_ctrl_c_ends_it(server: PageServer) -> None:
+    with CommandProcess("top", server.url, environment=dict(os.environ)) as command:
+        command.wait_output("steps/s")
+        command.wait_output("train_step x 8")
+        command.type("\x03")
+        assert command.wait_ended() == 0
+    assert "Traceback" not in command.output
+
+
+def test_a_wrong_token_is_one_line(server: PageServer) -> None:
+    with CommandProcess("top", f"{server.url}x", environment=dict(os.environ)) as command:
+        assert command.wait_ended() == 2
+    assert "coordinator top: there is no dashboard at " in command.output
+    assert "The dashboard has no such page" in command.output

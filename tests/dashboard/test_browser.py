@@ -1,0 +1,127 @@
+"""The page in a real Chromium: of made clusters of several sizes, and of a real one that loses a worker."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coordinator.addresses import PageAddress
+from coordinator.dashboard.page_server import PageServer
+from coordinator.dashboard.publisher import Publisher
+from tests.dashboard.made_cluster import MadeCluster
+from tests.deadline import wait_until
+from tests.launch.command_process import CommandProcess
+
+pytestmark = pytest.mark.release
+# Schedules until it is killed.
+TRAINING = """
+    import tensorflow as tf
+    import coordinator
+
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    strategy = coordinator.ParameterServerStrategy(resolver)
+    with strategy.scope():
+        variable = tf.Variable(0.0)
+
+    @tf.function
+    def train_step():
+        return variable.assign_add(1.0)
+
+    while True:
+        futures = [strategy.schedule(train_step) for _ in range(20)]
+        strategy.report(loss=1 / futures[-1].result())
+"""
+
+
+@pytest.fixture
+def browser() -> Iterator[object]:
+    webdriver = pytest.importorskip("selenium.webdriver", reason="pip install -e '.[release]'")
+    options = webdriver.ChromeOptions()
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver")) as browser:
+        yield browser
+
+
+def texts(browser: object, selector: str) -> list[str]:
+    script = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)"
+    return browser.execute_script(script, selector)
+
+
+def test_all_of_a_cluster_is_shown_without_an_error_at_any_width(browser: object) -> None:
+    for workers in (1, 4, 256):
+        for width in (1440, 390):
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            _show(browser, workers, width)
+    # That the servers are gone at the end is no error.
+    assert [entry["message"] for entry in browser.get_log("browser") if "ERR_" not in entry["message"]] == []
+
+
+def _show(browser: object, workers: int, width: int) -> None:
+    cluster = MadeCluster(workers)
+    cluster.run(10)
+    cluster.checkpoint()
+    publisher = Publisher(cluster.run(2, away=[workers - 1]))
+    server = PageServer(PageAddress("127.0.0.1", 0), publisher)
+    try:
+        browser.get(server.url)
+        wait_until(lambda: len(texts(browser, "#workers tbody tr")) == workers)
+        assert texts(browser, "#workers tr.lost td:first-child") == [str(workers - 1)]
+        assert len(texts(browser, "#timeline li")) == 3
+        assert texts(browser, "#connection") == ["Live"]
+        assert len(texts(browser, "#rules .bars div")) in range(2, 25)
+        # Nothing is wider than the page.
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        publisher.publish(cluster.run(1))
+        wait_until(lambda: not texts(browser, "#workers tr.lost"))
+        publisher.close()
+        wait_until(lambda: texts(browser, "#connection") == ["Ended"])
+    finally:
+        publisher.close()
+        server.close(30.0)
+
+
+def test_a_worker_that_is_killed_shows_within_two_seconds(browser: object, tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("\n".join(line[4:] for line in TRAINING.splitlines()))
+    options = ["--workers", 2, "--dashboard", "--server-restarts", 0]
+    with CommandProcess("run", *options, program, environment=dict(os.environ)) as command:
+        url = command.wait_output(r"the dashboard is at (\S+)")[1]
+        wait_until(lambda: _is_open(browser, url), limit=120.0)
+        wait_until(lambda: texts(browser, "#workers .pill") == ["live", "live"], limit=60.0)
+        wait_until(lambda: "train_step" in "".join(texts(browser, "#stream-legend")))
+        wait_until(lambda: re.match(r"loss \d", texts(browser, "#values-name")[0]))
+        wait_until(lambda: "MB" in "".join(texts(browser, "#servers td")))
+        port = re.search(r"worker 1 joined: 127\.0\.0\.1:(\d+)", "".join(texts(browser, "#timeline li")))[1]
+        [worker] = [process for process in command.record() if _listens(process, int(port))]
+        killed_at = time.monotonic()
+        worker.send_signal(signal.SIGKILL)
+        wait_until(lambda: texts(browser, "#workers .pill") == ["live", "lost"])
+        assert time.monotonic() - killed_at < 2.0
+        assert "worker 1 was lost" in texts(browser, "#timeline li")[0]
+        command.type("\x03")
+        command.wait_ended()
+
+
+def _is_open(browser: object, url: str) -> bool:
+    from selenium.common.exceptions import WebDriverException
+
+    try:
+        browser.get(url)
+    except WebDriverException:
+        return False
+    return texts(browser, "h1") == ["train.py"]
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    try:
+        return any(each.laddr.port == port for each in process.net_connections("tcp") if each.status == "LISTEN")
+    except psutil.Error:
+        return False
