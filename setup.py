@@ -78,10 +78,12 @@ setup(
             "ruff>=0.12",
             "tf_keras>=2.21,<2.22",
         ],
-        # What tests marked `release` need besides: the schemas of Kubernetes and of JobSet.
+        # What tests marked `release` need besides: the schemas of Kubernetes and of JobSet, and a driver of browsers
+        # for Debian's packages chromium and chromium-driver. One needs Debian's prometheus, too.
         "release": [
             "kubeflow-trainer-api>=2.3,<3",
             "kubernetes-validate>=1.37",
+            "selenium>=4.20,<5",
         ],
         # The documentation as a site.
         "docs": [
@@ -89,10 +91,6 @@ setup(
             "myst-parser>=4",
             "sphinx>=8.2,<10",
             "sphinx-argparse-cli>=1.20",
-        ],
-        # The tests marked `release`, beside Debian's packages chromium, chromium-driver and prometheus.
-        "release": [
-            "selenium>=4.20,<5",
         ],
         "examples": [
             "scikit-learn>=1.5",
