@@ -1,7 +1,8 @@
 """The pods of a job on Kubernetes, followed by its HTTP API: a list, then a watch of what changes after it.
 
-It promises that an address is a name in DNS, which a pod keeps when it is replaced; that a pod leaves when its deletion
-begins; and that each request reads the token and the certificate again, since Kubernetes renews both.
+It promises that an address is a name in DNS, which a pod keeps when it is replaced; that a pod joins when it has that
+name, and leaves when its deletion begins; and that each request reads the token and the certificate again, since
+Kubernetes renews both.
 """
 
 import contextlib
@@ -164,16 +165,19 @@ class KubernetesPods:
 
     def _addresses(self) -> dict[int, str]:
         try:
-            return dict(sorted(_index_and_address(pod) for pod in self._pods.values() if _stays(pod)))
+            return dict(sorted(_index_and_address(pod) for pod in self._pods.values() if _is_present(pod)))
         except ValueError:
             # Until the pods are listed again this would be raised again.
             self._version = None
             raise
 
 
-def _stays(pod: Mapping[str, Any]) -> bool:
-    has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    return not has_ended and "deletionTimestamp" not in pod["metadata"]
+def _is_present(pod: Mapping[str, Any]) -> bool:
+    status = pod.get("status", {})
+    has_ended = status.get("phase") in ("Succeeded", "Failed")
+    # Its name is not in DNS yet, and asking for it now would have that remembered for a while.
+    is_unscheduled = status.get("phase") == "Pending" and not status.get("podIP")
+    return not has_ended and not is_unscheduled and "deletionTimestamp" not in pod["metadata"]
 
 
 def _index_and_address(pod: Mapping[str, Any]) -> tuple[int, str]:

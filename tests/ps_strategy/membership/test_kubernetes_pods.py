@@ -41,6 +41,7 @@ def pods(kubernetes: FakeKubernetes, tmp_path: Path) -> KubernetesPods:
 
 
 def test_pods_come_and_go(kubernetes: FakeKubernetes, pods: KubernetesPods) -> None:
+    kubernetes.put(pod(4, phase="Pending"))  # has no name yet
     kubernetes.put(pod(3))
     assert pods.wait_changed() == addresses(0, 1, 3)
     kubernetes.put(pod(3))  # nothing that matters
