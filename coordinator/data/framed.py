@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coordinator.data.files import FileParts, checked_paths, concatenated, digest_of_files, shuffled_rows
+from coordinator.data.files import (
+    FileParts,
+    as_one_operation,
+    checked_paths,
+    concatenated,
+    digest_of_files,
+    shuffled_rows,
+)
 from coordinator.data.source import Source
 from coordinator.data.worker_arrays import WorkerArrays
 
@@ -79,11 +86,14 @@ class FramedSource(Source):
 
     def read(self, positions: Any) -> Any:
         """See `Source.read`."""
-        _, start, count, _, _ = tf.unstack(tf.cast(positions, tf.int64), num=5)
+        examples = as_one_operation(self._serialized, tf.cast(positions, tf.int64))
+        return examples if self._parse is None else self._parse(examples)
+
+    def _serialized(self, positions: Any) -> Any:
+        _, start, count, _, _ = tf.unstack(positions, num=5)
         [starts] = self._on_workers.read()
         # Before they are parsed, since a string is moved without a copy.
-        examples = shuffled_rows(self._examples(starts, start, count), positions)
-        return examples if self._parse is None else self._parse(examples)
+        return shuffled_rows(self._examples(starts, start, count), positions)
 
     def _index(self, path: str) -> np.ndarray[Any, Any]:
         """Returns the starts that were kept beside a file, or finds and keeps them."""

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.data.arrays import arrays
-from coordinator.data.files import FileParts, checked_paths, digest_of_files, file_size, shuffled_rows
+from coordinator.data.files import FileParts, as_one_operation, checked_paths, digest_of_files, file_size, shuffled_rows
 from coordinator.data.source import Source
 
 # The size of a file's header in bytes, the dtype of its rows, and the shape of a row.
@@ -63,7 +63,10 @@ class _Rows(Source):
 
     def read(self, positions: Any) -> Any:
         """See `Source.read`."""
-        _, start, count, _, _ = tf.unstack(tf.cast(positions, tf.int64), num=5)
+        return as_one_operation(self._rows, tf.cast(positions, tf.int64))
+
+    def _rows(self, positions: Any) -> Any:
+        _, start, count, _, _ = tf.unstack(positions, num=5)
         headers, firsts = tf.constant(self._headers, tf.int64), tf.constant(self._firsts, tf.int64)
         data = self._parts.read(
             start, start + count - 1, lambda file, row: headers[file] + (row - firsts[file]) * self._width
