@@ -49,13 +49,22 @@ def client(data: Any, size: int | None = None) -> Source:
 class _ClientSource(Source):
     """A source of which `read` returns what came with the range."""
 
+    is_on_client = True
+
     def __init__(self, size: int, sample: list[Any]) -> None:
         if not sample:
             raise ValueError("client was given data without examples.")
         self.size = size
         self.digest = _digest(sample)
+        self._spec = tf.nest.map_structure(
+            lambda each: tf.TensorSpec([None, *each.shape[1:]], each.dtype), _stacked(sample[:1])
+        )
         example = sum(np.asarray(each).nbytes for each in tf.nest.flatten(sample)) / len(sample)
         self.most_out = max(1, int(_MOST_BYTES / max(example, 1)))
+
+    def element_spec(self) -> Any:
+        """See `Source.element_spec`."""
+        return self._spec
 
     def read(self, positions: Any) -> Any:
         """Returns the examples that came with the range: see `Source.read`."""

@@ -20,6 +20,7 @@ class Source(ABC):
       mixes_all: whether a shuffled range has examples from anywhere in the data; otherwise it has consecutive ones,
         because reading single examples takes too long, and the ranges come in random order.
       is_sequential: whether the data is read in order, and cannot be shuffled.
+      is_on_client: whether the client reads the data: each range of a loop comes with its examples, as `reader` says.
       most_out: how many examples may be under way at once, since the client keeps them; None for any number.
     """
 
@@ -27,6 +28,7 @@ class Source(ABC):
     digest: str
     mixes_all: bool
     is_sequential: bool = False
+    is_on_client: bool = False
     most_out: int | None = None
 
     def prepare(self, strategy: Any) -> None:  # noqa: B027 - most need nothing
@@ -35,6 +37,12 @@ class Source(ABC):
     def reader(self) -> Callable[[Any], Any]:
         """Returns a function that turns each range of a loop into what the loop gives, for that loop alone."""
         return lambda positions: positions
+
+    def element_spec(self) -> Any:
+        """Returns the type of what `read` returns, as nested `tf.TypeSpec`s; in the scope of the strategy."""
+        read = tf.function(self.read, autograph=False)
+        outputs = read.get_concrete_function(tf.TensorSpec([5], tf.int64)).structured_outputs
+        return tf.nest.map_structure(tf.type_spec_from_value, outputs)
 
     @abstractmethod
     def read(self, positions: Any) -> Any:

@@ -15,7 +15,13 @@ import tensorflow as tf
 from coordinator.data.source import Source
 from coordinator.ps_strategy.keras.evaluation.model_copies import ModelCopies
 from coordinator.ps_strategy.keras.evaluation.shard_functions import ShardFunctions
-from coordinator.ps_strategy.keras.evaluation.shards import ClientShards, RangeShards, Shards, WorkerShards, shard_count
+from coordinator.ps_strategy.keras.evaluation.shards import (
+    ClientShards,
+    Shards,
+    WorkerShards,
+    shard_count,
+    source_shards,
+)
 from coordinator.ps_strategy.keras.fit.evaluation_feed import EvaluationFeed
 from coordinator.ps_strategy.keras.fit.fit_extension import EndlessnessOnWorkers, check_model
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
@@ -90,7 +96,7 @@ class StrategyEvaluation:
         count = shard_count(shards, strategy)
         if isinstance(data, Source):
             data.prepare(strategy)
-            return lambda: RangeShards(data, batch_size or _BATCH_SIZE, count)
+            return lambda: source_shards(data, batch_size or _BATCH_SIZE, count)
         is_dataset = isinstance(data, tf.data.Dataset)
         on_workers = isinstance(data, PerWorkerDataset) or callable(data)
         if batch_size is not None and (is_dataset or on_workers):

@@ -135,6 +135,21 @@ class RangeShards(Shards):
         return ShardCall(functions.of_range(self._source), args, math.ceil(count / self._batch_size))
 
 
+def source_shards(source: Source, batch_size: int, shards: int) -> Shards:
+    """Returns the shards of a source, of which there are at most `shards` if the workers read it."""
+    if not source.is_on_client:
+        return RangeShards(source, batch_size, shards)
+    read = source.reader()
+    batches = (tf.nest.map_structure(tf.convert_to_tensor, read(each)[1]) for each in ranges_of(source, batch_size))
+    return ClientShards(batches, math.ceil(source.size / batch_size), shards)
+
+
+def ranges_of(source: Source, batch_size: int) -> Iterator[Any]:
+    """Yields a range for each batch of a source, in order."""
+    for start in range(0, source.size, batch_size):
+        yield np.array([0, start, min(batch_size, source.size - start), start // batch_size, IN_ORDER])
+
+
 class WorkerShards(Shards):
     """The finite data of each worker; a lost worker is waited for, because only it has its data.
 

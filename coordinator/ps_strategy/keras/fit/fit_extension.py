@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import logging
 import math
-import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,10 +12,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from coordinator.data import Epochs, Source
+from coordinator.data import Source
 from coordinator.future import Future
 from coordinator.ps_strategy.keras.evaluation.shard_functions import ShardFunctions
-from coordinator.ps_strategy.keras.evaluation.shards import ClientShards, RangeShards, WorkerShards, shard_count
+from coordinator.ps_strategy.keras.evaluation.shards import ClientShards, WorkerShards, shard_count
 from coordinator.ps_strategy.keras.fit.evaluation_feed import EvaluationFeed
 from coordinator.ps_strategy.keras.fit.feeds import (
     ClientFeed,
@@ -26,8 +25,8 @@ from coordinator.ps_strategy.keras.fit.feeds import (
     present_parts,
     schedule_batches,
 )
-from coordinator.ps_strategy.keras.fit.range_data import RangeData
 from coordinator.ps_strategy.keras.fit.range_fits import RangeFits
+from coordinator.ps_strategy.keras.fit.source_turns import evaluation_of_source, prediction_of_source
 from coordinator.ps_strategy.keras.fit.steps import ModelSteps
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
 from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer
@@ -73,8 +72,10 @@ class FitExtension:
             x = strategy.experimental_distribute_datasets_from_function(x)
         if _is_fit(arguments) and (turns := self._range_fits.iterator(strategy, x, arguments)):
             return turns
-        if isinstance(x, Source) and _is_evaluation(arguments):
-            return _source_evaluation(x, strategy, arguments)
+        if isinstance(x, Source):
+            if _is_evaluation(arguments):
+                return evaluation_of_source(x, strategy, arguments)
+            return prediction_of_source(x, strategy, arguments, self._note)
         if not isinstance(x, PerWorkerDataset):
             iterator: keras_patches.EpochIterator
 
@@ -200,8 +201,11 @@ class FitExtension:
 
     def _client_feed(self, dataset: tf.data.Dataset, strategy: Any) -> ClientFeed:
         feed = ClientFeed(iter(dataset), strategy)
-        self._latest_feed = weakref.ref(feed)
+        self._note(feed)
         return feed
+
+    def _note(self, feed: ClientFeed) -> None:
+        self._latest_feed = weakref.ref(feed)
 
 
 def _is_evaluation(arguments: dict[str, Any]) -> bool:
@@ -215,25 +219,6 @@ def _evaluation_feed(batches: Iterator[Any], strategy: Any, iterator: keras_patc
         batches = itertools.islice(batches, calls * iterator.steps_per_execution)
     shards = ClientShards(map(present_parts, batches), iterator.num_batches, shard_count(None, strategy))
     return EvaluationFeed(shards, strategy, lambda: ClientFeed(shards.all_batches(), strategy))
-
-
-def _source_evaluation(source: Source, strategy: Any, arguments: dict[str, Any]) -> keras_patches.EpochIterator:
-    given = [name for name in ("y", "sample_weight", "steps_per_epoch") if arguments.get(name) is not None]
-    if given:
-        raise ValueError(
-            f"{', '.join(given)} cannot be given along with a source of coordinator.data, which gives (x, y) or "
-            "(x, y, sample_weight), and is evaluated to its end."
-        )
-    data = RangeData(Epochs(source, arguments.get("batch_size") or 32))
-    data.prepare(strategy)
-    size = data.epochs.settings.batch_size
-    return keras_patches.EpochIterator(
-        lambda _: EvaluationFeed(RangeShards(source, size, shard_count(None, strategy)), strategy),
-        keras_patches.OwnData(
-            types.SimpleNamespace(element_spec=data.element_spec(strategy)), data.batches_per_epoch, size
-        ),
-        arguments,
-    )
 
 
 class EndlessnessOnWorkers:

@@ -69,9 +69,7 @@ class RangeData:
         if self._inputs is not None:
             return tf.nest.map_structure(_spec_of_rows, self._inputs)
         with strategy.scope():
-            read = tf.function(self.epochs.source.read, autograph=False)
-            outputs = read.get_concrete_function(tf.TensorSpec([5], tf.int64)).structured_outputs
-        return tf.nest.map_structure(tf.type_spec_from_value, outputs)
+            return self.epochs.source.element_spec()
 
     @property
     def batches_per_epoch(self) -> int:
@@ -129,7 +127,7 @@ def range_data_of_source(x: Source | Epochs, given: Mapping[str, Any], steps_per
             "make a source for validation."
         )
     if isinstance(x, Source):
-        shuffle, batch_size = given.get("shuffle", True), given.get("batch_size") or 32
+        shuffle, batch_size = given.get("shuffle", not x.is_sequential), given.get("batch_size") or 32
         epochs = Epochs(x, batch_size, given.get("epochs", 1), _seed(shuffle), steps_per_execution)
         return RangeData(epochs, has_own_seed=shuffle is True)
     data = RangeData(x)

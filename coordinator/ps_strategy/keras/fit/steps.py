@@ -34,8 +34,16 @@ class ModelSteps:
         self.of_next = function(self._of_next)
         self.of_next_if_any = function(self._of_next_if_any)
         self._of_rows = tf.function(self._steps_of_rows, autograph=False)
-        # Of the source that was used last, which the function keeps alive.
+        # Of the source that was used last, which the functions keep alive.
         self._of_source: tuple[Source, int, Any] | None = None
+        self._reading: tuple[Source, ModelSteps] | None = None
+
+    def reading(self, source: Source) -> "ModelSteps":
+        """Returns the steps of what a source reads: a batch is a range, or what came with it."""
+        if self._reading is None or self._reading[0] is not source:
+            step = self._step
+            self._reading = source, ModelSteps(lambda given: step(source.read(given)), self.steps_per_call)
+        return self._reading[1]
 
     def of_range(self, data: RangeData, positions: Any) -> tuple[Any, tuple[Any, ...]]:
         """Returns a function that runs the steps of a range and returns the result of the last; and its arguments."""
@@ -48,7 +56,8 @@ class ModelSteps:
         if self._of_source is None or self._of_source[:2] != (source, batches):
 
             def of_source(positions: Any, batch_size: Any) -> Any:
-                return self._steps_of(source.read(positions), positions, batch_size, batches)
+                extent = positions[0] if source.is_on_client else positions
+                return self._steps_of(source.read(positions), extent, batch_size, batches)
 
             self._of_source = source, batches, tf.function(of_source, autograph=False)
         return self._of_source[2], (positions, batch_size)

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import coordinator
+from coordinator.data import arrays, client
 
 X = np.random.default_rng(1).normal(size=(47, 3)).astype("float32")
 
@@ -46,6 +47,19 @@ def test_predictions_are_those_of_one_process(
         expected: Any = local.predict(x, verbose=0, **arguments)
         predicted = distributed.predict(x, verbose=0, **arguments)
         assert set(predicted) == {"sum", "wide"}
+        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), predicted, expected)
+
+
+def test_predictions_of_a_source_are_in_its_order(
+    models: tuple[keras.Model, keras.Model], strategy: coordinator.ParameterServerStrategy
+) -> None:
+    distributed, local = models
+    with strategy.scope():
+        distributed.compile(steps_per_execution=2)
+    on_client = client(list(X))
+    for source, steps, count in ((arrays(X, X[:, 0]), None, 47), (on_client, None, 47), (on_client, 4, 40)):
+        predicted = distributed.predict(source, batch_size=10, steps=steps, verbose=0)
+        expected = local.predict(X[:count], verbose=0)
         tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), predicted, expected)
 
 
