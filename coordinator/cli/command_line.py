@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from coordinator.cli.data import add_data, data
 from coordinator.cli.doctor import add_doctor, doctor
 from coordinator.cli.manifest import add_manifest, manifest
+from coordinator.cli.profile import add_profile, profile
 from coordinator.cli.run import add_run, requested, run, with_dashboard_address
 from coordinator.cli.serve import add_serve
 from coordinator.cli.simulate import add_simulate, simulate, with_negative_values
@@ -27,6 +28,7 @@ _COMMANDS = {
     "data": data,
     "doctor": doctor,
     "manifest": manifest,
+    "profile": profile,
     "simulate": simulate,
     "slurm": slurm,
     "testbed": testbed,
@@ -81,4 +83,5 @@ def _parser() -> argparse.ArgumentParser:
     add_top(commands)
     add_manifest(commands)
     add_doctor(commands)
+    add_profile(commands)
     return parser
