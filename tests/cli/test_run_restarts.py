@@ -132,3 +132,47 @@ def test_a_server_that_dies_is_started_again_on_its_port_up_to_its_limit(
         assert command.wait_ended() == 0
         assert not command.left()
     assert "/job:ps/task:0 serves on" in log.read_text()
+
+
+# Prints in its steps, whose count is restored from the checkpoint when the parameter server is lost.
+COUNTING = """
+    import sys, tempfile
+    import tensorflow as tf
+    import coordinator
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    with coordinator.ParameterServerStrategy(resolver) as strategy:
+        with strategy.scope():
+            count = tf.Variable(0, dtype=tf.int64)
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(count=count), tempfile.mkdtemp(), max_to_keep=2)
+        strategy.restore_from(manager)
+
+        @tf.function
+        def step():
+            done = count.assign_add(1)
+            tf.print("step", done)
+            return done
+
+        while (done := int(strategy.schedule(step).result())) < 40:
+            if done == 20:
+                manager.save()
+                input("reached 20")
+        print("counted", done, flush=True)
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_a_training_goes_on_after_its_parameter_server_was_killed_and_shows_its_steps(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(COUNTING))
+    with CommandProcess("run", path, environment=os.environ) as command:
+        command.wait_output("reached 20")
+        parameter_server(command).kill()
+        command.wait_output("/job:ps/task:0 ended unexpectedly, by SIGKILL")
+        command.type("\n")
+        command.wait_output("/job:ps/task:0 recovered from checkpoint .*, at step")
+        assert command.wait_ended() == 0
+        assert not command.left()
+    assert "counted 40" in command.output
+    for done in (1, 21, 40):
+        assert re.search(rf"\r\x1b\[K\[worker 0\] step {done}\r\n", command.output)
