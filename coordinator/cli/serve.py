@@ -1,6 +1,7 @@
 """`coordinator serve`: one server of a cluster."""
 
 import argparse
+import math
 
 
 def add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -17,4 +18,5 @@ def add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     serving.add_argument("--health-port", type=int, metavar="PORT", help=text)
     text = "end, with code 0, when the program that uses it has ended without an error"
     serving.add_argument("--until-client-ends", action="store_true", help=text)
-    serving.add_argument("--exit-with-parent", action="store_true", help="end when standard input is closed")
+    text = "end when standard input is closed, and when nothing has come there for so long (default: no limit)"
+    serving.add_argument("--exit-with-parent", type=float, nargs="?", const=math.inf, metavar="SECONDS", help=text)

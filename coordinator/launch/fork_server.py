@@ -22,6 +22,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import math
 import os
 import select
 import signal
@@ -172,7 +173,7 @@ class ForkServer:
             for name in _READ_LATE:
                 os.environ.pop(name, None)
             os.environ.update({name: environment[name] for name in _READ_LATE & environment.keys()})
-            code = serve(os.environ, exit_with_parent=True)
+            code = serve(os.environ, exit_with_parent=math.inf)
         except BaseException:  # noqa: BLE001 - printed and ended with, as by a fresh process
             traceback.print_exc()
         finally:

@@ -6,7 +6,9 @@ once, with code 0, on SIGTERM, on SIGINT and, with `exit_with_parent`, when its 
 """
 
 import contextlib
+import math
 import os
+import select
 import signal
 import sys
 import threading
@@ -43,7 +45,7 @@ def serve(
     interface: str | None = None,
     health_port: int | None = None,
     until_client_ends: bool = False,
-    exit_with_parent: bool = False,
+    exit_with_parent: float | None = None,
 ) -> int:
     """Runs one server, until this process ends.
 
@@ -56,15 +58,18 @@ def serve(
         interface if the host of its own address is `localhost` or a loopback address, and every interface otherwise.
       health_port: answer over HTTP there how the server is (`health.py`).
       until_client_ends: end, with code 0, when a client that was connected has ended its program in order.
-      exit_with_parent: end when standard input is closed.
+      exit_with_parent: end when standard input is closed, and when nothing has come there for so many seconds, or
+        `math.inf`. By default it is not read.
 
     Returns:
       Exit code 2 if it cannot serve, after a line on standard error that says why: `TF_CONFIG` is needed and missing or
-      wrong, or names a task that is not a server, the interface is no address of this machine, or another process
-      listens on a port.
+      wrong, or names a task that is not a server, the time is not above 0, the interface is no address of this machine,
+      or another process listens on a port.
     """
     health = None
     try:
+        if exit_with_parent is not None and not exit_with_parent > 0:
+            raise LaunchError(f"--exit-with-parent must be a number of seconds above 0, got {exit_with_parent:g}.")
         config = served_task(environment, job=job, index=index, address=address)
         networks = own_network(interface) if interface else networks_of(parse_address(config.address).host)
         check_port_is_free(config.name, config.address)
@@ -77,8 +82,10 @@ def serve(
         return UNUSABLE
     set_process_title(f"coordinator {config.job} {config.index}", f"{config.job}-{config.index}")
     with SignalReader((signal.SIGTERM, signal.SIGINT), lambda _: _end()):
-        if exit_with_parent:
-            threading.Thread(target=_end_with_standard_input, name="coordinator-parent", daemon=True).start()
+        if exit_with_parent is not None:
+            threading.Thread(
+                target=_end_with_standard_input, args=(exit_with_parent,), name="coordinator-parent", daemon=True
+            ).start()
         load_tensorflow(environment)
         try:
             server = _start_server(config)
@@ -192,10 +199,11 @@ def _left_out(*packages: str) -> Iterator[None]:
             del sys.modules[package]
 
 
-def _end_with_standard_input() -> NoReturn:
+def _end_with_standard_input(timeout: float) -> NoReturn:
     # It is a socket where a fork server started this process, which may be reset instead of closed.
     with contextlib.suppress(ConnectionResetError):
-        while os.read(0, 4096):
+        limit = None if timeout == math.inf else timeout
+        while select.select([0], [], [], limit)[0] and os.read(0, 4096):
             pass
     _end()
 

@@ -3,10 +3,14 @@
     this machine                             the host
     ssh  <-- standard input, a pipe here -->  sshd -- coordinator serve --exit-with-parent
 
+    alive thread, one for each host: writes to each standard input from time to time
+
 A server ends when its standard input is closed: with its connection, with the `ssh`, and with this process, however
-they end. It promises that no password is asked for, and that a connection without an answer for half a minute is lost.
+they end. Where the host does not notice that, since no packet arrives any more, the server ends five minutes after the
+last byte. It promises that no password is asked for, and that a connection without an answer for half a minute is lost.
 """
 
+import contextlib
 import json
 import os
 import shlex
@@ -32,6 +36,11 @@ _REPORT_TIMEOUT = 90.0
 _END_TIMEOUT = 5.0
 # Of `ssh`: the connection failed or was lost, or a signal ended the remote shell.
 _SSH_FAILED = 255
+# A terminal may suspend this process for some minutes without a loss.
+_PARENT_TIMEOUT = 300.0
+_ALIVE_INTERVAL = 20.0
+# The command ends with `--exit-with-parent`.
+_SERVE = (*SERVE_COMMAND, f"{_PARENT_TIMEOUT:g}")
 _SENT = ("TF_CONFIG", "TF_CPP_MIN_LOG_LEVEL", "PYTHONPATH")
 
 
@@ -39,11 +48,13 @@ class SshProcess:
     """A server on another host.
 
     Args:
-      process: its `ssh`.
+      process: its `ssh`, with a pipe for its standard input.
     """
 
     def __init__(self, process: "subprocess.Popen[bytes]"):
+        assert process.stdin is not None
         self._process = process
+        self._input = process.stdin
 
     @property
     def pid(self) -> int:
@@ -62,10 +73,15 @@ class SshProcess:
         # The shell that it ran in reports the signal n as 128 + n.
         return 128 - code if 128 < code < _SSH_FAILED else code
 
+    def keep_alive(self) -> None:
+        """Tells the server that this process is there."""
+        # It has ended, or was closed.
+        with contextlib.suppress(OSError, ValueError):
+            self._input.write(b"\n")
+
     def close(self) -> None:
         """Closes the server's standard input, so that it ends."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._input.close()
 
     def kill(self) -> None:
         """Ends the server, and returns when its `ssh` is gone."""
@@ -93,8 +109,9 @@ class SshHost:
         self._ssh = ssh
         self._found = found
         self._processes: list[SshProcess] = []
-        self._is_closed = False
+        self._is_closed = threading.Event()
         self._lock = threading.Lock()
+        self._alive: threading.Thread | None = None
 
     def resolved_name(self) -> str:
         """Returns the name or address that `ssh` connects to, which its configuration may give."""
@@ -124,7 +141,7 @@ class SshHost:
             raise LaunchError(f"{self.name} has {report.versions}, and {here}: install the same on all hosts.")
         return report
 
-    def command(self, environment: Mapping[str, str], command: Sequence[str] = SERVE_COMMAND) -> list[str]:
+    def command(self, environment: Mapping[str, str], command: Sequence[str] = _SERVE) -> list[str]:
         """Returns the command line that runs a command on the host, in the folder of the same path if there is one."""
         sent = {name: value for name, value in environment.items() if self._is_sent(name, value)}
         assignments = [f"{name}={value}" for name, value in sent.items()]
@@ -145,11 +162,12 @@ class SshHost:
           OSError: `ssh` cannot be started.
         """
         with self._lock:
-            if self._is_closed:
+            if self._is_closed.is_set():
                 raise LaunchError("The servers are closed; none is started any more.")
             process = SshProcess(
                 subprocess.Popen(
                     self.command(environment),
+                    bufsize=0,
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -157,14 +175,24 @@ class SshHost:
                 )
             )
             self._processes.append(process)
+            if self._alive is None:
+                self._alive = threading.Thread(target=self._keep_alive, name="coordinator-ssh-alive", daemon=True)
+                self._alive.start()
         return process
 
     def close(self) -> None:
         """Has all servers begin to end."""
         with self._lock:
-            self._is_closed = True
+            self._is_closed.set()
             for process in self._processes:
                 process.close()
+        if self._alive is not None:
+            self._alive.join()
+
+    def _keep_alive(self) -> None:
+        while not self._is_closed.wait(_ALIVE_INTERVAL):
+            for process in tuple(self._processes):
+                process.keep_alive()
 
     def _is_sent(self, name: str, value: str) -> bool:
         # No GPU for a parameter server, also where the host has some.

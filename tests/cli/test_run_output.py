@@ -153,16 +153,19 @@ def test_tee_writes_output_to_the_logs_and_shows_the_logs_of_servers(
         role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
         print("printed by", role, [stream.isatty() for stream in (sys.stdout, sys.stderr)])
         print("warned by", role, file=sys.stderr)
-        if role == "chief" and os.environ["COORDINATOR_RESTART_COUNT"] == "0":
-            sys.exit(3)
+        if role == "chief":
+            sys.exit(3) if os.environ["COORDINATOR_RESTART_COUNT"] == "0" else sys.stdin.readline()
     """)
     options = ["--tee", "--log-dir", tmp_path, "--evaluator", "--restarts", 1]
     with CommandProcess("run", *options, path, environment=environment) as command:
+        command.wait_output(r"\[worker 0\] coordinator: /job:worker/task:0 serves on")
+        command.type("\n")
         assert command.wait_ended() == 0
     logs = {log.name: log.read_text() for log in (tmp_path / "latest").iterdir()}
     for name in ("chief-0.log", "chief-0.restart-1.log"):
         assert logs[name] == "printed by chief [True, True]\nwarned by chief\n"
     assert logs["evaluator-0.log"] == "printed by evaluator [False, False]\nwarned by evaluator\n"
-    assert command.output.count("printed by chief [True, True]\r\nwarned by chief\r\n") == 2
+    # Lines of servers may be between the two.
+    for line in ("printed by chief [True, True]\r\n", "warned by chief\r\n"):
+        assert command.output.count(line) == 2
     assert "[evaluator] warned by evaluator\r\n" in command.output
-    assert "[worker 0] coordinator: /job:worker/task:0 serves on" in command.output

@@ -88,6 +88,13 @@ def check_ending(ending: str, environment: Mapping[str, str]) -> None:
         assert server.stdout.read() == ""
 
 
+def test_a_server_ends_when_its_parent_is_silent(environment: Environment) -> None:
+    task = ["--job", "worker", "--index", "0", "--address", free_addresses(1)[0]]
+    command = [sys.executable, "-m", "coordinator", "serve", *task, "--exit-with-parent", "0.2"]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as server:
+        assert server.wait(TIMEOUT) == 0
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_server_reports_that_it_serves_and_ends_with_code_0(environment: Environment, ending: str) -> None:
     check_ending(ending, environment)
