@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import pathlib
 import sys
 from typing import Any
 
@@ -30,6 +31,9 @@ def add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument("--evaluator-timeout", type=float, metavar="SECONDS", help=text)
     text = "how long the tasks may take until all servers answer (default 120)"
     parser.add_argument("--start-timeout", type=float, metavar="SECONDS", help=text)
+    text = "show on a page, from the node of the first task, what happens; port 0 takes a free one"
+    parser.add_argument("--dashboard", metavar="HOST:PORT[/TOKEN]", help=text)
+    parser.add_argument("--trace", type=pathlib.Path, metavar="FILE", help="write a trace for the Perfetto UI")
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as for `python -m`")
     parser.add_argument("program", metavar="PROGRAM", help="a Python program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="passed to the program")

@@ -74,7 +74,10 @@ class LocalJob:
         self._hosts: Mapping[tuple[str, int], SshHost] = {}
         self._evaluator_gpus: str | None = None
         self._servers = self._create_servers()
-        self.dashboard = _dashboard(request, self._clusters)
+        self.dashboard: PageAddress | None = None
+        if request.dashboard is not None:
+            taken = [each for jobs in self._clusters.values() for tasks in jobs.values() for each in tasks]
+            self.dashboard = dashboard_address(request.dashboard, taken)
         self._programs: dict[Role, ProgramProcess] = {}
         self._starts: collections.Counter[Role] = collections.Counter()
         limits = request.evaluator_timeout, request.restarts, request.server_restarts
@@ -292,13 +295,15 @@ def _clusters(request: RunRequest, roles: Collection[Role]) -> dict[Role, dict[s
     return {Role.CHIEF: cluster, Role.EVALUATOR: free_cluster(own, besides=taken)}
 
 
-def _dashboard(request: RunRequest, clusters: Mapping[Role, Mapping[str, list[str]]]) -> PageAddress | None:
-    """Returns the address that is wanted, with a port and a token that stay when the program is started again."""
-    if request.dashboard is None:
-        return None
-    address = parse_page_address(request.dashboard, "--dashboard")
+def dashboard_address(text: str, taken: Collection[str]) -> PageAddress:
+    """Returns the address that is wanted, with a port and a token that stay when the program is started again.
+
+    Args:
+      text: `host:port` or `host:port/token`; the port 0 takes a free one.
+      taken: addresses of which it gets none.
+    """
+    address = parse_page_address(text, "--dashboard")
     if not address.port:
-        taken = [each for cluster in clusters.values() for addresses in cluster.values() for each in addresses]
         [free] = free_addresses(1, besides=taken)
         address = address._replace(port=parse_address(free).port)
     return address if address.token else address._replace(token=secrets.token_urlsafe(16))

@@ -25,6 +25,7 @@ from coordinator.errors import LaunchError
 from coordinator.heartbeat.task_probe import TaskProbe
 from coordinator.launch import rendezvous
 from coordinator.launch.console import Console
+from coordinator.launch.local_job import dashboard_address
 from coordinator.launch.local_servers import free_addresses
 from coordinator.launch.program_process import ProgramProcess
 from coordinator.launch.rendezvous import Link
@@ -33,6 +34,7 @@ from coordinator.launch.serve import UNUSABLE
 from coordinator.launch.server_process import program_environment, server_environment
 from coordinator.launch.slurm_step import SlurmStep, role_of
 from coordinator.launch.task_config import TaskConfig
+from coordinator.program_settings import DASHBOARD, RESTART_COUNT, TRACE
 
 # Those that Slurm sends to a step: by `scancel`, at its time limit, and by `--signal`.
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
@@ -61,7 +63,7 @@ class SlurmTask:
             # The chief's and the evaluator's output is a pipe, which Python would fill by the block.
             "PYTHONUNBUFFERED": "1",
             "TF_CPP_MIN_LOG_LEVEL": environment.get("TF_CPP_MIN_LOG_LEVEL", "3"),
-            "COORDINATOR_RESTART_COUNT": environment.get("SLURM_RESTART_COUNT", "0"),
+            RESTART_COUNT: environment.get("SLURM_RESTART_COUNT", "0"),
         }
         self._console = console
         self._job, self._index = role_of(step.rank, request.workers, request.ps)
@@ -124,6 +126,12 @@ class SlurmTask:
             # Not ignored: the program would inherit that.
             signal.signal(number, lambda number, _: received.append(number))
         environment = program_environment(self._environment, TaskConfig(cluster, self._job, self._index))
+        if self._request.dashboard is not None:
+            page = dashboard_address(self._request.dashboard, taken=cluster["chief"])
+            environment[DASHBOARD] = str(page)
+            self._console.say(f"the dashboard is at {page.url} once the program has created its strategy.")
+        if self._request.trace is not None:
+            environment[TRACE] = str(self._request.trace)
         program = self._start(self._request.command, environment)
         if received:
             program.send(signal.Signals(received[0]))

@@ -77,18 +77,23 @@ def step(tmp_path: pathlib.Path) -> str:
     """What follows `srun`, but for the last argument of the program."""
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
-    return f"coordinator slurm --ps 2 --evaluator {program} {tmp_path}/checkpoints"
+    outputs = f"--dashboard 127.0.0.1:0 --trace {tmp_path}/trace.json"
+    return f"coordinator slurm --ps 2 --evaluator {outputs} {program} {tmp_path}/checkpoints"
 
 
 @pytest.mark.release
 @pytest.mark.timeout(900)
-def test_a_killed_worker_comes_back_and_the_job_ends_with_code_0(slurm: SlurmCluster, step: str) -> None:
+def test_a_killed_worker_comes_back_and_the_job_ends_with_code_0(
+    slurm: SlurmCluster, step: str, tmp_path: pathlib.Path
+) -> None:
     job = slurm.submit(f"{step} kill")
     assert slurm.exit_code(job) == 0, slurm.output(job)
     output = slurm.output(job)
     for words in ("[chief] worker 1 is back", "[chief] count 101", "[evaluator] evaluates", "[ps 1] coordinator: "):
         assert words in output
     assert "/job:worker/task:1 ended with code -9: starting it again" in output
+    assert '"lost"' in (tmp_path / "trace.json").read_text()
+    assert "coordinator: the dashboard is at http://127.0.0.1:" in output
     assert slurm.call("squeue", "--noheader") == ""
 
 

@@ -36,6 +36,7 @@ class Server(grpc.GenericRpcHandler):
     def service(self, call):
         return grpc.unary_unary_rpc_method_handler(lambda request, context: self._reply)
 
+errors = types.SimpleNamespace(OpError=ConnectionError)
 train = types.SimpleNamespace(ClusterSpec=ClusterSpec)
 distribute = types.SimpleNamespace(Server=Server)
 """
