@@ -5,6 +5,7 @@ Exit code 2 means that the arguments cannot work: nothing was started, and one l
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -62,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = f"--{error.option.replace('_', '-')} {error.reason}"
     except (ClusterSpecError, LaunchError) as error:
         reason = str(error)
+    except KeyboardInterrupt:
+        # Of a command that does not handle it, or not yet: nothing is to be reported.
+        return 128 + signal.SIGINT
     print(f"coordinator {command}: {reason}", file=sys.stderr)
     return _UNUSABLE
 

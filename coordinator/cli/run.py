@@ -3,7 +3,6 @@
 import argparse
 import pathlib
 import shutil
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -188,9 +187,6 @@ def run(request: RunRequest, environment: Mapping[str, str]) -> int:
             console.say(f"the dashboard is at {job.dashboard.url} once the program has created its strategy.")
         with console.restored(keyboard=0):
             return job.run()
-    except KeyboardInterrupt:
-        # While hosts are asked; later on, the job reads signals.
-        return 128 + signal.SIGINT
     finally:
         if request.log_dir is None and not (job and job.is_log_needed):
             shutil.rmtree(log_folder, ignore_errors=True)

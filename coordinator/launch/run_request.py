@@ -8,6 +8,7 @@ import importlib.machinery
 import os
 import pathlib
 import sys
+from collections.abc import Sequence
 
 from coordinator.addresses import parse_page_address
 from coordinator.errors import ClusterSpecError, LaunchError
@@ -98,7 +99,7 @@ class RunRequest:
             raise LaunchError("--env cannot set TF_CONFIG: each process gets its own.")
         _check_outputs(self.dashboard, self.trace)
         self._check_hosts()
-        _check_program(self.program, is_module=self.module)
+        self._check_program()
 
     def _check_hosts(self) -> None:
         for option, count, hosts in (("workers", self.workers, self.hosts), ("ps", self.ps, self.ps_hosts)):
@@ -108,6 +109,17 @@ class RunRequest:
             raise LaunchError("--ps-hosts needs --hosts or --hostfile, for the workers.")
         if self.hosts and self.evaluator_workers:
             raise LaunchError("--evaluator-workers cannot be used with --hosts: its servers would be on this machine.")
+
+    def _check_program(self) -> None:
+        if self.module:
+            folders = dict(self.env).get("PYTHONPATH", "").split(os.pathsep)
+            if not _has_module(self.program, folders):
+                how = f"`python -m {self.program}`"
+                raise LaunchError(f"There is no module {self.program} to run: it is looked for as {how} does.")
+        elif os.path.isdir(self.program):
+            raise LaunchError(f"{self.program} is a folder: give the path of a Python program.")
+        elif not os.path.isfile(self.program):
+            raise LaunchError(f"There is no program {self.program}: give the path of a Python program.")
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -125,19 +137,9 @@ def _check_outputs(address: str | None, trace: pathlib.Path | None) -> None:
         raise LaunchError(str(error)) from None
 
 
-def _check_program(program: str, *, is_module: bool) -> None:
-    if is_module:
-        if not _has_module(program):
-            raise LaunchError(f"There is no module {program} to run: it is looked for as `python -m {program}` does.")
-    elif os.path.isdir(program):
-        raise LaunchError(f"{program} is a folder: give the path of a Python program.")
-    elif not os.path.isfile(program):
-        raise LaunchError(f"There is no program {program}: give the path of a Python program.")
-
-
-def _has_module(name: str) -> bool:
+def _has_module(name: str, folders: Sequence[str]) -> bool:
     """Returns True if `python -m` finds a module to run. It imports nothing, unlike `importlib.util.find_spec`."""
-    path: list[str] | None = [os.getcwd(), *sys.path]
+    path: list[str] | None = [os.getcwd(), *folders, *sys.path]
     full_name = ""
     for part in [*name.split("."), "__main__"]:
         full_name = f"{full_name}.{part}" if full_name else part

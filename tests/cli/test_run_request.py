@@ -69,8 +69,21 @@ def test_a_module_is_found_without_being_imported(
     for module in ("package.inner.train", "package.inner"):
         assert main(["run", "-m", module, "-m", "--epochs"]) == 0
         assert requests[-1].command == ("-m", module, "-m", "--epochs")
+    monkeypatch.chdir("/")
+    assert main(["run", "--env", f"PYTHONPATH={tmp_path}", "-m", "package.inner.train"]) == 0
     for module in ("package", "package.outer", "package.inner.train.step"):
         assert main(["run", "-m", module]) == 2
+
+
+def test_ctrl_c_before_anything_is_started_ends_the_command_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "run", interrupted)
+    assert main(["run", str(program)]) == 130
+    assert not capsys.readouterr().err
 
 
 Arguments = Callable[[str], list[str]]
