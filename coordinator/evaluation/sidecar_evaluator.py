@@ -136,8 +136,9 @@ class SidecarEvaluator:
         self._batch_size, self._evaluate = batch_size, evaluate
         strategy = getattr(model, "distribute_strategy", None)
         self._strategy = strategy if isinstance(strategy, ParameterServerStrategy) else None
-        # The checkpoint that is evaluated, and where it is read.
+        # The checkpoint that is evaluated, and where it is read; and whether its values were lost meanwhile for good.
         self._current: tuple[CheckpointFile, str] | None = None
+        self._are_values_lost = False
         self._loader = CheckpointLoader(model, data)
         self._best = None if best_dir is None else BestCheckpoint(best_dir, best_metric, best_mode)
         self._directory = os.fspath(checkpoint_dir)
@@ -221,7 +222,7 @@ class SidecarEvaluator:
             try:
                 # From a copy if it may become the best.
                 path = checkpoint.path if self._best is None else stack.enter_context(self._best.copied(checkpoint))
-                self._current = checkpoint, path
+                self._current, self._are_values_lost = (checkpoint, path), False
                 step = self._loader.load(checkpoint, path)
                 if path == checkpoint.path and not checkpoint.is_keras_weights:
                     checkpoint.require_unchanged()  # otherwise the values loaded are newer than this checkpoint
@@ -237,6 +238,11 @@ class SidecarEvaluator:
                 return None
             _LOG.info("Start of evaluation of %r at step %d.", checkpoint.path, step)
             metrics = flat_metrics(self._evaluate_model() if self._evaluate is None else self._evaluate(step))
+            self._current = None
+            if self._are_values_lost:
+                text = "The result of %r is not used: its values were lost with a parameter server, and it is gone."
+                _LOG.warning(text, checkpoint.path)
+                return None
             number = watch.evaluations + 1 if checkpoint.number is None else checkpoint.number
             result = EvaluationResult(checkpoint.path, number, step, metrics, time.time(), checkpoint.written_ns)
             self._write(result, path)
@@ -247,8 +253,16 @@ class SidecarEvaluator:
         """Loads what is being evaluated into variables that were lost; returns its path."""
         if self._current is None:
             return None
-        self._loader.load(*self._current)
-        return self._current[0].path
+        checkpoint, path = self._current
+        try:
+            self._loader.load(checkpoint, path)
+            if path == checkpoint.path:
+                checkpoint.require_unchanged()
+        except tf.errors.UnavailableError:
+            raise
+        except _UNREADABLE:
+            self._are_values_lost = True
+        return checkpoint.path
 
     def _evaluate_model(self) -> Mapping[str, Any]:
         settings = {"batch_size": self._batch_size, "steps": self._steps, "callbacks": self._callbacks}

@@ -11,6 +11,7 @@ from tests.program_runner import COORDINATOR, ProgramRunner
 PROGRAM = '''
 import json
 import os
+import pathlib
 import sys
 
 import keras
@@ -44,9 +45,9 @@ def build_model():
 
 
 class Kill(keras.callbacks.Callback):
-    """Kills a server when the first batches of an evaluation are done; another one each time."""
+    """Kills a server when the first batches of an evaluation are done; the last time its checkpoint is gone, too."""
 
-    servers = [None, ("worker", 1), ("ps", 0)]
+    servers = [None, ("ps", 0), ("worker", 1), ("ps", 0)]
 
     def on_test_begin(self, logs=None):
         self.next = self.servers.pop()
@@ -57,6 +58,9 @@ class Kill(keras.callbacks.Callback):
             address = json.loads(os.environ["TF_CONFIG"])["cluster"][job][index]
             own = [each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
             [server] = {each.pid for each in own if each.laddr.port == int(address.rpartition(":")[2])}
+            if len(self.servers) == 1:
+                for file in pathlib.Path(directory).glob("ckpt-3.*"):
+                    file.unlink()
             psutil.Process(server).kill()
             print("killed", job, flush=True)
 
@@ -65,12 +69,15 @@ def train():
     mark_training_started(directory)
     model = build_model()
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model, optimizer=model.optimizer), directory, 3)
-    for _ in range(3):
+    for number in range(1, 4):
         model.fit(keys[:, None], target, batch_size=200, verbose=0)
         truth = model.evaluate(keys[:, None], target, verbose=0, return_dict=True)
         print("truth", int(model.optimizer.iterations), truth, flush=True)
-        manager.save()
-        wait_until(lambda: (found := latest_result(directory)) and found.step == int(model.optimizer.iterations), 200)
+        path = pathlib.Path(manager.save() + ".index")
+        if number == 3:
+            wait_until(lambda: not path.exists(), 200)
+            manager.save()
+        wait_until(lambda: (found := latest_result(directory)) and found.step == 20 * number, 200)
     mark_training_finished(directory)
 
 
@@ -80,9 +87,12 @@ def evaluate():
         with strategy.scope():
             model = build_model()
         source = coordinator.data.arrays(keys[:, None], target)
+        numbers = []
         evaluator = coordinator.SidecarEvaluator(model, source, directory, batch_size=1, callbacks=[Kill()])
         for result in evaluator.start(300):
             print("result", result.step, result.metrics, flush=True)
+            numbers.append(result.number)
+        assert numbers == [1, 2, 4]
 
 
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -105,5 +115,5 @@ def test_each_example_counts_once_while_servers_of_the_evaluator_are_killed(
     )
     assert list(truth) == [20, 40, 60]
     assert found == {step: pytest.approx(metrics, rel=1e-5) for step, metrics in truth.items()}
-    assert re.findall(r"killed (\w+)", ended.stdout) == ["ps", "worker"]
+    assert re.findall(r"killed (\w+)", ended.stdout) == ["ps", "worker", "ps"]
     assert "the evaluator's /job:ps/task:0 ended unexpectedly" in ended.stderr
