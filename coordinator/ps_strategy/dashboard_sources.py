@@ -90,13 +90,14 @@ class _Questions:
 
     def _read_on(self, server: ParameterServer) -> ServerUsage:
         with tf.device(f"{server.device}/device:CPU:0"):
-            files = self._read()
+            files = self._read(tf.constant("/proc/self/"))
         stat, status, network = (text.numpy().decode() for text in files)
         return _usage_of(f"ps {server.index}", stat, status, network)
 
 
-def _read_files() -> tuple[Any, Any, Any]:
-    return tuple(tf.io.read_file(f"/proc/self/{name}") for name in ("stat", "status", "net/dev"))
+def _read_files(folder: Any) -> tuple[Any, ...]:
+    # If the path were a constant of the function, TensorFlow would read the file once, as it does with constants.
+    return tuple(tf.io.read_file(folder + name) for name in ("stat", "status", "net/dev"))
 
 
 def _usage_of(task: str, stat: str, status: str, network: str) -> ServerUsage:

@@ -34,8 +34,9 @@ def test_what_the_servers_use_and_the_rules_count_and_the_program_reports_is_sho
 
         def is_asked() -> bool:
             state.update(json.load(urllib.request.urlopen(f"{url}api/state", timeout=30)))
-            return bool(state["rules"])
+            return bool(state["rules"]) and all(row["receiving"] > 0 for row in state["servers"])
 
+        # What is asked for the second time is not what was read first.
         wait_until(is_asked)
         assert [row["usage"]["task"] for row in state["servers"]] == ["ps 0", "ps 1"]
         for row in state["servers"]:

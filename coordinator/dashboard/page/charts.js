@@ -42,7 +42,7 @@ class TimeChart {
         legend: { show: false },
         cursor: { points: { size: 7 }, drag: { setScale: false } },
         axes: [
-          { ...axis, size: 26, gap: 4, values: times, space: 70 },
+          { ...axis, size: 20, gap: 4, values: times, space: 70 },
           { ...axis, size: 54, gap: 6, space: 36, values: (_, ticks) => ticks.map((tick) => this.format(tick)) },
         ],
         series: [

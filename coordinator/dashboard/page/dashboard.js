@@ -3,7 +3,7 @@
 import { addSegments, drawStream } from "./stream.js";
 import { updateCharts, updateRules } from "./charts.js";
 import { byId, element, setChildren, setText } from "./elements.js";
-import { clock, duration, number, plural, value } from "./format.js";
+import { clock, duration, number, plural, rate, value } from "./format.js";
 import { updateTables } from "./tables.js";
 
 let state = null;
@@ -42,7 +42,7 @@ function now() {
 
 function show() {
   if (!state || document.hidden) return;
-  document.title = `${number(state.rate)} steps/s · ${state.program || "coordinator"}`;
+  document.title = `${rate(state.rate)} steps/s · ${state.program || "coordinator"}`;
   setText(byId("program"), state.program || "coordinator");
   showHeadline();
   updateCharts(state);
@@ -67,7 +67,7 @@ function showHeadline() {
   if (state.cancelled) problems.push(`${number(state.cancelled)} cancelled`);
   if (state.retried) problems.push(`${number(state.retried)} retried`);
   const tiles = [
-    { name: "Steps per second", text: number(state.rate), note: "mean of 10 s" },
+    { name: "Steps per second", text: rate(state.rate), note: "mean of 10 s" },
     { name: "Finished", text: number(state.finished), note: problems.join(", ") || "none failed",
       level: state.failed ? "warning" : "" },
     { name: "Running", text: number(state.running), note: `on ${plural(state.workers.filter((row) => row.function).length, "worker")}` },
@@ -90,7 +90,8 @@ function showHeadline() {
 
 function waitingNote() {
   if (!state.waiting || !state.rate) return state.waiting ? "for a worker" : "the queue is empty";
-  return `${duration(state.waiting / state.rate)} of work`;
+  const seconds = state.waiting / state.rate;
+  return seconds < 1 ? "less than 1 s of work" : `${duration(seconds)} of work`;
 }
 
 function createTile(tile) {

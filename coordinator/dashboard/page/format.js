@@ -8,6 +8,11 @@ export function number(value) {
   return size >= 1 ? value.toFixed(1) : value.toFixed(2);
 }
 
+// Steps per second: one decimal while there are few.
+export function rate(value) {
+  return value < 100 ? value.toFixed(1) : number(value);
+}
+
 // A loss or another reported value: four significant digits.
 export function value(reported) {
   const size = Math.abs(reported);

@@ -91,7 +91,8 @@ function drawSegment(context, place, top, segment) {
   // What runs, runs until now; what was short is a pixel wide.
   const end = segment.outcome === "running" ? place.label + place.width : at(segment.end);
   context.fillStyle = bad.has(segment.outcome) ? color("error") : fill(segment.name);
-  context.fillRect(start, top, Math.max(1, end - start), place.height - place.gap);
+  // Whole pixels, so that segments that follow each other have no seam.
+  context.fillRect(Math.floor(start), top, Math.ceil(end) - Math.floor(start), place.height - place.gap);
 }
 
 function updateLegend(names, hasBad) {

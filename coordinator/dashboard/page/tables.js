@@ -1,7 +1,7 @@
 // Tables whose columns say how they are filled, and which a click on a column sorts.
 
 import { byId, element, setChildren, setText } from "./elements.js";
-import { bytes, duration, number, percent } from "./format.js";
+import { bytes, duration, number, percent, rate } from "./format.js";
 
 // A column: its title, the value to sort by, the text of a cell, and more about the cell.
 const workerColumns = [
@@ -9,7 +9,7 @@ const workerColumns = [
   { title: "State", sort: (row) => row.state, text: (row) => row.state, pill: (row) => row.state, kind: "text" },
   { title: "Running", sort: (row) => row.function, text: running, kind: "text grow" },
   { title: "For", sort: (row) => (row.running_since ? -row.running_since : -Infinity), text: runningFor, minor: true },
-  { title: "Steps/s", sort: (row) => row.rate, text: (row) => number(row.rate), bar: (row) => row.share },
+  { title: "Steps/s", sort: (row) => row.rate, text: (row) => rate(row.rate), bar: (row) => row.share },
   { title: "Idle", sort: (row) => row.idle, text: (row) => percent(row.idle) },
   { title: "Waits for rule", sort: (row) => row.waited ?? -1, text: (row) => percent(row.waited ?? 0), minor: true,
     shown: (rows) => rows.some((row) => row.waited !== null) },

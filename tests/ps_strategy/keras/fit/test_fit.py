@@ -79,9 +79,14 @@ def test_the_logs_of_an_epoch_cover_all_its_steps(strategy: coordinator.Paramete
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             weighted_metrics=[keras.metrics.MeanMetricWrapper(lambda y, _: y, name="mean_of_y")],
         )
+    before = strategy.events.recorded
     # The last batch is smaller.
     history = model.fit(X, Y, batch_size=25, epochs=2, verbose=0).history
     assert history["mean_of_y"] == pytest.approx([Y.mean()] * 2)
+    events, _, _ = strategy.events.since(before)
+    reported = {event.name: float(event.detail) for event in events if event.kind == "value_reported"}
+    assert set(reported) == {"loss", "mean_of_y"}
+    assert 0 < reported["loss"] < 10
 
 
 @pytest.mark.long
