@@ -147,6 +147,7 @@ def _serve(
         clients = ServedClients(server.target, config.name, _CLIENT_TIMEOUT)
         if health is not None:
             health.count_clients = lambda: len(clients.living())
+            print(f"coordinator: {config.name} answers /healthz and /metrics on port {health.port}", flush=True)
         if until_client_ends:
             pause = threading.Event()
             while not clients.have_ended():

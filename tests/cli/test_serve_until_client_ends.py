@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -45,11 +46,14 @@ PROGRAM = """
 @contextlib.contextmanager
 def running(job: str, address: str) -> Iterator["subprocess.Popen[str]"]:
     task = ["--job", job, "--index", "0", "--address", address]
-    command = [sys.executable, "-m", "coordinator", "serve", *task, "--until-client-ends", "--exit-with-parent"]
+    options = ["--until-client-ends", "--exit-with-parent", "--health-port", "0"]
+    command = [sys.executable, "-m", "coordinator", "serve", *task, *options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        while not server.stdout.readline().startswith("coordinator: "):
+        while not (line := server.stdout.readline()).startswith(f"coordinator: /job:{job}/task:0 answers /healthz"):
             assert server.poll() is None
+        with urllib.request.urlopen(f"http://127.0.0.1:{line.rpartition(' ')[2].strip()}/healthz", timeout=60) as reply:
+            assert json.load(reply) == {"task": f"/job:{job}/task:0", "serving": True, "clients": 0}
         yield server
         server.kill()
 
