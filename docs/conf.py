@@ -32,11 +32,15 @@ default_role = "code"  # what docstrings have between backticks
 
 
 def with_contents(app: Sphinx, name: str, source: list[str]) -> None:
-    """Adds a hidden table of contents to each section of docs/README.md, and to the README of each folder of docs."""
+    """Adds a hidden table of contents to each section of docs/README.md, and to the README of each folder of docs.
+
+    Links that have the name of a page as their text get its title instead.
+    """
     if re.fullmatch(r"docs(/\w+)?/README", name):
         link = r"^\| \[[^]]+\]\(([\w./]+)\.md\)" if name == root_doc else r"\]\((\w+)\.md[)#]"
         sections = re.split(r"^(?=## )", source[0], flags=re.MULTILINE) if name == root_doc else [source[0]]
         source[0] = "\n".join(section + _toctree(section, link) for section in sections)
+    source[0] = re.sub(r"\[[\w/]+\.md\]\(", "[](", source[0])
 
 
 def _toctree(section: str, link: str) -> str:

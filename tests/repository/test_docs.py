@@ -7,15 +7,11 @@ import pytest
 
 from coordinator import updates
 from tests import ROOT
+from tests.pages import snippets
 from tests.program_runner import COORDINATOR, ProgramRunner
 
 DOCS = ROOT / "docs" / "updates"
 PAGES = sorted(path for path in DOCS.glob("*.md") if path.name != "README.md")
-
-
-def snippets(path: Path) -> list[str]:
-    """The blocks of Python on a page."""
-    return re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.mark.cluster

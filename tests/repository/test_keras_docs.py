@@ -9,8 +9,8 @@ import pytest
 
 import coordinator
 from tests import ROOT
+from tests.pages import snippets
 from tests.program_runner import COORDINATOR, ProgramRunner
-from tests.repository.test_docs import snippets
 
 DOCS = ROOT / "docs" / "keras"
 FEATURES = ROOT / "tests" / "ps_strategy" / "keras" / "README.md"

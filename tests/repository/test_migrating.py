@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.pages import snippets
 from tests.program_runner import COORDINATOR, ProgramRunner
-from tests.repository.test_docs import snippets
 
 PAGE = ROOT / "docs" / "migrating.md"
 COMPAT, OWN = snippets(PAGE)

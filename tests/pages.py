@@ -19,7 +19,9 @@ class Block(NamedTuple):
 def blocks(page: str | Path) -> list[Block]:
     """Returns the blocks of a page, named relative to the checkout, that name a language."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    return [Block(language, re.sub(f"^{indent}", "", body, flags=re.M)) for indent, language, body in _BLOCK.findall(text)]
+    return [
+        Block(language, re.sub(f"^{indent}", "", body, flags=re.M)) for indent, language, body in _BLOCK.findall(text)
+    ]
 
 
 def snippets(page: str | Path) -> list[str]:
