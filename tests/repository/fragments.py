@@ -3,6 +3,7 @@
 A program for `coordinator run`; its arguments are files, one for each block.
 """
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -28,8 +29,8 @@ def build_model() -> Any:
     return model
 
 
-def train(strategy: Any, model: Any) -> None:
-    model.fit(source, batch_size=256, verbose=0)
+def train(strategy: Any = None, model: Any = None) -> None:
+    (model or page["model"]).fit(source, batch_size=256, verbose=0)
 
 
 def batches(context: Any = None) -> tf.data.Dataset:
@@ -61,9 +62,10 @@ def names_of(strategy: Any) -> dict[str, Any]:
         "strategy": strategy,
         "model": model,
         "optimizer": optimizer,
+        "checkpoint": checkpoint,
         "manager": tf.train.CheckpointManager(checkpoint, directory, max_to_keep=3),
         "step": step,
-        "iterator": iter(distributed),
+        "iterator": iter(strategy.experimental_distribute_dataset(batches().repeat())),
         "dataset": {"guarantees": distributed, "data": list(zip(x, y, strict=True))}.get(PAGE, batches()),
         "epochs": coordinator.data.Epochs(source, batch_size=256),
     }
@@ -71,7 +73,7 @@ def names_of(strategy: Any) -> dict[str, Any]:
 
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 directory = tempfile.mkdtemp()
-page: dict[str, Any] = {**globals(), "dataset_fn": batches}
+page: dict[str, Any] = {**globals(), "dataset_fn": batches, "folder": directory, "os": os}
 if PAGE == "data_service":
     service = tf.data.experimental.service
     dispatcher = service.DispatchServer()

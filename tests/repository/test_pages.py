@@ -29,9 +29,18 @@ PROGRAMS = {
 }
 # Pages whose blocks are fragments.
 FRAGMENTED = [
-    f"docs/{name}.md"
-    for name in ("checkpoints", "dashboard", "data", "data_service", "dispatch", "evaluation", "events", "guarantees")
-] + ["docs/kubernetes.md"]
+    "docs/checkpoints.md",
+    "docs/dashboard.md",
+    "docs/data.md",
+    "docs/data_service.md",
+    "docs/dispatch.md",
+    "docs/evaluation.md",
+    "docs/events.md",
+    "docs/guarantees.md",
+    "docs/kubernetes.md",
+    "docs/slurm.md",
+    "docs/trace.md",
+]
 # Pages whose Python is run by other tests.
 ELSEWHERE = {
     "README.md": "tests/repository/test_readme.py",
@@ -80,11 +89,7 @@ def test_the_fragments_of_a_page_run(run_program: ProgramRunner, tmp_path: Path,
     for file, text in zip(files, snippets(page), strict=True):
         is_body = re.search("^return ", text, re.MULTILINE)
         whole = "def dataset_fn(context):\n" + textwrap.indent(text, "    ") if is_body else text
-        # No cluster of Kubernetes, but the one of `coordinator run`.
-        here = whole.replace('"/checkpoints', f'"{tmp_path}').replace(
-            "coordinator.KubernetesClusterResolver()", "resolver"
-        )
-        file.write_text(here, encoding="utf-8")
+        file.write_text(whole.replace('"/checkpoints', f'"{tmp_path}'), encoding="utf-8")
     (tmp_path / "program.py").write_text(FRAGMENTS, encoding="utf-8")
     arguments = ["run", "--workers", 2, "--ps", 2, tmp_path / "program.py", *files]
     assert f"ran {len(files)} blocks\n" in run_program(COORDINATOR, *arguments, timeout=380).stdout
