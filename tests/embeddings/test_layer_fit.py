@@ -89,6 +89,7 @@ def test_no_slot_average_or_weight_decay_of_the_models_optimizer_concerns_a_tabl
     assert all(200 not in each.shape for each in model.optimizer.variables)
 
 
+@pytest.mark.long
 def test_only_training_adds_keys_to_a_table(strategy):
     table = make_table(strategy)
     with strategy.scope():

@@ -67,6 +67,7 @@ def exported(shared_cluster, strategy, tmp_path_factory):
     return Exported(strategy, tmp_path_factory.mktemp("models"))
 
 
+@pytest.mark.long
 def test_exports_predict_in_a_process_without_this_library(exported, run_program, tmp_path):
     np.save(tmp_path / "keys.npy", ASKED)
     program = run_program(LOAD, tmp_path / "keys.npy", *exported.paths, fresh=True)

@@ -63,6 +63,7 @@ def test_several_look_ups_in_one_step_add_up(strategy):
     np.testing.assert_allclose(table.lookup([1, 2]) - initial(1, 2), [[-0.5] * DIM, [-1.0] * DIM], atol=1e-6)
 
 
+@pytest.mark.long
 def test_racing_workers_lose_no_addition_and_make_one_row_for_a_key(strategy, monkeypatch):
     table = make_table(strategy, 4000)
     fused = FusedCalls(strategy, monkeypatch)
@@ -78,6 +79,7 @@ def test_racing_workers_lose_no_addition_and_make_one_row_for_a_key(strategy, mo
     assert (statistics.size, statistics.steps) == (len(keys), len(batches))
 
 
+@pytest.mark.long
 def test_messages_of_several_tables_are_shared(strategy):
     tables = [make_table(strategy) for _ in range(3)]
 

@@ -108,6 +108,7 @@ def test_a_checkpoint_and_its_deltas_are_the_table_with_evictions(strategy, tabl
     other.save_delta(str(tmp_path / "next"))
 
 
+@pytest.mark.long
 def test_a_delta_is_a_quarter_of_the_table_or_less(strategy, tmp_path):
     table = make_table(strategy, 30_000, keras.optimizers.Adagrad(0.1))
     trainer = Trainer(strategy, table)

@@ -33,6 +33,7 @@ def contents(table):
     return found
 
 
+@pytest.mark.long
 def test_a_key_gets_a_row_when_it_is_seen_often_enough(strategy):
     table = make_table(strategy, admission=MinCount(3), default=DEFAULT)
     trainer = Trainer(strategy, table)
@@ -99,6 +100,7 @@ def test_small_rows_are_evicted(strategy):
     np.testing.assert_allclose(table.lookup([1, 2]), [[0.0] * DIM, [0.75] * DIM])
 
 
+@pytest.mark.long
 def test_a_full_table_raises(strategy):
     table = make_table(strategy, 8, default=DEFAULT)
     trainer = Trainer(strategy, table)

@@ -12,7 +12,8 @@ from tests.embeddings.tables import DIM, TIMEOUT, make_table
 STEPS = 12
 
 
-@pytest.mark.parametrize("kind", [pytest.param(Asynchronous, marks=pytest.mark.long), Synchronous])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [Asynchronous, Synchronous])
 def test_a_rule_gives_a_table_the_gradients_that_it_accepts(strategy, kind):
     table = make_table(strategy, initializer=Constant(0.0))
     with strategy.scope():

@@ -9,7 +9,7 @@ import tensorflow as tf
 from coordinator.updates import Asynchronous, BoundedDelay, Delayed, ModelAverage, StaleSynchronous, Synchronous
 from coordinator.updates.state.gate import pause
 from tests.deadline import wait_until
-from tests.updates.descent import descend, mostly_long
+from tests.updates.descent import descend
 
 TIMEOUT = 120.0
 WORKERS = 3
@@ -35,7 +35,8 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_long(RULES, "bounded delay"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", RULES)
 def test_after_cancelled_steps_a_rule_trains_on(strategy, variables, name):
     make_rule, is_whole, most_staleness = RULES[name]
     chance, moment = random.Random(3), threading.Event()

@@ -71,7 +71,8 @@ def waiting(rule):
     return rule.state.workers.is_waiting.numpy()[:WORKERS].tolist()
 
 
-@pytest.mark.parametrize(("max_lead", "reached"), [(1, 1), pytest.param(3, 3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("max_lead", "reached"), [(1, 1), (3, 3)])
 def test_workers_wait_at_max_lead_steps_ahead_of_the_slowest(strategy, weights, max_lead, reached):
     rule = make_rule(strategy, weights, 2, max_lead=max_lead)
     step, stops = descending_step(rule, weights), Stops(strategy, rule, weights)

@@ -38,6 +38,7 @@ def folder(model, tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_a_saved_sharded_model_loads_into_plain_ones(model, folder):
     assert any(hasattr(variable.value, "parts") for variable in model.optimizer.variables)
     models, _ = load_and_check(folder, "/job:chief")

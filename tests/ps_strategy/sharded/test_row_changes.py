@@ -117,6 +117,7 @@ def test_what_is_not_indexed_slices_is_refused(sharded):
             getattr(variable, method)(tf.ones([2, 2]))
 
 
+@pytest.mark.long
 def test_racing_workers_lose_no_addition_to_a_row(strategy, sharded):
     variable = sharded(np.zeros([9, 64], np.float32), parts=3)
     ids = [8, 0, 4, 8]

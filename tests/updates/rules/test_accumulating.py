@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import BoundedDelay, Synchronous
-from tests.updates.descent import descend, mostly_long, value_of
+from tests.updates.descent import descend, value_of
 from tests.updates.parts_of_rules import finish_updates, log_of, stores_of
 from tests.updates.state.unfinished_pushes import add, ids
 
@@ -63,12 +63,10 @@ def test_a_gradient_that_reached_all_servers_and_was_not_committed_is_in_no_upda
     assert value_of(variables) == -1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("made_on", "finisher"),
-    mostly_long(
-        [(made_on, finisher) for made_on in ((), (0,), (1,), (0, 1)) for finisher in ("a push", "the client")],
-        ((0,), "a push"),
-    ),
+    [(made_on, finisher) for made_on in ((), (0,), (1,), (0, 1)) for finisher in ("a push", "the client")],
 )
 def test_an_unfinished_update_is_finished_once(rule, variables, push, made_on, finisher):
     stores = stores_of(rule)

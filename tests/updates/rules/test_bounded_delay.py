@@ -139,6 +139,7 @@ def test_no_worker_waits_for_a_step_that_failed_before_its_push(strategy, variab
     assert value_of(variables) == -6.0
 
 
+@pytest.mark.long
 def test_no_worker_waits_for_one_whose_data_has_ended(strategy, variables):
     def few_or_many(context):
         return tf.data.Dataset.range(10 if context.input_pipeline_id == 1 else 1)

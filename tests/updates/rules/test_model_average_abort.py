@@ -47,6 +47,7 @@ def test_a_worker_that_has_trained_nothing_does_not_count(strategy, weights):
     assert weights[1].numpy() == 3
 
 
+@pytest.mark.long
 def test_models_stay_separate_between_abort_and_resume(strategy, weights):
     rule = make_rule(strategy, weights)
     step = ascent(rule, weights)
