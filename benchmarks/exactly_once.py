@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-# Far more than a client needs to start, train an epoch and end, in seconds.
+# Far more than a client needs to start, finish its epoch and end, in seconds.
 DEADLINE = 1200.0
 _RULES = ("asynchronous", "asynchronous", "bounded_delay", "synchronous")
 
@@ -49,7 +49,7 @@ def run(seed: int, seconds: float, interval: float) -> dict[str, Any]:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(chance.uniform(0.0, seconds))
                 else:
-                    process.wait(DEADLINE)
+                    process.wait(seconds + DEADLINE)
         faults = [json.loads(line) for line in (folder / "faults").read_text(encoding="utf-8").splitlines()]
         log = (folder / "log").read_text(encoding="utf-8", errors="replace").splitlines()
     found = {
