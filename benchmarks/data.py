@@ -21,7 +21,8 @@ WAYS = ("endless", "epochs", "shuffled")
 RATIOS = (("epochs", "endless"), ("shuffled", "endless"))
 WORKERS = 2
 SECONDS, QUICK_SECONDS = 2.0, 0.3
-WARM_UP, QUICK_WARM_UP = 10.0, 0.0
+# Until the calls of several steps have most of their size.
+WARM_UP, QUICK_WARM_UP = 20.0, 0.0
 HANDED_OUT = "handed out"
 
 

@@ -99,10 +99,15 @@ class FileParts:
         found = tf.raw_ops.UpperBound(sorted_inputs=[self._firsts[1:]], values=[numbers], out_type=tf.int64)
         return tf.squeeze(found, 0)
 
-    def read(self, first: Any, last: Any, positions_of: Any) -> Any:
+    def maps(self) -> Sequence[Any]:
+        """Returns what `read` takes, for the function that is being traced."""
+        return self._on_workers.read()
+
+    def read(self, maps: Sequence[Any], first: Any, last: Any, positions_of: Any) -> Any:
         """Reads the bytes of some examples, across files.
 
         Args:
+          maps: the files in the worker's memory; empty if they are not mapped.
           first: the number of the first example, an int64 scalar.
           last: that of the last one.
           positions_of: takes the index of a file, and a vector of numbers of examples in all files, or of that after
@@ -111,7 +116,6 @@ class FileParts:
         Returns:
           A string scalar.
         """
-        maps = self._on_workers.read()
 
         def read_part(file: Any, begin: Any, end: Any) -> Any:
             begin, end = tf.unstack(positions_of(file, tf.stack([begin, end])))
@@ -150,14 +154,25 @@ class FileParts:
 
 
 def as_one_operation(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function of tensors so that it is one operation of the graph that is traced.
+    """Calls a function that only reads, so that it is one operation of the graph that is traced.
 
     A graph of many steps stays small: it takes as many times less to make as the function has operations. The call
-    itself takes some microseconds.
+    itself takes some microseconds. And such operations run at the same time; those that open files would otherwise wait
+    for each other, since they count as operations with a state.
+
+    Args:
+      function: takes tensors, captures none that is a resource, and returns a tensor.
+      *args: the tensors, or variables that are read.
     """
     if tf.executing_eagerly():
         return function(*args)
-    return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})(*args)
+    given = [tf.convert_to_tensor(each) for each in args]
+    concrete = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
+    concrete = concrete.get_concrete_function(*given)
+    [output] = concrete.outputs
+    [found] = tf.raw_ops.PartitionedCall(args=[*given, *concrete.captured_inputs], Tout=[output.dtype], f=concrete)
+    found.set_shape(output.shape)
+    return found
 
 
 def shuffled_rows(rows: Any, positions: Any) -> Any:

@@ -3,7 +3,7 @@
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,11 +54,12 @@ class FramedSource(Source):
     def _starts(self, path: str) -> np.ndarray[Any, Any]:
         """Returns where each example of a file begins, and the end of the last one, in bytes."""
 
-    def _examples(self, starts: Any, start: Any, count: Any) -> Any:
+    def _examples(self, starts: Any, maps: Sequence[Any], start: Any, count: Any) -> Any:
         """Reads `count` examples from number `start` of all files on, as a string vector.
 
         Args:
           starts: where each example begins in its file: of each file one more than it has examples.
+          maps: see `FileParts.read`.
           start: an int64 scalar.
           count: likewise.
         """
@@ -66,7 +67,7 @@ class FramedSource(Source):
         # Each file has one start more than examples.
         places = numbers + self._parts.files_of(numbers)
         sizes = tf.gather(starts, places + 1) - tf.gather(starts, places)
-        data = self._parts.read(start, start + count - 1, lambda file, numbers: tf.gather(starts, numbers + file))
+        data = self._parts.read(maps, start, start + count - 1, lambda file, numbers: tf.gather(starts, numbers + file))
         return self._unframed(data, tf.cumsum(sizes, exclusive=True), sizes)
 
     @abstractmethod
@@ -86,14 +87,14 @@ class FramedSource(Source):
 
     def read(self, positions: Any) -> Any:
         """See `Source.read`."""
-        examples = as_one_operation(self._serialized, tf.cast(positions, tf.int64))
+        given = self._on_workers.read()[0], *self._parts.maps()
+        examples = as_one_operation(self._serialized, tf.cast(positions, tf.int64), *given)
         return examples if self._parse is None else self._parse(examples)
 
-    def _serialized(self, positions: Any) -> Any:
+    def _serialized(self, positions: Any, starts: Any, *maps: Any) -> Any:
         _, start, count, _, _ = tf.unstack(positions, num=5)
-        [starts] = self._on_workers.read()
         # Before they are parsed, since a string is moved without a copy.
-        return shuffled_rows(self._examples(starts, start, count), positions)
+        return shuffled_rows(self._examples(starts, maps, start, count), positions)
 
     def _index(self, path: str) -> np.ndarray[Any, Any]:
         """Returns the starts that were kept beside a file, or finds and keeps them."""

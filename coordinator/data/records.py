@@ -1,7 +1,7 @@
 """TFRecord files."""
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,9 +66,9 @@ class _Records(FramedSource):
     def _unframed(self, data: Any, begins: Any, sizes: Any) -> Any:
         return tf.strings.substr(data, begins + _HEADER, sizes - _FRAME)
 
-    def _examples(self, starts: Any, start: Any, count: Any) -> Any:
+    def _examples(self, starts: Any, maps: Sequence[Any], start: Any, count: Any) -> Any:
         if self._parts.are_mapped:
-            return super()._examples(starts, start, count)
+            return super()._examples(starts, maps, start, count)
         # Elsewhere a file is read up to the part, unless it is known where its records begin.
         ends = tf.stack([start, start + count - 1])
         first, last = tf.unstack(self._parts.files_of(ends))

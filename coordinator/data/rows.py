@@ -63,13 +63,13 @@ class _Rows(Source):
 
     def read(self, positions: Any) -> Any:
         """See `Source.read`."""
-        return as_one_operation(self._rows, tf.cast(positions, tf.int64))
+        return as_one_operation(self._rows, tf.cast(positions, tf.int64), *self._parts.maps())
 
-    def _rows(self, positions: Any) -> Any:
+    def _rows(self, positions: Any, *maps: Any) -> Any:
         _, start, count, _, _ = tf.unstack(positions, num=5)
         headers, firsts = tf.constant(self._headers, tf.int64), tf.constant(self._firsts, tf.int64)
         data = self._parts.read(
-            start, start + count - 1, lambda file, row: headers[file] + (row - firsts[file]) * self._width
+            maps, start, start + count - 1, lambda file, row: headers[file] + (row - firsts[file]) * self._width
         )
         if self._dtype == np.bool_:
             numbers = tf.cast(tf.io.decode_raw(data, tf.uint8), tf.bool)

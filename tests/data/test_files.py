@@ -88,6 +88,16 @@ def test_files_of_other_file_systems_are_opened_for_each_range(tmp_path):
             assert ids_of(source.read(positions(start, count))).tolist() == list(range(start, start + count))
 
 
+def test_no_read_of_a_function_waits_for_another_one(tmp_path):
+    source = records(["file://" + path for path in write_records(tmp_path)])
+    read = tf.function(lambda given: [source.read(each) for each in tf.unstack(given)])
+    concrete = read.get_concrete_function(tf.TensorSpec([2, 5], tf.int64))
+    calls = [each for each in concrete.graph.get_operations() if each.type == "PartitionedCall"]
+    assert [call.control_inputs for call in calls] == [[], []]
+    found = concrete(tf.constant(np.stack([positions(7, 3), positions(5, 9)])))
+    assert found[0].numpy().tolist() == [example(each) for each in (7, 8, 9)]
+
+
 def test_an_empty_file_among_others_is_passed_over(tmp_path):
     source = records(write_records(tmp_path, [3, 0, 4]), lambda found: tf.io.parse_example(found, FEATURES)["id"])
     read = tf.function(source.read)

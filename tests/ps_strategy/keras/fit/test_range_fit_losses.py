@@ -143,3 +143,42 @@ def test_a_program_that_dies_goes_on_with_its_backup_inside_an_epoch(run_program
             exit_code=0 if die is None else 9,
             timeout=200,
         )
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_no_example_is_left_out_when_workers_die(run_program: ProgramRunner) -> None:
+    run_program(
+        TRAINING
+        + """
+    from coordinator.data import client
+
+    class Pairs:
+        def __len__(self):
+            return SIZE
+
+        def __getitem__(self, index):
+            return x[index], y[index]
+
+
+    with LocalCluster(workers=2, ps=2) as cluster:
+        strategy = coordinator.ParameterServerStrategy(cluster.resolver)
+        for data in (arrays(x, y), client(Pairs())):
+            model = compiled(strategy)
+            kills = {at: lambda: in_background(cluster.restart, "worker", 1) for at in ((0, 40), (1, 60))}
+            actions = At(kills)
+            history = model.fit(data, batch_size=20, epochs=2, callbacks=[actions], verbose=0).history
+            assert not actions.actions
+            # A call that was lost runs again: of a lost worker at most four, of one step each.
+            repeats = int(model.optimizer.iterations) - 300
+            assert 0 <= repeats <= 8, repeats
+            for never, more in model.summary(2):
+                assert never == 0
+                assert more <= 8 * 20, more
+        retried = strategy.cluster.statistics().retried
+        assert retried > 0
+        strategy.close()
+    """,
+        timeout=500,
+    )
