@@ -36,7 +36,8 @@ _WORDS: dict[str, tuple[str, Callable[[Event], str]]] = {
     "worker_returned": ("good", lambda event: f"{event.task} is connected{_after(event)}"),
     "worker_joined": ("good", lambda event: f"{event.task} joined{_detail(event)}"),
     "worker_left": ("info", lambda event: f"{event.task} left{_detail(event)}"),
-    "parameter_server_lost": ("error", lambda event: f"{event.task} was lost{_detail(event)}"),
+    # Its detail is the whole message of an error.
+    "parameter_server_lost": ("error", lambda event: f"{event.task} was lost"),
     "parameter_server_recovered": ("good", _recovered),
     "checkpoint_saved": (
         "info",
