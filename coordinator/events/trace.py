@@ -4,7 +4,7 @@
                           ^                                       |
     client      schedule -'                                       '-> finished
 
-Promises: it is written by a thread of its own, while training runs, and is readable at any time up to the last second.
+Promises: it is written by a thread of its own, while training runs, and can be opened at any time.
 """
 
 import logging

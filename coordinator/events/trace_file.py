@@ -1,7 +1,8 @@
 """Files in the trace format of Chrome, which the Perfetto UI shows: tracks with slices, instants, flows and counters.
 
-The file is a JSON object with an event in each line, in microseconds since the beginning of the trace. It is complete
-once it is closed; that of a program that was killed lacks the last brackets, which the Perfetto UI does not need.
+The file is a JSON object with an event in each line, in microseconds since the beginning of the trace.
+
+Promise: it is complete after each `flush`, as viewers demand, so that it can be opened after the program was killed.
 
 Source: "Trace Event Format" (Google, 2016).
 """
@@ -14,6 +15,7 @@ from typing import Any
 
 # The places of jobs in the viewer, from top to bottom; what has no index comes first.
 _PLACES = {"client": 1, "checkpoints": 2, "ps": 10_000, "worker": 20_000}
+_END = b"\n]}\n"
 
 
 class TraceFile:
@@ -29,12 +31,11 @@ class TraceFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], process: str, number: int) -> None:
-        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by `close`
         self._number = number
         self._tracks: dict[str, int] = {}
-        self._file.write('{"traceEvents": [\n')
-        # All others begin with a comma.
-        self._file.write(json.dumps(self._metadata("process_name", {"name": process})))
+        # What is not in the file yet. All lines but the first begin with a comma.
+        self._lines = ['{"traceEvents": [\n', json.dumps(self._metadata("process_name", {"name": process}))]
 
     def track(self, name: str) -> int:
         """Returns the number of the track of a task, such as `worker 0` or `client`."""
@@ -75,20 +76,24 @@ class TraceFile:
 
     def instant(self, track: str, name: str, at: float, details: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Writes what happened at a moment on a track."""
-        self._write(self._event("i", name, at, self.track(track)) | {"s": "p", "args": {**details}})
+        self._write(self._event("i", name, at, self.track(track)) | {"s": "t", "args": {**details}})
 
     def counter(self, name: str, at: float, values: Mapping[str, float]) -> None:
         """Writes values from a moment on; each is a line in the track of this name."""
         self._write(self._event("C", name, at, 0) | {"args": {**values}})
 
     def flush(self) -> None:
-        """Has what was written be in the file."""
+        """Writes all that is not in the file yet."""
+        self._file.write("".join(self._lines).encode() + _END)
+        self._lines.clear()
         self._file.flush()
+        # Continues before the end, which the next lines replace.
+        self._file.seek(-len(_END), os.SEEK_CUR)
 
     def close(self) -> None:
         """Completes the file."""
         with self._file:
-            self._file.write("\n]}\n")
+            self.flush()
 
     def _event(self, phase: str, name: str, at: float, track: int) -> dict[str, Any]:
         return {"ph": phase, "name": name, "ts": round(1e6 * at, 3), "pid": self._number, "tid": track}
@@ -97,4 +102,4 @@ class TraceFile:
         return {"ph": "M", "name": name, "pid": self._number, "tid": track, "args": fields}
 
     def _write(self, event: dict[str, Any]) -> None:
-        self._file.write(f",\n{json.dumps(event)}")
+        self._lines.append(f",\n{json.dumps(event)}")

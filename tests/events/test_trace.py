@@ -9,6 +9,7 @@ import pytest
 from coordinator.errors import Rollback, StrategyClosedError
 from coordinator.events.event_stream import EventStream
 from coordinator.events.trace import Trace
+from coordinator.events.trace_file import TraceFile
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from tests.deadline import LIMIT
 from tests.fake_cluster import index_of, running_scheduler
@@ -17,16 +18,16 @@ from tests.fake_cluster import index_of, running_scheduler
 class Viewer:
     """What a trace shows."""
 
-    def __init__(self, path: pathlib.Path, *, is_complete: bool = True) -> None:
-        text = path.read_text()
-        self.events = json.loads(text if is_complete else f"{text}]}}")["traceEvents"]
+    def __init__(self, path: pathlib.Path) -> None:
+        self.events = json.loads(path.read_text())["traceEvents"]
         self._tracks = {each["tid"]: each["args"]["name"] for each in self.events if each["name"] == "thread_name"}
 
     def slices(self, track: str) -> list[dict]:
         return [each for each in self.events if each["ph"] == "X" and self._tracks[each["tid"]] == track]
 
     def instants(self, track: str) -> list[str]:
-        return [each["name"] for each in self.events if each["ph"] == "i" and self._tracks[each["tid"]] == track]
+        marks = [each for each in self.events if each["ph"] == "i" and each["s"] == "t"]
+        return [each["name"] for each in marks if self._tracks[each["tid"]] == track]
 
     def counters(self) -> dict[str, dict]:
         return {each["name"]: each["args"] for each in self.events if each["ph"] == "C"}
@@ -94,6 +95,17 @@ def test_what_still_runs_and_what_is_lost_at_the_end_is_shown(tmp_path: pathlib.
     viewer = Viewer(path)
     assert names(viewer.slices("worker 0")) == ["step"]
     assert [each["args"] for each in viewer.slices("worker 1")] == [{"detail": "refused"}]
+
+
+def test_the_file_is_complete_while_it_is_written(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "trace.json"
+    file = TraceFile(path, "training", 1)
+    for number in range(3):
+        file.slice("worker 0", f"step {number}", number, 0.5)
+        file.flush()
+        assert names(Viewer(path).slices("worker 0")) == [f"step {each}" for each in range(number + 1)]
+    file.close()
+    assert len(Viewer(path).slices("worker 0")) == 3
 
 
 def test_a_trace_that_cannot_be_written_is_an_error_at_once(tmp_path: pathlib.Path) -> None:
