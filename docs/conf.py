@@ -50,15 +50,16 @@ def _toctree(section: str, link: str) -> str:
     return "\n".join(["", "```{toctree}", *options, "", *pages, "```", ""]) if pages else ""
 
 
-def with_pictures(app: Sphinx, what: str, name: str, described: object, options: object, lines: list[str]) -> None:
-    """Makes indented paragraphs of docstrings, which are pictures and programs, appear as they are."""
+def as_meant(app: Sphinx, what: str, name: str, described: object, options: object, lines: list[str]) -> None:
+    """Takes docstrings as they are meant: indented paragraphs are pictures and programs, names may have a plural."""
     for number in range(len(lines) - 1, 1, -1):
         before, blank, line = lines[number - 2 : number + 1]
         if line[:1] == " " and not blank and before[:1] not in ("", " "):
             lines[number - 1 : number] = ["", "::", ""]
+    lines[:] = [re.sub(r"(`[^`]+`)(\w*)", lambda name: "\\ ".join(filter(None, name.groups())), line) for line in lines]
 
 
 def setup(app: Sphinx) -> None:
     """Registers what this file adds to Sphinx."""
-    app.connect("autodoc-process-docstring", with_pictures, priority=1)  # before the sections of docstrings are read
+    app.connect("autodoc-process-docstring", as_meant, priority=1)  # before the sections of docstrings are read
     app.connect("source-read", with_contents)

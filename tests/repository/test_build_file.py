@@ -82,3 +82,11 @@ def test_test_targets_name_the_libraries_that_they_import(graph: grimp.ImportGra
         if library not in target.inner_deps
     ]
     assert not missing, "\n".join(missing)
+
+
+def test_test_targets_have_the_test_modules_that_they_import(graph: grimp.ImportGraph) -> None:
+    shared = {module_of(file) for file in BUILD.targets["test_support"].files}
+    for target in BUILD.of_rule("py_test"):
+        own = {module_of(file) for file in target.files}
+        imported = {name for module in own for name in graph.find_modules_directly_imported_by(module)}
+        assert {name for name in imported if name.startswith("tests.")} <= own | shared, target.name
