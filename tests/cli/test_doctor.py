@@ -5,7 +5,7 @@ import pytest
 
 from coordinator.cli.command_line import main
 from coordinator.launch.local_servers import free_addresses
-from tests.heartbeat.test_task_probe import CPU, StatusServer, device
+from tests.heartbeat.status_server import CPU, StatusServer, device
 
 
 @pytest.fixture(autouse=True)

@@ -162,7 +162,7 @@ COUNTING = """
 
 @pytest.mark.cluster
 @pytest.mark.long
-def test_a_training_goes_on_after_its_parameter_server_was_killed_and_shows_its_steps(tmp_path: Path) -> None:
+def test_a_training_goes_on_after_its_parameter_server_was_killed_and_shows_it(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(COUNTING))
     with CommandProcess("run", path, environment=os.environ) as command:
