@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import coordinator
-from coordinator.launch import local_servers as child_environment
+from coordinator.launch import server_process
 from coordinator.launch.server_process import program_environment, server_environment
 from coordinator.launch.task_config import TaskConfig
 
@@ -38,7 +38,7 @@ def test_a_server_imports_the_package_that_started_it() -> None:
 
 
 def test_an_installed_package_is_not_put_before_the_standard_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_environment.sysconfig, "get_path", lambda name: ROOT)
+    monkeypatch.setattr(server_process.sysconfig, "get_path", lambda name: ROOT)
     assert server_environment({"PYTHONPATH": "/a"}, WORKER)["PYTHONPATH"] == "/a"
     assert "PYTHONPATH" not in server_environment({}, WORKER)
 
