@@ -32,8 +32,8 @@ class CommandProcess:
 
     def __init__(self, *arguments: object, environment: Mapping[str, str]):
         self.output = ""
-        # What is read may end within a character.
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        # What is read may end within a character, and the terminal writes what is typed even between the bytes of one.
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._started: list[psutil.Process] = []
         self.terminal, terminal_of_command = pty.openpty()
         self.settings = termios.tcgetattr(self.terminal)
