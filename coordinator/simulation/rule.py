@@ -83,7 +83,7 @@ class RuleRun:
 
     Args:
       model: the model that is trained.
-      scale: a function from the staleness of a gradient to the factor of its learning rate; None for 1.
+      scale: a function of staleness and version that returns the factor of a gradient's learning rate; None for 1.
 
     Attributes:
       version: the number of updates so far.
@@ -93,7 +93,7 @@ class RuleRun:
         push, in the order of arrival at the parameter servers.
     """
 
-    def __init__(self, model: SimulatedModel, scale: Callable[[int], float] | None = None) -> None:
+    def __init__(self, model: SimulatedModel, scale: Callable[[int, int], float] | None = None) -> None:
         self.version = 0
         self.rejected = 0
         self.waiting: deque[SimulatedWorker] = deque()
@@ -133,7 +133,7 @@ class RuleRun:
         """Takes the gradient that arrives from a worker at a time in seconds; returns what was sent with it."""
         staleness = self._record_push(now, worker.index, worker.pulled_version)
         worker.gradient = self._model.gradient(worker)
-        self._model.apply(worker.gradient, self._scale(staleness) if self._scale else 1.0)
+        self._model.apply(worker.gradient, self._scale(staleness, self.version) if self._scale else 1.0)
         self.version += 1
         worker.clock += 1
         return GRADIENT

@@ -43,6 +43,28 @@ class Asynchronous(AsynchronousSettings, Rule):
         return RuleRun(model, self.learning_rate_scale)
 
 
+class _AccumulatingRun(RuleRun):
+    """A run in which an update is the mean of several gradients."""
+
+    def __init__(
+        self, model: SimulatedModel, grads_to_wait: int, scale: Callable[[int, int], float] | None = None
+    ) -> None:
+        super().__init__(model, scale)
+        self._grads_to_wait = grads_to_wait
+        self._gradients: list[Any] = []
+
+    def _accept(self, worker: SimulatedWorker) -> Any:
+        """Takes a worker's gradient, which may complete an update; returns the gradient."""
+        gradient = self._model.gradient(worker)
+        self._gradients.append(gradient)
+        worker.clock += 1
+        if decisions.is_complete(len(self._gradients), self._grads_to_wait):
+            self._model.apply_mean(self._gradients)
+            self.version += 1
+            self._gradients.clear()
+        return gradient
+
+
 @dataclasses.dataclass(frozen=True)
 class StaleSynchronous(StaleSynchronousSettings, Rule):
     """Pulls every few steps; in between, a worker also applies its gradients to its own copy."""
@@ -53,11 +75,11 @@ class StaleSynchronous(StaleSynchronousSettings, Rule):
         return _StaleSynchronousRun(model, self)
 
 
-class _StaleSynchronousRun(RuleRun):
+class _StaleSynchronousRun(_AccumulatingRun):
     """Of the workers that wait, the one with the lowest clock begins first."""
 
     def __init__(self, model: SimulatedModel, rule: StaleSynchronous) -> None:
-        super().__init__(model, rule.learning_rate_scale)
+        super().__init__(model, rule.grads_to_wait, rule.learning_rate_scale)
         self._frequency = rule.get_model_frequency
         self._max_lead = rule.max_lead
         self._clocks = IntegerMultiset()
@@ -87,9 +109,13 @@ class _StaleSynchronousRun(RuleRun):
             self._clocks.remove(worker.clock)
             self._clocks.add(worker.clock + 1)
         worker.steps_since_pull += 1
-        transfer = super().push(worker, now)
+        if self._grads_to_wait == 1:
+            super().push(worker, now)
+        else:
+            self._record_push(now, worker.index, worker.pulled_version)
+            worker.gradient = self._accept(worker)
         self._model.apply_to_own(worker)
-        return transfer
+        return GRADIENT
 
     def forget(self, worker: SimulatedWorker) -> None:
         worker.steps_since_pull = 0
@@ -106,23 +132,6 @@ class Synchronous(SynchronousSettings, Rule):
 
     def new_run(self, model: SimulatedModel) -> RuleRun:
         return SynchronousRun(model, self.grads_to_wait)
-
-
-class _AccumulatingRun(RuleRun):
-    """A run in which an update is the mean of several gradients."""
-
-    def __init__(self, model: SimulatedModel, grads_to_wait: int) -> None:
-        super().__init__(model)
-        self._grads_to_wait = grads_to_wait
-        self._gradients: list[Any] = []
-
-    def _accept(self, worker: SimulatedWorker) -> None:
-        self._gradients.append(self._model.gradient(worker))
-        worker.clock += 1
-        if decisions.is_complete(len(self._gradients), self._grads_to_wait):
-            self._model.apply_mean(self._gradients)
-            self.version += 1
-            self._gradients.clear()
 
 
 class SynchronousRun(_AccumulatingRun):

@@ -3,6 +3,7 @@
 Both are applied server by server, where the variables and their slots are.
 """
 
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,8 +62,14 @@ class KerasOptimizer:
         """`iterations`, and the learning rate if it is a variable. Their values are pulled with the model."""
         return keras_optimizers.scalar_variables(self._optimizer)
 
-    def learning_rate(self, scalars: Sequence[Any]) -> Any:
-        """Returns the learning rate of the next update, before it is scaled for staleness; a float32 scalar."""
+    def learning_rate(self, scalars: Sequence[Any], version: Any) -> Any:
+        """Returns the learning rate of the next update, before it is scaled for staleness; a float32 scalar.
+
+        Args:
+          scalars: the values of `scalars`.
+          version: of the model, an int64 scalar. Optimizers of Keras go by their `iterations` instead.
+        """
+        del version
         return keras_optimizers.learning_rate(self._optimizer, scalars)
 
     def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
@@ -122,13 +129,16 @@ class FunctionOptimizer:
     Args:
       update: takes a `tf.Variable`, its gradient (a tensor, or `tf.IndexedSlices`), and a float32 scalar. It is called
         for each part of a sharded variable, with the part's rows of the gradient.
-      learning_rate: a number, or a scalar variable.
+      learning_rate: a number; a scalar variable; or a function of the version, such as a schedule of Keras.
       allow_duplicate_indices: whether `tf.IndexedSlices` may have an index more than once.
+
+    Raises:
+      TypeError: the learning rate is something else, or its function returns no number.
     """
 
     def __init__(self, update: UpdateFunction, learning_rate: Any, allow_duplicate_indices: bool = False) -> None:
         self._update = update
-        self._rate = learning_rate
+        self._rate = _checked_rate(learning_rate)
         self._allow_duplicate_indices = allow_duplicate_indices
 
     @property
@@ -136,8 +146,10 @@ class FunctionOptimizer:
         """The learning rate, if it is a variable."""
         return [self._rate] if isinstance(self._rate, tf.Variable) else []
 
-    def learning_rate(self, scalars: Sequence[Any]) -> Any:
-        """Returns the number, or the value of the variable."""
+    def learning_rate(self, scalars: Sequence[Any], version: Any) -> Any:
+        """Returns the number, the value of the variable, or what the function returns for the version."""
+        if callable(self._rate):
+            return tf.cast(self._rate(version), tf.float32)
         return tf.cast(scalars[0] if scalars else self._rate, tf.float32)
 
     def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
@@ -167,13 +179,34 @@ class FunctionOptimizer:
 GradientOptimizer = KerasOptimizer | FunctionOptimizer
 
 
+def _checked_rate(rate: Any) -> Any:
+    """Returns a learning rate as `FunctionOptimizer` uses it: a number, a `tf.Variable`, or a traced function."""
+    wanted = "a number, a scalar tf.Variable, or a function of the model's version that returns a number"
+    if callable(rate):
+        # AutoGraph converts its conditions.
+        function = tf.function(rate)
+        try:
+            found = tf.convert_to_tensor(function(tf.constant(0, tf.int64)))
+        except Exception as error:
+            raise TypeError(f"learning_rate must be {wanted}; {rate!r} raises {error!r} for version 0.") from error
+        if found.shape.rank != 0 or not (found.dtype.is_floating or found.dtype.is_integer):
+            raise TypeError(f"learning_rate must be {wanted}; {rate!r} returns {found!r} for version 0.")
+        return function
+    rate = variable_of(rate)
+    is_scalar = isinstance(rate, tf.Variable) and rate.shape.rank == 0
+    if isinstance(rate, bool) or not (is_scalar or isinstance(rate, numbers.Real)):
+        raise TypeError(f"learning_rate must be {wanted}, got {rate!r}.")
+    return rate
+
+
 def gradient_optimizer(
     optimizer: Any, variables: Sequence[Any], learning_rate: Any, allow_duplicate_indices: bool = False
 ) -> GradientOptimizer:
     """Creates the `GradientOptimizer` of a rule.
 
     Raises:
-      TypeError: `optimizer` is neither a Keras 3 optimizer nor a function, or a function has no learning rate.
+      TypeError: `optimizer` is neither a Keras 3 optimizer nor a function, or a function has no learning rate, or
+        none that can be used.
       ValueError: a rule does not support an option of the optimizer; a Keras optimizer was given with a learning rate,
         or with duplicate indices allowed.
     """
@@ -195,5 +228,7 @@ def gradient_optimizer(
             f"{optimizer!r}. For an optimizer of tf_keras, give a function that calls it."
         )
     if learning_rate is None:
-        raise TypeError("An update function needs learning_rate=, a number or a scalar tf.Variable.")
+        raise TypeError(
+            "An update function needs learning_rate=: a number, a scalar tf.Variable, or a function of the version."
+        )
     return FunctionOptimizer(optimizer, learning_rate, allow_duplicate_indices)

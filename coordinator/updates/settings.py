@@ -9,10 +9,12 @@ All classes raise when they are created:
 """
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
 
+from coordinator.errors import SettingError
 from coordinator.setting_checks import SettingTypeError, check_integer, check_number
 from coordinator.updates import decisions
 
@@ -23,22 +25,35 @@ UNBOUNDED = 2**62
 class _Modulated:
     """A base of settings with `lr_staleness_modulation`."""
 
-    lr_staleness_modulation: bool | Callable[[Any], Any]
+    lr_staleness_modulation: bool | Callable[..., Any]
 
     def __post_init__(self) -> None:
         modulation = self.lr_staleness_modulation
-        if not (isinstance(modulation, bool) or callable(modulation)):
+        if not (isinstance(modulation, bool) or _takes(modulation, 1) or _takes(modulation, 2)):
             raise SettingTypeError(
-                "lr_staleness_modulation", f"must be True, False or a function of the staleness, got {modulation!r}."
+                "lr_staleness_modulation",
+                f"must be True, False, or a function of the staleness or of staleness and version, got {modulation!r}.",
             )
 
     @property
-    def learning_rate_scale(self) -> Callable[[Any], Any] | None:
-        """The function from staleness to the factor of the learning rate; None if the rate is not modulated."""
+    def learning_rate_scale(self) -> Callable[[Any, Any], Any] | None:
+        """The function of staleness and version that returns the factor of the learning rate; None for no function."""
         modulation = self.lr_staleness_modulation
-        if callable(modulation):
-            return modulation
-        return decisions.learning_rate_scale if modulation else None
+        if modulation is False:
+            return None
+        by_staleness: Any = decisions.learning_rate_scale if modulation is True else modulation
+        if _takes(by_staleness, 2):
+            return by_staleness
+        return lambda staleness, _: by_staleness(staleness)
+
+
+def _takes(function: Any, number: int) -> bool:
+    """Returns whether a function can be called with a number of positional arguments."""
+    try:
+        inspect.signature(function).bind(*range(number))
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +62,11 @@ class AsynchronousSettings(_Modulated):
 
     Attributes:
       lr_staleness_modulation: False; True, which divides the learning rate by the staleness (arXiv 1511.05950); or a
-        function that takes the staleness and returns the factor of the learning rate.
+        function that takes the staleness, or the staleness and the version before the update, and returns the factor of
+        the learning rate.
     """
 
-    lr_staleness_modulation: bool | Callable[[Any], Any] = False
+    lr_staleness_modulation: bool | Callable[..., Any] = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +77,21 @@ class StaleSynchronousSettings(_Modulated):
       get_model_frequency: a worker pulls once in this number of steps; at least 1.
       max_lead: the number of steps that a worker may be ahead of the slowest one, at least 1; None for no limit.
       lr_staleness_modulation: see `AsynchronousSettings`; a worker's local copy is changed with the full rate.
+      grads_to_wait: the number of gradients in an update of the shared model, at least 1.
     """
 
     get_model_frequency: int = 1
     max_lead: int | None = None
-    lr_staleness_modulation: bool | Callable[[Any], Any] = False
+    lr_staleness_modulation: bool | Callable[..., Any] = False
+    grads_to_wait: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_integer("grads_to_wait", self.grads_to_wait, minimum=1)
+        if self.grads_to_wait > 1 and self.lr_staleness_modulation is not False:
+            raise SettingError(
+                "lr_staleness_modulation", "must be False with grads_to_wait above 1: the gradients of a mean differ."
+            )
         check_integer("get_model_frequency", self.get_model_frequency, minimum=1)
         if self.max_lead is not None:
             check_integer("max_lead", self.max_lead, minimum=1, note=" (with 1 the workers run in lockstep)")

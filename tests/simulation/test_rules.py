@@ -1,6 +1,7 @@
 """Tests of the behaviour of each rule, step by step where it can be calculated by hand."""
 
 import dataclasses
+import functools
 import inspect
 
 import numpy as np
@@ -28,6 +29,7 @@ DECIDED = {
     Asynchronous(True): {"staleness", "learning_rate_scale"},
     Synchronous(2): {"staleness", "is_accepted", "is_complete"},
     StaleSynchronous(2, 3): {"staleness", "is_pull_due", "may_lead", "rejoined_clock"},
+    StaleSynchronous(2, 3, grads_to_wait=2): {"staleness", "is_pull_due", "may_lead", "rejoined_clock", "is_complete"},
     BoundedDelay(2, grads_to_wait=2): {"staleness", "may_start", "is_complete"},
     ModelAverage(period=0.1, warmup_steps=3): {"staleness", "is_average_due"},
     Delayed(0.1): {"staleness", "is_delay_over"},
@@ -39,6 +41,7 @@ def test_a_simulated_rule_calls_the_decision_functions_of_the_real_rule(rule, mo
     called = set()
 
     def recording(name: str, decision):
+        @functools.wraps(decision)
         def decide(*arguments):
             called.add(name)
             return decision(*arguments)

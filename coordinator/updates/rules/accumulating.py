@@ -41,7 +41,7 @@ class Accumulating(UpdateRule):
         variables: Sequence[Any],
         *,
         grads_to_wait: int,
-        embeddings: Sequence[Any] = (),
+        embeddings: Sequence[Any] | None = None,
         learning_rate: Any = None,
         once: Epochs | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class Accumulating(UpdateRule):
         current = self._current()
         if current is self:
             return self._make_last_updates()
-        return current.flush() if isinstance(current, Accumulating) else 0
+        return current.flush() if hasattr(current, "flush") else 0
 
     # Overridden by the rules.
 
@@ -177,7 +177,7 @@ class Accumulating(UpdateRule):
         with tf.control_dependencies([pulled.version]):
             microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)
             push = tf.stack([pulled.worker, self._strategy.extended.services.connection_number(), microseconds])
-        scalars = [*pulled.scalars, self._optimizer.learning_rate(pulled.scalars)]
+        scalars = [*pulled.scalars, self._optimizer.learning_rate(pulled.scalars, pulled.version)]
         sizes, stored = [], []
         for store in self._stores:
             arrived, (push_there, *scalars_there), size = self._send_to(store.device, gradients, [push, *scalars])

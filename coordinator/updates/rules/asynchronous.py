@@ -18,30 +18,31 @@ from coordinator.updates.transport.pulled_variables import PulledModel
 from coordinator.updates.update_rule import UpdateRule
 
 
-class CommittingPushes(Accumulating):
-    """The pushes of an asynchronous rule with `once`: each is an update.
+class CollectedPushes(Accumulating):
+    """The pushes of an asynchronous rule that are stored on all servers before they are applied: none is rejected.
 
     Args:
       rule: whose pushes these are.
       optimizer, variables, embeddings, learning_rate, once: see `UpdateRule`.
+      grads_to_wait: the number of gradients in an update.
     """
 
     def __init__(self, rule: UpdateRule, optimizer: Any, variables: Sequence[Any], **settings: Any) -> None:
         self._may_wait = rule.may_wait
-        super().__init__(optimizer, variables, grads_to_wait=1, **settings)
+        super().__init__(optimizer, variables, **settings)
 
     @property
     def may_wait(self) -> bool:
         """As that of the rule."""
         return self._may_wait
 
-    def commit(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
-        """Commits and applies a push."""
+    def add(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
+        """Stores a push, and makes the updates that are complete then."""
         return self._push(gradients, pulled)
 
-    def finish(self) -> None:
-        """Applies what is committed and not applied, on the client."""
-        self._finish()
+    def finish(self) -> int:
+        """Applies all pushes that wait, on the client; returns their number."""
+        return self._make_last_updates()
 
     def use_state(self, state: RuleState) -> None:
         """Continues with the state of another rule."""
@@ -64,8 +65,9 @@ class Asynchronous(UpdateRule):
         after the commit, another one applies it. Always locked, and without modulation.
       use_locking: True applies one gradient at a time to the variables of a server and the optimizer's slots.
         False lets updates interleave, which loses some if an optimizer reads before it writes.
-      lr_staleness_modulation: False; True; or a function that takes the staleness, an int64 scalar, and returns the
-        factor of the learning rate. AutoGraph converts its conditions to graph operations.
+      lr_staleness_modulation: False; True; or a function that takes the staleness, or the staleness and the version
+        before the update, int64 scalars, and returns the factor of the learning rate. AutoGraph converts its conditions
+        to graph operations.
 
     Raises:
       TypeError: `lr_staleness_modulation` is something else; and see `UpdateRule`.
@@ -77,8 +79,8 @@ class Asynchronous(UpdateRule):
         variables: Sequence[Any],
         *,
         use_locking: bool = True,
-        lr_staleness_modulation: bool | Callable[[Any], Any] = False,
-        embeddings: Sequence[Any] = (),
+        lr_staleness_modulation: bool | Callable[..., Any] = False,
+        embeddings: Sequence[Any] | None = None,
         learning_rate: Any = None,
         allow_duplicate_indices: bool = False,
         once: Epochs | None = None,
@@ -93,22 +95,31 @@ class Asynchronous(UpdateRule):
         )
         self._use_locking = use_locking
         self._scale = tf.function(scale) if scale else None
-        # Makes the pushes of a rule with `once`. A function, since TensorFlow would save a rule once more.
-        self._committing: Callable[[], CommittingPushes] | None = None
-        if once is not None:
+        # Returns what makes the pushes, if they are stored first. A function, since TensorFlow would save a rule once
+        # more.
+        self._collected: Callable[[], CollectedPushes] | None = None
+        if once is not None or self._grads_to_wait > 1:
             if scale is not None or not use_locking:
                 raise ValueError(
-                    "once= takes neither lr_staleness_modulation nor use_locking=False: what was committed is applied "
-                    "later, perhaps by another worker, one push at a time."
+                    "once= and grads_to_wait take neither lr_staleness_modulation nor use_locking=False: what was "
+                    "stored is applied later, perhaps by another worker, one update at a time."
                 )
-            committing = CommittingPushes(
-                self, optimizer, variables, embeddings=embeddings, learning_rate=learning_rate, once=once
+            collected = CollectedPushes(
+                self,
+                optimizer,
+                variables,
+                embeddings=embeddings,
+                learning_rate=learning_rate,
+                once=once,
+                grads_to_wait=self._grads_to_wait,
             )
-            self._committing = lambda: committing
-            self.state = committing.state
+            self._collected = lambda: collected
+            self.state = collected.state
 
     # An update is counted when the home server has applied it, before or after the other servers do.
     _pulls_after_version = False
+    # The number of gradients in an update. A subclass may set it before it calls `__init__`.
+    _grads_to_wait = 1
 
     @property
     def may_wait(self) -> bool:
@@ -117,13 +128,13 @@ class Asynchronous(UpdateRule):
 
     @property
     def _checks_ids(self) -> bool:  # type: ignore[override]
-        return self._committing is not None
+        return self._collected is not None
 
     def _push(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
-        if self._committing is not None:
-            return self._committing().commit(gradients, pulled)
+        if self._collected is not None:
+            return self._collected().add(gradients, pulled)
         home = self.state.home
-        rate = self._optimizer.learning_rate(pulled.scalars)
+        rate = self._optimizer.learning_rate(pulled.scalars, pulled.version)
         scalars = [*pulled.scalars, rate]
         others = [device for device in self._model.by_device if device != home]
         # Everything for the home server goes with its gradients, the size of the messages to the others included.
@@ -141,12 +152,12 @@ class Asynchronous(UpdateRule):
             return tf.constant(True)
 
     def _finish(self) -> None:
-        if self._committing is not None:
-            self._committing().finish()
+        if self._collected is not None:
+            self._collected().finish()
 
     def _use_state(self) -> None:
-        if self._committing is not None:
-            self._committing().use_state(self.state)
+        if self._collected is not None:
+            self._collected().use_state(self.state)
 
     def _update(self, device: str, gradients: dict[int, Any], extras: Sequence[Any], change: Callable[..., Any]) -> Any:
         """Sends gradients to a server, and has `change(device, gradients, extras)` change its variables there.
@@ -165,9 +176,10 @@ class Asynchronous(UpdateRule):
         state = self.state
         *scalars, rate, version, worker, size = extras
         with self._locked(device, [*flat(gradients), *extras]):
-            staleness = decisions.staleness(state.version.read_value(), version)
+            before = state.version.read_value()
+            staleness = decisions.staleness(before, version)
             if self._scale is not None:
-                rate = rate * tf.cast(self._scale(staleness), tf.float32)
+                rate = rate * tf.cast(self._scale(staleness, before), tf.float32)
             with operations_added() as applied:
                 self._apply(device, gradients, scalars, rate)
             with tf.control_dependencies(applied):

@@ -41,7 +41,7 @@ class BoundedDelay(Accumulating):
         *,
         max_delay: float | None,
         grads_to_wait: int = 1,
-        embeddings: Sequence[Any] = (),
+        embeddings: Sequence[Any] | None = None,
         learning_rate: Any = None,
         once: Epochs | None = None,
     ) -> None:

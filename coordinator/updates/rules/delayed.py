@@ -54,7 +54,7 @@ class Delayed(Accumulating):
         variables: Sequence[Any],
         *,
         delay: float | Callable[[Any, Any], Any],
-        embeddings: Sequence[Any] = (),
+        embeddings: Sequence[Any] | None = None,
         learning_rate: Any = None,
     ) -> None:
         self._delay = _delay_function(DelayedSettings(delay).delay)

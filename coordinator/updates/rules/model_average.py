@@ -62,7 +62,7 @@ class ModelAverage(Asynchronous):
         *,
         period: float = 0.0,
         warmup_steps: int = 0,
-        embeddings: Sequence[Any] = (),
+        embeddings: Sequence[Any] | None = None,
         learning_rate: Any = None,
         use_locking: bool = True,
     ) -> None:
@@ -73,7 +73,10 @@ class ModelAverage(Asynchronous):
         self._period = float(period)
         self._warmup_steps = warmup_steps
         if not self._model.dense:
-            raise ValueError("ModelAverage has nothing to average: all of its variables are embeddings.")
+            raise ValueError(
+                "ModelAverage has nothing to average: all of its variables are embeddings. With embeddings=() "
+                "it averages them as a whole."
+            )
         self._own = AveragedModel(self._model, self._optimizer, f"{self._key}/own_model")
         # The sum of all models, on each parameter server that has a part of the shared one.
         self._sums = tuple(self._new_sums())
@@ -237,7 +240,7 @@ class ModelAverage(Asynchronous):
         embeddings = self._model.embeddings
         dense = {number: gradient for number, gradient in gradients.items() if number not in embeddings}
         rest = {number: gradient for number, gradient in gradients.items() if number in embeddings}
-        rate = self._optimizer.learning_rate(pulled.scalars)
+        rate = self._optimizer.learning_rate(pulled.scalars, pulled.version)
         with operations_added() as operations:
             self._own.train(dense, rate, list(pulled.values.values()), averages, is_averaged)
             if rest:

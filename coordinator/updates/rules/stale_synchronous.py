@@ -41,10 +41,13 @@ class StaleSynchronous(Asynchronous):
         its copy, with its own slots and the learning rate of the shared one.
       get_model_frequency: a worker pulls once in this number of steps; 1 pulls before each.
       max_lead: at least 1, with which the workers run in lockstep; None never waits.
+      grads_to_wait: the number of gradients in an update of the shared model, which applies their mean; each worker
+        still applies its own gradients to its copy. Above 1, `flush` applies those that are left at the end, and there
+        is no modulation.
       use_locking, lr_staleness_modulation, once: see `Asynchronous`; the local copy is changed with the full rate.
 
     Raises:
-      ValueError: `get_model_frequency` is not at least 1, or `max_lead` not at least 1.
+      ValueError: `get_model_frequency`, `max_lead` or `grads_to_wait` is not at least 1.
       TypeError: they are not integers; and see `Asynchronous`.
     """
 
@@ -55,13 +58,15 @@ class StaleSynchronous(Asynchronous):
         *,
         get_model_frequency: int,
         max_lead: int | None = None,
+        grads_to_wait: int = 1,
         use_locking: bool = True,
-        lr_staleness_modulation: bool | Callable[[Any], Any] = False,
-        embeddings: Sequence[Any] = (),
+        lr_staleness_modulation: bool | Callable[..., Any] = False,
+        embeddings: Sequence[Any] | None = None,
         learning_rate: Any = None,
         once: Epochs | None = None,
     ) -> None:
-        StaleSynchronousSettings(get_model_frequency, max_lead, lr_staleness_modulation)
+        StaleSynchronousSettings(get_model_frequency, max_lead, lr_staleness_modulation, grads_to_wait)
+        self._grads_to_wait = grads_to_wait
         super().__init__(
             optimizer,
             variables,
@@ -75,6 +80,24 @@ class StaleSynchronous(Asynchronous):
         self._max_lead = max_lead
         self._local = LocalModel(self._model, self._optimizer)
         self._use_state()
+
+    def flush(self) -> int:
+        """Applies the gradients that wait for an update, though they are too few; called after `strategy.join()`.
+
+        They are in no checkpoint, so call it before saving or restoring one that should be complete.
+
+        Returns:
+          The number of gradients.
+
+        Raises:
+          StrategyClosedError: the strategy is closed.
+          tf.errors.OpError: a parameter server does not answer.
+        """
+        self._refuse_closed("flush")
+        current = self._current()
+        if current is self:
+            return self._collected().finish() if self._collected is not None else 0
+        return current.flush() if hasattr(current, "flush") else 0
 
     def _use_state(self) -> None:
         super()._use_state()
@@ -108,7 +131,7 @@ class StaleSynchronous(Asynchronous):
         local = self._local
         dense = {number: gradient for number, gradient in gradients.items() if number not in self._model.embeddings}
         with tf.control_dependencies(list(pulled.checks)):
-            local.apply(dense, self._optimizer.learning_rate(pulled.scalars))
+            local.apply(dense, self._optimizer.learning_rate(pulled.scalars, pulled.version))
             local.steps.assign_add(1, read_value=False)
         return is_accepted
 

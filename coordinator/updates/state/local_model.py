@@ -3,6 +3,7 @@
 Nothing here is in a checkpoint: what is worth saving of a model is on the parameter servers.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from coordinator.updates.state.rule_state import zeros
 from coordinator.updates.state.server_mutex import ServerMutex
 from coordinator.updates.transport.gradients import flat
 from coordinator.updates.transport.model import Model
+
+_logger = logging.getLogger("coordinator")
 
 
 class LocalModel:
@@ -36,6 +39,7 @@ class LocalModel:
 
     def __init__(self, model: Model, optimizer: GradientOptimizer) -> None:
         self.numbers = model.dense
+        _report_large(model)
         originals = [model.originals[number] for number in self.numbers]
         with tf.variable_creator_scope(_make_per_worker):
             self.steps = zeros([], tf.int64, "local_steps")
@@ -141,6 +145,17 @@ class AveragedModel(LocalModel):
         with self._lock.hold([*flat(gradients), rate, *values, *averages, is_averaged]):
             tf.cond(is_averaged, move, tf.no_op)
             self.apply(gradients, rate)
+
+
+def _report_large(model: Model) -> None:
+    """Logs which variables are copied although they may be meant for looking up rows."""
+    large = [model.variables[number].name for number in model.dense if model.is_large(number)]
+    if large and not model.are_embeddings_given:
+        _logger.warning(
+            "Each worker has a copy of %s, of more than 1 MB. If steps only look up rows there, pass it to the update "
+            "rule in embeddings=. Otherwise pass embeddings= without it, and this is not reported.",
+            ", ".join(large),
+        )
 
 
 def _make_per_worker(next_creator: Callable[..., Any], **kwargs: Any) -> Any:

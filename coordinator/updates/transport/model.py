@@ -19,7 +19,8 @@ class Model:
 
     Args:
       variables: `tf.Variable`s or `keras.Variable`s on parameter servers.
-      embeddings: those of them whose rows are looked up one by one, and which are never copied as a whole.
+      embeddings: those of them whose rows are looked up one by one, and which are never copied as a whole. By default
+        the sharded variables and those of `Embedding` layers.
 
     Raises:
       ValueError: there is no variable, one is listed twice, one is not on a parameter server, or an embedding is not
@@ -33,9 +34,10 @@ class Model:
       variables: as `tf.Variable`s.
       embeddings, dense: the positions of the embeddings, and of the other variables.
       by_device: the positions of the variables on each server, by its CPU's name.
+      are_embeddings_given: whether somebody has said which variables are embeddings.
     """
 
-    def __init__(self, variables: Sequence[Any], embeddings: Sequence[Any] = ()) -> None:
+    def __init__(self, variables: Sequence[Any], embeddings: Sequence[Any] | None = None) -> None:
         self.given = list(variables)
         self.wholes = [variable_of(variable) for variable in self.given]
         if not self.wholes:
@@ -57,6 +59,9 @@ class Model:
             self._positions.append(range(len(self.originals), len(self.originals) + len(parts)))
             self.originals += parts
         self.variables = [variable_of(variable) for variable in self.originals]
+        self.are_embeddings_given = embeddings is not None
+        if embeddings is None:
+            embeddings = [variable for variable in self.given if _is_embedding(variable)]
         unknown = [variable for variable in map(variable_of, embeddings) if id(variable) not in wholes]
         if unknown:
             raise ValueError(f"The embedding {unknown[0].name!r} is not among the rule's variables.")
@@ -87,7 +92,13 @@ class Model:
 
     def pulled_at_once(self) -> list[int]:
         """Returns the positions of the variables that are pulled before they are read: small, and not embeddings."""
-        return [number for number in self.dense if _size(self.variables[number]) <= MAX_PACKED_BYTES]
+        return [number for number in self.dense if not self.is_large(number)]
+
+    def is_large(self, number: int) -> bool:
+        """Returns whether the variable at a position has more than 1 MB, or an unknown size."""
+        variable = self.variables[number]
+        elements = variable.shape.num_elements()
+        return elements is None or elements * variable.dtype.size > MAX_PACKED_BYTES
 
     def __repr__(self) -> str:
         return f"<Model: {len(self.variables)} variables on {len(self.by_device)} servers>"
@@ -172,6 +183,7 @@ def _by_device(variables: Sequence[Any]) -> dict[str, list[int]]:
     return found
 
 
-def _size(variable: Any) -> float:
-    elements = variable.shape.num_elements()
-    return float("inf") if elements is None else elements * variable.dtype.size
+def _is_embedding(variable: Any) -> bool:
+    """Returns whether steps look up rows of a variable: it is sharded, or has the name of those of Embedding layers."""
+    name = variable_of(variable).name.rpartition("/")[2].partition(":")[0]
+    return len(parts_of(variable)) > 1 or name == "embeddings"

@@ -212,7 +212,57 @@ def test_a_server_without_gradients_is_not_updated(strategy):
     assert rule.version.numpy() == 2
 
 
-@pytest.mark.parametrize("modulation", [None, "no", 0.5])
+@pytest.mark.parametrize("modulation", [None, "no", 0.5, lambda: 1.0, lambda a, b, c: 1.0])
 def test_a_modulation_is_yes_no_or_a_function(strategy, modulation):
-    with strategy.scope(), pytest.raises(TypeError, match="must be True, False or a function of the staleness"):
+    with strategy.scope(), pytest.raises(TypeError, match="must be True, False, or a function of the staleness"):
         Asynchronous(descend, [tf.Variable(0.0)], lr_staleness_modulation=modulation, learning_rate=0.1)
+
+
+def test_what_modulates_the_rate_may_take_the_version_too(strategy):
+    with strategy.scope():
+        variable = tf.Variable(0.0)
+        rule = Asynchronous(
+            descend, [variable], lr_staleness_modulation=lambda stale, version: 10 * stale + version, learning_rate=1.0
+        )
+    step = ones_for(rule, [variable])
+    for behind, expected in ((0, 0.0), (3, -31.0), (0, -33.0)):
+        run(strategy, step, behind=behind)
+        assert variable.numpy() == expected
+
+
+def halved(version):
+    if version < 2:
+        return 1.0
+    return 0.5
+
+
+@pytest.mark.parametrize(
+    "learning_rate",
+    [halved, keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.5])],
+    ids=["function", "schedule"],
+)
+def test_the_rate_of_an_update_function_may_depend_on_the_version(strategy, learning_rate):
+    with strategy.scope():
+        variable = tf.Variable(0.0)
+        rule = Asynchronous(descend, [variable], learning_rate=learning_rate)
+    step = ones_for(rule, [variable])
+    for _ in range(4):
+        run(strategy, step)
+    assert variable.numpy() == -3.0
+
+
+@pytest.mark.parametrize(
+    ("learning_rate", "message"),
+    [
+        (
+            "0.1",
+            "a number, a scalar tf.Variable, or a function of the model's version that returns a number, got",
+        ),
+        (True, "got True"),
+        (lambda: 0.1, "raises TypeError"),
+        (lambda version: tf.fill([2], 0.1), "returns .*shape=\\(2,\\)"),
+    ],
+)
+def test_a_learning_rate_that_cannot_be_used_is_refused_at_once(strategy, learning_rate, message):
+    with strategy.scope(), pytest.raises(TypeError, match=message):
+        Asynchronous(descend, [tf.Variable(0.0)], learning_rate=learning_rate)

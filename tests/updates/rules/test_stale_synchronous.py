@@ -227,9 +227,27 @@ def test_stale_synchronous_continues_after_another_rule(strategy, weights, max_l
     assert (statistics.pulls, statistics.updates, statistics.clocks) == (4, 6, {0: 6})
 
 
+def test_the_shared_model_gets_the_mean_of_grads_to_wait_gradients(strategy, weights):
+    rule = make_rule(strategy, weights, get_model_frequency=3, grads_to_wait=2)
+    step = descending_step(rule, weights)
+    found = [run(strategy, step, 0) for _ in range(5)]
+    # The worker's copy takes each of its gradients, the shared model one for two.
+    assert [tuple(map(float, result)) for result in found] == [(0, 0), (0, -1), (0, -2), (1, -1), (1, -2)]
+    assert (weights[1].numpy(), rule.version.numpy()) == (-2.0, 2)
+    assert rule.flush() == 1
+    assert (weights[1].numpy(), rule.version.numpy(), rule.flush()) == (-3.0, 3, 0)
+    statistics = rule.statistics()
+    assert (statistics.pushes, statistics.updates, statistics.rejected) == (5, 3, 0)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
+        (
+            {"get_model_frequency": 2, "grads_to_wait": 2, "lr_staleness_modulation": True},
+            ValueError,
+            "lr_staleness_modulation must be False with grads_to_wait above 1",
+        ),
         ({"get_model_frequency": 0}, ValueError, "get_model_frequency must be an integer of at least 1, got 0"),
         ({"get_model_frequency": 2.5}, TypeError, r"get_model_frequency must be an integer of at least 1, got 2\.5"),
         ({"get_model_frequency": True}, TypeError, "get_model_frequency must be an integer of at least 1, got True"),

@@ -74,7 +74,9 @@ def on_workers(strategy, local, learning_rate):
 def own_rate(local, optimizer):
     """Returns the rate of the shared optimizer for the number of local steps."""
     count, *rest = optimizer.scalars
-    return lambda: optimizer.learning_rate([tf.cast(local.steps, count.dtype), *(each.read_value() for each in rest)])
+    return lambda: optimizer.learning_rate(
+        [tf.cast(local.steps, count.dtype), *(each.read_value() for each in rest)], 0
+    )
 
 
 @pytest.mark.parametrize("kind", mostly_long(OPTIMIZERS, "weight decay, not of all"))
@@ -108,7 +110,7 @@ def test_an_update_function_gets_the_value_of_a_learning_rate_variable(strategy)
     with strategy.scope():
         rate = tf.Variable(0.5)
     local, optimizer, _ = local_model(strategy, lambda _: descend, rate)
-    step = on_workers(strategy, local, lambda: optimizer.learning_rate([rate.read_value()]))
+    step = on_workers(strategy, local, lambda: optimizer.learning_rate([rate.read_value()], 0))
     assert [list(values[0]) for values in step()] == [[2.5, -3.0], [2.0, -2.0], [1.5, -1.0]]
     rate.assign(1.0)
     assert [list(values[0]) for values in step()] == [[1.5, -1.0], [0.0, 2.0], [-1.5, 5.0]]
@@ -165,3 +167,20 @@ def test_a_copy_has_the_shape_and_dtype_of_its_variable_and_keeps_its_constraint
     value = strategy.schedule(step).result(TIMEOUT)
     assert value.dtype == dtype.as_numpy_dtype
     assert value.tolist() == [[0.0] * 3] * 2
+
+
+def test_variables_of_embedding_layers_and_sharded_ones_are_not_copied(strategy, caplog):
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((2,), dtype="int32"), keras.layers.Embedding(9, 3), keras.layers.Dense(1)]
+        )
+        kernel = tf.Variable(tf.zeros([1025, 256]), name="large")
+        parts = Model([*model.trainable_variables, kernel])
+        names = [parts.originals[number].name for number in sorted(parts.embeddings)]
+        assert names == ["embeddings"]
+        LocalModel(parts, gradient_optimizer(descend, parts.given, 1.0))
+        [record] = [each for each in caplog.records if "has a copy of large" in each.message]
+        assert "embeddings=" in record.message
+        caplog.clear()
+        LocalModel(Model([kernel], embeddings=()), gradient_optimizer(descend, [kernel], 1.0))
+        assert not caplog.records
