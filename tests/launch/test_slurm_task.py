@@ -104,7 +104,9 @@ def test_the_evaluators_code_counts_if_the_chief_succeeds(tmp_path: Path, what: 
     step = Step(tmp_path, 4, "--evaluator", what)
     outputs = step.outputs()
     assert step.codes() == codes
-    assert "[evaluator] evaluates 0\n" in outputs[3]
+    if what == "0":
+        # The failure of the chief ends the evaluator, perhaps before its program begins.
+        assert "[evaluator] evaluates 0\n" in outputs[3]
 
 
 @pytest.mark.long

@@ -131,7 +131,6 @@ def test_a_function_whose_worker_is_killed_runs_again_elsewhere(shared_cluster, 
         assert (new.losses - old.losses, new.retried - old.retried) == (expected, expected), new.device
 
 
-@pytest.mark.long
 def test_two_workers_killed_together_return_independently(shared_cluster, strategy, counter, count):  # row 76
     gate = Gate(strategy)
     held = gate.occupy(3)
@@ -226,7 +225,6 @@ def test_a_worker_may_die_while_iterators_are_made(shared_cluster, strategy, cou
     wait_until(is_used_by_all)
 
 
-@pytest.mark.long
 def test_the_same_worker_may_die_twice_in_a_row(shared_cluster, strategy, counter, count):  # rows 77, 79
     before = worker_statistics(strategy, 0)
     ending = threading.Event()

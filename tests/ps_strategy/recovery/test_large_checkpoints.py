@@ -54,11 +54,11 @@ SAVING = """
         threads = [threading.Thread(target=train), threading.Thread(target=watch)]
         [thread.start() for thread in threads]
         checkpoint.write(folder + "/saved")
-        longest = max(delays)
         checkpoint.read(folder + "/saved")
         ended.set()
         [thread.join() for thread in threads]
-        print(max(memory) - before, longest)
+        # Only now are updates known that waited until the end.
+        print(max(memory) - before, max(delays))
 """
 
 

@@ -133,7 +133,6 @@ def test_saved_models_and_weights_load_without_a_strategy(model: keras.Model, tm
 
 
 # row 187: TensorBoard
-@pytest.mark.long
 def test_summaries_are_written(model: keras.Model, tmp_path: Path) -> None:
     _fit(model, keras.callbacks.TensorBoard(str(tmp_path), update_freq=5, histogram_freq=1, write_graph=True))
 
