@@ -80,6 +80,7 @@ def test_exports_predict_in_a_process_without_this_library(exported, run_program
             np.testing.assert_allclose(np.load(f"{path}.{kind}.npy"), outputs, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.long
 def test_a_delta_has_new_files_for_what_changed_alone(exported):
     base, delta = (_files(path) for path in (exported.paths[0], exported.paths[2]))
     linked = {name for name, number in delta.items() if number in base.values()}

@@ -37,6 +37,7 @@ def trainer(strategy, table):
     return trainer
 
 
+@pytest.mark.long
 def test_a_table_is_restored_with_rows_slots_stamps_waiting_keys_and_counts(table, trainer, tmp_path):
     assert table.evict() > 0
     table.learning_rate = 0.05

@@ -91,6 +91,7 @@ def test_rows_without_gradients_are_evicted_and_used_again(strategy):
     assert statistics.refused == 0
 
 
+@pytest.mark.long
 def test_small_rows_are_evicted(strategy):
     table = make_table(strategy, initializer=Constant(1.0), eviction=[SmallerThan(0.1), OlderThan(1000)])
     trainer = Trainer(strategy, table)

@@ -44,6 +44,7 @@ def programs(path: Path, *arguments: str) -> Iterator[psutil.Process]:
                 yield process
 
 
+@pytest.mark.long
 def test_the_digits_are_learned_with_a_sidecar_although_a_worker_dies(
     run_program: ProgramRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

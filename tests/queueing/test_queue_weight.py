@@ -13,7 +13,7 @@ from tests.fake_cluster import index_of, running_scheduler
 CLOSURES = 20_000
 
 
-@pytest.mark.parametrize("are_kept", [False, True])
+@pytest.mark.parametrize("are_kept", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_waiting_closure_takes_less_than_500_bytes_with_its_future(are_kept: bool) -> None:
     runtime = FakeRuntime(1)
     gate = Gate(runtime)

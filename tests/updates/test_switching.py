@@ -52,6 +52,7 @@ def test_after_a_switch_steps_use_the_next_rule_and_counters_continue(
     assert first.statistics().updates == 8
 
 
+@pytest.mark.long
 def test_a_switch_to_asynchronous_loses_no_waiting_gradient(
     strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable]
 ) -> None:

@@ -40,6 +40,7 @@ def test_a_saved_model_loads_outside_of_the_scope(folder):
         assert int(model.optimizer.iterations) == before + 1 == STEPS + 1
 
 
+@pytest.mark.long
 def test_a_saved_model_loads_onto_parameter_servers_and_continues_training(strategy, folder):
     with strategy.scope():
         models, served = load_and_check(folder, "/job:ps")

@@ -189,7 +189,7 @@ def test_a_returning_worker_has_its_tables_variables_and_iterators_again(shared_
     assert first["word"] == b"a"
 
 
-@pytest.mark.parametrize("kind", ["dataset function", "ready dataset"])
+@pytest.mark.parametrize("kind", ["dataset function", pytest.param("ready dataset", marks=pytest.mark.long)])
 def test_a_worker_may_die_while_iterators_are_made(shared_cluster, strategy, counter, kind):  # rows 68, 69
     @tf.function
     def step(iterator):

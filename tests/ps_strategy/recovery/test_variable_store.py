@@ -222,7 +222,9 @@ def test_a_variable_argument_is_passed_with_its_current_handle(strategy, store):
     assert strategy.schedule(read, args=(variable,)).result(TIMEOUT) == 5
 
 
-@pytest.mark.parametrize("initial", [4, lambda: tf.constant(4)], ids=["value", "function"])
+@pytest.mark.parametrize(
+    "initial", [4, pytest.param(lambda: tf.constant(4), marks=pytest.mark.long)], ids=["value", "function"]
+)
 def test_a_variable_created_inside_a_function_is_known_too(strategy, store, initial):
     made = []
 

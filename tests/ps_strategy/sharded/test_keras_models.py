@@ -90,6 +90,7 @@ def test_layers_have_sharded_variables_and_one_step_at_a_time_is_as_in_one_proce
     assert_equal_weights(model, plain)
 
 
+@pytest.mark.long
 def test_fit_evaluate_and_predict_train_on_every_example_and_read_all_rows(scope):
     with scope():
         model = make_model()

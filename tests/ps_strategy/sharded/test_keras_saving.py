@@ -74,6 +74,7 @@ def test_a_plain_saved_model_loads_into_sharded_ones(strategy, sharded_scope, tm
         train(strategy, loaded, steps=1)
 
 
+@pytest.mark.long
 def test_training_goes_on_after_an_export_which_keeps_its_values(strategy, model, folder):
     before = int(model.optimizer.iterations)
     train(strategy, model, steps=2)

@@ -20,6 +20,7 @@ def default_level(monkeypatch: pytest.MonkeyPatch) -> int:
     return minimum_level()
 
 
+@pytest.mark.long
 def test_the_functions_of_the_installed_tensorflow_change_what_its_cpp_code_logs(run_program: ProgramRunner) -> None:
     # A separate process, in which this is the first such failure: TensorFlow logs the 1st, 2nd, 4th, 8th, ... of them.
     program = run_program(

@@ -65,7 +65,7 @@ class Pairs:
     [
         arrays({"number": NUMBERS}, Y),
         pytest.param(client(Pairs()), marks=pytest.mark.long),
-        client(generated),
+        pytest.param(client(generated), marks=pytest.mark.long),
     ],
     ids=["arrays", "sequence", "iterated"],
 )
