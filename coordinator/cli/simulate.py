@@ -40,6 +40,7 @@ def with_negative_values(arguments: Sequence[str]) -> list[str]:
 
 
 def _add_cluster(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--from-trace", type=pathlib.Path, metavar="FILE", help="times and sizes of a traced training")
     group.add_argument("--workers", type=int, metavar="N", help="workers (default 4)")
     group.add_argument("--ps", type=int, metavar="N", help="parameter servers (default 1)")
     group.add_argument("--compute", metavar="TIMES", help=f"computation of a step: {_TIME} (default 50ms)")
@@ -109,6 +110,10 @@ def simulate(given: argparse.Namespace) -> int:
         raise SettingError("trace", "is of one simulation: leave out --sweep and --compare.")
     series = _series(request)
     print(_text(request, series))
+    if request.calibration is not None:
+        from coordinator.dashboard.scale_advice import scale_advice
+
+        print(f"advice: {scale_advice(request.calibration.load).text}")
     if given.json is not None:
         _write_json(given, request, series)
     if given.plot is not None:

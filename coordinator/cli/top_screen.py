@@ -13,8 +13,8 @@ from rich.text import Text
 _COLORS = {"live": "green", "lost": "bold red", "stopped": "dim", "good": "green", "error": "red", "warning": "yellow"}
 _BARS = " ▁▂▃▄▅▆▇█"
 _MOST_EVENTS = 6
-# What is around the table of workers: headline, its frame and its head, events, servers.
-_OTHER_LINES = 21
+# What is around the table of workers: headline, its frame and its head, advice, events, servers.
+_OTHER_LINES = 22
 # A narrower terminal has no room for all columns.
 _WIDE = 100
 
@@ -32,6 +32,8 @@ def screen_of(state: State, width: int, height: int | None = None, missed: int =
     """
     most_workers = None if height is None else max(3, height - _OTHER_LINES - len(state["servers"]))
     parts = [_headline(state, missed), _workers(state, most_workers, is_narrow=width < _WIDE)]
+    if state["advice"]:
+        parts.append(Text(f" {state['advice']}", style="dim"))
     if state["servers"]:
         parts.append(_servers(state))
     if state["timeline"]:

@@ -12,9 +12,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from coordinator.dashboard.history import HistoryRecorder
-from coordinator.dashboard.snapshot import RuleRow, ServerRow, ServerUsage, Snapshot, WorkerRow
+from coordinator.dashboard.scale_advice import Load, ScaleAdvice, scale_advice
+from coordinator.dashboard.snapshot import RuleRow, ServerRow, Snapshot, WorkerRow
 from coordinator.dashboard.task_stream import STREAM_LENGTH, TaskStream
 from coordinator.dashboard.timeline import Timeline
+from coordinator.dashboard.usage import ServerUsage, UsageRecord, is_comparable
 from coordinator.events.event_stream import Event
 from coordinator.statistics import ClusterStatistics, WorkerStatistics
 
@@ -58,8 +60,9 @@ class Aggregator:
         self._checkpoint = "", 0.0
         self._steps_lost = 0
         self._samples: deque[_Sample] = deque([_Sample(started, 0, {}, {})])
-        # The latest usage of each server, and the one before.
-        self._usage: dict[str, tuple[ServerUsage, ServerUsage]] = {}
+        self._usage = UsageRecord()
+        self._has_new_usage = False
+        self._advice: ScaleAdvice | None = None
 
     def add(self, events: Sequence[Event], dropped: int, now: float) -> None:
         """Adds events, in order.
@@ -83,10 +86,8 @@ class Aggregator:
                 self._steps_lost += event.count
 
     def add_usage(self, usage: Sequence[ServerUsage]) -> None:
-        """Adds what the parameter servers use now."""
-        for each in usage:
-            latest, before = self._usage.get(each.task, (each, each))
-            self._usage[each.task] = each, before if each.time == latest.time else latest
+        """Adds what the parameter servers and the client use now."""
+        self._has_new_usage = self._usage.add(usage) or self._has_new_usage
 
     def snapshot(self, now: float, statistics: ClusterStatistics, rules: Sequence[RuleRow] = ()) -> Snapshot:
         """Adds the counts of one moment, and returns all that is shown.
@@ -100,24 +101,34 @@ class Aggregator:
         self._add_sample(now, statistics)
         path, saved_at = self._checkpoint
         counts = ("waiting", "running", "finished", "failed", "cancelled", "retried")
+        workers, rate = self._rows(statistics.workers, rules), self._rate()
+        self._update_advice(rate, workers, statistics.waiting)
         return Snapshot(
             time=now,
             started=self._started,
             program=self._program,
-            rate=self._rate(),
+            rate=rate,
             **{name: getattr(statistics, name) for name in counts},
             checkpoint_time=saved_at,
             checkpoint=path,
             values=dict(self._history.latest),
             steps_lost=self._steps_lost,
             event_counts=dict(self._counts),
-            workers=self._rows(statistics.workers, rules),
-            servers=tuple(_server_row(*usage) for usage in self._usage.values()),
+            workers=workers,
+            servers=tuple(_server_row(*pair) for pair in self._usage.pairs() if pair[0].task != "client"),
             rules=tuple(rules),
             history=self._history.history(),
             timeline=self._timeline.entries(),
             stream=self._stream.segments(now),
+            advice=self._advice,
         )
+
+    def _update_advice(self, rate: float, workers: Sequence[WorkerRow], waiting: int) -> None:
+        idle, resources = [row.idle for row in workers if row.state == "live"], self._usage.resources()
+        # It takes milliseconds for hundreds of workers.
+        if self._has_new_usage and idle and rate and resources:
+            self._advice = scale_advice(Load(len(idle), rate, resources, sum(idle) / len(idle), waiting))
+            self._has_new_usage = False
 
     def _add_to_stream(self, event: Event) -> None:
         job, _, index = event.task.partition(" ")
@@ -190,8 +201,7 @@ def _per_second(worker: int, window: Sequence[_Sample], counts: Callable[[_Sampl
 
 def _server_row(latest: ServerUsage, before: ServerUsage) -> ServerRow:
     seconds = latest.time - before.time
-    # A server that was started again counts from 0.
-    if seconds <= 0 or latest.cpu < before.cpu or latest.received < before.received or not before.time:
+    if not is_comparable(latest, before):
         return ServerRow(latest, 0.0, 0.0, 0.0)
     return ServerRow(
         latest,

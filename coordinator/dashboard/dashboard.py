@@ -20,7 +20,8 @@ from coordinator.addresses import PageAddress
 from coordinator.dashboard.aggregator import Aggregator
 from coordinator.dashboard.page_server import PageServer
 from coordinator.dashboard.publisher import Publisher
-from coordinator.dashboard.snapshot import RuleRow, ServerUsage
+from coordinator.dashboard.snapshot import RuleRow
+from coordinator.dashboard.usage import ServerUsage
 from coordinator.events.event_stream import EventStream
 from coordinator.statistics import ClusterStatistics
 

@@ -2,6 +2,7 @@
 
     /TOKEN/             the page, and its files
     /TOKEN/api/state    the latest snapshot, as JSON
+    /TOKEN/api/target   how many workers to have, as JSON
     /TOKEN/api/stream   snapshots as they come, as server-sent events
     /TOKEN/metrics      for Prometheus
 
@@ -28,7 +29,7 @@ from typing import Any
 
 from coordinator.addresses import PageAddress
 from coordinator.dashboard.metrics import CONTENT_TYPE, metrics_of
-from coordinator.dashboard.publisher import Publisher, state_of
+from coordinator.dashboard.publisher import Publisher, state_of, target_of
 from coordinator.errors import LaunchError
 
 _logger = logging.getLogger("coordinator")
@@ -176,6 +177,8 @@ class _Request(http.server.BaseHTTPRequestHandler):
                 self._stream()
             case "api/state":
                 self._send(HTTPStatus.OK, "application/json", state_of(publisher.watch()).encode())
+            case "api/target":
+                self._send(HTTPStatus.OK, "application/json", target_of(publisher.watch()).encode())
             case "metrics":
                 self._send(HTTPStatus.OK, CONTENT_TYPE, metrics_of(publisher.watch()).encode())
             case _ if file := self.server.files.get(path or "index.html"):

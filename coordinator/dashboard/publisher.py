@@ -86,12 +86,18 @@ def state_of(snapshot: Snapshot, since: float = 0.0) -> str:
     """Returns a snapshot as JSON.
 
     Args:
-      snapshot: is encoded with the names of its attributes; a segment of the stream as a list of its values.
+      snapshot: is encoded with the names of its attributes; a segment of the stream as a list of its values, advice as
+        its sentence.
       since: leaves out the segments that ended before.
     """
     stream = [_rounded(vars(segment)) for segment in snapshot.stream if segment.end >= since]
-    fields = {**vars(snapshot), "stream": stream}
+    fields = {**vars(snapshot), "stream": stream, "advice": snapshot.advice.text if snapshot.advice else ""}
     return json.dumps(fields, default=vars, separators=(",", ":"), allow_nan=False)
+
+
+def target_of(snapshot: Snapshot) -> str:
+    """Returns how many workers to have, as JSON: a `ScaleAdvice`, or `null` before enough was measured."""
+    return json.dumps(snapshot.advice, default=vars, allow_nan=False)
 
 
 def _rounded(segment: dict[str, Any]) -> list[Any]:

@@ -6,6 +6,9 @@ durations in seconds.
 
 import dataclasses
 
+from coordinator.dashboard.scale_advice import ScaleAdvice
+from coordinator.dashboard.usage import ServerUsage
+
 
 @dataclasses.dataclass(frozen=True)
 class WorkerRow:
@@ -39,29 +42,6 @@ class WorkerRow:
     losses: int
     reconnections: int
     reconnecting_seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerUsage:
-    """What a server has used since it was started, as its kernel counts.
-
-    Attributes:
-      task: its job and index, such as `ps 0`.
-      time: when this was read; 0 if it has not been read yet.
-      is_reachable: whether it answers.
-      memory: resident memory, in bytes.
-      cpu: processor time, in seconds.
-      received: bytes that its host has received over all its network interfaces.
-      sent: bytes that its host has sent.
-    """
-
-    task: str
-    time: float = 0.0
-    is_reachable: bool = True
-    memory: int = 0
-    cpu: float = 0.0
-    received: int = 0
-    sent: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +163,7 @@ class Snapshot:
       history: since the strategy was created.
       timeline: the latest, in order.
       stream: what each worker has run of late.
+      advice: how many workers to have; None before enough was measured.
     """
 
     time: float
@@ -206,3 +187,4 @@ class Snapshot:
     history: History = History()
     timeline: tuple[TimelineEntry, ...] = ()
     stream: tuple[Segment, ...] = ()
+    advice: ScaleAdvice | None = None

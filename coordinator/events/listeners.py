@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from coordinator.errors import StrategyClosedError
 from coordinator.events.event_stream import Event, EventStream
@@ -46,10 +46,16 @@ class Listeners:
         self._closing.append(lambda: listener.close(self._close_timeout))
         return self._closing[-1]
 
-    def trace(self, path: str | os.PathLike[str], tasks: Iterable[str], sample: Callable[[], tuple[int, int]]) -> Trace:
+    def trace(
+        self,
+        path: str | os.PathLike[str],
+        tasks: Iterable[str],
+        sample: Callable[[], tuple[int, int]],
+        busy: Callable[[], Mapping[str, float]],
+    ) -> Trace:
         """Begins a trace; see `Trace`."""
         self._refuse_closed("trace")
-        trace = Trace(self._events, path, tasks, sample, self._close_timeout)
+        trace = Trace(self._events, path, tasks, sample, busy, self._close_timeout)
         self._closing.append(trace.close)
         return trace
 

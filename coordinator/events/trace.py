@@ -10,7 +10,7 @@ Promises: it is written by a thread of its own, while training runs, and can be 
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from coordinator.events.event_stream import Event, EventStream
@@ -27,6 +27,8 @@ _ENDS = {
 }
 _AWAY = {"worker_lost": "worker_returned", "parameter_server_lost": "parameter_server_recovered"}
 _CLIENT = "client"
+# The counters of how busy is what all workers share.
+BUSY = "busy"
 
 
 class Trace:
@@ -37,6 +39,7 @@ class Trace:
       path: of the file, which is overwritten.
       tasks: those that have a track from the beginning.
       sample: returns how many closures wait, and how many run.
+      busy: returns how busy is what all workers share, from 0 to 1, by name; or nothing. It may take seconds.
       close_timeout: how long `close` waits for the file, in seconds.
 
     Raises:
@@ -49,6 +52,7 @@ class Trace:
         path: str | os.PathLike[str],
         tasks: Iterable[str],
         sample: Callable[[], tuple[int, int]],
+        busy: Callable[[], Mapping[str, float]],
         close_timeout: float,
     ) -> None:
         self._path = path
@@ -57,6 +61,7 @@ class Trace:
             # A track without anything on it is not shown.
             self._file.instant(task, "the trace begins", 0.0)
         self._sample = sample
+        self._busy = busy
         self._close_timeout = close_timeout
         self._began = self._sampled_at = time.time()
         self._calls = 0
@@ -100,6 +105,8 @@ class Trace:
         self._file.counter("closures", now - self._began, {"waiting": waiting, "running": running})
         self._file.counter("finished per second", self._sampled_at - self._began, {"finished": round(rate, 1)})
         self._sampled_at = now
+        if shares := self._busy():
+            self._file.counter(BUSY, time.time() - self._began, shares)
 
     def _write(self, event: Event) -> None:
         at = event.time - self._began

@@ -1,14 +1,15 @@
 """What the dashboard asks the parameter servers and the update rules, and the dashboard of a strategy.
 
 A TensorFlow server has no call for the memory or the processor time of its process. A function that runs there and
-reads files of `/proc/self` has: it needs no port and no further process, and takes about a millisecond.
+reads files of `/proc` has: it needs no port and no further process, and takes about a millisecond.
 
-Servers are asked on one thread, which nothing else waits for, and only while somebody looks. A server that does not
-answer a probe is not asked; the heartbeat ends a call to one that stops answering.
+Servers are asked on one thread, which nothing else waits for, and only while somebody looks or a trace is written. A
+server that does not answer a probe is not asked; the heartbeat ends a call to one that stops answering.
 """
 
 import contextlib
 import dataclasses
+import math
 import os
 import threading
 import time
@@ -19,13 +20,16 @@ import tensorflow as tf
 
 from coordinator.addresses import parse_page_address
 from coordinator.dashboard.dashboard import Dashboard, Sources
-from coordinator.dashboard.snapshot import RuleRow, ServerUsage
+from coordinator.dashboard.snapshot import RuleRow
+from coordinator.dashboard.usage import ServerUsage, UsageRecord
 from coordinator.ps_strategy.calls.tensorflow_runtime import ParameterServer
 from coordinator.ps_strategy.tensorflow_internals.process import bind_executor
 from coordinator.workers.scheduler import Scheduler
 
 # The unit of processor times in /proc, in seconds: 0.01 wherever Linux runs today.
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
+# Between two questions for a trace, in seconds.
+_ASKING_INTERVAL = 2.0
 
 
 @contextlib.contextmanager
@@ -46,16 +50,21 @@ def dashboard_of(
     if address is None:
         yield None
         return
-    questions = _Questions(servers, rules)
+    questions = ServerQuestions(servers, rules)
     sources = Sources(scheduler.cluster.statistics, scheduler.queue.events, questions.usage, questions.rules)
     with contextlib.closing(Dashboard(parse_page_address(address, "Options.dashboard"), sources)) as dashboard:
         yield dashboard.url
 
 
-class _Questions:
-    """Asks the servers, on the dashboard's thread for that."""
+class ServerQuestions:
+    """Asks the servers, on the thread that calls it.
 
-    def __init__(self, servers: Sequence[ParameterServer], rules: Collection[Any]) -> None:
+    Args:
+      servers: the parameter servers.
+      rules: the update rules.
+    """
+
+    def __init__(self, servers: Sequence[ParameterServer], rules: Collection[Any] = ()) -> None:
         self._servers = servers
         self._rules = rules
         self._usage = {server.index: ServerUsage(f"ps {server.index}") for server in servers}
@@ -63,12 +72,14 @@ class _Questions:
         self._of_thread = threading.local()
 
     def usage(self) -> Sequence[ServerUsage]:
-        """Returns what each parameter server uses."""
+        """Returns what each parameter server uses, and then what this program does."""
         for server in self._servers:
             usage = self._usage[server.index]
             answer = self._ask(self._read_on, server) if server.healthy() else None
             self._usage[server.index] = answer or dataclasses.replace(usage, is_reachable=False)
-        return tuple(self._usage.values())
+        # A Python program uses one processor at a time.
+        client = dataclasses.replace(self._usage_at("client", "/device:CPU:0"), processors=1.0)
+        return (*self._usage.values(), client)
 
     def rules(self) -> Sequence[RuleRow]:
         """Returns the counters of the rules that were used."""
@@ -89,31 +100,76 @@ class _Questions:
             return None
 
     def _read_on(self, server: ParameterServer) -> ServerUsage:
-        with tf.device(f"{server.device}/device:CPU:0"):
-            files = self._read(tf.constant("/proc/self/"))
-        stat, status, network = (text.numpy().decode() for text in files)
-        return _usage_of(f"ps {server.index}", stat, status, network)
+        return self._usage_at(f"ps {server.index}", f"{server.device}/device:CPU:0")
+
+    def _usage_at(self, task: str, device: str) -> ServerUsage:
+        with tf.device(device):
+            files = self._read(tf.constant("/"))
+        return _usage_of(task, *(text.numpy().decode() for text in files))
 
 
-def _read_files(folder: Any) -> tuple[Any, ...]:
-    # If the path were a constant of the function, TensorFlow would read the file once, as it does with constants.
-    return tuple(tf.io.read_file(folder + name) for name in ("stat", "status", "net/dev"))
+class UsageCounters:
+    """The counters of a trace that say how busy is what all workers share; see `Trace`.
+
+    Args:
+      questions: asks the servers, at most every two seconds.
+    """
+
+    def __init__(self, questions: ServerQuestions) -> None:
+        self._questions = questions
+        self._record = UsageRecord()
+        self._asked_at = -math.inf
+
+    def __call__(self) -> dict[str, float]:
+        """Returns shares from 0 to 1 by names; nothing if the servers were asked just now."""
+        if time.monotonic() < self._asked_at + _ASKING_INTERVAL:
+            return {}
+        self._record.add(self._questions.usage())
+        self._asked_at = time.monotonic()
+        return {resource.name: round(resource.share, 4) for resource in self._record.resources()}
 
 
-def _usage_of(task: str, stat: str, status: str, network: str) -> ServerUsage:
-    """Returns what the files of a process say; see `man 5 proc`."""
+_FILES = ("proc/self/stat", "proc/self/status", "proc/self/net/dev", "proc/stat", "proc/sys/kernel/random/boot_id")
+# What a container may use; not everywhere.
+_LIMIT = "sys/fs/cgroup/cpu.max"
+
+
+def _read_files(root: Any) -> tuple[Any, ...]:
+    # If a path were a constant of the function, TensorFlow would read the file once, as it does with constants.
+    limits = tf.map_fn(tf.io.read_file, tf.io.matching_files(root + _LIMIT))
+    return (*(tf.io.read_file(root + name) for name in _FILES), tf.strings.reduce_join(limits))
+
+
+def _usage_of(task: str, stat: str, status: str, network: str, machine: str, boot: str, limit: str) -> ServerUsage:
+    """Returns what the files of a process say; see `man 5 proc` and the kernel's documentation of cgroup v2."""
     # The name of the program, which stands in parentheses, may contain spaces.
     user, system = stat.rpartition(")")[2].split()[11:13]
-    memory = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))
+    fields = dict(line.split(":", 1) for line in status.splitlines())
     interfaces = [line.partition(":")[2].split() for line in network.splitlines()[2:]]
+    of_all, *of_each = (line.split()[1:] for line in machine.splitlines() if line.startswith("cpu"))
+    processors = float(_processors_in(fields["Cpus_allowed_list"].strip()))
+    quota, _, period = limit.strip().partition(" ")
+    if quota.isdigit():
+        processors = min(processors, int(quota) / int(period))
     return ServerUsage(
         task=task,
         time=time.time(),
-        memory=1024 * int(memory),
+        memory=1024 * int(fields["VmRSS"].split()[0]),
         cpu=_TICK * (int(user) + int(system)),
         received=sum(int(fields[0]) for fields in interfaces),
         sent=sum(int(fields[8]) for fields in interfaces),
+        processors=processors,
+        machine=boot.strip(),
+        # user, nice, system, idle, iowait, irq, softirq
+        machine_cpu=_TICK * sum(int(of_all[column]) for column in (0, 1, 2, 5, 6)),
+        machine_processors=len(of_each),
     )
+
+
+def _processors_in(ranges: str) -> int:
+    """Returns how many numbers are in a list such as `0-3,8`."""
+    ends = [(first, last or first) for first, _, last in (part.partition("-") for part in ranges.split(","))]
+    return sum(int(last) - int(first) + 1 for first, last in ends)
 
 
 def _row(rule: Any) -> RuleRow:

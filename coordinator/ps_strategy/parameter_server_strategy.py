@@ -26,7 +26,7 @@ from coordinator.options import Options
 from coordinator.program_settings import with_program_settings
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.tensorflow_runtime import ParameterServer, TensorFlowRuntime
-from coordinator.ps_strategy.dashboard_sources import dashboard_of
+from coordinator.ps_strategy.dashboard_sources import ServerQuestions, UsageCounters, dashboard_of
 from coordinator.ps_strategy.keras.extended import keras_extended
 from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
@@ -90,8 +90,6 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             scheduler = Scheduler(TensorFlowRuntime(membership), membership, options, len(devices))
             ending.callback(scheduler.close)
             self._scheduler, self.events, copies = scheduler, scheduler.queue.events, WorkerCopies(scheduler, options)
-            if options.trace is not None:
-                self.trace(options.trace)
             # Neither of the two may keep the strategy alive: the scheduler's threads refer to the recovery.
             waiting = scheduler.recovery.wait_recovered, functools.partial(scheduler.quiet, verb="save")
             restoring = membership, variables, lambda: scheduler.queue.statistics().finished, *waiting
@@ -102,6 +100,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             )
             self.extended.services = StrategyServices.of(scheduler, self._handles, tracer.reset, variables, options)
             self.parameter_servers = tuple(ParameterServer(i, device, membership) for i, device in enumerate(devices))
+            if options.trace is not None:
+                self.trace(options.trace)
             self._evaluation = StrategyEvaluation(scheduler.recovery.wait_recovered)
             self._datasets = DatasetDistribution(len(self.cluster.workers), self.extended.trace_dataset, copies)
             if isinstance(cluster_resolver, PolledClusterResolver):
@@ -281,7 +281,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
         """Writes what happens to a file for the Perfetto UI, until `close` or the end of a block; see docs/trace.md."""
-        return self._scheduler.trace(path)
+        return self._scheduler.trace(path, UsageCounters(ServerQuestions(self.parameter_servers)))
 
     def local_results(self, structure: Any) -> Any:
         """Waits for the futures in a structure, and returns it with their results; None where they failed."""

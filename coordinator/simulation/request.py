@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from coordinator.errors import SettingError
+from coordinator.simulation.calibration import Calibration, calibration
 from coordinator.simulation.learning import Learning
 from coordinator.simulation.problem import LogisticRegression, Problem, SmallNetwork
 from coordinator.simulation.quantity import parse_bytes, parse_number, parse_rate, parse_seconds, parse_share
@@ -76,11 +77,13 @@ class Request:
       sweep: the setting that takes several values, or None.
       rules: the names of the rules to compare, at least one.
       options: the values of the options that were given, by name with underscores.
+      calibration: what a trace says, where no option says something else; None without one.
     """
 
     sweep: Sweep | None
     rules: tuple[str, ...]
     options: Mapping[str, Any]
+    calibration: Calibration | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Request":
@@ -98,7 +101,7 @@ class Request:
         if wrong := [name for name in rules if name not in RULES]:
             option = "compare" if "compare" in given else "rule"
             raise SettingError(option, f"must be of {', '.join(RULES)}; got {wrong[0]!r}.")
-        return cls(sweep, rules, given)
+        return cls(sweep, rules, given, calibration(given["from_trace"]) if "from_trace" in given else None)
 
     def setting(self, rule: str, value: int | None = None) -> Setting:
         """Returns the setting with one of the rules and a value of the sweep.
@@ -111,9 +114,12 @@ class Request:
             given[self.sweep.name] = value
         # An update of the synchronous rule takes a gradient of each worker unless another number is given.
         if given.get("grads_to_wait", _WORKERS if rule == "synchronous" else None) == _WORKERS:
-            given["grads_to_wait"] = given.get("workers", Setting.workers)
+            measured = Setting.workers if self.calibration is None else self.calibration.load.workers
+            given["grads_to_wait"] = given.get("workers", measured)
         given |= {name: parse(name, given[name]) for name, parse in _PARSERS.items() if name in given}
         given |= {"rule": rule_of(rule, given), "learning": _learning(given)}
+        if self.calibration is not None:
+            given = self.calibration.settings | given
         return Setting(
             **{field.name: given[field.name] for field in dataclasses.fields(Setting) if field.name in given}
         )

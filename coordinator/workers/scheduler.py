@@ -14,7 +14,7 @@ import itertools
 import logging
 import os
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coordinator.errors import ClosureInputError
@@ -182,8 +182,8 @@ class Scheduler:
         """
         self.cluster.add_watch(MembershipWatch(self.cluster, self.servers, addresses, interval, interrupt))
 
-    def trace(self, path: str | os.PathLike[str]) -> Trace:
-        """Begins a trace with a track for each server; see `ParameterServerStrategy.trace`."""
+    def trace(self, path: str | os.PathLike[str], busy: Callable[[], Mapping[str, float]] = dict) -> Trace:
+        """Begins a trace with a track for each server; see `ParameterServerStrategy.trace`, and `Trace` for `busy`."""
 
         def sample() -> tuple[int, int]:
             statistics = self.queue.statistics()
@@ -191,7 +191,7 @@ class Scheduler:
 
         tasks = [("ps", index) for index in range(self._parameter_servers)]
         tasks += [("worker", worker.index) for worker in self.cluster.workers]
-        return self.listeners.trace(path, ["client", *(f"{job} {index}" for job, index in tasks)], sample)
+        return self.listeners.trace(path, ["client", *(f"{job} {index}" for job, index in tasks)], sample, busy)
 
     def close(self) -> None:
         """Cancels what waits and runs, ends the threads and disconnects from the servers. May be called again."""

@@ -6,8 +6,9 @@ import math
 import pytest
 
 from coordinator.dashboard.aggregator import Aggregator
-from coordinator.dashboard.publisher import state_of
-from coordinator.dashboard.snapshot import RuleRow, ServerUsage, WorkerRow
+from coordinator.dashboard.publisher import state_of, target_of
+from coordinator.dashboard.snapshot import RuleRow, WorkerRow
+from coordinator.dashboard.usage import ServerUsage
 from coordinator.events.event_stream import Event
 from coordinator.statistics import ClusterStatistics, WorkerStatistics
 from tests.dashboard.made_cluster import STARTED, MadeCluster
@@ -169,3 +170,15 @@ def test_a_state_leaves_out_the_segments_that_were_sent_before() -> None:
 def test_the_time_that_a_worker_has_waited_in_rules_is_shown(aggregator: Aggregator) -> None:
     rule = RuleRow(0, "BoundedDelay", 1, 1, 0, 0, 0, 0.0, 0, (1,), {0: 0.25})
     assert [row.waited for row in aggregator.snapshot(1.0, statistics(1, 1), [rule]).workers] == [0.25, None]
+
+
+def test_advice_comes_with_the_second_usage_and_is_a_sentence_of_the_state(aggregator: Aggregator) -> None:
+    for second in range(0, 21, 2):
+        aggregator.add([Event(float(second), "closures_started", "worker 0", "train_step")], 0, float(second))
+        aggregator.add_usage([ServerUsage("ps 0", 10.0 + second, cpu=0.5 * second)])
+        snapshot = aggregator.snapshot(float(second), statistics(5 * second))
+        assert (snapshot.advice is None) == (second < 2)
+    assert snapshot.advice is not None
+    assert (snapshot.advice.bottleneck, snapshot.advice.busy) == ("parameter server 0", 0.5)
+    assert json.loads(state_of(snapshot))["advice"] == snapshot.advice.text
+    assert json.loads(target_of(snapshot))["expected"]["1"] == pytest.approx(5.0)

@@ -70,6 +70,7 @@ def test_the_state_is_the_latest_snapshot(server: PageServer, publisher: Publish
     response, text = ask(server, f"/{TOKEN}/api/state")
     assert response.headers["Content-Type"] == "application/json"
     assert [worker["state"] for worker in json.loads(text)["workers"]] == ["live", "lost"]
+    assert json.loads(ask(server, f"/{TOKEN}/api/target")[1])["workers"] == 1
 
 
 @pytest.mark.parametrize("path", ["/", "/api/state", "/metrics", f"/{TOKEN[:-1]}/metrics", f"/{TOKEN}x/", "//", "*"])

@@ -89,7 +89,7 @@ def test_a_trace_shows_what_was_lost_and_what_was_saved(tmp_path: pathlib.Path) 
 
 def test_what_still_runs_and_what_is_lost_at_the_end_is_shown(tmp_path: pathlib.Path) -> None:
     events, path = EventStream(), tmp_path / "trace.json"
-    with Trace(events, path, [], lambda: (0, 0), LIMIT):
+    with Trace(events, path, [], lambda: (0, 0), dict, LIMIT):
         events.record("closures_started", "worker 0", "step", 2)
         events.record("worker_lost", "worker 1", detail="refused")
     viewer = Viewer(path)
@@ -119,6 +119,6 @@ def test_a_trace_that_cannot_be_written_is_an_error_at_once(tmp_path: pathlib.Pa
 
 def test_a_trace_that_cannot_be_written_any_more_ends_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     events = EventStream()
-    with Trace(events, "/dev/full", [], lambda: (0, 0), LIMIT):
+    with Trace(events, "/dev/full", [], lambda: (0, 0), dict, LIMIT):
         events.record("closures_started", "worker 0", "step")
     assert "The trace /dev/full ends here" in caplog.text

@@ -1,6 +1,7 @@
 """The dashboard of a strategy on real servers: what they use, what rules count, what is reported."""
 
 import json
+import pathlib
 import urllib.request
 from typing import Any
 
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 import coordinator
 from coordinator.ps_strategy.dashboard_sources import dashboard_of
+from coordinator.simulation.calibration import calibration
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import scheduler_of
 
@@ -34,7 +36,7 @@ def test_what_the_servers_use_and_the_rules_count_and_the_program_reports_is_sho
 
         def is_asked() -> bool:
             state.update(json.load(urllib.request.urlopen(f"{url}api/state", timeout=30)))
-            return bool(state["rules"]) and all(row["receiving"] > 0 for row in state["servers"])
+            return bool(state["rules"] and state["advice"]) and all(row["receiving"] > 0 for row in state["servers"])
 
         # What is asked for the second time is not what was read first.
         wait_until(is_asked)
@@ -44,10 +46,35 @@ def test_what_the_servers_use_and_the_rules_count_and_the_program_reports_is_sho
             assert 50e6 < row["usage"]["memory"] < 50e9
             assert row["usage"]["cpu"] > 0
             assert row["usage"]["received"] > 1000
+            assert 0 < row["usage"]["processors"] <= row["usage"]["machine_processors"]
+            assert row["usage"]["machine_cpu"] > row["usage"]["cpu"]
+            assert row["usage"]["machine"]
         assert state["rules"][0]["name"] == "Asynchronous"
         assert state["rules"][0]["pushes"] == sum(state["rules"][0]["histogram"]) == 6
         assert state["values"]["dashboard_loss"] == 0.25
         assert [row["index"] for row in state["workers"]] == [0, 1, 2]
+        target = json.load(urllib.request.urlopen(f"{url}api/target", timeout=30))
+        assert target["workers"] == 3
+        assert target["text"] == state["advice"]
+
+
+def test_a_trace_has_how_busy_what_workers_share_was(
+    strategy: coordinator.ParameterServerStrategy, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "trace.json"
+
+    @tf.function
+    def traced_step() -> Any:
+        return tf.constant(1)
+
+    def is_counted() -> bool:
+        strategy.schedule(traced_step).result()
+        return '"the machine of parameter server 0"' in path.read_text()
+
+    with strategy.trace(path):
+        wait_until(is_counted)
+    load = calibration(path).load
+    assert {"parameter server 0", "parameter server 1", "the client"} < {each.name for each in load.resources}
 
 
 def test_a_strategy_has_no_dashboard_unless_it_is_asked_for(strategy: coordinator.ParameterServerStrategy) -> None:

@@ -48,6 +48,7 @@ function show() {
   updateCharts(state);
   updateTables(state, now());
   updateRules(state);
+  setText(byId("advice"), state.advice);
   showTimeline();
   showClock();
 }

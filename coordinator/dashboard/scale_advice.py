@@ -1,0 +1,143 @@
+"""Says how fast training would be with other numbers of workers, from what was measured with the present one.
+
+The cluster is a closed queueing network. A worker that has finished a step begins the next one. A step takes some time
+of each resource that all workers share, the processes and machines of the parameter servers and the client, where it
+waits behind the steps of other workers; the rest of its time it needs its worker alone. Mean value analysis computes
+the rate of such a network for any number of workers.
+
+Sources: Reiser, Lavenberg, "Mean-Value Analysis of Closed Multichain Queuing Networks" (1980); Lazowska et al.,
+"Quantitative System Performance" (1984), chapter 6.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+# A worker is worth having that brings this share of what a single one does.
+_WORTH = 0.5
+# Up to so many times the present workers; what is further away cannot be told from what is measured now.
+_FURTHEST = 4
+# Workers that are idle for more than this share, while nothing waits, are given too little by the program.
+_IDLE = 0.25
+# A resource that is busy for this share of the time limits the rate.
+_BUSY = 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Resource:
+    """Something that the steps of all workers share.
+
+    Attributes:
+      name: such as `parameter server 1`, or `the machine of parameter server 1`.
+      share: how busy it is, from 0 to 1, of all its processors.
+    """
+
+    name: str
+    share: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """How training went with the present number of workers.
+
+    Attributes:
+      workers: how many there are, at least 1.
+      rate: steps per second of all workers together, above 0.
+      resources: what all workers share, at least one.
+      idle: the share of the workers' time in which they had nothing to run.
+      waiting: how many scheduled functions wait for a worker.
+    """
+
+    workers: int
+    rate: float
+    resources: Sequence[Resource]
+    idle: float = 0.0
+    waiting: int = 1
+
+    @property
+    def busiest(self) -> Resource:
+        """The resource that limits the rate first, when workers are added."""
+        return max(self.resources, key=lambda resource: resource.share)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaleAdvice:
+    """How many workers to have.
+
+    Attributes:
+      workers: how many there are.
+      target: the greatest number of which each worker brings at least half of what a single one does.
+      rate: steps per second of all workers together.
+      expected: the rate with each number of workers, up to four times the present one.
+      bottleneck: what limits the rate first when workers are added.
+      busy: how busy that is, from 0 to 1.
+      text: says it in a sentence.
+    """
+
+    workers: int
+    target: int
+    rate: float
+    expected: dict[int, float]
+    bottleneck: str
+    busy: float
+    text: str
+
+
+def scale_advice(load: Load) -> ScaleAdvice:
+    """Computes the advice."""
+    busiest, workers = load.busiest, load.workers
+    if load.waiting == 0 and load.idle > _IDLE and busiest.share < _BUSY:
+        return _advice_to_schedule_more(load)
+    expected = dict(enumerate(expected_rates(load, _FURTHEST * workers), start=1))
+    gains = {n: expected[n] - expected.get(n - 1, 0.0) for n in expected}
+    target = max(itertools.takewhile(lambda n: gains[n] >= _WORTH * expected[1], expected))
+    more = max(2, workers // 4)
+    gain = expected[workers + more] / expected[workers] - 1
+    verb = "is the bottleneck" if busiest.share >= _WORTH else "is the busiest"
+    text = f"{more} more workers would bring {gain:.0%}; {busiest.name} {verb} ({busiest.share:.0%})."
+    return ScaleAdvice(workers, target, load.rate, expected, busiest.name, busiest.share, text)
+
+
+def expected_rates(load: Load, most: int) -> list[float]:
+    """Returns the rate in steps per second with 1, 2, ..., `most` workers."""
+    demands = [resource.share / load.rate for resource in load.resources]
+    rates = list(_rates(own_seconds(load), demands, max(most, load.workers)))
+    # Measured loads may be higher than the network's at any time of the workers' own.
+    factor = load.rate / rates[load.workers - 1]
+    return [factor * rate for rate in rates[:most]]
+
+
+def own_seconds(load: Load) -> float:
+    """Returns for how long a step needs nothing that is shared, in seconds: so that the rate is the measured one."""
+    demands = [resource.share / load.rate for resource in load.resources]
+    low, high = 0.0, load.workers / load.rate
+    # To a millionth of the time between two steps of a worker.
+    for _ in range(20):
+        middle = (low + high) / 2
+        *_, rate = _rates(middle, demands, load.workers)
+        low, high = (middle, high) if rate > load.rate else (low, middle)
+    return low
+
+
+def _rates(own: float, demands: Iterable[float], most: int) -> Iterator[float]:
+    """Yields the rates with 1, 2, ..., `most` workers, by mean value analysis."""
+    demands = list(demands)
+    queues = [0.0] * len(demands)
+    for workers in range(1, most + 1):
+        waits = [demand * (1 + queue) for demand, queue in zip(demands, queues, strict=True)]
+        rate = workers / max(own + sum(waits), 1e-9)
+        queues = [rate * wait for wait in waits]
+        yield rate
+
+
+def _advice_to_schedule_more(load: Load) -> ScaleAdvice:
+    workers = load.workers
+    needed = max(1, math.ceil(workers * (1 - load.idle)))
+    of_one = load.rate / (workers * (1 - load.idle)) if load.idle < 1 else load.rate
+    expected = {n: min(n * of_one, load.rate) for n in range(1, _FURTHEST * workers + 1)}
+    text = (
+        f"More workers would bring nothing: the workers are idle {load.idle:.0%} of the time, and nothing waits for "
+        f"them. Schedule further ahead: join less often."
+    )
+    return ScaleAdvice(workers, needed, load.rate, expected, "the program", load.idle, text)
