@@ -32,6 +32,7 @@ from .ps_strategy.membership.polled_cluster_resolver import PolledClusterResolve
 from .ps_strategy.parameter_server_strategy import ParameterServerStrategy as ParameterServerStrategy
 from .ps_strategy.per_worker.variable import get_current_worker_index as get_current_worker_index
 from .statistics import ClusterStatistics as ClusterStatistics
+from .statistics import ParameterServerStatistics as ParameterServerStatistics
 from .statistics import WorkerStatistics as WorkerStatistics
 from .workers.cluster import Cluster as Cluster
 from .workers.worker import Worker as Worker

@@ -118,6 +118,10 @@ class Servers(Protocol):
     def worker_addresses(self) -> Mapping[int, str]:
         """The address of each worker (`host:port`), by index."""
 
+    @property
+    def parameter_server_devices(self) -> Sequence[str]:
+        """The names of the parameter servers, such as `/job:ps/replica:0/task:0`, by index."""
+
     def worker_device(self, worker: int) -> str:
         """Returns the name of a worker, such as `/job:worker/replica:0/task:0`."""
 

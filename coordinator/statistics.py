@@ -31,8 +31,29 @@ class WorkerStatistics:
 
 
 @dataclasses.dataclass(frozen=True)
+class ParameterServerStatistics:
+    """What has happened to one parameter server.
+
+    Attributes:
+      index: its task index.
+      device: its name.
+      state: `live` or `lost`, as the library last noticed.
+      losses: how often it was lost.
+      recoveries: how often it came back.
+      away_seconds: how long it was away until then, altogether, in seconds.
+    """
+
+    index: int
+    device: str
+    state: str
+    losses: int = 0
+    recoveries: int = 0
+    away_seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class ClusterStatistics:
-    """What all workers have done, and what is queued.
+    """What all workers have done, what is queued, and which servers are lost.
 
     Attributes:
       waiting: closures that no worker runs, requeued ones included.
@@ -42,6 +63,7 @@ class ClusterStatistics:
       cancelled: closures that were cancelled.
       retried: attempts after which a closure was requeued.
       workers: the statistics of each worker, in the order of the indices.
+      parameter_servers: those of each parameter server, likewise.
     """
 
     waiting: int
@@ -51,9 +73,10 @@ class ClusterStatistics:
     cancelled: int
     retried: int
     workers: tuple[WorkerStatistics, ...] = ()
+    parameter_servers: tuple[ParameterServerStatistics, ...] = ()
 
     def __str__(self) -> str:
-        away = [worker.device for worker in self.workers if worker.state == "lost"]
+        away = [server.device for server in (*self.workers, *self.parameter_servers) if server.state == "lost"]
         lost = f"; lost: {', '.join(away)}" if away else ""
         return (
             f"{self.waiting} waiting, {self.running} running, {self.finished} finished, {self.failed} failed, "

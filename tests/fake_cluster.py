@@ -30,12 +30,17 @@ def index_of(worker: int) -> int:
 def check_events(scheduler: Scheduler) -> None:
     """Compares the counts of the events with the statistics; no closure may run."""
     counted: Counter[str] = Counter()
-    for event in scheduler.queue.events.since(0)[0]:
+    events = scheduler.queue.events.since(0)[0]
+    kinds = Counter(event.kind for event in events)
+    for event in events:
         counted[event.kind] += event.count
     statistics = scheduler.cluster.statistics()
     for kind in ("finished", "failed", "cancelled", "retried"):
         assert counted[f"closures_{kind}"] == getattr(statistics, kind), (kind, counted, statistics)
     assert counted["worker_joined"] - counted["worker_left"] == len(statistics.workers)
+    servers = statistics.parameter_servers
+    assert kinds["parameter_server_lost"] == sum(server.losses for server in servers)
+    assert kinds["parameter_server_recovered"] == sum(server.recoveries for server in servers)
     if not counted["worker_left"]:
         assert counted["worker_lost"] == sum(worker.losses for worker in statistics.workers)
         assert counted["worker_returned"] == sum(worker.reconnections for worker in statistics.workers)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from coordinator.statistics import ClusterStatistics, WorkerStatistics
+from coordinator.statistics import ClusterStatistics, ParameterServerStatistics, WorkerStatistics
 
 COUNTS = ClusterStatistics(waiting=1, running=2, finished=3, failed=4, cancelled=5, retried=6)
 
@@ -13,13 +13,14 @@ def test_a_snapshot_reads_as_a_sentence() -> None:
     assert str(COUNTS) == "1 waiting, 2 running, 3 finished, 4 failed, 5 cancelled, 6 retried; 0 workers"
 
 
-def test_a_snapshot_names_the_unavailable_workers() -> None:
+def test_a_snapshot_names_the_unavailable_servers() -> None:
     workers = tuple(
         WorkerStatistics(index, f"/job:worker/task:{index}", state)
         for index, state in enumerate(["live", "lost", "lost"])
     )
-    text = str(dataclasses.replace(COUNTS, workers=workers))
-    assert text.endswith("; 3 workers; lost: /job:worker/task:1, /job:worker/task:2")
+    servers = (ParameterServerStatistics(0, "/job:ps/task:0", "lost"),)
+    text = str(dataclasses.replace(COUNTS, workers=workers, parameter_servers=servers))
+    assert text.endswith("; 3 workers; lost: /job:worker/task:1, /job:worker/task:2, /job:ps/task:0")
 
 
 @pytest.mark.parametrize("snapshot", [COUNTS, WorkerStatistics(0, "/job:worker/task:0", "live")])

@@ -87,7 +87,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             ending.enter_context(keras_extended(ParameterServerStrategy, options))
             ending.enter_context(saved_in_blocks(options.checkpoint_memory))
             devices, variables = membership.parameter_server_devices, VariableStore()
-            scheduler = Scheduler(TensorFlowRuntime(membership), membership, options, len(devices))
+            scheduler = Scheduler(TensorFlowRuntime(membership), membership, options)
             ending.callback(scheduler.close)
             self._scheduler, self.events, copies = scheduler, scheduler.queue.events, WorkerCopies(scheduler, options)
             # Neither of the two may keep the strategy alive: the scheduler's threads refer to the recovery.

@@ -110,6 +110,11 @@ class FakeRuntime:
         """The address of each worker, by index."""
         return dict(self._addresses)
 
+    @property
+    def parameter_server_devices(self) -> Sequence[str]:
+        """The name of the only parameter server."""
+        return ["/job:ps/replica:0/task:0"]
+
     def worker_device(self, worker: int) -> str:
         """Returns the name of a worker."""
         return f"/job:worker/replica:0/task:{worker}"

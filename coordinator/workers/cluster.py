@@ -70,9 +70,10 @@ class Cluster:
         return tuple(worker for _, worker in sorted(self._workers.items()))
 
     def statistics(self) -> ClusterStatistics:
-        """Returns a snapshot of the counts, each worker's too."""
+        """Returns a snapshot of the counts, each server's too."""
         workers = tuple(worker.statistics() for worker in self.workers)
-        return dataclasses.replace(self._queue.statistics(), workers=workers)
+        servers = self._recovery.statistics()
+        return dataclasses.replace(self._queue.statistics(), workers=workers, parameter_servers=servers)
 
     def add_worker(self, address: str, index: int | None = None) -> int:
         """Adds a worker. It gets closures as soon as it answers.

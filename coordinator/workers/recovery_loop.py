@@ -10,6 +10,7 @@ user's program notices only the time that it takes. There is one thread, and it 
 """
 
 import contextlib
+import dataclasses
 import logging
 import threading
 import time
@@ -20,6 +21,7 @@ from coordinator.events.event_stream import task_of_device
 from coordinator.options import Options
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import Servers
+from coordinator.statistics import ParameterServerStatistics
 from coordinator.workers.background_threads import BackgroundThread
 
 _logger = logging.getLogger("coordinator")
@@ -47,6 +49,10 @@ class RecoveryLoop(BackgroundThread):
         self._lost = ""
         # When the loss of each parameter server that is away was noticed, by the names of events.
         self._away: dict[str, float] = {}
+        self._statistics = {
+            task_of_device(device): ParameterServerStatistics(index, device, "live")
+            for index, device in enumerate(servers.parameter_server_devices)
+        }
         self._begun = threading.Event()
         self._changed = threading.Condition()
 
@@ -71,6 +77,11 @@ class RecoveryLoop(BackgroundThread):
           meanwhile: returns a scope for all attempts of a recovery, of which a failed one may leave half of the state.
         """
         self._recover, self._meanwhile = recover, meanwhile
+
+    def statistics(self) -> tuple[ParameterServerStatistics, ...]:
+        """Returns a snapshot of what has happened to each parameter server."""
+        with self._changed:
+            return tuple(self._statistics.values())
 
     def begin(self, error: BaseException) -> bool:
         """Pauses the closures until the recovery of a lost parameter server has ended.
@@ -181,12 +192,23 @@ class RecoveryLoop(BackgroundThread):
         with self._changed:
             is_new = task not in self._away
             self._away.setdefault(task, time.monotonic())
+            if is_new and (known := self._statistics.get(task)):
+                self._statistics[task] = dataclasses.replace(known, state="lost", losses=known.losses + 1)
         if is_new:
             self._queue.events.record("parameter_server_lost", task, detail=str(error))
 
     def _record_return(self, rollback: Rollback | None) -> None:
+        now = time.monotonic()
         with self._changed:
-            away, self._away = self._away, {}
+            away, self._away = {task: now - lost_at for task, lost_at in self._away.items()}, {}
+            for task, seconds in away.items():
+                if known := self._statistics.get(task):
+                    self._statistics[task] = dataclasses.replace(
+                        known,
+                        state="live",
+                        recoveries=known.recoveries + 1,
+                        away_seconds=known.away_seconds + seconds,
+                    )
         path, steps = (rollback.checkpoint or "", rollback.steps_lost or 0) if rollback is not None else ("", 0)
-        for task, lost_at in away.items():
-            self._queue.events.record("parameter_server_recovered", task, path, steps, time.monotonic() - lost_at)
+        for task, seconds in away.items():
+            self._queue.events.record("parameter_server_recovered", task, path, steps, seconds)

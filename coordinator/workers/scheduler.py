@@ -40,7 +40,6 @@ class Scheduler:
       runtime: runs calls.
       servers: know the cluster's tasks.
       options: limits and times.
-      parameter_servers: their number, for traces.
 
     Attributes:
       servers: as given.
@@ -50,9 +49,8 @@ class Scheduler:
       listeners: pass on what happens.
     """
 
-    def __init__(self, runtime: Runtime, servers: Servers, options: Options, parameter_servers: int = 1) -> None:
+    def __init__(self, runtime: Runtime, servers: Servers, options: Options) -> None:
         self.servers = servers
-        self._parameter_servers = parameter_servers
         self._options = options
         self._numbers = itertools.count()
         self.queue = queue = ClosureQueue(
@@ -189,7 +187,7 @@ class Scheduler:
             statistics = self.queue.statistics()
             return statistics.waiting, statistics.running
 
-        tasks = [("ps", index) for index in range(self._parameter_servers)]
+        tasks = [("ps", index) for index in range(len(self.servers.parameter_server_devices))]
         tasks += [("worker", worker.index) for worker in self.cluster.workers]
         return self.listeners.trace(path, ["client", *(f"{job} {index}" for job, index in tasks)], sample, busy)
 

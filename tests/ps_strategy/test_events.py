@@ -25,3 +25,10 @@ def test_a_callback_gets_the_events_of_a_step_on_a_real_cluster(strategy) -> Non
         ("closures_finished", "step"),
     ]
     assert strategy.events.recorded >= 2
+
+
+def test_the_statistics_of_a_real_cluster_have_its_parameter_servers(strategy) -> None:
+    servers = strategy.cluster.statistics().parameter_servers
+    assert [(server.index, server.device, server.state) for server in servers] == [
+        (index, f"/job:ps/replica:0/task:{index}", "live") for index in range(2)
+    ]

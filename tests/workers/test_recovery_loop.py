@@ -150,11 +150,16 @@ def test_a_parameter_server_lost_while_idle_is_recovered_before_it_is_needed() -
     runtime = FakeRuntime(workers=2)
     with running_scheduler(runtime) as scheduler:
         restorer = Restorer(runtime, scheduler)
-        restorer.restart()
         runtime.lose_parameter_server()
-        wait_until(lambda: restorer.recoveries == 1)
+        wait_until(lambda: restorer.attempts > 0)
+        [server] = scheduler.cluster.statistics().parameter_servers
+        assert (server.state, server.losses, server.recoveries) == ("lost", 1, 0)
+        restorer.restart()
         scheduler.schedule(index_of, "step")
         scheduler.join(LIMIT)
+        [server] = scheduler.cluster.statistics().parameter_servers
+        assert (server.state, server.losses, server.recoveries) == ("live", 1, 1)
+        assert server.away_seconds > 0
 
 
 def test_a_parameter_server_lost_during_its_recovery_is_recovered_again() -> None:
