@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tests import ROOT
 from tests.deadline import wait_until
+from tests.ps_strategy.keras.fit.counted_model import CountedModel
 
 TRAIN = ROOT / "examples" / "data_service/train.py"
 SERVE = ROOT / "examples" / "data_service/serve.py"
@@ -27,16 +28,38 @@ def train():
     return module
 
 
-def test_each_example_is_trained_once_and_the_position_is_not_saved(strategy, train, tmp_path):
-    dispatcher = service.DispatchServer()
-    address = dispatcher.target.removeprefix("grpc://")
+@pytest.fixture
+def dispatcher():
+    """The address of a data service with two workers."""
+    server = service.DispatchServer()
+    address = server.target.removeprefix("grpc://")
     workers = [service.WorkerServer(service.WorkerConfig(address, heartbeat_interval_ms=100)) for _ in range(2)]
-    assert (train.train(strategy, address, 200) == 1).all()
-    iterator = train.served(strategy, address, 200, "another")
+    yield address
+    del workers, server
+
+
+# TensorFlow's own, of `distribute` in a function.
+@pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options")
+def test_each_epoch_of_fit_repeats_a_job(strategy, dispatcher):
+    with strategy.scope():
+        model = CountedModel(40)
+        model.compile("sgd", "mse")
+
+    def dataset_fn(context):
+        numbers = tf.data.Dataset.range(40).batch(5)
+        examples = numbers.map(lambda ids: (tf.cast(ids[:, tf.newaxis], tf.float32) * [1.0, 0.0], tf.zeros_like(ids)))
+        return examples.apply(service.distribute("distributed_epoch", f"grpc://{dispatcher}", job_name="epochs"))
+
+    model.fit(dataset_fn, epochs=3, verbose=0)
+    assert (model.visits.numpy() == 3).all()
+
+
+def test_each_example_is_trained_once_and_the_position_is_not_saved(strategy, train, dispatcher, tmp_path):
+    assert (train.train(strategy, dispatcher, 200) == 1).all()
+    iterator = train.served(strategy, dispatcher, 200, "another")
     checkpoint = tf.train.Checkpoint(iterator=iterator)
     with pytest.raises(ValueError, match="cannot be saved in a checkpoint"), strategy.quiet(TIMEOUT):
         checkpoint.save(tmp_path / "position")
-    del workers, dispatcher
 
 
 @contextlib.contextmanager

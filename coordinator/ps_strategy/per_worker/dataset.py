@@ -176,6 +176,31 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
         )
 
 
+class _IteratedDataset:
+    """The dataset of each worker from which its iterators are made, which tells them apart by their order.
+
+    Guarantee: a worker's iterator is the one of its number, whatever was lost or made again before.
+
+    Args:
+      name: used in messages.
+      build: creates the worker's dataset; called on the worker's thread, in its device scope.
+    """
+
+    def __init__(self, name: str, build: Callable[[WorkerContext], tf.data.Dataset]) -> None:
+        # Each with the number of the iterators that were made of it. An entry is used by its worker's thread alone.
+        self._datasets = PerWorkerResource(name, lambda context: [build(context), 0])
+
+    def dataset_for(self, number: int, context: WorkerContext) -> tf.data.Dataset:
+        """Returns the worker's dataset, whose next iterator is that of a number from 0 on."""
+        if self._datasets.value_on(context)[1] > number:
+            self._datasets.recreate_on(context)
+        entry = self._datasets.value_on(context)
+        for _ in range(entry[1], number):
+            iter(entry[0])
+        entry[1] = number + 1
+        return entry[0]
+
+
 class PerWorkerDataset(_PerWorkerElements):
     """One dataset per worker. `iter` of it returns a `PerWorkerIterator`; it may itself be an argument of a function.
 
@@ -200,9 +225,14 @@ class PerWorkerDataset(_PerWorkerElements):
         super().__init__(name, element_spec, build)
         self._workers = workers
         self._copies = copies
+        self._iterated = _IteratedDataset(name, build)
+        self._iterators = itertools.count()
 
     def __iter__(self) -> PerWorkerIterator:
         """Returns a new iterator per worker, at the beginning of the data.
+
+        As in TensorFlow, it is one more iterator of the same dataset: a seeded shuffle gives another order, and a job of
+        TensorFlow's data service is repeated.
 
         Raises:
           RuntimeError: inside a `tf.function`.
@@ -211,7 +241,8 @@ class PerWorkerDataset(_PerWorkerElements):
             raise RuntimeError(
                 "Make the iterator outside of the function, and pass it: strategy.schedule(step, args=(iterator,))."
             )
-        iterator = PerWorkerIterator(self.name, self.element_spec, self._build, self._workers, self._copies)
+        build = functools.partial(self._iterated.dataset_for, next(self._iterators))
+        iterator = PerWorkerIterator(self.name, self.element_spec, build, self._workers, self._copies)
         self._copies.create(iterator)
         return iterator
 

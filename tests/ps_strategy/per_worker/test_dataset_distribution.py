@@ -104,6 +104,13 @@ def test_with_a_seed_all_workers_shuffle_in_the_same_order(strategy, distribute)
     orders = on_every_worker(strategy, ten, iter(dataset))
     assert sorted(orders[0]) == list(range(10))
     assert {tuple(order) for order in orders} == {tuple(orders[0])}
+    iterators = [iter(dataset), iter(dataset)]
+    on_client = tf.data.Dataset.range(10).shuffle(10, seed=7)
+    expected = [list(on_client.as_numpy_iterator()) for _ in range(3)]
+    # The second one first, as on a worker that was restarted.
+    assert on_every_worker(strategy, ten, iterators[1])[0].tolist() == expected[2]
+    assert on_every_worker(strategy, ten, iterators[0])[0].tolist() == expected[1]
+    assert orders[0].tolist() == expected[0]
 
 
 def make_composite_dataset():

@@ -44,6 +44,7 @@ class Feed(abc.ABC):
     Attributes:
       unfinished: the calls that were not waited for yet, each with the number that it was added with, or None.
       newest_result: the result of the call that finished last in this epoch, or None.
+      has_trained: whether a turn of this epoch had steps of training.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -51,9 +52,29 @@ class Feed(abc.ABC):
         self._finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
         self.unfinished: dict[Future, int | None] = {}
         self.newest_result: Any = None
+        self.has_trained = False
 
     def __iter__(self) -> Self:
         return self
+
+    def train(self, steps: ModelSteps) -> Any:
+        """Schedules the steps of a turn of training; see `schedule`.
+
+        Raises:
+          ValueError: the epoch would have no step.
+        """
+        try:
+            logs = self.schedule(steps)
+        except StopIteration:
+            if not self.has_trained:
+                raise ValueError(
+                    "The data of fit have no batch for this epoch, so it would have no step: they are empty, or can be "
+                    "read only once and were read to the end. Give fit data that can be read again in each epoch, or "
+                    "fewer epochs."
+                ) from None
+            raise
+        self.has_trained = True
+        return logs
 
     @abc.abstractmethod
     def schedule(self, steps: ModelSteps) -> Any:
@@ -113,6 +134,7 @@ class Feed(abc.ABC):
         while self.unfinished:
             self.wait_one()
         self.newest_result = None
+        self.has_trained = False
 
     def _next_finished(self) -> Future:
         began = time.monotonic()

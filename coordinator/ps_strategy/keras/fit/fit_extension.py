@@ -310,7 +310,7 @@ def _scheduled_function(model: keras.Model, steps: ModelSteps, *, is_training: b
           Exception: what an earlier step raised.
         """
         if isinstance(feed, Feed):
-            logs = feed.schedule(steps)
+            logs = feed.train(steps) if is_training else feed.schedule(steps)
             if is_training:
                 strategy.report(**{name: value for name, value in logs.items() if not np.ndim(value)})
             return logs

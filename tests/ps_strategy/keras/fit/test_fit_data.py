@@ -37,6 +37,10 @@ def own_slices(context: tf.distribute.InputContext) -> tf.data.Dataset:
     return slices().shard(context.num_input_pipelines, context.input_pipeline_id).batch(4)
 
 
+def nothing(_: tf.distribute.InputContext | None) -> tf.data.Dataset:
+    return slices().batch(4).take(0)
+
+
 @pytest.fixture(scope="module")
 def models(strategy: coordinator.ParameterServerStrategy) -> dict[int, CountedModel]:
     """Models by `steps_per_execution`, whose functions are traced for all tests together."""
@@ -207,3 +211,24 @@ def test_sample_weights_and_class_weights_are_applied(models: dict[int, CountedM
         used = slice(8) if given["y"] is None else slice(EXAMPLES)
         expected = np.mean((before[used] - classes[used]) ** 2 * classes[used])
         assert history.history["loss"] == pytest.approx([expected], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda: {"x": nothing},
+        pytest.param(lambda: {"x": nothing, "steps_per_epoch": 2}, marks=pytest.mark.long),
+        lambda: {"x": nothing(None), "shuffle": False},
+        pytest.param(lambda: {"x": X[:0], "y": Y[:0]}, marks=pytest.mark.long),
+    ],
+    ids=["dataset function", "dataset function, counted", "dataset", "arrays"],
+)
+def test_an_epoch_without_a_step_is_an_error(
+    models: dict[int, CountedModel], data: Callable[[], dict[str, Any]]
+) -> None:
+    model = counted(models)
+    with warnings.catch_warnings(), pytest.raises(ValueError, match="no batch for this epoch"):
+        warnings.filterwarnings("ignore", "Your input ran out of data")
+        model.fit(**data(), verbose=0)
+    model.fit(slices().batch(4), shuffle=False, verbose=0)
+    np.testing.assert_array_equal(model.visits, np.ones(EXAMPLES))
