@@ -20,6 +20,12 @@ def add_testbed(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def _add_experiment(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--quick", action="store_true", help="a part of the grid, with fewer minibatches: one minute")
     group.add_argument(
+        "--simulated",
+        action="store_true",
+        default=None,
+        help="in virtual time, without servers: the same network, data, grid and report in seconds",
+    )
+    group.add_argument(
         "--modes", metavar="MODE,...", help="of sequential, synchronous, asynchronous (default all three)"
     )
     group.add_argument("--workers", metavar="N,...", help="numbers of workers, 1 to 16 (default 1,2,3)")
@@ -89,7 +95,8 @@ def _experiment(given: argparse.Namespace) -> int:
     experiment = Experiment.of(vars(given))
     data = load(experiment)
     report = Report(experiment, given.output)
-    print(f"{experiment}\n{len(experiment.trials())} trainings, at least {experiment.seconds:.0f} s", flush=True)
+    seconds = "" if experiment.simulated else f", at least {experiment.seconds:.0f} s"
+    print(f"{experiment}\n{len(experiment.trials())} trainings{seconds}", flush=True)
     curves: list[LossCurve] = []
     code = 0
     try:

@@ -30,21 +30,28 @@ from coordinator.simulation.simulated_worker import Death, ReusableEvent, Simula
 _MOST_TIMELINES = 10
 
 
-def simulate(setting: Setting) -> Result:
-    """Simulates a cluster, and returns the result."""
-    return SimulatedCluster(setting).run()
+def simulate(setting: Setting, model: SimulatedModel | None = None) -> Result:
+    """Simulates a cluster, and returns the result.
+
+    Args:
+      setting: the cluster.
+      model: what is trained, instead of what `setting.learning` says: an object of the caller's, which computes
+        gradients of any kind.
+    """
+    return SimulatedCluster(setting, model).run()
 
 
 class SimulatedCluster:
     """A cluster in virtual time; it runs once."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, model: SimulatedModel | None = None) -> None:
         # One stream of random numbers for each purpose: a change of one setting does not change the numbers of others.
         streams = [np.random.default_rng(seed) for seed in np.random.SeedSequence(setting.seed).spawn(5)]
         self._setting = setting
         self._environment = simpy.Environment()
         self._over = self._environment.event()
-        self._model = LearningModel(setting.learning, streams[3]) if setting.learning else SimulatedModel()
+        learned = LearningModel(setting.learning, streams[3]) if setting.learning else SimulatedModel()
+        self._model = model or learned
         self._rule_run = setting.rule.new_run(self._model)
         self._servers = ServerQueues(setting.ps, setting.distribution("service"), streams[0])
         self._dispatch = setting.distribution("dispatch").sampler(streams[4])

@@ -77,6 +77,7 @@ class Experiment:
       seed: of the initial weights and the order of the images.
       data: one of `DATA`.
       folder: where CIFAR-10 is.
+      simulated: whether the trials run in virtual time, without servers.
 
     Raises:
       SettingError: one of them is not allowed.
@@ -93,6 +94,7 @@ class Experiment:
     seed: int = 0
     data: str = "digits"
     folder: pathlib.Path | None = None
+    simulated: bool = False
 
     def __post_init__(self) -> None:
         for number in self.workers:
@@ -165,7 +167,7 @@ class Experiment:
         return (
             f"{self.data}, {self.batches} minibatches of {self.batch_size} in each training, steps of "
             f"{self.step_time:g} s, learning rate {self.learning_rate:g}, seed {self.seed}; {', '.join(self.modes)}; "
-            f"workers {', '.join(map(str, self.workers))}{delays}"
+            f"workers {', '.join(map(str, self.workers))}{delays}{'; in virtual time' * self.simulated}"
         )
 
 
@@ -198,4 +200,5 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "seed": _integer,
     "data": lambda _, text: text,
     "folder": lambda _, text: pathlib.Path(text),
+    "simulated": lambda _, given: given,
 }

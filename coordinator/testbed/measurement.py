@@ -1,4 +1,4 @@
-"""Runs all trials of an experiment on servers that are started for it, and shows the progress.
+"""Runs all trials of an experiment, on servers that are started for it or in virtual time, and shows the progress.
 
 No server and no thread of it is left when it returns or raises, at Ctrl-C too.
 """
@@ -18,6 +18,8 @@ from coordinator.testing.local_cluster import LocalCluster
 
 if TYPE_CHECKING:
     from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
+    from coordinator.testbed.runner import Runner
+    from coordinator.testbed.simulated_runner import SimulatedRunner
 
 # In seconds. A server on a fully loaded machine may be silent for long, and must not count as lost.
 _HEARTBEAT_TIMEOUT = 60.0
@@ -39,16 +41,30 @@ def measure(experiment: Experiment, data: ImageData, on_result: Callable[[LossCu
     with (
         new_progress_bar(sum(map(experiment.batches_of, trials)), "batch") as progress,
         tempfile.TemporaryDirectory(prefix="coordinator-testbed-") as folder,
-        new_strategy(experiment.most_workers, Options(heartbeat_timeout=_HEARTBEAT_TIMEOUT)) as strategy,
+        _new_runner(experiment, data, pathlib.Path(folder) / "images") as runner,
     ):
-        from coordinator.testbed.runner import RecordFile, Runner
-
-        runner = Runner(strategy, experiment, RecordFile(data, pathlib.Path(folder) / "images"))
         for trial in trials:
             progress.set_description(str(trial))
             curve = runner.run(trial, progress.update)
             on_result(curve)
             progress.write(str(curve))
+
+
+@contextlib.contextmanager
+def _new_runner(experiment: Experiment, data: ImageData, path: pathlib.Path) -> "Iterator[Runner | SimulatedRunner]":
+    """Yields what runs the trials; the images are written to a file at the path."""
+    if experiment.simulated:
+        _set_up_tensorflow()
+        from coordinator.testbed.record_file import RecordFile
+        from coordinator.testbed.simulated_runner import SimulatedRunner
+
+        yield SimulatedRunner(experiment, RecordFile(data, path))
+        return
+    with new_strategy(experiment.most_workers, Options(heartbeat_timeout=_HEARTBEAT_TIMEOUT)) as strategy:
+        from coordinator.testbed.record_file import RecordFile
+        from coordinator.testbed.runner import Runner
+
+        yield Runner(strategy, experiment, RecordFile(data, path))
 
 
 def new_progress_bar(total: int, unit: str) -> Any:
@@ -64,6 +80,12 @@ def new_progress_bar(total: int, unit: str) -> Any:
     return tqdm(total=total, unit=unit, smoothing=0.05, disable=None)
 
 
+def _set_up_tensorflow() -> None:
+    """Sets what TensorFlow reads when it is loaded: no messages, no accelerator (no step time is chosen for one)."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @contextlib.contextmanager
 def new_strategy(workers: int, options: Options) -> Iterator["ParameterServerStrategy"]:
     """Starts servers for a number of workers, and yields a strategy on them. TensorFlow is loaded after they started.
@@ -71,9 +93,7 @@ def new_strategy(workers: int, options: Options) -> Iterator["ParameterServerStr
     Raises:
       LaunchError: a server did not start.
     """
-    # TensorFlow reads these when it is loaded: no messages, and no accelerator, for which no step time is chosen.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    _set_up_tensorflow()
     with LocalCluster(workers, 1) as cluster:
         import tensorflow as tf
 

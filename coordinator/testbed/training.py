@@ -13,37 +13,13 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.testbed.experiment import SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
+from coordinator.testbed.network import new_loss, new_network
 from coordinator.updates.rule_statistics import Staleness
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.rules.bounded_delay import BoundedDelay
 from coordinator.updates.rules.delayed import Delayed
 from coordinator.updates.state.gate import pause
 from coordinator.updates.update_rule import UpdateRule
-
-CLASSES = 10
-
-
-def new_network(shape: tuple[int, int, int], seed: int) -> keras.Model:
-    """Returns a network with initial weights from a seed.
-
-    Args:
-      shape: height, width and channels of an image; each block of the network halves height and width, until 2.
-      seed: of the initial weights.
-
-    Returns:
-      A model from images, float32 [N, height, width, channels], to logits, float32 [N, 10].
-    """
-    keras.utils.set_random_seed(seed)
-    layers, side, filters = [keras.Input(shape)], min(shape[:2]), 16
-    while side > 2:
-        layers += [
-            keras.layers.Conv2D(filters, 3, padding="same", use_bias=False),
-            keras.layers.BatchNormalization(),
-            keras.layers.ReLU(),
-            keras.layers.MaxPooling2D(),
-        ]
-        side, filters = side // 2, min(2 * filters, 64)
-    return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(CLASSES)])
 
 
 class Training:
@@ -101,7 +77,7 @@ class Training:
 
 def _new_step(network: keras.Model, rule: UpdateRule, step_time: float) -> Any:
     """Returns the step function, which returns the time at its end, in seconds, and the loss; float64 [2]."""
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss_of = new_loss()
 
     @tf.function
     def step(minibatches: Any) -> Any:

@@ -1,0 +1,92 @@
+"""Tests that a simulated training computes what its rule says, with real gradients."""
+
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.testbed.experiment import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
+from coordinator.testbed.image_data import ImageData
+from coordinator.testbed.network import new_loss, new_network
+from coordinator.testbed.record_file import RecordFile
+from coordinator.testbed.simulated_runner import SimulatedRunner
+
+BATCHES, STEP, RATE = 24, 0.1, 0.05
+EXPERIMENT = Experiment(batch_size=8, batches=BATCHES, step_time=STEP, learning_rate=RATE, seed=3)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> RecordFile:
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 17, (64, 4, 4, 1), np.uint8)
+    data = ImageData(images, images.reshape(64, -1).sum(axis=1).astype(np.uint8) % 10, highest=16)
+    return RecordFile(data, tmp_path_factory.mktemp("records") / "images")
+
+
+@pytest.fixture(scope="module")
+def runner(records: RecordFile) -> SimulatedRunner:
+    return SimulatedRunner(EXPERIMENT, records)
+
+
+def trained(records: RecordFile, workers: int, applied: bool) -> list[float]:
+    """The losses of rounds in which each worker computes one gradient, and their sum is applied, if at all."""
+    network = new_network(records.data.shape, EXPERIMENT.seed)
+    optimizer = keras.optimizers.SGD(RATE)
+    data = [iter(records.minibatches(8, worker, workers, EXPERIMENT.seed)) for worker in range(workers)]
+    losses = []
+
+    @tf.function
+    def computed(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            loss = new_loss()(labels, network(images, training=True))
+        return loss, tape.gradient(loss, network.trainable_variables)
+
+    for _ in range(BATCHES // workers):
+        each = [computed(*next(minibatches)) for minibatches in data]
+        losses += [float(loss) for loss, _ in each]
+        if applied:
+            gradients = zip(*(gradients for _, gradients in each), strict=True)
+            optimizer.apply([tf.add_n(parts) for parts in gradients], network.trainable_variables)
+    return losses
+
+
+def test_a_sequential_simulated_training_is_plain_gradient_descent(
+    runner: SimulatedRunner, records: RecordFile
+) -> None:
+    counted: list[None] = []
+    curve = runner.run(Trial(SEQUENTIAL, 1), lambda: counted.append(None))
+    np.testing.assert_allclose(curve.losses, trained(records, 1, applied=True), rtol=1e-4)
+    assert len(counted) == BATCHES
+    assert curve.mean_staleness == 0
+    assert STEP * BATCHES < curve.seconds < 2 * STEP * BATCHES
+
+
+def test_synchronous_workers_apply_the_sum_of_their_gradients(runner: SimulatedRunner, records: RecordFile) -> None:
+    curve = runner.run(Trial(SYNCHRONOUS, 2), lambda: None)
+    # Which of the two pushes first depends on chance.
+    rounds, expected = (
+        np.sort(np.reshape(losses, [-1, 2]), axis=1) for losses in (curve.losses, trained(records, 2, applied=True))
+    )
+    np.testing.assert_allclose(rounds, expected, rtol=1e-4)
+    assert curve.mean_staleness == 0
+
+
+def test_a_delayed_gradient_changes_nothing_before_its_delay_is_over(
+    runner: SimulatedRunner, records: RecordFile
+) -> None:
+    delay = 10
+    curve = runner.run(Trial(ASYNCHRONOUS, 1, delay * STEP), lambda: None)
+    # The pull that finds the first gradient due has it applied. Overheads make steps a little longer.
+    unchanged = trained(records, 1, applied=False)
+    changed = np.flatnonzero(~np.isclose(curve.losses, unchanged, rtol=1e-4))
+    assert delay * 0.7 <= changed[0] <= delay + 2
+    assert np.array_equal(changed, range(changed[0], BATCHES))
+    assert delay * 0.5 < curve.mean_staleness <= delay + 2
+
+
+def test_trainings_do_not_depend_on_those_before(runner: SimulatedRunner) -> None:
+    trial = Trial(ASYNCHRONOUS, 2, STEP)
+    first, second = (runner.run(trial, lambda: None) for _ in range(2))
+    assert first.losses.tolist() == second.losses.tolist()
+    assert first.seconds == second.seconds
