@@ -10,6 +10,7 @@ checkpoint. Promises: the chief's task ends with the code of the program, a serv
 """
 
 import contextlib
+import ipaddress
 import os
 import queue
 import signal
@@ -67,6 +68,8 @@ class SlurmTask:
         }
         self._console = console
         self._job, self._index = role_of(step.rank, request.workers, request.ps)
+        # All tasks run on this machine, on however many nodes of Slurm.
+        self._is_local = step.nodes == 1
         # Exit codes of the process, and messages of the chief; None for its end.
         self._events: queue.SimpleQueue[int | dict[str, Any] | None] = queue.SimpleQueue()
 
@@ -79,18 +82,32 @@ class SlurmTask:
         if self._job == "chief":
             return self._run_chief()
         host, timeout = self._step.first_host(), self._request.start_timeout
+        deadline = time.monotonic() + timeout
         with contextlib.closing(rendezvous.connect(self._step.name, self._step.rank, host, timeout)) as link:
+            self._is_local = self._told_whether_local(link, deadline)
             threading.Thread(target=self._read, args=(link,), name="coordinator-slurm-link", daemon=True).start()
             return self._run_evaluator() if self._job == "evaluator" else self._run_server(link)
 
+    def _told_whether_local(self, link: Link, deadline: float) -> bool:
+        """Waits until the chief's task, which has a connection to each, says whether all are on one machine."""
+        try:
+            message = link.receive(max(0.01, deadline - time.monotonic()))
+        except TimeoutError:
+            message = None
+        if message is None:
+            raise LaunchError("The first task ended, or found no other one in time; it says above why.")
+        return bool(message["is_local"])
+
     def _run_chief(self) -> int:
         ranks = range(1, self._step.tasks)
-        local, timeout = self._step.nodes == 1, self._request.start_timeout
+        timeout = self._request.start_timeout
         deadline = time.monotonic() + timeout
         with contextlib.ExitStack() as opened:
-            links = rendezvous.accept(self._step.name, ranks, is_local=local, timeout=timeout)
+            links = rendezvous.accept(self._step.name, ranks, is_local=self._is_local, timeout=timeout)
+            self._is_local = all(_is_loopback(link.host) for link in links.values())
             for link in links.values():
                 opened.callback(link.close)
+                link.send(is_local=self._is_local)
             cluster = self._gathered(links, deadline)
             for link in links.values():
                 link.send(cluster=cluster)
@@ -255,9 +272,13 @@ class SlurmTask:
 
     def _host(self, *links: Link) -> str:
         """Returns the host by which the others reach this one: the address of its links, if that says it."""
-        if self._step.nodes == 1:
+        if self._is_local:
             return "127.0.0.1"
-        return next((link.host for link in links if not link.host.startswith("127.")), socket.gethostname())
+        return next((link.host for link in links if not _is_loopback(link.host)), socket.gethostname())
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host).is_loopback
 
 
 def _ignore_signals() -> None:

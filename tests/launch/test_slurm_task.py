@@ -50,17 +50,22 @@ class Step:
       folder: an empty one.
       count: how many tasks.
       *arguments: of the command.
+      nodes: how many nodes Slurm says they are on, all of them of this machine.
     """
 
-    def __init__(self, folder: Path, count: int, *arguments: str) -> None:
+    def __init__(self, folder: Path, count: int, *arguments: str, nodes: int = 1) -> None:
         program = folder / "program.py"
         program.write_text(textwrap.dedent(PROGRAM))
         fake = write_fake_tensorflow(folder / "fake")
         self.job = secrets.token_hex()
-        numbers = {"STEP_ID": 0, "STEP_NUM_TASKS": count, "STEP_NUM_NODES": 1}
+        numbers = {"STEP_ID": 0, "STEP_NUM_TASKS": count, "STEP_NUM_NODES": nodes}
         environment = {f"SLURM_{name}": str(number) for name, number in numbers.items()}
         environment |= {"SLURM_JOB_ID": self.job, "SLURM_STEP_NODELIST": "here"}
         environment["PYTHONPATH"] = os.pathsep.join([fake, os.environ["PYTHONPATH"]])
+        # What Slurm would say of the nodes.
+        (folder / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\n")
+        (folder / "scontrol").chmod(0o700)
+        environment["PATH"] = os.pathsep.join([str(folder), os.environ["PATH"]])
         *options, what = arguments
         self.tasks = [
             subprocess.Popen(
@@ -88,8 +93,9 @@ class Step:
                 process.send_signal(number)
 
 
-def test_a_killed_server_comes_back_and_all_end_with_the_program(tmp_path: Path) -> None:
-    step = Step(tmp_path, 3, "kill")
+@pytest.mark.parametrize("nodes", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_a_killed_server_comes_back_and_all_end_with_the_program(tmp_path: Path, nodes: int) -> None:
+    step = Step(tmp_path, 3, "kill", nodes=nodes)
     chief, ps, worker = step.outputs()
     assert step.codes() == [0, 0, 0]
     assert chief == "[chief] chief ['chief', 'ps', 'worker']\n"
