@@ -1,6 +1,5 @@
 """Tests that a simulated training computes what its rule says, with real gradients."""
 
-
 import keras
 import numpy as np
 import pytest

@@ -231,8 +231,8 @@ class PerWorkerDataset(_PerWorkerElements):
     def __iter__(self) -> PerWorkerIterator:
         """Returns a new iterator per worker, at the beginning of the data.
 
-        As in TensorFlow, it is one more iterator of the same dataset: a seeded shuffle gives another order, and a job of
-        TensorFlow's data service is repeated.
+        As in TensorFlow, it is one more iterator of the same dataset: a seeded shuffle gives another order, and a job
+        of TensorFlow's data service is repeated.
 
         Raises:
           RuntimeError: inside a `tf.function`.

@@ -223,12 +223,12 @@ def test_sample_weights_and_class_weights_are_applied(models: dict[int, CountedM
     ],
     ids=["dataset function", "dataset function, counted", "dataset", "arrays"],
 )
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_an_epoch_without_a_step_is_an_error(
     models: dict[int, CountedModel], data: Callable[[], dict[str, Any]]
 ) -> None:
     model = counted(models)
-    with warnings.catch_warnings(), pytest.raises(ValueError, match="no batch for this epoch"):
-        warnings.filterwarnings("ignore", "Your input ran out of data")
+    with pytest.raises(ValueError, match="no batch for this epoch"):
         model.fit(**data(), verbose=0)
     model.fit(slices().batch(4), shuffle=False, verbose=0)
     np.testing.assert_array_equal(model.visits, np.ones(EXAMPLES))
