@@ -76,7 +76,8 @@ class ClusterStatistics:
     parameter_servers: tuple[ParameterServerStatistics, ...] = ()
 
     def __str__(self) -> str:
-        away = [server.device for server in (*self.workers, *self.parameter_servers) if server.state == "lost"]
+        servers: tuple[WorkerStatistics | ParameterServerStatistics, ...] = (*self.workers, *self.parameter_servers)
+        away = [server.device for server in servers if server.state == "lost"]
         lost = f"; lost: {', '.join(away)}" if away else ""
         return (
             f"{self.waiting} waiting, {self.running} running, {self.finished} finished, {self.failed} failed, "
