@@ -131,6 +131,9 @@ class Servers(Protocol):
     def move_worker(self, worker: int, address: str) -> None:
         """Changes the address of a worker, which counts as lost until `reconnect`. Raises ValueError."""
 
+    def move_parameter_server(self, index: int, address: str) -> None:
+        """Changes the address of a parameter server, which counts as lost until it is recovered. Raises ValueError."""
+
     def remove_worker(self, worker: int) -> None:
         """Removes a worker; nothing is run on it afterwards."""
 

@@ -21,17 +21,16 @@ from coordinator.events.event_stream import EventStream
 from coordinator.options import Options
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.keras.internals.initial_values import initial_value_of_keras
-from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource
 from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes, worker_number
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.sharded.creation import Partitioner, create_sharded, part_sizes, partition_by
 from coordinator.ps_strategy.sharded.initial_values import RowsInBlocks, initial_value_of
 from coordinator.ps_strategy.sharded.placement import Placement
 from coordinator.ps_strategy.sharded.sharded_variable import ShardedVariable
+from coordinator.ps_strategy.strategy_parts import StrategyParts
 from coordinator.ps_strategy.tensorflow_internals.handles import resource_creator_scope
 from coordinator.ps_strategy.tensorflow_internals.mutable_tables import KINDS, create_mutable_table, is_created_by_keras
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
-from coordinator.workers.scheduler import Scheduler
 
 _logger = logging.getLogger("coordinator")
 
@@ -66,23 +65,17 @@ class StrategyServices:
     rules: weakref.WeakSet[Any]
 
     @classmethod
-    def of(
-        cls,
-        scheduler: Scheduler,
-        handles: PerWorkerHandles,
-        retrace: Callable[[], None],
-        variables: VariableStore,
-        options: Options,
-    ) -> "StrategyServices":
+    def of(cls, parts: StrategyParts, options: Options) -> "StrategyServices":
         """Returns those of a strategy with these parts."""
+        handles, scheduler = parts.handles, parts.scheduler
         return cls(
             worker_index=worker_number("worker index", handles, lambda context: context.index),
             connection_number=worker_number("connection number", handles, lambda context: context.connection_number),
             unique_numbers=itertools.count(),
-            retrace=retrace,
+            retrace=parts.tracer.reset,
             add_idle_callback=scheduler.cluster.add_idle_callback,
             refuse_closed=scheduler.queue.refuse_stopped,
-            variables=variables,
+            variables=parts.variables,
             options=options,
             events=scheduler.queue.events,
             rules=weakref.WeakSet(),
@@ -96,10 +89,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     Args:
       strategy: the strategy that this belongs to.
-      parameter_server_devices: the devices of the parameter servers, by index.
-      handles: where tables and per-worker variables that are created in the scope are registered.
-      variables: where all other variables and tables that are created in the scope are registered.
-      read_on_all: reads a per-worker resource on every worker.
+      parts: where the variables and tables that are created in the scope are registered.
       partitioner: divides variables into parts; None for none.
 
     Attributes:
@@ -109,21 +99,15 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
     services: StrategyServices
 
     def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        parameter_server_devices: Sequence[str],
-        handles: PerWorkerHandles,
-        variables: VariableStore,
-        read_on_all: Callable[[PerWorkerResource], list[Any]],
-        partitioner: Partitioner | None = None,
+        self, strategy: tf.distribute.Strategy, parts: StrategyParts, partitioner: Partitioner | None = None
     ) -> None:
         super().__init__(strategy)
-        self._parameter_server_devices = tuple(f"{device}/device:CPU:0" for device in parameter_server_devices)
-        self._handles = handles
-        self._variables = variables
-        self._read_on_all = read_on_all
+        self._parameter_server_devices = tuple(f"{server.device}/device:CPU:0" for server in parts.parameter_servers)
+        self._handles = parts.handles
+        self._variables = parts.variables
+        self._read_on_all = parts.copies.read
         self._partitioner = partitioner
-        self._placement = Placement(self._parameter_server_devices, variables.variables)
+        self._placement = Placement(self._parameter_server_devices, self._variables.variables)
         self._scheduling = threading.local()
         # A function is traced once for all workers, not for each device that it may run on.
         self._retrace_functions_for_each_device = False

@@ -9,7 +9,6 @@ strategy = ParameterServerStrategy(resolver)      one client, this process
 """
 
 import contextlib
-import functools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -19,30 +18,19 @@ import tensorflow as tf
 
 from coordinator.errors import Rollback
 from coordinator.events.event_stream import Event
-from coordinator.events.json_log import log_written_as
 from coordinator.events.trace import Trace
 from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.program_settings import with_program_settings
-from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
-from coordinator.ps_strategy.calls.tensorflow_runtime import ParameterServer, TensorFlowRuntime
 from coordinator.ps_strategy.dashboard_sources import ServerQuestions, UsageCounters, dashboard_of
-from coordinator.ps_strategy.keras.extended import keras_extended
 from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
-from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
-from coordinator.ps_strategy.membership.membership import Membership
-from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver, resolver_of
+from coordinator.ps_strategy.membership.polled_cluster_resolver import resolver_of
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended, StrategyServices
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, DatasetFunction
-from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerCopies
-from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
-from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
-from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.sharded.creation import Partitioner, check_partitioner
-from coordinator.ps_strategy.tensorflow_internals.process import client_environment
+from coordinator.ps_strategy.strategy_parts import StrategyParts
 from coordinator.workers.cluster import Cluster
-from coordinator.workers.scheduler import Scheduler
 
 
 class ParameterServerStrategy(tf.distribute.Strategy):
@@ -77,38 +65,22 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         check_partitioner(variable_partitioner)
         options = with_program_settings(options, os.environ)
         cluster_resolver = resolver_of(cluster_resolver)
-        self._cluster_resolver, self._handles = cluster_resolver, PerWorkerHandles()
-        self._tracer = tracer = FunctionTracer(self._handles)
+        self._cluster_resolver = cluster_resolver
         with contextlib.ExitStack() as ending:
-            ending.enter_context(client_environment())
-            ending.enter_context(log_written_as(options.log_format))
-            membership = Membership.connected(ClusterDefinition.from_resolver(cluster_resolver), options)
-            # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
-            ending.enter_context(keras_extended(ParameterServerStrategy, options))
-            ending.enter_context(saved_in_blocks(options.checkpoint_memory))
-            devices, variables = membership.parameter_server_devices, VariableStore()
-            scheduler = Scheduler(TensorFlowRuntime(membership), membership, options)
-            ending.callback(scheduler.close)
-            self._scheduler, self.events, copies = scheduler, scheduler.queue.events, WorkerCopies(scheduler, options)
-            # Neither of the two may keep the strategy alive: the scheduler's threads refer to the recovery.
-            waiting = scheduler.recovery.wait_recovered, functools.partial(scheduler.quiet, verb="save")
-            restoring = membership, variables, lambda: scheduler.queue.statistics().finished, *waiting
-            self._recovery = VariableRecovery(*restoring, options.checkpoint_memory, self.events)
-            tf.distribute.Strategy.__init__(
-                self,
-                ParameterServerExtended(self, devices, self._handles, variables, copies.read, variable_partitioner),
-            )
-            self.extended.services = StrategyServices.of(scheduler, self._handles, tracer.reset, variables, options)
-            self.parameter_servers = tuple(ParameterServer(i, device, membership) for i, device in enumerate(devices))
+            parts = StrategyParts.connected(ParameterServerStrategy, cluster_resolver, options, ending)
+            self._scheduler, self._tracer, self._handles = parts.scheduler, parts.tracer, parts.handles
+            self._recovery, self.parameter_servers = parts.recovery, parts.parameter_servers
+            self.events = parts.scheduler.queue.events
+            self.cluster.schedule_with(self.schedule)
+            extended = ParameterServerExtended(self, parts, variable_partitioner)
+            tf.distribute.Strategy.__init__(self, extended)
+            extended.services = StrategyServices.of(parts, options)
+            self._evaluation = StrategyEvaluation(parts.scheduler.recovery.wait_recovered)
+            self._datasets = DatasetDistribution(len(self.cluster.workers), extended.trace_dataset, parts.copies)
             if options.trace is not None:
                 self.trace(options.trace)
-            self._evaluation = StrategyEvaluation(scheduler.recovery.wait_recovered)
-            self._datasets = DatasetDistribution(len(self.cluster.workers), self.extended.trace_dataset, copies)
-            if isinstance(cluster_resolver, PolledClusterResolver):
-                scheduler.follow(cluster_resolver.worker_addresses, cluster_resolver.interval, cluster_resolver.close)
-            ending.callback(self._recovery.release_manager)
             self.dashboard_url = ending.enter_context(
-                dashboard_of(options.dashboard, scheduler, self.parameter_servers, self.extended.services.rules)
+                dashboard_of(options.dashboard, parts.scheduler, self.parameter_servers, extended.services.rules)
             )
             # Closes when the strategy is forgotten, and at the end of the program.
             self._closing = weakref.finalize(self, ending.pop_all().close)

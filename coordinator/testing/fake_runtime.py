@@ -135,6 +135,10 @@ class FakeRuntime:
         self._addresses[worker] = address
         self.restart(worker)
 
+    def move_parameter_server(self, index: int, address: str) -> None:  # noqa: ARG002 - there is one
+        """Loses the parameter server, as `lose_parameter_server` does."""
+        self.lose_parameter_server()
+
     def remove_worker(self, worker: int) -> None:
         """Removes a worker."""
         self._change(lambda: self._addresses.pop(worker))

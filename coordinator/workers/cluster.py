@@ -10,7 +10,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from coordinator.errors import WorkerLost
+from coordinator.errors import StrategyClosedError, WorkerLost
+from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.queueing.closure import Attempt, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
@@ -26,10 +27,10 @@ _logger = logging.getLogger("coordinator")
 
 
 class Cluster:
-    """The workers of a strategy and their statistics; adds, moves and removes workers while training runs.
+    """The servers of a strategy and their statistics; adds, moves and removes them while training runs.
 
-    Users call `workers`, `statistics`, `add_worker`, `move_worker` and `remove_worker`. The other methods are for the
-    library.
+    Users call `workers`, `statistics`, `schedule`, `add_worker`, `move_worker`, `remove_worker` and
+    `move_parameter_server`. The other methods are for the library.
 
     Args:
       runtime: runs calls.
@@ -59,6 +60,7 @@ class Cluster:
         # The indices of workers that are being removed.
         self._leaving: set[int] = set()
         self._closing_thread: threading.Thread | None = None
+        self._schedule: Callable[[], Callable[..., Future] | None] = lambda: None
         self._set_workers({index: self._new_worker(index) for index in servers.worker_addresses})
         for index, address in servers.worker_addresses.items():
             queue.workers.admit(index)
@@ -74,6 +76,13 @@ class Cluster:
         workers = tuple(worker.statistics() for worker in self.workers)
         servers = self._recovery.statistics()
         return dataclasses.replace(self._queue.statistics(), workers=workers, parameter_servers=servers)
+
+    def schedule(self, fn: Any, args: Any = None, kwargs: Any = None, **limits: Any) -> Future:
+        """Queues one call of `fn`; the same as `strategy.schedule`, whose arguments and errors it has."""
+        schedule = self._schedule()
+        if schedule is None:
+            raise StrategyClosedError("The strategy of this cluster does not exist any more. Create a new one.")
+        return schedule(fn, args, kwargs, **limits)
 
     def add_worker(self, address: str, index: int | None = None) -> int:
         """Adds a worker. It gets closures as soon as it answers.
@@ -149,6 +158,28 @@ class Cluster:
             self.refuse_unknown(index, " to move")
             self._servers.move_worker(index, address)
 
+    def move_parameter_server(self, index: int, address: str) -> None:
+        """Changes the address of a parameter server, for instance because its host will not come back.
+
+        The server counts as lost: nothing runs until it answers at the new address, and all variables are then restored
+        as `restore_from` says. Save a checkpoint before, if the former server still runs.
+
+        Args:
+          index: its index.
+          address: `host:port` of the standard TensorFlow server that takes its place.
+
+        Raises:
+          ValueError: there is no such parameter server, that is no address, or another task has it.
+          RuntimeError: `strategy.restore_from` was not called, so its variables could not be restored.
+        """
+        count = len(self._servers.parameter_server_devices)
+        if index not in range(count):
+            raise ValueError(f"There is no parameter server {index!r} to move; there are {list(range(count))}.")
+        if not self._recovery.can_recover:
+            raise RuntimeError("A parameter server cannot be moved before strategy.restore_from has been called.")
+        self._servers.move_parameter_server(index, address)
+        self._recovery.begin_if_lost()
+
     def __repr__(self) -> str:
         return f"<Cluster: {self.statistics()}>"
 
@@ -158,6 +189,10 @@ class Cluster:
         """Starts the threads."""
         for part in (*self._watches, *self._workers.values()):
             part.start()
+
+    def schedule_with(self, schedule: Callable[..., Future]) -> None:
+        """Sets what traces and queues functions: a method of the strategy, which this does not keep alive."""
+        self._schedule = weakref.WeakMethod(schedule)
 
     def add_watch(self, watch: BackgroundThread) -> None:
         """Starts a thread that changes the workers, and is stopped before all others."""

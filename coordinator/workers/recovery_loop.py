@@ -83,6 +83,17 @@ class RecoveryLoop(BackgroundThread):
         with self._changed:
             return tuple(self._statistics.values())
 
+    @property
+    def can_recover(self) -> bool:
+        """Whether `recover_with` was called."""
+        return self._recover is not None
+
+    def begin_if_lost(self) -> None:
+        """Begins to recover a parameter server if one is lost now."""
+        lost = self._servers.lost_parameter_server()
+        if lost is not None:
+            self.begin(lost)
+
     def begin(self, error: BaseException) -> bool:
         """Pauses the closures until the recovery of a lost parameter server has ended.
 
@@ -113,9 +124,7 @@ class RecoveryLoop(BackgroundThread):
         deadline = time.monotonic() + (self._options.parameter_server_timeout if timeout is None else timeout)
         failures = self._failures
         while True:
-            lost = self._servers.lost_parameter_server()
-            if lost is not None:
-                self.begin(lost)
+            self.begin_if_lost()
             with self._changed:
                 remaining = max(0.0, deadline - time.monotonic())
                 over = self._changed.wait_for(lambda: not self._begun.is_set() or self._stop.is_set(), remaining)

@@ -60,3 +60,11 @@ def final_error(failure: Failure, attempt: Attempt, task: str) -> BaseException:
         error.original_exception = failure.error
     error.add_note(f"coordinator: {closure} failed on {task}, attempt {attempt.number}: {failure.kind.value}.")
     return error
+
+
+def summary(failure: Failure) -> str:
+    """Returns why an attempt failed: the first line of a function's error; of TensorFlow's about servers its class."""
+    name = type(failure.error).__name__
+    if failure.kind in (FailureKind.WORKER_LOST, FailureKind.PARAMETER_SERVER_LOST, FailureKind.TRANSIENT):
+        return f"{failure.kind.value} ({name})"
+    return f"{name}: {str(failure.error).partition(chr(10))[0]}"

@@ -20,11 +20,12 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from coordinator.errors import InvalidTransitionError, WorkerLost
 from coordinator.events.event_stream import Kind
 from coordinator.fusing.fused_dispatch import FusedDispatch
+from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.queueing.closure import Attempt, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
@@ -32,7 +33,7 @@ from coordinator.runtime import Failure, FailureKind, Runtime, Servers
 from coordinator.statistics import WorkerStatistics
 from coordinator.workers.background_threads import BackgroundThread
 from coordinator.workers.recovery_loop import RecoveryLoop
-from coordinator.workers.retry_rule import error_scope, final_error, may_retry
+from coordinator.workers.retry_rule import error_scope, final_error, may_retry, summary
 
 _logger = logging.getLogger("coordinator")
 
@@ -70,6 +71,9 @@ class WorkerEvents(Protocol):
 
     def live_workers(self) -> int:
         """Returns how many workers share the closures that wait."""
+
+    def schedule(self, fn: Any, args: Any, kwargs: Any, **limits: Any) -> Future:
+        """Queues a call of a function."""
 
 
 class Worker(BackgroundThread):
@@ -130,6 +134,10 @@ class Worker(BackgroundThread):
         """Returns whether it may be given closures and answers a probe. Takes at most `Options.probe_timeout`."""
         return self._state is WorkerState.LIVE and self._servers.is_reachable(self.index)
 
+    def schedule(self, fn: Any, args: Any = None, kwargs: Any = None, timeout: float | None = None) -> Future:
+        """Queues one call of `fn` for this worker alone; the same as `strategy.schedule(..., worker=worker.index)`."""
+        return self._events.schedule(fn, args, kwargs, worker=self.index, timeout=timeout)
+
     def stop(self) -> None:
         """Asks the thread to end; the queue must be stopped too."""
         self._change(WorkerState.STOPPED)
@@ -162,7 +170,11 @@ class Worker(BackgroundThread):
             attempt = self._queue.take(self.index, self._options.heartbeat_interval if self._is_active else None)
             if attempt is not None:
                 self._run_attempt(attempt)
-            elif not self._stop.is_set() and not self._seems_or_is_reachable():
+            elif not (
+                self._stop.is_set()
+                or self._servers.seems_reachable(self.index)
+                or self._servers.is_reachable(self.index)
+            ):
                 self._reconnect_lost()
             else:
                 self._report_idle()
@@ -180,9 +192,6 @@ class Worker(BackgroundThread):
         if self._is_active:
             self._events.became_idle(self.index)
             self._queue.quiet.report_idle(self.index)
-
-    def _seems_or_is_reachable(self) -> bool:
-        return self._servers.seems_reachable(self.index) or self._servers.is_reachable(self.index)
 
     def _run_attempt(self, attempt: Attempt) -> None:
         """Runs an attempt that has started, alone or in one call with others, and settles them."""
@@ -239,7 +248,7 @@ class Worker(BackgroundThread):
             return
         count = attempt.closure.record_failure(self.index, failure.kind)
         if may_retry(failure, count, self._options, may_recover=may_recover):
-            _logger.info("%s failed on %s and is run again: %s", attempt.closure, self.device, _summary(failure))
+            _logger.info("%s failed on %s and is run again: %s", attempt.closure, self.device, summary(failure))
             self._queue.requeue(attempt, failure.kind.value)
         else:
             if failure.kind is FailureKind.WORKER_LOST:
@@ -257,7 +266,7 @@ class Worker(BackgroundThread):
         failed = attempts[:1] if is_final else ()
         if not failed:
             name, text = attempts[0].closure.name, "%s: %d calls of %s in one failed and are run again, each alone: %s"
-            _logger.info(text, self.device, len(attempts), name, _summary(failure))
+            _logger.info(text, self.device, len(attempts), name, summary(failure))
         for attempt in reversed(attempts[len(failed) :]):
             if failure.kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
                 attempt.closure.record_failure(self.index, failure.kind)
@@ -339,11 +348,3 @@ class Worker(BackgroundThread):
                 )
             self._state = state
             return True
-
-
-def _summary(failure: Failure) -> str:
-    """Returns why an attempt failed: the first line of a function's error; of TensorFlow's about servers its class."""
-    name = type(failure.error).__name__
-    if failure.kind in (FailureKind.WORKER_LOST, FailureKind.PARAMETER_SERVER_LOST, FailureKind.TRANSIENT):
-        return f"{failure.kind.value} ({name})"
-    return f"{name}: {str(failure.error).partition(chr(10))[0]}"

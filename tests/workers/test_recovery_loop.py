@@ -122,6 +122,26 @@ def test_all_attempts_of_a_recovery_are_in_one_scope(is_given_up: bool) -> None:
         assert events[:2] == ["begins", f"ends after {int(not is_given_up)} recoveries"]
 
 
+def test_a_parameter_server_that_is_moved_is_recovered_at_its_new_address() -> None:
+    runtime = FakeRuntime(workers=1)
+    with running_scheduler(runtime) as scheduler:
+        move = scheduler.cluster.move_parameter_server
+        with pytest.raises(RuntimeError, match=r"before strategy\.restore_from"):
+            move(0, "elsewhere:2222")
+        restorer = Restorer(runtime, scheduler)
+        for index in (-1, 1, "0"):
+            with pytest.raises(ValueError, match=r"no parameter server .* to move; there are \[0\]"):
+                move(index, "elsewhere:2222")
+        move(0, "elsewhere:2222")
+        future = scheduler.schedule(index_of, "step")
+        wait_until(lambda: restorer.attempts > 0)
+        assert not future.done()
+        restorer.restart()
+        assert future.result(LIMIT) == 0
+        [server] = scheduler.cluster.statistics().parameter_servers
+        assert (server.losses, server.recoveries) == (1, 1)
+
+
 def test_a_save_waits_for_the_next_recovery_if_one_was_not_the_last() -> None:
     runtime = FakeRuntime(workers=1)
     with running_scheduler(runtime) as scheduler, ThreadPoolExecutor() as pool:

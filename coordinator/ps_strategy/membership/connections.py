@@ -109,6 +109,24 @@ class Connections:
             self.addresses = {**self.addresses, task: address}
         self._heartbeat.watch(address)
 
+    def move(self, task: Task, address: str) -> None:
+        """Changes the address of a server, which counts as lost until it is connected at the new one.
+
+        Raises:
+          ValueError: the address is not valid, or another server has it.
+          StrategyClosedError: `begin_close` was called.
+        """
+        with self._lock:
+            if self.is_closing:
+                raise StrategyClosedError(f"{task} cannot be moved: the strategy is closed.")
+            check_address(task, address, self.addresses)
+            former, probe = self.addresses[task], self._probes[task]
+            self._probes = {**self._probes, task: TaskProbe(address)}
+            self.addresses = {**self.addresses, task: address}
+        self._heartbeat.forget(former)
+        self._heartbeat.watch(address)
+        probe.close()
+
     def remove(self, task: Task) -> None:
         """Removes a server that is not connected; it is no longer probed or watched."""
         with self._lock:

@@ -16,23 +16,13 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-import portpicker
-
-from coordinator.addresses import check_port_is_free, parse_address
 from coordinator.errors import ParameterServerLost
-from coordinator.heartbeat.listening import accept_only_at, networks_of
 from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.options import Options
+from coordinator.ps_strategy.membership.client_process import join_as_client
 from coordinator.ps_strategy.membership.cluster_change import Connection
-from coordinator.ps_strategy.membership.cluster_definition import (
-    CLIENT_JOB,
-    ClusterDefinition,
-    Task,
-    check_address,
-    client_server_def,
-)
+from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition, Task, check_address
 from coordinator.ps_strategy.membership.connections import Connections, shortened
-from coordinator.ps_strategy.tensorflow_internals.process import current_server_def, set_server_def
 
 _logger = logging.getLogger("coordinator")
 
@@ -56,7 +46,7 @@ class Membership:
         self._turn = threading.Lock()
         # What each worker's last attempt was begun with; each entry is used by its worker's thread alone.
         self._attempted: dict[int, Connection | None] = {}
-        self._has_recovered = False
+        self._has_recovered = self._has_moved = False
 
     @classmethod
     def connected(cls, definition: ClusterDefinition, options: Options) -> "Membership":
@@ -67,7 +57,7 @@ class Membership:
           LaunchError: the address that the specification reserves for the client is in use.
           TimeoutError: the parameter servers, or the first worker, did not answer within `Options.connect_timeout`.
         """
-        membership = cls(definition, _join_as_client(definition), options)
+        membership = cls(definition, join_as_client(definition), options)
         try:
             membership.connect()
         except BaseException:
@@ -200,7 +190,8 @@ class Membership:
         with self._turn:
             lost = self._connections.losses(self._parameter_servers)
             if lost and not self._connections.is_closing:
-                self._has_recovered = self._connections.replace(lost) or self._has_recovered
+                is_changed = self._reconnect_all() if self._has_moved else self._connections.replace(lost)
+                self._has_recovered = is_changed or self._has_recovered
         return not self._connections.losses(self._parameter_servers)
 
     def reach_parameter_servers(self, workers: Collection[Task] | None = None) -> None:
@@ -231,6 +222,20 @@ class Membership:
             check_address(task, address, self._connections.addresses)
             self._drop_task(task)
             self._connections.add(task, address)
+
+    def move_parameter_server(self, index: int, address: str) -> None:
+        """Changes the address of a parameter server, which counts as lost; it is reconnected there.
+
+        Raises:
+          ValueError: the address is not valid, or another server has it.
+        """
+        with self._turn:
+            task = self._parameter_servers[index]
+            former = self._connections.addresses[task]
+            self._connections.move(task, address)
+            self._has_moved = True
+            # Calls to a server that does not end them would last for ever: the heartbeat no longer watches it.
+            OpenConnections().shut_down(former)
 
     def remove_worker(self, worker: int) -> None:
         """Removes a worker; what it runs fails."""
@@ -279,6 +284,13 @@ class Membership:
             names.append(f"any worker ({shortened(workers)})")
         return ", ".join(names)
 
+    def _reconnect_all(self) -> bool:
+        """Disconnects from all servers, which would keep the former address of another one, and connects to them."""
+        self._connections.change(without=self._connections.present)
+        is_changed = self._connections.change(adding=self._connections.addresses)
+        self._has_moved = not is_changed
+        return is_changed
+
     def _disconnect(self, task: Task, lost: Connection | None) -> None:
         with self._turn:
             present = self._connections.present
@@ -297,40 +309,3 @@ class Membership:
 
 def _worker(index: int) -> Task:
     return Task("worker", index)
-
-
-def _join_as_client(definition: ClusterDefinition) -> str:
-    """Makes this process the client, a cluster of one; returns the address of its own server.
-
-    TensorFlow cannot stop the server that a client has for its workers to call back, so a process keeps the one that
-    its first strategy started.
-    """
-    current = current_server_def()
-    if current is None:
-        address = definition.client_address or f"localhost:{portpicker.pick_unused_port()}"
-        check_port_is_free(f"This program, /job:{CLIENT_JOB}/task:0,", address)
-        set_server_def(client_server_def(definition.protocol, address))
-        _restrict_reach(address)
-        return address
-    jobs = {job.name: dict(job.tasks) for job in current.cluster.job}
-    if current.job_name != CLIENT_JOB or set(jobs) != {CLIENT_JOB}:
-        raise RuntimeError(
-            "This process is connected to a cluster already. One process has one strategy at a time: close the first "
-            "one (strategy.close()) before making another."
-        )
-    return jobs[CLIENT_JOB][0]
-
-
-def _restrict_reach(address: str) -> None:
-    """Refuses connections from other machines to the client, if its address is one that only this machine has."""
-    host, port = parse_address(address)
-    if (networks := networks_of(host)) is not None:
-        try:
-            accept_only_at(networks, port)
-        except OSError as error:
-            _logger.warning(
-                "This program accepts connections on port %d from every machine that reaches it, and the interface "
-                "cannot be restricted: %s. See docs/security.md.",
-                port,
-                error,
-            )

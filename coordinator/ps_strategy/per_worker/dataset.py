@@ -188,7 +188,7 @@ class _IteratedDataset:
 
     def __init__(self, name: str, build: Callable[[WorkerContext], tf.data.Dataset]) -> None:
         # Each with the number of the iterators that were made of it. An entry is used by its worker's thread alone.
-        self._datasets = PerWorkerResource(name, lambda context: [build(context), 0])
+        self._datasets = PerWorkerResource(f"iterator of {name}", lambda context: [build(context), 0])
 
     def dataset_for(self, number: int, context: WorkerContext) -> tf.data.Dataset:
         """Returns the worker's dataset, whose next iterator is that of a number from 0 on."""

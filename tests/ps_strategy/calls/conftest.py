@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.options import Options
 from coordinator.ps_strategy.calls import tensorflow_runtime
-from coordinator.ps_strategy.membership import cluster_change, connections, membership
+from coordinator.ps_strategy.membership import client_process, cluster_change, connections
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
 from tests.ps_strategy.membership.fake_handshake import FakeGoodbye, FakeHandshake, FakeLease
@@ -25,7 +25,7 @@ def servers(monkeypatch) -> FakeServers:
     monkeypatch.setattr(connections, "context_id", lambda: 5)
     monkeypatch.setattr(cluster_change, "update_server_def", servers.update_server_def)
     for name in ("current_server_def", "set_server_def", "check_port_is_free"):
-        monkeypatch.setattr(membership, name, lambda *_: None)
+        monkeypatch.setattr(client_process, name, lambda *_: None)
     monkeypatch.setattr(tensorflow_runtime, "bind_executor", lambda: SimpleNamespace(clear_error=lambda: None))
     return servers
 

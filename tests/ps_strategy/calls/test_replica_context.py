@@ -166,6 +166,9 @@ def test_gradients_flow_through_variables_on_parameter_servers(strategy, variabl
 
 
 def test_values_made_for_each_replica_are_those_of_one(strategy):
+    ones = strategy.experimental_distribute_values_from_function(lambda each: tf.fill([2], each.num_replicas_in_sync))
+    assert result(strategy, tf.function(lambda x: x + 1), ones).tolist() == [2, 2]
+
     @tf.function
     def step():
         def value_fn(context):

@@ -41,6 +41,19 @@ def test_a_process_has_one_strategy_at_a_time(strategy, shared_cluster):  # row 
     assert result(strategy, add, tf.constant(1)) == 111
 
 
+def test_the_cluster_and_its_workers_take_functions_as_the_strategy_does(strategy):
+    """The RFC has these two for advanced users."""
+    where = tf.function(lambda x: x + coordinator.get_current_worker_index())
+    one = tf.constant(1, tf.int64)
+    assert [worker.schedule(where, (one,)).result(TIMEOUT) for worker in strategy.cluster.workers] == [1, 2, 3]
+    assert strategy.cluster.schedule(where, args=(one,), worker=2).result(TIMEOUT) == 3
+    assert strategy.cluster.schedule(add, (one,), {"z": 0}).result(TIMEOUT) == 11
+    for schedule in (strategy.cluster.schedule, strategy.cluster.workers[0].schedule):
+        with pytest.raises(TypeError, match=r"takes a tf\.function or a concrete function"):
+            schedule(len)
+    assert result(strategy, add, tf.constant(1)) == 111, "a refused function is no error of a later call"
+
+
 @pytest.mark.parametrize("fn", [len, lambda: 1, "add", None])
 def test_only_tensorflow_functions_can_be_scheduled(strategy, fn):  # row 6
     with pytest.raises(TypeError, match=r"takes a tf\.function or a concrete function"):

@@ -11,7 +11,7 @@ from coordinator.heartbeat.obstacle import Obstacle
 from coordinator.heartbeat.task_probe import TaskStatus
 from coordinator.heartbeat.watched_server import Liveness, ServerState
 from coordinator.options import Options
-from coordinator.ps_strategy.membership import cluster_change, connections, membership
+from coordinator.ps_strategy.membership import client_process, cluster_change, connections
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
 from tests.ps_strategy.membership.fake_handshake import FakeGoodbye, FakeHandshake, FakeLease
@@ -174,7 +174,7 @@ def test_the_loss_of_a_server_is_described_by_what_a_connection_to_it_shows(leas
 
 
 def test_a_port_of_the_client_that_is_in_use_is_refused_by_its_number(monkeypatch):
-    monkeypatch.setattr(membership, "current_server_def", lambda: None)
+    monkeypatch.setattr(client_process, "current_server_def", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         definition = ClusterDefinition(ADDRESSES, f"127.0.0.1:{port}", "grpc")

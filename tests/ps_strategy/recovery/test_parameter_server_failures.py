@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ps_strategy.failure_programs import parameter_server_losses
+from tests.ps_strategy.failure_programs import moved_parameter_server, parameter_server_losses
 from tests.ps_strategy.failure_programs.parameter_server_losses import CASES, STEPS
 
 pytestmark = pytest.mark.cluster
@@ -55,3 +55,8 @@ def check_errors(case, seen):
     # The futures raise nothing else: a function that did not encounter the loss itself was withdrawn.
     assert "ParameterServerLost" in seen["outcomes"], case
     assert set(seen["outcomes"]) <= {"ParameterServerLost", "ClosureCancelledError"}, case
+
+
+@pytest.mark.long
+def test_a_parameter_server_moves_to_another_address_dead_or_alive(run_program):
+    run_program(Path(moved_parameter_server.__file__).read_text(), timeout=280)

@@ -1,0 +1,53 @@
+"""Makes this process the client of a cluster: a task with a server of its own, which the others call back."""
+
+import logging
+
+import portpicker
+
+from coordinator.addresses import check_port_is_free, parse_address
+from coordinator.heartbeat.listening import accept_only_at, networks_of
+from coordinator.ps_strategy.membership.cluster_definition import CLIENT_JOB, ClusterDefinition, client_server_def
+from coordinator.ps_strategy.tensorflow_internals.process import current_server_def, set_server_def
+
+_logger = logging.getLogger("coordinator")
+
+
+def join_as_client(definition: ClusterDefinition) -> str:
+    """Makes this process the client, a cluster of one; returns the address of its own server.
+
+    TensorFlow cannot stop the server that a client has for its workers to call back, so a process keeps the one that
+    its first strategy started.
+
+    Raises:
+      RuntimeError: this process is connected to a cluster already.
+      LaunchError: the address that the specification reserves for the client is in use.
+    """
+    current = current_server_def()
+    if current is None:
+        address = definition.client_address or f"localhost:{portpicker.pick_unused_port()}"
+        check_port_is_free(f"This program, /job:{CLIENT_JOB}/task:0,", address)
+        set_server_def(client_server_def(definition.protocol, address))
+        _restrict_reach(address)
+        return address
+    jobs = {job.name: dict(job.tasks) for job in current.cluster.job}
+    if current.job_name != CLIENT_JOB or set(jobs) != {CLIENT_JOB}:
+        raise RuntimeError(
+            "This process is connected to a cluster already. One process has one strategy at a time: close the first "
+            "one (strategy.close()) before making another."
+        )
+    return jobs[CLIENT_JOB][0]
+
+
+def _restrict_reach(address: str) -> None:
+    """Refuses connections from other machines to the client, if its address is one that only this machine has."""
+    host, port = parse_address(address)
+    if (networks := networks_of(host)) is not None:
+        try:
+            accept_only_at(networks, port)
+        except OSError as error:
+            _logger.warning(
+                "This program accepts connections on port %d from every machine that reaches it, and the interface "
+                "cannot be restricted: %s. See docs/security.md.",
+                port,
+                error,
+            )

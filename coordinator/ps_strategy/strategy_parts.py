@@ -1,0 +1,91 @@
+"""What a strategy is made of: the connections, the threads and the bookkeeping behind its methods.
+
+No part may keep the strategy alive: threads refer to the parts, and a strategy that its program forgets is closed.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from typing import Any
+
+from coordinator.events.json_log import log_written_as
+from coordinator.options import Options
+from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
+from coordinator.ps_strategy.calls.tensorflow_runtime import ParameterServer, TensorFlowRuntime
+from coordinator.ps_strategy.keras.extended import keras_extended
+from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
+from coordinator.ps_strategy.membership.membership import Membership
+from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerCopies
+from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
+from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
+from coordinator.ps_strategy.recovery.variable_store import VariableStore
+from coordinator.ps_strategy.tensorflow_internals.process import client_environment
+from coordinator.workers.scheduler import Scheduler
+
+
+@dataclasses.dataclass(frozen=True)
+class StrategyParts:
+    """The parts of one strategy.
+
+    Attributes:
+      scheduler: runs closures on the workers.
+      tracer: traces functions.
+      handles: of the tables and variables with a copy on each worker.
+      copies: has the workers create and read their copies.
+      variables: those on the parameter servers, with the tables.
+      recovery: recovers the parameter servers.
+      parameter_servers: by index.
+    """
+
+    scheduler: Scheduler
+    tracer: FunctionTracer
+    handles: PerWorkerHandles
+    copies: WorkerCopies
+    variables: VariableStore
+    recovery: VariableRecovery
+    parameter_servers: tuple[ParameterServer, ...]
+
+    @classmethod
+    def connected(
+        cls, strategy_class: type[Any], cluster_resolver: Any, options: Options, ending: contextlib.ExitStack
+    ) -> "StrategyParts":
+        """Connects to a cluster and starts the threads.
+
+        Args:
+          strategy_class: the class of the strategy, whose models Keras is to train on the workers.
+          cluster_resolver: names the servers.
+          options: limits and times.
+          ending: is given what closes the parts.
+        """
+        ending.enter_context(client_environment())
+        ending.enter_context(log_written_as(options.log_format))
+        membership = Membership.connected(ClusterDefinition.from_resolver(cluster_resolver), options)
+        # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
+        ending.enter_context(keras_extended(strategy_class, options))
+        ending.enter_context(saved_in_blocks(options.checkpoint_memory))
+        scheduler = Scheduler(TensorFlowRuntime(membership), membership, options)
+        ending.callback(scheduler.close)
+        if isinstance(cluster_resolver, PolledClusterResolver):
+            scheduler.follow(cluster_resolver.worker_addresses, cluster_resolver.interval, cluster_resolver.close)
+        handles, variables = PerWorkerHandles(), VariableStore()
+        recovery = VariableRecovery(
+            membership,
+            variables,
+            lambda: scheduler.queue.statistics().finished,
+            scheduler.recovery.wait_recovered,
+            functools.partial(scheduler.quiet, verb="save"),
+            options.checkpoint_memory,
+            scheduler.queue.events,
+        )
+        ending.callback(recovery.release_manager)
+        devices = enumerate(membership.parameter_server_devices)
+        return cls(
+            scheduler,
+            FunctionTracer(handles),
+            handles,
+            WorkerCopies(scheduler, options),
+            variables,
+            recovery,
+            tuple(ParameterServer(index, device, membership) for index, device in devices),
+        )
