@@ -38,6 +38,9 @@ class Future(concurrent.futures.Future[Any]):
 
     Attributes:
       is_started: whether a worker runs the closure now; set by the queue.
+      worker: the index of the worker from which the outcome is; before there is one, of the worker that began to run
+        the closure last; None if none has. Set by the queue.
+      attempts: how many attempts to run it have begun. Set by the queue.
     """
 
     # Of all futures; held for a few assignments when a condition is created, and when a future without one gets its
@@ -53,9 +56,11 @@ class Future(concurrent.futures.Future[Any]):
         "_result",
         "_state",
         "_waiters",
+        "attempts",
         "is_started",
         "on_cancel",
         "origin",
+        "worker",
     )
 
     def __init__(self, name: str, number: int, on_cancel: Callable[[], bool] | None = None, origin: Any = None) -> None:
@@ -70,6 +75,13 @@ class Future(concurrent.futures.Future[Any]):
         self.on_cancel = on_cancel
         self.origin = origin
         self.is_started = False
+        self.worker: int | None = None
+        self.attempts = 0
+
+    @property
+    def may_have_run_twice(self) -> bool:
+        """Whether the function may have been run twice, in part or as a whole: there was more than one attempt."""
+        return self.attempts > 1
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]

@@ -214,7 +214,8 @@ class Closure:
         self.attempts += 1
         attempt = Attempt(self, worker, cancellation)
         self.live += (attempt,)
-        self.future.is_started = True
+        future = self.future
+        future.is_started, future.worker, future.attempts = True, worker, self.attempts
         return attempt
 
     def end_attempt(self, attempt: Attempt) -> None:

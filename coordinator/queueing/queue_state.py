@@ -224,6 +224,7 @@ class QueueState:
         """Decides a closure by an attempt's result or error (see `end`), unless it was decided already."""
         if attempt.closure.has_ended:
             return Effects()
+        attempt.closure.future.worker = attempt.worker
         counts = self.worker_counts[attempt.worker]
         if state is ClosureState.DONE:
             counts.finished += 1

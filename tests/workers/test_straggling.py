@@ -40,6 +40,7 @@ def test_a_closure_that_overruns_is_run_elsewhere_and_the_first_result_wins(said
         gate.wait_arrived()
         busy.open()
         assert future.result(LIMIT) == 1
+        assert (future.worker, future.attempts, future.may_have_run_twice) == (1, 2, True)
         scheduler.join(LIMIT)
         assert slow.started == [0, 1]
         # The straggler was cancelled, and its worker is free again.
@@ -68,7 +69,7 @@ def test_the_straggler_may_win_and_the_second_attempt_is_dropped() -> None:
         second.open()
         scheduler.join(LIMIT)
         wait_until(lambda: scheduler.cluster.statistics().running == 0)
-        assert future.result(0) == winner
+        assert future.result(0) == winner == f"of worker {future.worker}"
         assert scheduler.cluster.statistics().finished == 1
 
 
