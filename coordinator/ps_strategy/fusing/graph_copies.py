@@ -12,10 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.ps_strategy.fusing import hoisted_reads
 from coordinator.ps_strategy.fusing.message_packing import pack_transfers
 from coordinator.ps_strategy.tensorflow_internals.calls import captured_inputs
 from coordinator.ps_strategy.tensorflow_internals.compilation import built_function
-from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data, is_on_parameter_server
+from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data, is_on_parameter_server, variable_of
 
 _logger = logging.getLogger("coordinator")
 
@@ -39,6 +40,9 @@ class GraphCopies:
     Args:
       concrete: a `tf.types.experimental.ConcreteFunction`.
       count: number of copies.
+
+    Attributes:
+      hoists: whether the copies read variables once that the function reads in loops, branches or calls.
     """
 
     def __init__(self, concrete: Any, count: int) -> None:
@@ -47,9 +51,11 @@ class GraphCopies:
         self._inputs = [tensor.name for tensor in concrete.inputs]
         self._outputs = [tensor.name for tensor in concrete.outputs]
         self._shapes = [tensor.shape for tensor in concrete.outputs]
-        self._definition = _without_inputs(
-            concrete.graph.as_graph_def(), {tensor.op.name for tensor in concrete.inputs}, self._servers
-        )
+        definition = concrete.graph.as_graph_def()
+        variables = {tensor.op.name: variable_of(tensor) for tensor in concrete.inputs}
+        known = {name: each for name, each in variables.items() if each is not None}
+        self.hoists = hoisted_reads.hoist(definition, known) > 0
+        self._definition = _without_inputs(definition, {tensor.op.name for tensor in concrete.inputs}, self._servers)
         # Outputs wait for all changes of variables in the function; here the caller waits for these at the end.
         outputs = {tensor.op.name for tensor in concrete.outputs}
         for node in self._definition.node:
@@ -110,7 +116,7 @@ class GraphCopies:
 
 
 class PackedFunction:
-    """Replaces a function that is called often by a copy with packed messages.
+    """Replaces a function that is called often, or reads variables in loops, by a copy with packed messages.
 
     The copy has the same effects and results, but draws other random numbers. Thread-safe.
 
@@ -123,13 +129,15 @@ class PackedFunction:
         self._concrete = concrete
         self._present = concrete
         # With one resource there are no messages to pack.
-        is_worth_it = may_be_copied and len(servers_of_resources(concrete)) > 1
+        has_loops = may_be_copied and hoisted_reads.has_loops(concrete)
+        is_worth_it = has_loops or (may_be_copied and len(servers_of_resources(concrete)) > 1)
+        self._calls_before = 1 if has_loops else _CALLS_BEFORE_PACKING
         self._calls = itertools.count(1) if is_worth_it else itertools.repeat(0)
 
     def for_next_call(self) -> Any:
         """Returns the function to call, with the same inputs, outputs, and names of operations."""
         # `next` returns each number to one thread only.
-        if next(self._calls) == _CALLS_BEFORE_PACKING:
+        if next(self._calls) == self._calls_before:
             try:
                 self._present = packed_function(self._concrete) or self._concrete
             except Exception:
@@ -140,7 +148,7 @@ class PackedFunction:
 
 
 def packed_function(concrete: Any) -> Any:
-    """Builds an equal function with packed messages and the same operation names; None if it has none to pack."""
+    """Builds an equal function with fewer messages and the same operation names; None if there is nothing to change."""
     copies = GraphCopies(concrete, 1)
     messages = []
 
@@ -153,7 +161,7 @@ def packed_function(concrete: Any) -> Any:
         for number, tensor in enumerate(concrete.inputs)
     ]
     built = built_function(packed_body, signature, lambda graph: messages.append(copies.pack_transfers(graph)))
-    return built if any(messages) else None
+    return built if any(messages) or copies.hoists else None
 
 
 def servers_of_resources(concrete: Any) -> dict[str, str]:

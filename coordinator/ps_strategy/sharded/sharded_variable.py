@@ -176,7 +176,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
         if is_being_exported():
             return super()._read_variable_op(no_copy)
         with not_recorded():
-            values = [part.read_value_no_copy() if no_copy else part.read_value() for part in self.parts]
+            values = [part.read_value_no_copy() if no_copy else part.value() for part in self.parts]
             value = tf.concat(values, 0)
         return self._value_read(value)
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import concrete_function, function_type_utils
+from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function, function_type_utils
 from tensorflow.python.framework import func_graph, op_def_registry
 
 from coordinator.ps_strategy.tensorflow_internals.calls import captured_inputs
@@ -27,9 +28,24 @@ def built_function(
     # Private: a traced function is registered as it is; nothing public lets its graph be changed before.
     graph = func_graph.func_graph_from_py_func(body.__name__, body, tuple(signature), {})
     change(graph)
-    return concrete_function.ConcreteFunction.from_func_graph(
-        graph, function_type_utils.derive_from_graph(graph), {}, shared_func_graph=False
-    )
+    kind = function_type_utils.derive_from_graph(graph)
+    # The servers have what it calls as long as the graph exists.
+    graph.registered = [
+        each for function in graph.as_graph_def().library.function for each in _registered(function, kind)
+    ]
+    return concrete_function.ConcreteFunction.from_func_graph(graph, kind, {}, shared_func_graph=False)
+
+
+def _registered(function: Any, kind: Any) -> Iterator[Any]:
+    """Registers a `FunctionDef` with all servers, and yields what keeps it there as long as it exists."""
+    known = context.context()
+    name = function.signature.name
+    is_counted = (known.function_scope_id, name.encode()) in atomic_function.RUNTIME_FUNCTION_REFS
+    if is_counted or not known.has_function(name):
+        # It is not called itself, so its type does not matter.
+        yield atomic_function.AtomicFunction(name, known, kind)
+    if not known.has_function(name):
+        known.add_function_def(function)
 
 
 def under_another_name(concrete: Any) -> Any:
@@ -155,3 +171,10 @@ def called_functions(node: Any) -> list[tuple[str, str]]:
         for function in (value.func, *value.list.func)
         if function.name
     ]
+
+
+def is_stateful(node: Any) -> bool:
+    """Returns True if an operation, given as a `NodeDef`, has side effects or reads what may change."""
+    # Private: only operations of a `tf.Graph` have a public definition, not those in functions.
+    definition = op_def_registry.get(node.op)
+    return definition is None or bool(definition.is_stateful)

@@ -100,6 +100,16 @@ def copy_handle_data(source: Any, target: Any) -> None:
     handle_data_util.copy_handle_data(source, target)
 
 
+def variable_of(handle: Any) -> tf.TensorSpec | None:
+    """Returns the shape and type of the variable of a symbolic handle; None if they are not known."""
+    # Private: only a `tf.Variable` tells them publicly.
+    known = resource_variable_ops.get_eager_safe_handle_data(handle) if handle.dtype == tf.resource else None
+    if known is None or not known.is_set or len(known.shape_and_type) != 1:
+        return None
+    spec = tf.TensorSpec(known.shape_and_type[0].shape, known.shape_and_type[0].dtype)
+    return spec if spec.shape.is_fully_defined() else None
+
+
 def new_handle(variable: Any) -> tf.Tensor:
     """Returns the handle of a new resource without a value, on the variable's server and of its type."""
     # Private: publicly, a resource is created only together with a variable and its value.

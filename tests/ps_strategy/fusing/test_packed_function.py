@@ -183,6 +183,7 @@ def test_a_function_that_cannot_be_copied_runs_unchanged(strategy, pair, called,
 def test_one_caller_packs_the_function_while_others_run_the_original(monkeypatch):
     made = []
     monkeypatch.setattr(graph_copies, "servers_of_resources", lambda _: {"a": "there", "b": "there"})
+    monkeypatch.setattr(graph_copies.hoisted_reads, "has_loops", lambda _: False)
 
     def make(concrete):
         # Another caller gets the original function meanwhile.

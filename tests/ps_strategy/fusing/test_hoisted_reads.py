@@ -1,0 +1,241 @@
+"""Tests that a step reads a variable once, although loops, branches and functions use it, with the same results."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy.fusing.graph_copies import packed_function
+from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES
+from tests.ps_strategy.tensorflow_internals.private_names import call_flat
+
+TIMEOUT = 120.0
+
+
+def reads(concrete):
+    """Returns how many reads of variables a function has itself, and how many the functions have that it calls."""
+    graph = concrete.graph.as_graph_def()
+    inner = [node for function in graph.library.function for node in function.node_def]
+    return tuple(sum(node.op == "ReadVariableOp" for node in nodes) for nodes in (graph.node, inner))
+
+
+def hoisted(fn, *args):
+    """Runs a function as it is and with hoisted reads, on equal variables, and returns the latter function.
+
+    Results and variables must be equal.
+    """
+    concrete = fn.get_concrete_function(*args)
+    copy = packed_function(concrete) or concrete
+    variables = concrete.variables
+    before = [variable.numpy() for variable in variables]
+    outcomes = []
+    for each in (concrete, copy):
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+        given = [tf.convert_to_tensor(arg) for arg in args if not isinstance(arg, tf.Variable)]
+        given = (
+            [arg.handle if isinstance(arg, tf.Variable) else arg for arg in args] if len(given) < len(args) else given
+        )
+        found = call_flat(each, [*given, *concrete.captured_inputs])
+        outcomes.append([*(value.numpy() for value in tf.nest.flatten(found)), *(each.numpy() for each in variables)])
+    for expected, result in zip(*outcomes, strict=True):
+        np.testing.assert_array_equal(expected, result)
+    return copy
+
+
+def test_a_loop_a_branch_a_map_and_a_function_share_one_read():
+    weights = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
+
+    @tf.function
+    def function(x):
+        return x @ weights
+
+    @tf.function
+    def step(x):
+        for _ in tf.range(3):
+            if tf.reduce_sum(x) > 0:
+                x = function(x) / 10
+        x = tf.cond(x[0, 0] > 0, lambda: x + weights, lambda: x)
+        return tf.map_fn(lambda row: row * weights[0], x) + weights
+
+    assert reads(hoisted(step, tf.ones([2, 2]))) == (1, 0)
+
+
+def test_a_loop_without_side_effects_delays_no_other_operation():
+    weight = tf.Variable([2.0])
+
+    @tf.function
+    def step(x):
+        for _ in tf.range(3):
+            x = x * weight
+        return x
+
+    concrete = hoisted(step, tf.ones([1]))
+    types = {operation.type for operation in concrete.graph.get_operations()}
+    assert "StatelessWhile" in types
+    assert "While" not in types
+
+
+def test_a_read_sees_the_changes_before_the_loop_and_none_after_it():
+    weight = tf.Variable([2.0])
+
+    @tf.function
+    def repeated(x):
+        for _ in tf.range(3):
+            x = x * weight
+        return x
+
+    @tf.function
+    def step(x):
+        x = repeated(x)
+        weight.assign_add([1.0])
+        x = repeated(x)
+        weight.assign(x / 100)
+        return repeated(x), weight + 1.0
+
+    assert reads(hoisted(step, tf.ones([1]))) == (4, 0)
+
+
+def test_what_a_function_changes_is_hoisted_out_of_its_own_loops():
+    weight = tf.Variable([2.0])
+
+    @tf.function
+    def function(x):
+        for _ in tf.range(3):
+            x = x * weight
+        weight.assign(x)
+        return x
+
+    @tf.function
+    def step(x):
+        return function(x) + function(x)
+
+    assert reads(hoisted(step, tf.ones([1]))) == (0, 1)
+
+
+def test_what_a_loop_changes_is_read_in_each_iteration():
+    weight = tf.Variable([2.0])
+
+    @tf.function
+    def step(x):
+        for _ in tf.range(3):
+            x = x * weight
+            weight.assign_add([1.0])
+        return x
+
+    assert reads(hoisted(step, tf.ones([1]))) == (0, 1)
+
+
+def test_a_variable_that_a_function_is_given_twice_is_read_where_it_was():
+    weight = tf.Variable([2.0])
+
+    @tf.function
+    def change(given):
+        given.assign_add([1.0])
+        return weight + 1.0
+
+    step = tf.function(lambda: change(weight))
+    assert reads(hoisted(step)) == (0, 1)
+
+
+def test_read_value_reads_in_each_iteration():
+    weight = tf.Variable([2.0])
+
+    @tf.function
+    def step(x):
+        for _ in tf.range(3):
+            x = x * weight.read_value()
+        return x
+
+    assert reads(hoisted(step, tf.ones([1]))) == (0, 1)
+
+
+def test_a_loop_that_waits_for_a_variable_reads_it_in_each_iteration():
+    clocks, flag = tf.Variable([5.0, 6.0]), tf.Variable(1)
+
+    @tf.function
+    def step(x):
+        while tf.reduce_min(clocks) < x:
+            x -= 1.0
+        go_on = tf.constant(True)
+        while go_on:
+            x, last = x + 1.0, tf.identity(flag)
+            go_on = last < 1
+        return x
+
+    assert reads(hoisted(step, tf.constant(9.0))) == (0, 2)
+
+
+def test_weights_are_hoisted_although_they_decide_when_a_loop_ends():
+    weights = tf.Variable([0.5, 0.25])
+
+    @tf.function
+    def step(x):
+        while tf.reduce_sum(x) > 1.0:
+            x = x * weights
+        return x
+
+    assert reads(hoisted(step, tf.constant([9.0, 9.0]))) == (1, 0)
+
+
+@pytest.mark.parametrize("size", [MAX_PACKED_BYTES // 4, MAX_PACKED_BYTES // 4 + 1])
+def test_a_large_variable_is_read_in_the_branch_that_needs_it(size):
+    table = tf.Variable(tf.zeros([size]))
+
+    @tf.function
+    def step(x):
+        return tf.cond(x > 0, lambda: tf.reduce_sum(table) + x, lambda: x)
+
+    assert reads(hoisted(step, tf.constant(1.0))) == ((1, 0) if size * 4 <= MAX_PACKED_BYTES else (0, 1))
+
+
+def test_rows_are_looked_up_in_each_iteration():
+    table = tf.Variable([[1.0], [2.0], [3.0]])
+
+    @tf.function
+    def step(x):
+        for number in tf.range(3):
+            x = x + table.sparse_read(number) + table
+        return x
+
+    assert reads(hoisted(step, tf.zeros([3, 1]))) == (0, 1)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", pytest.param("GRU", marks=pytest.mark.long)])
+def test_a_step_of_a_recurrent_model_reads_each_variable_once(kind):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([5, 2]), getattr(keras.layers, kind)(3), keras.layers.Dense(1)])
+    rate = tf.Variable(0.1)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+            variable.assign_sub(rate * gradient)
+        return loss, gradients
+
+    concrete = hoisted(step, tf.random.stateless_normal([4, 5, 2], seed=[1, 2]))
+    # The five of the model, and the rate.
+    assert reads(concrete) == (6, 0)
+    loops = [each for each in concrete.graph.get_operations() if "While" in each.type]
+    assert len(loops) == 2
+    assert not any(tensor.dtype == tf.resource for loop in loops for tensor in loop.inputs)
+
+
+@pytest.mark.cluster
+def test_scheduled_functions_use_hoisted_reads_from_the_second_call_on(strategy):
+    with strategy.scope():
+        weight = tf.Variable([2.0])
+
+    @tf.function
+    def step(x):
+        for _ in tf.range(3):
+            x = x * weight
+        weight.assign_add([1.0])
+        return x
+
+    workers = len(strategy.cluster.workers)
+    found = [strategy.schedule(step, (tf.ones([1]),)).result(TIMEOUT) for _ in range(2 * workers)]
+    assert found == [[(2.0 + number) ** 3] for number in range(2 * workers)]
