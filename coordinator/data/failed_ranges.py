@@ -43,8 +43,9 @@ class FailedRanges:
             raise error
 
     def forget(self, number: int) -> None:
-        """Records that a function with a range has finished."""
-        self._failures.pop(number, None)
+        """Records that a function with a range has finished; others may still run."""
+        if self._ledger.is_done(number):
+            self._failures.pop(number, None)
 
     def settle(self, number: int, error: BaseException | None) -> bool:
         """Gives a range back, or skips it; returns whether it is skipped.

@@ -73,7 +73,7 @@ class FileParts:
 
     Args:
       paths: of the files.
-      counts: the number of examples of each.
+      counts: the number of examples of each, at least 1.
 
     Attributes:
       are_mapped: whether the files are mapped into the memory of the workers.
@@ -84,7 +84,7 @@ class FileParts:
         self._sizes = [file_size(path) for path in paths]
         # Other file systems would read the whole file instead.
         self.are_mapped = not any("://" in path for path in paths)
-        self._on_workers = WorkerArrays([tf.function(self._maps, autograph=False)] if self.are_mapped else [])
+        self._on_workers = WorkerArrays([self._maps] if self.are_mapped else [])
         # The number of the first example of each file, and that after the last of all.
         self._firsts = [0, *itertools.accumulate(counts)]
 
@@ -143,12 +143,7 @@ class FileParts:
         """Returns the content of all files, a list of vectors of bytes, of which nothing is read yet."""
         found = tf.raw_ops.EmptyTensorList(element_shape=_VECTOR, max_num_elements=-1, element_dtype=tf.uint8)
         for path, size in zip(self._paths, self._sizes, strict=True):
-            # What is empty cannot be mapped.
-            content = (
-                tf.raw_ops.ImmutableConst(dtype=tf.uint8, shape=[size], memory_region_name=path)
-                if size
-                else tf.zeros([0], tf.uint8)
-            )
+            content = tf.raw_ops.ImmutableConst(dtype=tf.uint8, shape=[size], memory_region_name=path)
             found = tf.raw_ops.TensorListPushBack(input_handle=found, tensor=content)
         return found
 

@@ -38,17 +38,19 @@ class FramedSource(Source):
 
     def __init__(self, paths: Any, name: str, parse: Callable[[Any], Any] | None) -> None:
         self._name = name
-        self._paths = checked_paths(paths, name)
         self._parse = parse
+        given = checked_paths(paths, name)
         # Where each example of a file begins, and the end of the last one.
-        starts = [self._index(path) for path in self._paths]
+        starts = [self._index(path) for path in given]
         counts = [len(each) - 1 for each in starts]
         self.size = sum(counts)
         if not self.size:
-            raise ValueError(f"{name} was given files without examples: {', '.join(self._paths[:3])}.")
-        self.digest = digest_of_files(self._paths, counts)
-        self._parts = FileParts(self._paths, counts)
-        self._on_workers = WorkerArrays([concatenated(starts)])
+            raise ValueError(f"{name} was given files without examples: {', '.join(given[:3])}.")
+        self.digest = digest_of_files(given, counts)
+        # Without those that have no examples: no bytes can be read of them.
+        self._paths = [path for path, count in zip(given, counts, strict=True) if count]
+        self._parts = FileParts(self._paths, [count for count in counts if count])
+        self._on_workers = WorkerArrays([concatenated([each for each in starts if len(each) > 1])])
 
     @abstractmethod
     def _starts(self, path: str) -> np.ndarray[Any, Any]:

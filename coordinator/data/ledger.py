@@ -70,6 +70,8 @@ class Ledger:
         self._again: list[int] = []
         # How many functions run for each range that is out; 0 if none was scheduled yet.
         self._out: dict[int, int] = {}
+        # Ranges that are out and of which a function has failed.
+        self._incomplete: set[int] = set()
 
     @property
     def count_done(self) -> int:
@@ -131,26 +133,26 @@ class Ledger:
             heapq.heapify(self._again)
 
     def finish(self, number: int) -> None:
-        """Records that a function with a range has finished; the last one makes it done."""
-        self._out[number] -= 1
-        if not self._out[number]:
-            del self._out[number]
-            self._add_done(number)
+        """Records that a function with a range has finished; the last one makes it done, unless another has failed."""
+        if self._is_last(number):
+            if number in self._incomplete:
+                self._hand_out_again(number)
+            else:
+                self._add_done(number)
 
     def give_back(self, number: int) -> None:
-        """Records that a function with a range, perhaps not scheduled yet, will not finish; the range is next again."""
-        remaining = self._out.get(number, 0) - 1
-        if remaining > 0:
-            self._out[number] = remaining
-            return
-        self._out.pop(number, None)
-        if not self.is_done(number) and number < self._next and number not in self._again:
-            self.given_back += 1
-            heapq.heappush(self._again, number)
+        """Records that a function with a range, perhaps not scheduled yet, will not finish.
+
+        The range is next again when no other function with it runs.
+        """
+        self._incomplete.add(number)
+        if self._is_last(number):
+            self._hand_out_again(number)
 
     def skip(self, number: int) -> None:
         """Gives a range up, in place of `give_back`: it is done, and listed as skipped."""
-        self._out.pop(number, None)
+        self._is_last(number)
+        self._incomplete.discard(number)
         if not self.is_done(number):
             self.skipped.add(number)
             self._add_done(number)
@@ -172,6 +174,19 @@ class Ledger:
         self.rolled_back = max(0, self.rolled_back + before - self.count_done)
         self._again.clear()
         self._next = self.below
+
+    def _is_last(self, number: int) -> bool:
+        """Removes a function from those that run for a range; returns whether none is left."""
+        remaining = self._out.pop(number, 0) - 1
+        if remaining > 0:
+            self._out[number] = remaining
+        return remaining <= 0
+
+    def _hand_out_again(self, number: int) -> None:
+        self._incomplete.discard(number)
+        if not self.is_done(number) and number < self._next and number not in self._again:
+            self.given_back += 1
+            heapq.heappush(self._again, number)
 
     def _add_done(self, number: int) -> None:
         if not self.is_done(number):

@@ -99,10 +99,19 @@ def test_no_read_of_a_function_waits_for_another_one(tmp_path):
 
 
 def test_an_empty_file_among_others_is_passed_over(tmp_path):
-    source = records(write_records(tmp_path, [3, 0, 4]), lambda found: tf.io.parse_example(found, FEATURES)["id"])
-    read = tf.function(source.read)
-    for start, count in ((1, 2), (3, 2), (2, 4), (0, 7)):
-        assert read(positions(start, count)).numpy().tolist() == list(range(start, start + count))
+    written = write_records(tmp_path, [3, 0, 4])
+    texts = [b"id\n0\n1\n2\n", b"id\n", b"", b"id\n3\n4\n5\n6"]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.csv").write_bytes(text)
+    for system in ("", "file://"):
+        paths = [f"{system}{tmp_path}/{number}.csv" for number in range(len(texts))]
+        for source in (
+            records([system + path for path in written], lambda found: tf.io.parse_example(found, FEATURES)["id"]),
+            lines(paths, tf.strings.to_number, skip=1),
+        ):
+            read = tf.function(source.read)
+            for start, count in ((1, 2), (3, 2), (2, 4), (0, 7)):
+                assert read(positions(start, count)).numpy().tolist() == list(range(start, start + count)), source
 
 
 def test_the_examples_of_a_shuffled_range_are_in_another_order(tmp_path):

@@ -69,6 +69,20 @@ def test_a_range_with_several_functions_is_done_with_the_last_of_them() -> None:
     assert ledger.is_over
 
 
+@pytest.mark.parametrize("ends", [("give_back", "finish"), ("finish", "give_back"), ("give_back", "give_back")])
+def test_a_range_of_which_one_function_has_failed_is_handed_out_again(ends: tuple[str, str]) -> None:
+    ledger = Ledger(1)
+    for _ in range(2):
+        handed_out(ledger, 1)
+        ledger.schedule(0)
+        for number, end in enumerate(ends):
+            assert (ledger.count_out, ledger.has_next()) == (1, False), number
+            getattr(ledger, end)(0)
+    handed_out(ledger, 1)
+    ledger.finish(0)
+    assert (ledger.is_over, ledger.given_back) == (True, 2)
+
+
 def test_a_function_that_is_scheduled_late_takes_its_range_from_those_given_back() -> None:
     ledger = Ledger(2)
     ledger.give_back(ledger.next())
@@ -84,6 +98,16 @@ def test_a_skipped_range_is_done_and_listed() -> None:
     ledger.finish(0)
     assert ledger.is_over
     assert ledger.skipped == {1}
+
+
+@pytest.mark.parametrize("end", ["finish", "give_back", "skip"])
+def test_another_function_with_a_skipped_range_may_end_later(end: str) -> None:
+    ledger = Ledger(1)
+    handed_out(ledger, 1)
+    ledger.schedule(0)
+    ledger.skip(0)
+    getattr(ledger, end)(0)
+    assert (ledger.is_over, ledger.count_out, ledger.skipped, ledger.has_next()) == (True, 0, {0}, False)
 
 
 def test_what_was_done_after_a_checkpoint_is_handed_out_again_but_not_what_is_out() -> None:
