@@ -42,9 +42,8 @@ class _Modulated:
         if modulation is False:
             return None
         by_staleness: Any = decisions.learning_rate_scale if modulation is True else modulation
-        if _takes(by_staleness, 2):
-            return by_staleness
-        return lambda staleness, _: by_staleness(staleness)
+        # Not the version, if the second argument has a default.
+        return (lambda staleness, _: by_staleness(staleness)) if _takes(by_staleness, 1) else by_staleness
 
 
 def _takes(function: Any, number: int) -> bool:

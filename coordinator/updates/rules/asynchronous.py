@@ -30,6 +30,8 @@ class CollectedPushes(Accumulating):
     def __init__(self, rule: UpdateRule, optimizer: Any, variables: Sequence[Any], **settings: Any) -> None:
         self._may_wait = rule.may_wait
         super().__init__(optimizer, variables, **settings)
+        # The dashboard shows the rule, which counts for both.
+        self._strategy.extended.services.rules.discard(self)
 
     @property
     def may_wait(self) -> bool:

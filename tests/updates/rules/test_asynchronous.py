@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.updates import Asynchronous, decisions
+from coordinator.updates.settings import AsynchronousSettings
 from tests.updates.descent import descend
 
 TIMEOUT = 240.0
@@ -228,6 +229,11 @@ def test_what_modulates_the_rate_may_take_the_version_too(strategy):
     for behind, expected in ((0, 0.0), (3, -31.0), (0, -33.0)):
         run(strategy, step, behind=behind)
         assert variable.numpy() == expected
+
+
+def test_an_argument_of_a_modulation_that_has_a_default_is_not_the_version():
+    scale = AsynchronousSettings(lambda staleness, power=2: staleness**power).learning_rate_scale
+    assert scale(3, 100) == 9
 
 
 def halved(version):

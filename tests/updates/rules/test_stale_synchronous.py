@@ -228,7 +228,10 @@ def test_stale_synchronous_continues_after_another_rule(strategy, weights, max_l
 
 
 def test_the_shared_model_gets_the_mean_of_grads_to_wait_gradients(strategy, weights):
+    before = set(strategy.extended.services.rules)
     rule = make_rule(strategy, weights, get_model_frequency=3, grads_to_wait=2)
+    # The dashboard shows it once.
+    assert set(strategy.extended.services.rules) - before == {rule}
     step = descending_step(rule, weights)
     found = [run(strategy, step, 0) for _ in range(5)]
     # The worker's copy takes each of its gradients, the shared model one for two.
