@@ -233,6 +233,7 @@ class SidecarEvaluator:
                 self._strategy.join()
                 return None
             except _UNREADABLE as error:
+                self._current = None
                 if watch.add_unreadable(checkpoint):
                     _LOG.warning("Evaluator cannot read %r and will try again: %s", checkpoint.path, error)
                 return None

@@ -312,13 +312,21 @@ def _scheduled_function(model: keras.Model, steps: ModelSteps, *, is_training: b
         if isinstance(feed, Feed):
             logs = feed.train(steps) if is_training else feed.schedule(steps)
             if is_training:
-                strategy.report(**{name: value for name, value in logs.items() if not np.ndim(value)})
+                _report_numbers(strategy, logs)
             return logs
         future = schedule_batches(strategy, steps.last_of, tuple(itertools.islice(feed, steps.steps_per_call)))
         strategy.join()
         return future.result()
 
     return run_turn
+
+
+def _report_numbers(strategy: Any, logs: dict[str, Any]) -> None:
+    """Reports the logs that are numbers; an own `train_step` may return anything."""
+    for name, value in logs.items():
+        with contextlib.suppress(TypeError, ValueError):
+            if np.ndim(value) == 0:
+                strategy.report(**{name: value})
 
 
 def _joined(*outputs: Any) -> Any:

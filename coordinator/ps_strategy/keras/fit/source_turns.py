@@ -46,7 +46,8 @@ def evaluation_of_source(source: Source, strategy: Any, arguments: dict[str, Any
     Raises:
       ValueError: an argument does not go with a source.
     """
-    given = [name for name in ("y", "sample_weight", "steps_per_epoch") if arguments.get(name) is not None]
+    names = {"y": "y", "sample_weight": "sample_weight", "steps_per_epoch": "steps or validation_steps"}
+    given = [name for argument, name in names.items() if arguments.get(argument) is not None]
     if given:
         raise ValueError(
             f"{', '.join(given)} cannot be given along with a source of coordinator.data, which gives (x, y) or "

@@ -97,12 +97,13 @@ def test_a_custom_train_step_is_used_and_its_logs_are_reported(strategy: coordin
             with tf.GradientTape() as tape:
                 loss = self.compute_loss(x, y, self(x, training=True))
             self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-            return {"my_loss": loss, "count": tf.shape(x)[0]}
+            return {"my_loss": loss, "count": tf.shape(x)[0], "name": "text", "nested": {"inner": loss}}
 
     with strategy.scope():
         model = compiled(strategy, CustomStep(classifier().layers))
     history = model.fit(X, Y, batch_size=24, epochs=3, verbose=0).history
-    assert set(history) == {"my_loss", "count"}
+    # As in Keras.
+    assert set(history) == {"my_loss", "count", "name", "inner"}
     assert history["count"] == [24, 24, 24]
     assert int(model.optimizer.iterations) == 30
 

@@ -78,3 +78,5 @@ def test_fit_and_evaluate_take_dicts_from_sources_of_each_kind(model: CountedRow
     assert model.evaluate(source, batch_size=6, verbose=0) == pytest.approx(expected)
     assert model.distribute_strategy.evaluate(model, source)["loss"] == pytest.approx(expected)
     assert len(history["val_loss"]) == 2
+    with pytest.raises(ValueError, match="steps or validation_steps cannot be given along with a source"):
+        model.evaluate(source, steps=2, verbose=0)
