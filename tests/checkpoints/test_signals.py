@@ -1,9 +1,13 @@
 import contextlib
 import signal
+import sys
+import threading
 
 import pytest
 
 from coordinator.checkpoints import save_at_signals
+from coordinator.queueing.interrupts import uninterrupted
+from tests.deadline import LIMIT
 
 
 def test_a_signal_ends_the_program_after_it_has_saved() -> None:
@@ -33,3 +37,67 @@ def test_without_a_signal_nothing_is_saved_and_handlers_are_restored(error) -> N
         if error is not None:
             raise error
     assert signal.getsignal(signal.SIGUSR2) is before
+
+
+@pytest.fixture
+def handlers():
+    """Restores those that are replaced when a signal has arrived."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+class Finalized:
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGUSR2)
+
+
+def test_a_signal_that_arrives_in_a_finalizer_ends_the_program_shortly_after(handlers) -> None:
+    saved: list[bool] = []
+    before = signal.getsignal(signal.SIGINT), sys.unraisablehook
+
+    def wait() -> None:
+        Finalized()
+        assert threading.Event().wait(LIMIT), "It was ignored."
+
+    with pytest.raises(SystemExit), save_at_signals(lambda: saved.append(True), signals=[signal.SIGUSR2]):
+        wait()
+    assert saved == [True]
+    assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
+
+
+def test_a_signal_does_not_cut_a_change_of_the_queue_in_two(handlers) -> None:
+    steps: list[str] = []
+
+    @uninterrupted
+    def change() -> None:
+        signal.raise_signal(signal.SIGUSR2)
+        steps.append("changed")
+
+    with pytest.raises(SystemExit), save_at_signals(lambda: steps.append("saved"), signals=[signal.SIGUSR2]):
+        change()
+    assert steps == ["changed", "saved"]
+
+
+def test_what_ignores_the_exception_does_not_keep_the_program_from_saving(handlers) -> None:
+    saved: list[bool] = []
+    with (
+        pytest.raises(SystemExit) as raised,
+        save_at_signals(lambda: saved.append(True), signals=[signal.SIGUSR2]),
+        contextlib.suppress(SystemExit),
+    ):
+        signal.raise_signal(signal.SIGUSR2)
+    assert (raised.value.code, saved) == (128 + signal.SIGUSR2, [True])
+
+
+def test_ctrl_c_neither_saves_nor_changes() -> None:
+    with pytest.raises(KeyboardInterrupt), save_at_signals(pytest.fail, signals=[signal.SIGUSR2]):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_saves_if_it_is_among_the_signals(handlers) -> None:
+    saved: list[bool] = []
+    with pytest.raises(SystemExit), save_at_signals(lambda: saved.append(True), signals=[signal.SIGINT]):
+        signal.raise_signal(signal.SIGINT)
+    assert saved == [True]
