@@ -40,6 +40,11 @@ def _add_experiment(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--learning-rate", metavar="R", help="of plain SGD (default 0.01)")
     group.add_argument("--target-loss", metavar="LOSS", help="the loss that counts as learned (default 1)")
     group.add_argument("--seed", metavar="N", help="of initial weights and of the order of images (default 0)")
+    group.add_argument(
+        "--repeats",
+        metavar="N",
+        help="runs of each training, each with the next seed; figures are their means (default 1)",
+    )
     group.add_argument("--data", metavar="NAME", help="digits (default) or cifar10")
     group.add_argument("--folder", metavar="FOLDER", help="where CIFAR-10 is, in its published python format")
     group.add_argument(
@@ -55,8 +60,8 @@ def _add_confirmation(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--confirm",
         action="store_true",
-        help="instead of an experiment, compare real servers with the simulator, given the same times; "
-        "takes --workers (default 2,3,4)",
+        help="instead of an experiment, compare real servers with the simulator, given the same times: staleness and "
+        "speed under several rules, with --workers (default 2,3,4); or, with --simulated, the loss curves of the grid",
     )
     group.add_argument("--confirm-seconds", type=float, metavar="S", help="duration of a real run (default 10)")
     group.add_argument("--confirm-repeats", type=int, metavar="N", help="real runs of each setting (default 3)")
@@ -77,12 +82,37 @@ def testbed(given: argparse.Namespace) -> int:
     """
     if not given.confirm:
         return _experiment(given)
+    if given.simulated:
+        return _confirm_losses(given)
     from coordinator.testbed.confirmation.confirmation import confirm
 
     try:
         confirm(vars(given))
     except KeyboardInterrupt:
         return _INTERRUPTED
+    return 0
+
+
+def _confirm_losses(given: argparse.Namespace) -> int:
+    from coordinator.errors import SettingError
+    from coordinator.testbed.confirmation.loss_comparison import compare, draw, text
+    from coordinator.testbed.experiment import Experiment
+    from coordinator.testbed.image_data import load
+    from coordinator.testbed.report import Report
+
+    for name in ("confirm_seconds", "confirm_repeats"):
+        if getattr(given, name) is not None:
+            raise SettingError(name, "is not for --simulated --confirm, which takes --batches and --repeats.")
+    experiment = Experiment.of(vars(given))
+    data = load(experiment)
+    # It checks the folder, and that pictures can be drawn.
+    Report(experiment, given.output)
+    try:
+        comparisons = compare(experiment, data)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    names = draw(comparisons, given.output)
+    print(f"\n{text(experiment, comparisons)}\n\nWritten to {given.output}: {', '.join(names)}")
     return 0
 
 

@@ -70,11 +70,12 @@ class Experiment:
       delays: of gradients in the asynchronous mode, in seconds, rising.
       batch_size: images in a minibatch.
       batches: minibatches that all workers together process in each trial.
-      step_time: the shortest time of a worker's step until its push, in seconds. The worker pauses for the part that
-        pulling and computing leave.
+      step_time: the shortest time of a worker's step between its pull and its push, in seconds. The worker pauses for
+        the part that computing leaves.
       learning_rate: of plain SGD, for the gradient of one minibatch.
       target_loss: the loss that counts as learned.
       seed: of the initial weights and the order of the images.
+      repeats: how often each trial is run, each time with the next seed.
       data: one of `DATA`.
       folder: where CIFAR-10 is.
       simulated: whether the trials run in virtual time, without servers.
@@ -92,6 +93,7 @@ class Experiment:
     learning_rate: float = 0.01
     target_loss: float = 1.0
     seed: int = 0
+    repeats: int = 1
     data: str = "digits"
     folder: pathlib.Path | None = None
     simulated: bool = False
@@ -112,6 +114,7 @@ class Experiment:
         check_number("learning_rate", self.learning_rate, 1e-9, 1e3)
         check_number("target_loss", self.target_loss, 1e-9, 1e3)
         check_integer("seed", self.seed, 0, 2**31 - 1)
+        check_integer("repeats", self.repeats, 1, 1000)
         _check_word("data", self.data, DATA)
         if self.data == "cifar10" and self.folder is None:
             raise SettingError("folder", "is needed with --data cifar10: where data_batch_1 to data_batch_5 are.")
@@ -156,7 +159,7 @@ class Experiment:
     @property
     def seconds(self) -> float:
         """The shortest time of all trials together, in seconds."""
-        return sum(self.batches_of(trial) / trial.workers * self.step_time for trial in self.trials())
+        return self.repeats * sum(self.batches_of(trial) / trial.workers * self.step_time for trial in self.trials())
 
     def batches_of(self, trial: Trial) -> int:
         """Returns the number of minibatches of a trial; each of its workers processes the same number."""
@@ -164,9 +167,12 @@ class Experiment:
 
     def __str__(self) -> str:
         delays = f", delays {', '.join(f'{delay:g}' for delay in self.delays)} s" * (ASYNCHRONOUS in self.modes)
+        seeds = f"seed{'s' * (self.repeats > 1)} {self.seed}"
+        if self.repeats > 1:
+            seeds += f" to {self.seed + self.repeats - 1}"
         return (
             f"{self.data}, {self.batches} minibatches of {self.batch_size} in each training, steps of "
-            f"{self.step_time:g} s, learning rate {self.learning_rate:g}, seed {self.seed}; {', '.join(self.modes)}; "
+            f"{self.step_time:g} s, learning rate {self.learning_rate:g}, {seeds}; {', '.join(self.modes)}; "
             f"workers {', '.join(map(str, self.workers))}{delays}{'; in virtual time' * self.simulated}"
         )
 
@@ -198,6 +204,7 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "learning_rate": _number,
     "target_loss": _number,
     "seed": _integer,
+    "repeats": _integer,
     "data": lambda _, text: text,
     "folder": lambda _, text: pathlib.Path(text),
     "simulated": lambda _, given: given,

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Sequence
 
 from coordinator.testbed.experiment import ASYNCHRONOUS, SYNCHRONOUS, Trial, worker_count
-from coordinator.testbed.loss_curve import LossCurve
+from coordinator.testbed.trial_result import TrialResult
 
 # The share of the pairs of a series that must be in order for it to count as rising.
 _IN_ORDER = 0.75
@@ -60,26 +60,26 @@ class Finding:
         return "\n".join([f"{self.claim}: {self.verdict}", *cases])
 
 
-def findings(curves: Sequence[LossCurve], target: float) -> list[Finding]:
+def findings(results: Sequence[TrialResult], target: float) -> list[Finding]:
     """Checks all findings.
 
     Args:
-      curves: one for each trial.
+      results: one for each trial.
       target: the loss that counts as learned.
     """
 
-    def spikes(curve: LossCurve) -> float:
-        return curve.spikes
+    def spikes(result: TrialResult) -> float:
+        return result.mean("spikes")
 
-    def slowness(curve: LossCurve) -> float:
-        return curve.batches_to(target) or math.inf
+    def slowness(result: TrialResult) -> float:
+        return result.batches_to(target)
 
     return [
-        Finding("more delay, more instability", _rising_cases(curves, "delay", "spikes", spikes)),
-        Finding("more delay, slower convergence", _rising_cases(curves, "delay", "batches", slowness)),
-        Finding("more workers, more instability", _rising_cases(curves, "workers", "spikes", spikes)),
-        Finding("more workers, slower convergence", _rising_cases(curves, "workers", "batches", slowness)),
-        Finding("no delay, synchronous and asynchronous about the same", _similarity(curves, target)),
+        Finding("more delay, more instability", _rising_cases(results, "delay", "spikes", spikes)),
+        Finding("more delay, slower convergence", _rising_cases(results, "delay", "batches", slowness)),
+        Finding("more workers, more instability", _rising_cases(results, "workers", "spikes", spikes)),
+        Finding("more workers, slower convergence", _rising_cases(results, "workers", "batches", slowness)),
+        Finding("no delay, synchronous and asynchronous about the same", _similarity(results, target)),
     ]
 
 
@@ -94,12 +94,12 @@ def is_rising(values: Sequence[float]) -> bool:
 
 
 def _rising_cases(
-    curves: Sequence[LossCurve], along: str, what: str, value: Callable[[LossCurve], float]
+    results: Sequence[TrialResult], along: str, what: str, value: Callable[[TrialResult], float]
 ) -> tuple[Case, ...]:
     """Checks whether a value of asynchronous trials rises: with the delay for each number of workers, or the reverse.
 
     Args:
-      curves: one for each trial.
+      results: one for each trial.
       along: "delay" or "workers".
       what: the name of the value.
       value: computes it.
@@ -108,11 +108,11 @@ def _rising_cases(
       A case for each series of more than one trial. Trials without delay are no series along the workers.
     """
     group = "workers" if along == "delay" else "delay"
-    found = [curve for curve in curves if curve.trial.mode == ASYNCHRONOUS and getattr(curve.trial, group) > 0]
+    found = [each for each in results if each.trial.mode == ASYNCHRONOUS and getattr(each.trial, group) > 0]
     found.sort(key=operator.attrgetter(f"trial.{group}", f"trial.{along}"))
     cases = []
     for key, series in itertools.groupby(found, operator.attrgetter(f"trial.{group}")):
-        values = {getattr(curve.trial, along): value(curve) for curve in series}
+        values = {getattr(each.trial, along): value(each) for each in series}
         if len(values) > 1:
             name, unit = (worker_count(key), "s") if along == "delay" else (f"delay {key:g} s", "workers")
             shown = ", ".join(map(_count, values.values()))
@@ -121,8 +121,8 @@ def _rising_cases(
     return tuple(cases)
 
 
-def _similarity(curves: Sequence[LossCurve], target: float) -> tuple[Case, ...]:
-    by_trial = {curve.trial: curve for curve in curves}
+def _similarity(results: Sequence[TrialResult], target: float) -> tuple[Case, ...]:
+    by_trial = {each.trial: each for each in results}
     return tuple(
         _similarity_case(trial.workers, by_trial[trial], by_trial[other], target)
         for trial in sorted(by_trial, key=lambda trial: trial.workers)
@@ -130,10 +130,10 @@ def _similarity(curves: Sequence[LossCurve], target: float) -> tuple[Case, ...]:
     )
 
 
-def _similarity_case(workers: int, synchronous: LossCurve, asynchronous: LossCurve, target: float) -> Case:
-    batches = [curve.batches_to(target) for curve in (synchronous, asynchronous)]
-    losses = [curve.final_loss for curve in (synchronous, asynchronous)]
-    known = [count for count in batches if count is not None]
+def _similarity_case(workers: int, synchronous: TrialResult, asynchronous: TrialResult, target: float) -> Case:
+    batches = [each.batches_to(target) for each in (synchronous, asynchronous)]
+    losses = [each.mean("final_loss") for each in (synchronous, asynchronous)]
+    known = [count for count in batches if not math.isinf(count)]
     is_as_quick = len(known) != 1 and max(known, default=1) <= _SIMILAR_FACTOR * min(known, default=1)
     is_as_good = abs(losses[0] - losses[1]) <= _SIMILAR_LOSS
     figures = " and ".join(_count(count) for count in batches)
@@ -143,5 +143,5 @@ def _similarity_case(workers: int, synchronous: LossCurve, asynchronous: LossCur
     )
 
 
-def _count(value: float | None) -> str:
-    return "never" if value is None or math.isinf(value) else f"{value:.0f}"
+def _count(value: float) -> str:
+    return "never" if math.isinf(value) else f"{value:.4g}"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.testbed.experiment import Trial
+from coordinator.testbed.step_times import Run
 
 # The least rise of a spike, in units of the loss; guessing one of ten classes has a loss of 2.3.
 HEIGHT = 0.1
@@ -39,21 +40,29 @@ def count_spikes(losses: Iterable[float]) -> int:
     return count
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LossCurve:
     """The losses of a trial.
 
     Attributes:
       trial: what was trained.
+      seed: of this run.
       losses: of each processed minibatch, before its gradient is applied, float64 [batches].
+      times: when each of them was processed, in seconds since the first step began, float64 [batches].
       mean_staleness: of the gradients that were applied, in updates.
       seconds: the duration of the trial.
+      accuracy: of the trained network on the held-out images, from 0 to 1.
+      run: the times of the real steps; None if they were simulated.
     """
 
     trial: Trial
+    seed: int
     losses: Any
+    times: Any
     mean_staleness: float
     seconds: float
+    accuracy: float
+    run: Run | None = None
 
     @functools.cached_property
     def smoothed(self) -> Any:
@@ -72,9 +81,15 @@ class LossCurve:
         return float(np.mean(self.losses[-max(round(FINAL_SHARE * len(self.losses)), 1) :]))
 
     def __str__(self) -> str:
-        return f"{self.trial}: {self.spikes} spikes, final loss {self.final_loss:.3f}, {self.seconds:.0f} s"
+        figures = f"{self.spikes} spikes, final loss {self.final_loss:.3f}, accuracy {self.accuracy:.1%}"
+        return f"{self.trial}: {figures}, {self.seconds:.0f} s"
 
     def batches_to(self, loss: float) -> int | None:
         """Returns the number of minibatches until the smoothed loss was first below a loss; None if it never was."""
         below = np.flatnonzero(self.smoothed < loss)
         return int(below[0]) + 1 if below.size else None
+
+    def seconds_to(self, loss: float) -> float | None:
+        """Returns the time until the smoothed loss was first below a loss, in seconds; None if it never was."""
+        batches = self.batches_to(loss)
+        return None if batches is None else float(self.times[batches - 1])

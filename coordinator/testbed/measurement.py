@@ -4,6 +4,7 @@ No server and no thread of it is left when it returns or raises, at Ctrl-C too.
 """
 
 import contextlib
+import itertools
 import os
 import pathlib
 import tempfile
@@ -11,7 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from coordinator.options import Options
-from coordinator.testbed.experiment import Experiment, missing
+from coordinator.simulation.setting import Setting
+from coordinator.testbed.experiment import Experiment, Trial, missing
 from coordinator.testbed.image_data import ImageData
 from coordinator.testbed.loss_curve import LossCurve
 from coordinator.testing.local_cluster import LocalCluster
@@ -25,13 +27,19 @@ if TYPE_CHECKING:
 _HEARTBEAT_TIMEOUT = 60.0
 
 
-def measure(experiment: Experiment, data: ImageData, on_result: Callable[[LossCurve], object]) -> None:
+def measure(
+    experiment: Experiment,
+    data: ImageData,
+    on_result: Callable[[LossCurve], object],
+    setting_of: Callable[[Trial], Setting] | None = None,
+) -> None:
     """Runs one trial after another; prints the result of each, and shows a progress bar on a terminal.
 
     Args:
       experiment: defines the trials.
       data: the images.
       on_result: called with the loss curve of each trial that has ended.
+      setting_of: returns the cluster of a trial in virtual time; see `SimulatedRunner`.
 
     Raises:
       LaunchError: tqdm is not installed, or a server did not start.
@@ -39,26 +47,28 @@ def measure(experiment: Experiment, data: ImageData, on_result: Callable[[LossCu
     """
     trials = experiment.trials()
     with (
-        new_progress_bar(sum(map(experiment.batches_of, trials)), "batch") as progress,
+        new_progress_bar(experiment.repeats * sum(map(experiment.batches_of, trials)), "batch") as progress,
         tempfile.TemporaryDirectory(prefix="coordinator-testbed-") as folder,
-        _new_runner(experiment, data, pathlib.Path(folder) / "images") as runner,
+        _new_runner(experiment, data, pathlib.Path(folder) / "images", setting_of) as runner,
     ):
-        for trial in trials:
+        for trial, repeat in itertools.product(trials, range(experiment.repeats)):
             progress.set_description(str(trial))
-            curve = runner.run(trial, progress.update)
+            curve = runner.run(trial, experiment.seed + repeat, progress.update)
             on_result(curve)
             progress.write(str(curve))
 
 
 @contextlib.contextmanager
-def _new_runner(experiment: Experiment, data: ImageData, path: pathlib.Path) -> "Iterator[Runner | SimulatedRunner]":
+def _new_runner(
+    experiment: Experiment, data: ImageData, path: pathlib.Path, setting_of: Callable[[Trial], Setting] | None
+) -> "Iterator[Runner | SimulatedRunner]":
     """Yields what runs the trials; the images are written to a file at the path."""
     if experiment.simulated:
         _set_up_tensorflow()
         from coordinator.testbed.record_file import RecordFile
         from coordinator.testbed.simulated_runner import SimulatedRunner
 
-        yield SimulatedRunner(experiment, RecordFile(data, path))
+        yield SimulatedRunner(experiment, RecordFile(data, path), setting_of)
         return
     with new_strategy(experiment.most_workers, Options(heartbeat_timeout=_HEARTBEAT_TIMEOUT)) as strategy:
         from coordinator.testbed.record_file import RecordFile

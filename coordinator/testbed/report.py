@@ -14,10 +14,15 @@ from coordinator.simulation.text_report import aligned
 from coordinator.testbed.experiment import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS, Experiment, missing, worker_count
 from coordinator.testbed.findings import findings
 from coordinator.testbed.loss_curve import HEIGHT, WINDOW, LossCurve
+from coordinator.testbed.trial_result import TrialResult, results_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_REPEATED = (
+    "Figures are means of {} runs, each with a seed of its own, with the standard deviation of the runs; batches and\n"
+    "seconds to the loss are medians, with the least and the most."
+)
 LOSSES, TABLE, SUMMARY = "losses.csv", "summary.csv", "summary.txt"
 
 
@@ -49,7 +54,7 @@ class Report:
         """Writes all files.
 
         Args:
-          curves: of the trials that have ended, at least one.
+          curves: of the runs that have ended, at least one.
 
         Returns:
           The names of the files.
@@ -58,62 +63,70 @@ class Report:
           SettingError: a picture cannot be written.
           OSError: a table cannot be written.
         """
-        self._write_rows(LOSSES, ["mode", "workers", "delay_s", "batch", "loss", "smoothed_loss"], self._losses(curves))
-        head = ["mode", "workers", "delay_s", "spikes", "final_loss", "batches_to_target", "mean_staleness", "seconds"]
-        self._write_rows(TABLE, head, self._figures(curves))
+        head = ["mode", "workers", "delay_s", "seed"]
+        self._write_rows(LOSSES, [*head, "batch", "time_s", "loss", "smoothed_loss"], _losses(curves))
+        head += [
+            "spikes",
+            "final_loss",
+            "accuracy",
+            "batches_to_target",
+            "seconds_to_target",
+            "mean_staleness",
+            "seconds",
+        ]
+        self._write_rows(TABLE, head, _figures(curves, self._experiment.target_loss))
         (self._folder / SUMMARY).write_text(self.text(curves) + "\n", encoding="utf-8")
         names = [LOSSES, TABLE, SUMMARY]
-        for workers in sorted({curve.trial.workers for curve in curves}):
-            if shown := shown_with(curves, workers):
-                names.append(f"loss_{worker_count(workers).replace(' ', '_')}.png")
-                picture.save(draw_losses(shown, workers, self._experiment), self._folder / names[-1])
+        results = results_of(curves)
+        for workers in sorted({result.trial.workers for result in results}):
+            if shown := shown_with(results, workers):
+                name = f"loss_{worker_count(workers).replace(' ', '_')}"
+                for axis, file in ((BATCHES, f"{name}.png"), (TIME, f"{name}_over_time.png")):
+                    picture.save(draw_losses(shown, workers, self._experiment, axis), self._folder / file)
+                    names.append(file)
         return names
 
     def text(self, curves: Sequence[LossCurve]) -> str:
         """Returns the summary: the settings, a table, the meaning of its columns, and the paper's findings."""
         target = self._experiment.target_loss
-        head = ["training", "spikes", "final loss", f"batches to {target:g}", "staleness", "seconds"]
+        results = results_of(curves)
+        total, repeats = len(self._experiment.trials()), self._experiment.repeats
+        head = ["training", "spikes", "final loss", "accuracy"]
+        head += [f"batches to {target:g}", f"seconds to {target:g}", "staleness", "seconds"]
         rows = [
             [
-                str(curve.trial),
-                str(curve.spikes),
-                f"{curve.final_loss:.3f}",
-                str(curve.batches_to(target) or "never"),
-                f"{curve.mean_staleness:.1f}",
-                f"{curve.seconds:.1f}",
+                str(each.trial),
+                each.shown("spikes", "g" if repeats == 1 else ".1f"),
+                each.shown("final_loss", ".3f"),
+                each.shown("accuracy", ".1%"),
+                each.shown_until(lambda curve: curve.batches_to(target), "g"),
+                each.shown_until(lambda curve: curve.seconds_to(target), ".1f"),
+                each.shown("mean_staleness", ".1f"),
+                f"{each.mean('seconds'):.1f}",
             ]
-            for curve in curves
+            for each in results
         ]
-        total = len(self._experiment.trials())
         return "\n".join(
             [
                 str(self._experiment),
-                *([f"Stopped after {len(curves)} of {total} trainings."] if len(curves) < total else []),
+                *(
+                    [f"Stopped after {len(curves)} of {repeats * total} trainings."]
+                    if len(curves) < repeats * total
+                    else []
+                ),
                 "",
                 aligned(head, rows),
                 "",
                 f"Losses are smoothed, the mean of {WINDOW} minibatches. Spikes: rises by more than {HEIGHT:g}.",
-                "Final loss: the mean of the last tenth of the minibatches.",
-                f"Batches: how many were processed when the loss was first below {target:g}.",
+                "Final loss: the mean of the last tenth of the minibatches. Accuracy: on images that were held out.",
+                f"Batches, seconds: how many were processed, and how long, until the loss was first below {target:g}.",
                 "Staleness: of gradients when they are applied, in updates, the mean.",
+                *([_REPEATED.format(repeats)] if repeats > 1 else []),
                 "",
                 "The paper's findings:",
-                *(str(finding) for finding in findings(curves, target)),
+                *(str(finding) for finding in findings(results, target)),
             ]
         )
-
-    def _losses(self, curves: Sequence[LossCurve]) -> Iterable[list[object]]:
-        for curve in curves:
-            trial = curve.trial
-            for number, (loss, smoothed) in enumerate(zip(curve.losses, curve.smoothed, strict=True), start=1):
-                yield [trial.mode, trial.workers, trial.delay, number, f"{loss:.6g}", f"{smoothed:.6g}"]
-
-    def _figures(self, curves: Sequence[LossCurve]) -> Iterable[list[object]]:
-        for curve in curves:
-            trial = curve.trial
-            reached = curve.batches_to(self._experiment.target_loss)
-            figures = [f"{value:.6g}" for value in (curve.mean_staleness, curve.seconds)]
-            yield [trial.mode, trial.workers, trial.delay, curve.spikes, f"{curve.final_loss:.6g}", reached, *figures]
 
     def _write_rows(self, name: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         with (self._folder / name).open("w", encoding="utf-8", newline="") as file:
@@ -122,47 +135,77 @@ class Report:
             writer.writerows(rows)
 
 
+def _losses(curves: Sequence[LossCurve]) -> Iterable[list[object]]:
+    for curve in curves:
+        run = [curve.trial.mode, curve.trial.workers, curve.trial.delay, curve.seed]
+        columns = zip(curve.times, curve.losses, curve.smoothed, strict=True)
+        for number, figures in enumerate(columns, start=1):
+            yield [*run, number, *(f"{figure:.6g}" for figure in figures)]
+
+
+def _figures(curves: Sequence[LossCurve], target: float) -> Iterable[list[object]]:
+    for curve in curves:
+        figures = (curve.final_loss, curve.accuracy)
+        reached = (curve.batches_to(target), curve.seconds_to(target))
+        rest = (curve.mean_staleness, curve.seconds)
+        yield [
+            *(curve.trial.mode, curve.trial.workers, curve.trial.delay, curve.seed, curve.spikes),
+            *("" if figure is None else f"{figure:.6g}" for figure in (*figures, *reached, *rest)),
+        ]
+
+
+# What the minibatches are drawn against.
+BATCHES, TIME = "batches", "time"
 # Higher losses are cut off, in multiples of that of guessing: one training that diverged must not flatten all others.
 _MOST_GUESSES = 3.0
 _GUESSING = math.log(10)
 
 
-def shown_with(curves: Sequence[LossCurve], workers: int) -> list[LossCurve]:
-    """Returns the curves in the picture of a number of workers: those with as many workers, and the sequential one.
+def shown_with(results: Sequence[TrialResult], workers: int) -> list[TrialResult]:
+    """Returns the results in the picture of a number of workers: those with as many, and the sequential one.
 
     Returns:
-      The curves; none if there is only the sequential one.
+      The results; none if there is only the sequential one.
     """
-    of_workers = [curve for curve in curves if curve.trial.workers == workers and curve.trial.mode != SEQUENTIAL]
-    return [curve for curve in curves if curve.trial.mode == SEQUENTIAL] + of_workers if of_workers else []
+    of_workers = [each for each in results if each.trial.workers == workers and each.trial.mode != SEQUENTIAL]
+    return [each for each in results if each.trial.mode == SEQUENTIAL] + of_workers if of_workers else []
 
 
-def draw_losses(curves: Sequence[LossCurve], workers: int, experiment: Experiment) -> "Figure":
-    """Draws the losses against the processed minibatches, a line for each curve.
+def draw_losses(results: Sequence[TrialResult], workers: int, experiment: Experiment, axis: str = BATCHES) -> "Figure":
+    """Draws the losses against the processed minibatches or the time, a line for each result.
 
-    With two and three workers these are the paper's Figures 5 and 6.
+    With two and three workers and minibatches these are the paper's Figures 5 and 6. Around the mean of several runs is
+    the range from the lowest to the highest of them.
 
     Args:
-      curves: those of `shown_with`.
+      results: those of `shown_with`.
       workers: the number of workers.
       experiment: the settings.
+      axis: BATCHES or TIME.
 
     Raises:
       SettingError: matplotlib is not installed.
     """
     figure = picture.new_figure(10, 5.6)
     axes = figure.subplots()
-    delays = [curve for curve in curves if curve.trial.mode == ASYNCHRONOUS]
-    for curve in curves:
-        batches = np.arange(1, len(curve.losses) + 1)
-        axes.plot(batches, curve.smoothed, **_style(curve, delays.index(curve) if curve in delays else 0))
-    highest = max(float(np.nanmax(curve.smoothed)) for curve in curves)
+    delays = [each for each in results if each.trial.mode == ASYNCHRONOUS]
+    for each in results:
+        places = each.times if axis == TIME else np.arange(1, len(each.smoothed) + 1)
+        style = _style(each, delays.index(each) if each in delays else 0)
+        axes.plot(places, each.smoothed, **style)
+        if len(each.curves) > 1:
+            runs = [curve.smoothed for curve in each.curves]
+            axes.fill_between(
+                places, np.min(runs, axis=0), np.max(runs, axis=0), color=style["color"], alpha=0.15, lw=0
+            )
+    highest = max(float(np.nanmax(each.smoothed)) for each in results)
     axes.axhline(
         experiment.target_loss, color="grey", linewidth=1, linestyle=":", label=f"loss of {experiment.target_loss:g}"
     )
+    virtual = "virtual time" if experiment.simulated else "time"
     axes.set(
         title=f"{worker_count(workers)}, {experiment.data}, steps of {experiment.step_time:g} s",
-        xlabel=f"processed minibatches (of {experiment.batch_size} images)",
+        xlabel=f"{virtual} [s]" if axis == TIME else f"processed minibatches (of {experiment.batch_size} images)",
         ylabel=f"training loss (cross entropy in nats, mean of {WINDOW} minibatches)",
         ylim=(0, min(1.05 * highest, _MOST_GUESSES * _GUESSING)),
         xlim=(0, None),
@@ -172,19 +215,19 @@ def draw_losses(curves: Sequence[LossCurve], workers: int, experiment: Experimen
     return figure
 
 
-def _style(curve: LossCurve, number: int) -> dict[str, Any]:
+def _style(result: TrialResult, number: int) -> dict[str, Any]:
     """Returns the style of a line: both its color and its marker identify it."""
     style: dict[str, Any] = {"linewidth": 1.6, "markersize": 6}
-    if curve.trial.mode == SEQUENTIAL:
+    if result.trial.mode == SEQUENTIAL:
         return {**style, "color": picture.BLACK, "linestyle": "--", "label": SEQUENTIAL}
-    if curve.trial.mode == SYNCHRONOUS:
+    if result.trial.mode == SYNCHRONOUS:
         return {**style, "color": picture.SKY, "linestyle": "-.", "label": SYNCHRONOUS}
     shown = (picture.GREEN, picture.BLUE, picture.ORANGE, picture.RED, picture.PURPLE)
-    every = max(len(curve.losses) // 12, 1)
+    every = max(len(result.smoothed) // 12, 1)
     return {
         **style,
         "color": shown[number % len(shown)],
         "marker": picture.MARKERS[number % len(picture.MARKERS)],
         "markevery": (number * every // 6, every),
-        "label": f"{ASYNCHRONOUS}, delay {curve.trial.delay:g} s",
+        "label": f"{ASYNCHRONOUS}, delay {result.trial.delay:g} s",
     }

@@ -10,7 +10,7 @@ delay in seconds is the same number of steps on every machine that is fast enoug
 
 import concurrent.futures
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ import tensorflow as tf
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.testbed.experiment import Experiment, Trial
 from coordinator.testbed.loss_curve import LossCurve
+from coordinator.testbed.network import HeldOut
 from coordinator.testbed.record_file import RecordFile
+from coordinator.testbed.step_times import ASKED, FINISHED, RECORDED, Run
 from coordinator.testbed.training import Training
 
 # A trial that takes longer than this multiple of its step times, plus this time in seconds, has failed.
@@ -39,13 +41,15 @@ class Runner:
         self._strategy = strategy
         self._experiment = experiment
         self._records = records
+        self._held_out = HeldOut(records.data)
         self._trainings: dict[Any, Training] = {}
 
-    def run(self, trial: Trial, on_batch: Callable[[], object]) -> LossCurve:
+    def run(self, trial: Trial, seed: int, on_batch: Callable[[], object]) -> LossCurve:
         """Runs one trial.
 
         Args:
           trial: what to train.
+          seed: of the initial weights and the order of the images.
           on_batch: called after each minibatch, on this thread.
 
         Raises:
@@ -57,8 +61,8 @@ class Runner:
         if kind not in self._trainings:
             self._trainings[kind] = Training(self._strategy, self._experiment, self._records.data.shape, trial)
         training = self._trainings[kind]
-        training.reset(trial)
-        minibatches = iter(self._strategy.experimental_distribute_datasets_from_function(self._dataset_of(trial)))
+        training.reset(trial, seed)
+        minibatches = iter(self._strategy.experimental_distribute_datasets_from_function(self._dataset_of(trial, seed)))
         turns = self._experiment.batches_of(trial) // trial.workers
         futures: list[concurrent.futures.Future[Any]] = [
             self._strategy.schedule(training.step, args=(minibatches,), worker=worker)
@@ -70,12 +74,28 @@ class Runner:
             future.result()
             on_batch()
         self._strategy.join()
-        processed = np.array([future.result() for future in futures], np.float64)
-        in_order = processed[np.argsort(processed[:, 0], kind="stable")]
-        return LossCurve(trial, in_order[:, 1], training.mean_staleness(), time.monotonic() - began)
+        return self._curve_of(trial, seed, futures, time.monotonic() - began)
 
-    def _dataset_of(self, trial: Trial) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
-        size, seed = self._experiment.batch_size, self._experiment.seed
+    def _curve_of(self, trial: Trial, seed: int, futures: Sequence[Any], seconds: float) -> LossCurve:
+        """Returns the losses of steps, in the order in which they finished; one of each worker in turn."""
+        steps = np.array([future.result() for future in futures], np.float64)
+        in_order = steps[np.argsort(steps[:, FINISHED], kind="stable")]
+        training = self._trainings[Training.kind(trial)]
+        counted = training.counted()
+        recorded = [steps[worker :: trial.workers, :RECORDED] for worker in range(trial.workers)]
+        return LossCurve(
+            trial=trial,
+            seed=seed,
+            losses=in_order[:, RECORDED],
+            times=in_order[:, FINISHED] - steps[:, ASKED].min(),
+            mean_staleness=counted.mean_staleness,
+            seconds=seconds,
+            accuracy=self._held_out.accuracy(training.weights()),
+            run=Run(seconds, counted.updates, counted.histogram, counted.waited, recorded),
+        )
+
+    def _dataset_of(self, trial: Trial, seed: int) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
+        size = self._experiment.batch_size
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
             # Idle workers have a dataset as well, from which nothing is taken.

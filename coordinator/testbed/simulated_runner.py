@@ -8,6 +8,8 @@ their worker has pulled, and applied when its rule applies them. So a loss curve
 as far as the times of the steps do.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +26,7 @@ from coordinator.simulation.simulated_cluster import simulate
 from coordinator.simulation.simulated_worker import SimulatedWorker
 from coordinator.testbed.experiment import ASYNCHRONOUS, SYNCHRONOUS, Experiment, Trial
 from coordinator.testbed.loss_curve import LossCurve
-from coordinator.testbed.network import new_loss, new_network
+from coordinator.testbed.network import HeldOut, initial_weights, new_loss, new_network
 from coordinator.testbed.record_file import RecordFile
 
 
@@ -45,37 +47,52 @@ class NetworkModel(SimulatedModel):
 
     Args:
       shape: of an image: height, width and channels.
-      seed: of the initial weights.
       optimizer: applies gradients.
 
     Attributes:
       losses: of each minibatch so far, in the order of the pushes.
+      times: of these pushes, in seconds.
     """
 
-    def __init__(self, shape: tuple[int, int, int], seed: int, optimizer: keras.optimizers.Optimizer) -> None:
+    def __init__(self, shape: tuple[int, int, int], optimizer: keras.optimizers.Optimizer) -> None:
         self.losses: list[float] = []
-        self._shared, self._copy = new_network(shape, seed), new_network(shape, seed)
+        self.times: list[float] = []
+        self._shape = shape
+        self._shared, self._copy = new_network(shape, 0), new_network(shape, 0)
         self._optimizer = optimizer
         optimizer.build(self._shared.trainable_variables)
-        self._initial = [(variable, variable.numpy()) for variable in (*self._shared.variables, *self._copy.variables)]
-        self._initial += [(variable, variable.numpy()) for variable in optimizer.variables]
+        self._fresh = [(variable, variable.numpy()) for variable in optimizer.variables]
         self._minibatches: list[Any] = []
         self._on_batch: Callable[[], object] = lambda: None
         self._compute = tf.function(self._compute_eagerly)
         self._apply = tf.function(self._apply_eagerly)
 
-    def reset(self, minibatches: Sequence[Any], rate: float, on_batch: Callable[[], object]) -> None:
+    def reset(self, seed: int, minibatches: Sequence[Any], rate: float, on_batch: Callable[[], object]) -> None:
         """Begins a new training.
 
         Args:
+          seed: of the initial weights.
           minibatches: an iterator for each worker.
           rate: the learning rate.
           on_batch: called after each minibatch.
         """
-        for variable, value in self._initial:
+        weights = initial_weights(self._shape, seed)
+        for network in (self._shared, self._copy):
+            network.set_weights(weights)
+        for variable, value in self._fresh:
             variable.assign(value)
         self._optimizer.learning_rate = rate
-        self._minibatches, self._on_batch, self.losses = list(minibatches), on_batch, []
+        self._minibatches, self._on_batch = list(minibatches), on_batch
+        self.losses, self.times = [], []
+
+    def weights(self) -> list[Any]:
+        """Returns the shared weights, with what the workers' batch normalization has counted."""
+        for shared, counted in zip(
+            self._shared.non_trainable_variables, self._copy.non_trainable_variables, strict=True
+        ):
+            shared.assign(counted)
+        weights: list[Any] = self._shared.get_weights()
+        return weights
 
     def pull(self, worker: SimulatedWorker) -> None:
         """Keeps the weights as they are now for a worker."""
@@ -97,6 +114,10 @@ class NetworkModel(SimulatedModel):
         """Applies the mean of gradients to the shared weights."""
         parts = [tf.add_n(parts) / len(gradients) for parts in zip(*(each.parts for each in gradients), strict=True)]
         self.apply(PushedGradient(parts, gradients[-1].pulled_version))
+
+    def count_push(self, now: float) -> None:
+        """Records the time of a push, in seconds."""
+        self.times.append(now)
 
     def _compute_eagerly(self, parameters: Sequence[Any], images: Any, labels: Any) -> Any:
         variables = self._copy.trainable_variables
@@ -128,10 +149,7 @@ _VARIATION = 0.02
 def assumed_setting(experiment: Experiment, trial: Trial) -> Setting:
     """Returns a cluster that computes each step within the step time, with the overheads of an idle machine."""
     compute = Normal(experiment.step_time, _VARIATION * experiment.step_time)
-    return Setting(
-        workers=trial.workers, rule=rule_of(trial), compute=compute, latency=_LATENCY, dispatch=_DISPATCH,
-        pushes=experiment.batches_of(trial), seed=experiment.seed,
-    )  # fmt: skip
+    return Setting(workers=trial.workers, rule=rule_of(trial), compute=compute, latency=_LATENCY, dispatch=_DISPATCH)
 
 
 class SimulatedRunner:
@@ -140,31 +158,45 @@ class SimulatedRunner:
     Args:
       experiment: what all trials have in common.
       records: the images.
+      setting_of: returns the simulated cluster of a trial, but for its seed and its end; by default `assumed_setting`.
     """
 
-    def __init__(self, experiment: Experiment, records: RecordFile) -> None:
+    def __init__(
+        self, experiment: Experiment, records: RecordFile, setting_of: Callable[[Trial], Setting] | None = None
+    ) -> None:
         self._experiment = experiment
         self._records = records
-        self._model = NetworkModel(records.data.shape, experiment.seed, keras.optimizers.SGD(experiment.learning_rate))
+        self._setting_of = setting_of or functools.partial(assumed_setting, experiment)
+        self._held_out = HeldOut(records.data)
+        self._model = NetworkModel(records.data.shape, keras.optimizers.SGD(experiment.learning_rate))
 
-    def run(self, trial: Trial, on_batch: Callable[[], object], setting: Setting | None = None) -> LossCurve:
+    def run(self, trial: Trial, seed: int, on_batch: Callable[[], object]) -> LossCurve:
         """Runs one trial.
 
         Args:
           trial: what to train.
+          seed: of the initial weights, the order of the images, and the simulated times.
           on_batch: called after each minibatch.
-          setting: the simulated cluster; by default `assumed_setting`.
 
         Returns:
-          The losses. Their seconds are virtual.
+          The losses. Their times are virtual.
         """
         experiment = self._experiment
         # The mean of n gradients at n times the rate, as on real servers.
         rate = experiment.learning_rate * (trial.workers if trial.mode == SYNCHRONOUS else 1)
         minibatches = [
-            iter(self._records.minibatches(experiment.batch_size, worker, trial.workers, experiment.seed))
+            iter(self._records.minibatches(experiment.batch_size, worker, trial.workers, seed))
             for worker in range(trial.workers)
         ]
-        self._model.reset(minibatches, rate, on_batch)
-        result = simulate(setting or assumed_setting(experiment, trial), self._model)
-        return LossCurve(trial, np.array(self._model.losses), result.mean_staleness, result.seconds)
+        self._model.reset(seed, minibatches, rate, on_batch)
+        setting = dataclasses.replace(self._setting_of(trial), pushes=experiment.batches_of(trial), seed=seed)
+        result = simulate(setting, self._model)
+        return LossCurve(
+            trial=trial,
+            seed=seed,
+            losses=np.array(self._model.losses),
+            times=np.array(self._model.times),
+            mean_staleness=result.mean_staleness,
+            seconds=result.seconds,
+            accuracy=self._held_out.accuracy(self._model.weights()),
+        )

@@ -4,7 +4,6 @@ Trials that differ only in their delay, or asynchronous ones in the number of wo
 the functions of a step, which take seconds to create.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +12,8 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.testbed.experiment import SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
-from coordinator.testbed.network import new_loss, new_network
-from coordinator.updates.rule_statistics import Staleness
+from coordinator.testbed.network import initial_weights, new_loss, new_network
+from coordinator.testbed.rule_counts import RuleCounts
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.rules.bounded_delay import BoundedDelay
 from coordinator.updates.rules.delayed import Delayed
@@ -39,8 +38,8 @@ class Training:
             self._network = new_network(shape, experiment.seed)
             self._delay = tf.Variable(0.0, trainable=False)
             self._rule = self._new_rule(trial, experiment.learning_rate)
-        self._initial_weights = self._network.get_weights()
-        self._histogram_before: Sequence[int] = ()
+        self._shape = shape
+        self._before = RuleCounts.of(self._rule)
         self.step = _new_step(self._network, self._rule, experiment.step_time)
 
     @staticmethod
@@ -48,19 +47,22 @@ class Training:
         """Returns a key: trials with equal keys can share a training."""
         return trial.mode, trial.workers if trial.mode == SYNCHRONOUS else None
 
-    def reset(self, trial: Trial) -> None:
-        """Resets the network to its initial weights, and applies or drops all gradients of earlier trials."""
+    def reset(self, trial: Trial, seed: int) -> None:
+        """Resets the network to the initial weights of a seed, and applies or drops all gradients of earlier trials."""
         if isinstance(self._rule, Delayed):
             self._rule.flush()
-        self._network.set_weights(self._initial_weights)
+        self._network.set_weights(initial_weights(self._shape, seed))
         self._delay.assign(trial.delay)
-        self._histogram_before = self._rule.statistics().staleness.histogram
+        self._before = RuleCounts.of(self._rule)
 
-    def mean_staleness(self) -> float:
-        """Returns the mean staleness of the gradients that were applied since the last reset, in updates."""
-        histogram = self._rule.statistics().staleness.histogram
-        pairs = itertools.zip_longest(histogram, self._histogram_before, fillvalue=0)
-        return Staleness(tuple(now - before for now, before in pairs)).mean
+    def weights(self) -> list[Any]:
+        """Returns the network's weights, trainable or not, as arrays."""
+        weights: list[Any] = self._network.get_weights()
+        return weights
+
+    def counted(self) -> RuleCounts:
+        """Returns what the rule has counted since the last reset."""
+        return RuleCounts.of(self._rule) - self._before
 
     def _new_rule(self, trial: Trial, rate: float) -> UpdateRule:
         variables = self._network.trainable_variables
@@ -76,21 +78,26 @@ class Training:
 
 
 def _new_step(network: keras.Model, rule: UpdateRule, step_time: float) -> Any:
-    """Returns the step function, which returns the time at its end, in seconds, and the loss; float64 [2]."""
+    """Returns the step function, which returns the times that a step records and then the loss; float64 [5]."""
     loss_of = new_loss()
 
     @tf.function
     def step(minibatches: Any) -> Any:
         images, labels = next(minibatches)
         with tf.control_dependencies([images]):
-            began = tf.timestamp()
-        with rule.pull() as version:
+            asked = tf.timestamp()
+        with tf.control_dependencies([asked]), rule.pull() as version:
+            with tf.control_dependencies([version]):
+                pulled = tf.timestamp()
             with tf.GradientTape() as tape:
                 loss = loss_of(labels, network(images, training=True))
-            gradients = tape.gradient(loss, network.trainable_variables)
-            accepted = rule.push(_paused(gradients, began, step_time), version)
+            gradients = _paused(tape.gradient(loss, network.trainable_variables), pulled, step_time)
+            with tf.control_dependencies(list(gradients)):
+                computed = tf.timestamp()
+            with tf.control_dependencies([computed]):
+                accepted = rule.push([tf.identity(gradient) for gradient in gradients], version)
         with tf.control_dependencies([accepted]):
-            return tf.stack([tf.timestamp(), tf.cast(loss, tf.float64)])
+            return tf.stack([asked, pulled, computed, tf.timestamp(), tf.cast(loss, tf.float64)])
 
     return step
 

@@ -35,7 +35,7 @@ SMALL = [
         (["--learning-rate", "-1"], "--learning-rate must be a number from 1e-09 to 1000, got -1.0."),
         (["--data", "cifar10"], "--folder is needed with --data cifar10"),
         (["--data", "cifar10", "--folder", "/nowhere"], "--folder must have the files data_batch_1 to data_batch_5,"),
-        (["--batch-size", "600"], "--batch-size must be at most 599, a worker's part of the images."),
+        (["--batch-size", "600"], "--batch-size must be at most 533, a worker's part of the images."),
         (["--output", "/dev/null/results"], "--output cannot be created: "),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_small_grid_is_trained_on_real_servers_and_results_are_written(
     run_program: ProgramRunner, tmp_path: Path
 ) -> None:
     printed = run_program(COORDINATOR, *SMALL, "--output", tmp_path / "results", timeout=280).stdout
-    names = ["loss_2_workers.png", "losses.csv", "summary.csv", "summary.txt"]
+    names = ["loss_2_workers.png", "loss_2_workers_over_time.png", "losses.csv", "summary.csv", "summary.txt"]
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == names
     assert (tmp_path / "results" / "summary.txt").read_text() in f"{printed}\n"
     assert "no delay, synchronous and asynchronous about the same: " in printed
@@ -112,8 +112,9 @@ def test_a_simulated_grid_is_trained_without_servers_and_gives_the_same_files(
 ) -> None:
     results, grid = tmp_path / "results", ["--workers", "2,3", "--delays", "0,1"]
     printed = run_program(COORDINATOR, "testbed", "--simulated", *grid, "--output", results, timeout=280).stdout
-    names = ["loss_2_workers.png", "loss_3_workers.png", "losses.csv", "summary.csv", "summary.txt"]
-    assert sorted(path.name for path in results.iterdir()) == names
+    names = ["losses.csv", "summary.csv", "summary.txt"]
+    names += [f"loss_{workers}_workers{end}.png" for workers in (2, 3) for end in ("", "_over_time")]
+    assert {path.name for path in results.iterdir()} == set(names)
     assert (results / "summary.txt").read_text() in f"{printed}\n"
     assert "; in virtual time\n" in printed
     findings = ["more delay, slower convergence", "no delay, synchronous and asynchronous about the same"]

@@ -4,12 +4,19 @@ import pytest
 
 from coordinator.testbed.experiment import SYNCHRONOUS, Trial
 from coordinator.testbed.findings import findings, is_rising
-from tests.testbed.made_up import asynchronous, curve
+from coordinator.testbed.trial_result import TrialResult
+from tests.testbed.made_up import asynchronous as made_up_curve
+from tests.testbed.made_up import result
+
+
+def asynchronous(workers: int, delay: float, spikes: int = 0, quickness: float = 0.05) -> TrialResult:
+    return TrialResult([made_up_curve(workers, delay, spikes, quickness)])
+
 
 # As in the paper.
 AS_FOUND = [
-    curve(Trial(SYNCHRONOUS, 2)),
-    curve(Trial(SYNCHRONOUS, 3)),
+    result(Trial(SYNCHRONOUS, 2)),
+    result(Trial(SYNCHRONOUS, 3)),
     asynchronous(2, 0.0),
     asynchronous(2, 1.0, spikes=1, quickness=0.03),
     asynchronous(3, 0.0),
@@ -48,7 +55,7 @@ def test_curves_like_those_of_the_paper_agree_with_it() -> None:
 
 
 def test_a_difference_for_some_numbers_of_workers_agrees_partly_and_is_named() -> None:
-    steady = [*AS_FOUND[:-1], replace(AS_FOUND[-1], losses=AS_FOUND[2].losses)]
+    steady = [*AS_FOUND[:-1], TrialResult([replace(AS_FOUND[-1].curves[0], losses=AS_FOUND[2].curves[0].losses)])]
     instability, *_ = findings(steady, 1.0)
     assert instability.verdict == "agrees in 1 of 2 cases"
     assert str(instability).splitlines() == [
@@ -84,5 +91,5 @@ def test_findings_without_data_in_the_grid_are_undecided() -> None:
 def test_synchronous_and_asynchronous_agree_in_speed_and_final_loss(
     quickness: float, spikes: int, verdict: str
 ) -> None:
-    agreement = findings([curve(Trial(SYNCHRONOUS, 2)), asynchronous(2, 0.0, spikes, quickness)], 1.0)[-1]
+    agreement = findings([result(Trial(SYNCHRONOUS, 2)), asynchronous(2, 0.0, spikes, quickness)], 1.0)[-1]
     assert agreement.verdict == verdict

@@ -8,7 +8,15 @@ from coordinator.testbed.loss_curve import LossCurve, count_spikes
 
 
 def of(losses: list[float]) -> LossCurve:
-    return LossCurve(Trial(SEQUENTIAL, 1), np.array(losses), mean_staleness=0.0, seconds=1.0)
+    return LossCurve(
+        trial=Trial(SEQUENTIAL, 1),
+        seed=0,
+        losses=np.array(losses),
+        times=0.5 * np.arange(1, len(losses) + 1),
+        mean_staleness=0.0,
+        seconds=1.0,
+        accuracy=0.25,
+    )
 
 
 def test_the_smoothed_loss_is_the_mean_of_the_last_ten() -> None:
@@ -38,7 +46,13 @@ def test_batches_are_counted_until_the_smoothed_loss_is_first_below() -> None:
 
 
 def test_the_text_of_a_curve_has_its_figures() -> None:
-    assert str(of([2.0] * 30)) == "sequential: 0 spikes, final loss 2.000, 1 s"
+    assert str(of([2.0] * 30)) == "sequential: 0 spikes, final loss 2.000, accuracy 25.0%, 1 s"
+
+
+def test_the_time_is_that_of_the_minibatch_that_reached_the_loss() -> None:
+    curve = of([2.0] * 10 + [0.0] * 20)
+    assert (curve.batches_to(1.0), curve.seconds_to(1.0)) == (16, 8.0)
+    assert curve.seconds_to(-1.0) is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from coordinator.testbed.image_data import ImageData
 from coordinator.testbed.record_file import RecordFile
 
 IMAGES = np.arange(12, dtype=np.uint8).repeat(2 * 3).reshape(12, 2, 3, 1)
-DATA = ImageData(IMAGES, np.arange(12, dtype=np.uint8), highest=11)
+DATA = ImageData(IMAGES, np.arange(12, dtype=np.uint8), 11, IMAGES, IMAGES[:, 0, 0, 0])
 
 
 def labels_of(records: RecordFile, worker: int, *, count: int, seed: int = 0) -> list[list[int]]:

@@ -1,12 +1,14 @@
 import csv
+import re
 from pathlib import Path
 
 import pytest
 
 from coordinator.errors import SettingError
-from coordinator.testbed.experiment import SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
-from coordinator.testbed.report import Report, draw_losses, shown_with
-from tests.testbed.made_up import asynchronous, curve
+from coordinator.testbed.experiment import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
+from coordinator.testbed.report import TIME, Report, draw_losses, shown_with
+from coordinator.testbed.trial_result import TrialResult
+from tests.testbed.made_up import asynchronous, curve, result
 
 EXPERIMENT = Experiment(workers=(2,), delays=(0.0, 1.0), batches=200)
 CURVES = [
@@ -25,7 +27,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_the_report_has_all_losses_a_summary_and_plots(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "results"
     names = Report(EXPERIMENT, folder).write(CURVES)
-    assert names == ["losses.csv", "summary.csv", "summary.txt", "loss_2_workers.png"]
+    assert names == ["losses.csv", "summary.csv", "summary.txt", "loss_2_workers.png", "loss_2_workers_over_time.png"]
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     assert (folder / "loss_2_workers.png").stat().st_size > 10_000
     losses = rows(folder / "losses.csv")
@@ -34,13 +36,16 @@ def test_the_report_has_all_losses_a_summary_and_plots(tmp_path: Path) -> None:
         "mode": "synchronous",
         "workers": "2",
         "delay_s": "0.0",
+        "seed": "0",
         "batch": "1",
+        "time_s": "0.1",
         "loss": "3",
         "smoothed_loss": "3",
     }
     quick, never = rows(folder / "summary.csv")[2:]
-    assert (quick["delay_s"], quick["spikes"], quick["batches_to_target"]) == ("0.0", "0", "28")
-    assert (never["delay_s"], never["spikes"], never["batches_to_target"]) == ("1.0", "1", "")
+    columns = ("delay_s", "spikes", "accuracy", "batches_to_target", "seconds_to_target")
+    assert [quick[column] for column in columns] == ["0.0", "0", "0.5", "28", "2.8"]
+    assert [never[column] for column in columns] == ["1.0", "1", "0.5", "", ""]
 
 
 def test_the_summary_has_settings_results_and_whether_the_paper_agrees(tmp_path: Path) -> None:
@@ -48,7 +53,8 @@ def test_the_summary_has_settings_results_and_whether_the_paper_agrees(tmp_path:
     assert text.startswith(
         "digits, 200 minibatches of 100 in each training, steps of 0.2 s, learning rate 0.01, seed 0;"
     )
-    assert "\nasynchronous, 2 workers, delay 1 s       1       4.000         never        1.0      1.0\n" in text
+    (row,) = re.findall(r"^asynchronous, 2 workers, delay 1 s +(.*)$", text, re.MULTILINE)
+    assert row.split() == ["1", "4.000", "50.0%", "never", "never", "1.0", "1.0"]
     assert "\nmore delay, more instability: agrees\n  2 workers: 0, 1 spikes with 0, 1 s\n" in text
     assert "Stopped" not in text
 
@@ -65,14 +71,46 @@ def test_a_folder_that_cannot_be_created_is_an_error_before_training(tmp_path: P
         Report(EXPERIMENT, tmp_path / "file" / "results")
 
 
-SEQUENCE, TOGETHER = curve(Trial(SEQUENTIAL, 1)), curve(Trial(SYNCHRONOUS, 2))
-LATE = [asynchronous(2, delay) for delay in (0.0, 0.5, 1.0, 1.5, 2.0)]
+def test_several_runs_are_shown_by_their_mean_and_spread(tmp_path: Path) -> None:
+    trial = Trial(ASYNCHRONOUS, 2, 1.0)
+    runs = [curve(trial, quickness=quickness, seed=seed) for seed, quickness in enumerate((0.05, 0.04, 0.0))]
+    experiment = Experiment(modes=[ASYNCHRONOUS], workers=(2,), delays=(1.0,), repeats=3)
+    report = Report(experiment, tmp_path)
+    text = report.text(runs)
+    assert ", seeds 0 to 2;" in text
+    (row,) = re.findall(r"^asynchronous, 2 workers, delay 1 s +(.*)$", text, re.MULTILINE)
+    cells = re.split(r"  +", row)
+    assert cells[1].startswith("1.0")
+    assert "±1.7" in cells[1]
+    assert cells[3:5] == ["34 (28 to never)", "3.4 (2.8 to never)"]
+    assert "means of 3 runs" in text
+    assert "Stopped after 2 of 3 trainings." in report.text(runs[:2])
+    report.write(runs)
+    assert [row["seed"] for row in rows(tmp_path / "summary.csv")] == ["0", "1", "2"]
+
+
+def test_the_range_of_several_runs_is_drawn_around_their_mean() -> None:
+    runs = [curve(Trial(ASYNCHRONOUS, 2, 1.0), quickness=quickness) for quickness in (0.05, 0.0)]
+    (axes,) = draw_losses([TrialResult(runs)], 2, Experiment()).axes
+    assert axes.lines[0].get_ydata().tolist() == pytest.approx(((runs[0].smoothed + runs[1].smoothed) / 2).tolist())
+    (band,) = axes.collections
+    assert band.get_paths()[0].get_extents().ymax == pytest.approx(3.0)
+
+
+def test_losses_are_drawn_against_the_time_too() -> None:
+    (axes,) = draw_losses([LATE[0]], 2, Experiment(simulated=True), TIME).axes
+    assert axes.get_xlabel() == "virtual time [s]"
+    assert axes.lines[0].get_xdata().tolist() == LATE[0].times.tolist()
+
+
+SEQUENCE, TOGETHER = result(Trial(SEQUENTIAL, 1)), result(Trial(SYNCHRONOUS, 2))
+LATE = [result(Trial(ASYNCHRONOUS, 2, delay)) for delay in (0.0, 0.5, 1.0, 1.5, 2.0)]
 
 
 def test_a_plot_shows_one_number_of_workers_and_the_sequential_training() -> None:
-    curves = [SEQUENCE, TOGETHER, *LATE, asynchronous(3, 0.0)]
-    assert shown_with(curves, 2) == [SEQUENCE, TOGETHER, *LATE]
-    assert shown_with(curves, 3) == [SEQUENCE, curves[-1]]
+    results = [SEQUENCE, TOGETHER, *LATE, result(Trial(ASYNCHRONOUS, 3))]
+    assert shown_with(results, 2) == [SEQUENCE, TOGETHER, *LATE]
+    assert shown_with(results, 3) == [SEQUENCE, results[-1]]
 
 
 def test_there_is_no_plot_of_the_sequential_training_alone() -> None:
@@ -102,8 +140,8 @@ def test_every_line_has_a_label_and_a_unique_style_and_axes_have_units() -> None
 def test_a_diverged_training_does_not_flatten_the_other_curves() -> None:
     lost = asynchronous(2, 2.0)
     lost.losses[100:] = 1e6
-    (axes,) = draw_losses([SEQUENCE, lost], 2, Experiment()).axes
+    (axes,) = draw_losses([SEQUENCE, TrialResult([lost])], 2, Experiment()).axes
     assert axes.get_ylim()[1] < 8
     lost.losses[100:] = float("nan")
-    (axes,) = draw_losses([SEQUENCE, lost], 2, Experiment()).axes
+    (axes,) = draw_losses([SEQUENCE, TrialResult([lost])], 2, Experiment()).axes
     assert 0 < axes.get_ylim()[1] < 8

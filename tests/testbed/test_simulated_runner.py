@@ -18,8 +18,8 @@ EXPERIMENT = Experiment(batch_size=8, batches=BATCHES, step_time=STEP, learning_
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> RecordFile:
     generator = np.random.default_rng(0)
-    images = generator.integers(0, 17, (64, 4, 4, 1), np.uint8)
-    data = ImageData(images, images.reshape(64, -1).sum(axis=1).astype(np.uint8) % 10, highest=16)
+    images = generator.integers(0, 17, (80, 4, 4, 1), np.uint8)
+    data = ImageData.holding_out(16, images, images.reshape(80, -1).sum(axis=1).astype(np.uint8) % 10, highest=16)
     return RecordFile(data, tmp_path_factory.mktemp("records") / "images")
 
 
@@ -54,7 +54,7 @@ def test_a_sequential_simulated_training_is_plain_gradient_descent(
     runner: SimulatedRunner, records: RecordFile
 ) -> None:
     counted: list[None] = []
-    curve = runner.run(Trial(SEQUENTIAL, 1), lambda: counted.append(None))
+    curve = runner.run(Trial(SEQUENTIAL, 1), 3, lambda: counted.append(None))
     np.testing.assert_allclose(curve.losses, trained(records, 1, applied=True), rtol=1e-4)
     assert len(counted) == BATCHES
     assert curve.mean_staleness == 0
@@ -62,7 +62,7 @@ def test_a_sequential_simulated_training_is_plain_gradient_descent(
 
 
 def test_synchronous_workers_apply_the_sum_of_their_gradients(runner: SimulatedRunner, records: RecordFile) -> None:
-    curve = runner.run(Trial(SYNCHRONOUS, 2), lambda: None)
+    curve = runner.run(Trial(SYNCHRONOUS, 2), 3, lambda: None)
     # Which of the two pushes first depends on chance.
     rounds, expected = (
         np.sort(np.reshape(losses, [-1, 2]), axis=1) for losses in (curve.losses, trained(records, 2, applied=True))
@@ -75,7 +75,7 @@ def test_a_delayed_gradient_changes_nothing_before_its_delay_is_over(
     runner: SimulatedRunner, records: RecordFile
 ) -> None:
     delay = 10
-    curve = runner.run(Trial(ASYNCHRONOUS, 1, delay * STEP), lambda: None)
+    curve = runner.run(Trial(ASYNCHRONOUS, 1, delay * STEP), 3, lambda: None)
     # The pull that finds the first gradient due has it applied. Overheads make steps a little longer.
     unchanged = trained(records, 1, applied=False)
     changed = np.flatnonzero(~np.isclose(curve.losses, unchanged, rtol=1e-4))
@@ -86,6 +86,6 @@ def test_a_delayed_gradient_changes_nothing_before_its_delay_is_over(
 
 def test_trainings_do_not_depend_on_those_before(runner: SimulatedRunner) -> None:
     trial = Trial(ASYNCHRONOUS, 2, STEP)
-    first, second = (runner.run(trial, lambda: None) for _ in range(2))
+    first, second = (runner.run(trial, 3, lambda: None) for _ in range(2))
     assert first.losses.tolist() == second.losses.tolist()
     assert first.seconds == second.seconds

@@ -10,7 +10,7 @@ from coordinator.simulation.result import Result
 from coordinator.simulation.rule import Rule
 from coordinator.simulation.simulated_cluster import simulate
 from coordinator.simulation.text_report import aligned
-from coordinator.testbed.confirmation.step_times import Run, StepTimes
+from coordinator.testbed.step_times import Run, StepTimes
 from coordinator.updates.rule_statistics import Staleness
 
 

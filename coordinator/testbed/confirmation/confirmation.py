@@ -14,9 +14,9 @@ from coordinator.options import Options
 from coordinator.setting_checks import check_integer, check_number
 from coordinator.simulation.rule import Rule
 from coordinator.simulation.rules import Asynchronous, BoundedDelay, StaleSynchronous, Synchronous
-from coordinator.testbed.confirmation.step_times import Run, Sleeps
 from coordinator.testbed.experiment import MOST_WORKERS, Experiment
 from coordinator.testbed.measurement import new_progress_bar, new_strategy
+from coordinator.testbed.step_times import Run, Sleeps
 
 if TYPE_CHECKING:
     from coordinator.testbed.confirmation.comparison import Comparison

@@ -16,13 +16,13 @@ import tensorflow as tf
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.per_worker.variable import get_current_worker_index
 from coordinator.simulation.rule import Rule
-from coordinator.testbed.confirmation.step_times import FINISHED, RECORDED, Run, Sleeps
+from coordinator.testbed.rule_counts import RuleCounts
+from coordinator.testbed.step_times import FINISHED, RECORDED, Run, Sleeps
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.rules.bounded_delay import BoundedDelay
 from coordinator.updates.rules.stale_synchronous import StaleSynchronous
 from coordinator.updates.rules.synchronous import Synchronous
 from coordinator.updates.state.gate import pause
-from coordinator.updates.state.rule_state import COUNTS, HISTOGRAM, STEPS, WAITED
 from coordinator.updates.update_rule import UpdateRule
 
 # Steps that each worker finishes before the counts begin.
@@ -76,9 +76,9 @@ class RealSteps:
             for futures in scheduled[:_SETTLING]:
                 for future in futures:
                     future.result(_DEADLINE)
-            before, since, began = _count(self._rule), time.time(), time.monotonic()
+            before, since, began = RuleCounts.of(self._rule), time.time(), time.monotonic()
             concurrent.futures.wait(counted, timeout=seconds, return_when=concurrent.futures.FIRST_EXCEPTION)
-            after, until, seconds = _count(self._rule), time.time(), time.monotonic() - began
+            after, until, seconds = RuleCounts.of(self._rule), time.time(), time.monotonic() - began
         finally:
             for future in reversed(counted):
                 if not future.running():
@@ -88,19 +88,13 @@ class RealSteps:
             raise RuntimeError(
                 f"A worker has run out of steps within {seconds:g} s: {self._rule}, {self._workers} workers."
             )
-        updates, histogram, waited = (now - then for now, then in zip(after, before, strict=True))
+        found = after - before
         recorded = [_recorded(futures, since, until) for futures in zip(*scheduled, strict=True)]
-        return Run(seconds, updates, histogram, waited, recorded)
+        return Run(seconds, found.updates, found.histogram, found.waited, recorded)
 
 
 def _descend(variable: Any, gradient: Any, rate: Any) -> None:
     variable.assign_sub(rate * gradient)
-
-
-def _count(rule: UpdateRule) -> tuple[int, Any, float]:
-    """Returns the updates of a rule so far, the number of gradients at each staleness, and the seconds waited."""
-    counts, seconds = (tensor.numpy() for tensor in rule.state.read())
-    return int(counts[COUNTS.index("updates")]), counts[HISTOGRAM:STEPS], float(seconds[:, WAITED].sum())
 
 
 def _recorded(futures: Sequence[Any], since: float, until: float) -> Any:

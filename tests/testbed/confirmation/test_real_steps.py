@@ -5,7 +5,7 @@ import pytest
 
 from coordinator.simulation.rules import BoundedDelay
 from coordinator.testbed.confirmation.real_steps import RealSteps
-from coordinator.testbed.confirmation.step_times import ASKED, COMPUTED, FINISHED, PULLED, Sleeps
+from coordinator.testbed.step_times import ASKED, COMPUTED, FINISHED, PULLED, Sleeps
 
 MAX_DELAY = 3
 BOUNDED_DELAY = BoundedDelay(MAX_DELAY)

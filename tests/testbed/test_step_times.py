@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from coordinator.simulation.rules import Asynchronous
 from coordinator.simulation.simulated_cluster import simulate
-from coordinator.testbed.confirmation.step_times import Run, Sleeps, StepTimes
+from coordinator.testbed.step_times import Run, Sleeps, StepTimes
 
 
 def recorded(*, steps: int, pull: float, compute: float, push: float, dispatch: float, begin: float = 0.0):

@@ -1,0 +1,103 @@
+"""Reads CIFAR-10 from a folder, in its published binary or python format (https://www.cs.toronto.edu/~kriz/cifar.html).
+
+Binary files, `data_batch_1.bin` to `data_batch_5.bin`, are records of a label and 3072 pixels, one byte each. Those of
+the python format, `data_batch_1` to `data_batch_5`, are pickles. Loading a pickle can call any function; here it may
+call only those that create NumPy arrays, which is all that these files need. A file that asks for another function is
+refused.
+"""
+
+import pathlib
+import pickle
+from typing import Any, NoReturn
+
+import numpy as np
+
+from coordinator.errors import SettingError
+
+SIDE, CHANNELS, CLASSES = 32, 3, 10
+_VALUES = CHANNELS * SIDE * SIDE
+# The folders within the published archives, and the ends of the files' names in them.
+_FORMATS = (("cifar-10-batches-bin", ".bin"), ("cifar-10-batches-py", ""))
+
+# The names of NumPy 2 and those before: there are files of either kind.
+_ALLOWED_FUNCTIONS = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+}
+
+
+def load_cifar10(folder: pathlib.Path, kind: str = "data_batch_*") -> tuple[Any, Any]:
+    """Loads images of CIFAR-10.
+
+    Args:
+      folder: contains the files, or the folder of an archive with them; the binary format is preferred.
+      kind: of the files: "data_batch_*" for training, "test_batch" for the test.
+
+    Returns:
+      Images, uint8 [N, 32, 32, 3], and labels, uint8 [N].
+
+    Raises:
+      SettingError: the files are missing or of another format.
+    """
+    for inside, end in _FORMATS:
+        for place in (folder, folder / inside):
+            # Other files of these names, such as archives of them, are not meant.
+            if paths := sorted(path for path in place.glob(kind + end) if path.suffix == end):
+                parts = [_load_binary(path) if end else _load_pickle(path) for path in paths]
+                images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+                return images, labels
+    numbered = [kind.replace("*", number) for number in ("1", "5")] if "*" in kind else [kind]
+    files = f"the file{'s' * (len(numbered) > 1)} {' to '.join(numbered)}"
+    raise SettingError("folder", f"must have {files}, with or without .bin, {folder} has none of them.")
+
+
+def has_test(folder: pathlib.Path) -> bool:
+    """Returns True if a folder has the images for the test, too."""
+    return any((place / f"test_batch{end}").exists() for inside, end in _FORMATS for place in (folder, folder / inside))
+
+
+def _load_binary(path: pathlib.Path) -> tuple[Any, Any]:
+    try:
+        found = np.fromfile(path, np.uint8)
+    except OSError as error:
+        _refuse(path, f"cannot be read: {error}", error)
+    if not found.size or found.size % (1 + _VALUES):
+        _refuse(path, f"has {found.size} bytes, not records of {1 + _VALUES}")
+    records = found.reshape(-1, 1 + _VALUES)
+    return _checked(path, records[:, 1:], records[:, 0])
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Loads arrays, numbers, text and plain containers."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED_FUNCTIONS:
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only NumPy arrays are loaded")
+
+
+def _load_pickle(path: pathlib.Path) -> tuple[Any, Any]:
+    try:
+        with path.open("rb") as file:
+            # The published files were written by Python 2, whose text is bytes.
+            found = _ArrayUnpickler(file, encoding="bytes").load()
+    except Exception as error:  # noqa: BLE001 - a damaged pickle fails in any way
+        _refuse(path, f"cannot be read: {error}", error)
+    if not isinstance(found, dict) or not {b"data", b"labels"} <= set(found):
+        _refuse(path, "has no data and labels")
+    return _checked(path, np.asarray(found[b"data"]), np.asarray(found[b"labels"]))
+
+
+def _checked(path: pathlib.Path, data: Any, labels: Any) -> tuple[Any, Any]:
+    """Returns images and labels, which must be of the right shapes and dtypes."""
+    if data.dtype != np.uint8 or data.shape != (len(data), _VALUES):
+        _refuse(path, f"has data of {data.dtype} {list(data.shape)}, not uint8 [N, {_VALUES}]")
+    if labels.shape != (len(data),) or not np.isin(labels, range(CLASSES)).all():
+        _refuse(path, f"has no label from 0 to {CLASSES - 1} for each of its {len(data)} images")
+    # A row has all of red, then green, then blue.
+    return data.reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1), labels.astype(np.uint8)
+
+
+def _refuse(path: pathlib.Path, reason: str, cause: Exception | None = None) -> NoReturn:
+    raise SettingError("folder", f"has a file {path.name} that {reason}.") from cause
