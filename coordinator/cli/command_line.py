@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = vars(given).pop("command")
     try:
         if command in _COMMANDS:
-            return _COMMANDS[command](given)
+            code = _COMMANDS[command](given)
+            sys.stdout.flush()
+            return code
         if command == "serve":
             return serve(os.environ, **vars(given))
         return run(requested(given), os.environ)
@@ -66,6 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # Of a command that does not handle it, or not yet: nothing is to be reported.
         return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # What reads the output has ended, as in `coordinator doctor | head -1`. Python would write the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     print(f"coordinator {command}: {reason}", file=sys.stderr)
     return _UNUSABLE
 

@@ -1,12 +1,11 @@
 """`coordinator doctor`: examines this installation, this machine, and the cluster of `TF_CONFIG`."""
 
 import argparse
-import math
 import os
 
-from coordinator.errors import SettingError
 from coordinator.launch.doctor import Finding, examine
 from coordinator.launch.task_config import TaskConfig
+from coordinator.setting_checks import check_number
 from coordinator.version import __version__
 
 
@@ -28,8 +27,7 @@ def doctor(given: argparse.Namespace) -> int:
       ClusterSpecError: `TF_CONFIG` is wrong.
       SettingError: the timeout is not above 0.
     """
-    if not 0 < given.timeout < math.inf:
-        raise SettingError("timeout", f"must be a number of seconds above 0, got {given.timeout:g}.")
+    check_number("timeout", given.timeout, above=0, unit="seconds")
     text = os.environ.get("TF_CONFIG", "")
     config = TaskConfig.of_client(text) if text.strip() else None
     _print(Finding("coordinator", __version__))

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import psutil
 
 from coordinator.addresses import parse_address
-from coordinator.errors import ClusterSpecError, LaunchError, SettingError
+from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.heartbeat.obstacle import find_obstacles
 from coordinator.heartbeat.task_probe import TaskProbe
 from coordinator.launch.serve import SERVED_JOBS
 from coordinator.launch.task_config import TaskConfig
+from coordinator.setting_checks import check_number
 
 # How long a server may take to answer, in seconds.
 _PROBE_TIMEOUT = 5.0
@@ -45,8 +46,7 @@ def profile(given: argparse.Namespace) -> int:
       LaunchError: there is no such process, or no profile came.
       SettingError: the time is out of bounds.
     """
-    if not 0 < given.seconds <= _MOST_SECONDS:
-        raise SettingError("seconds", f"must be above 0 and at most {_MOST_SECONDS:g}, got {given.seconds:g}.")
+    check_number("seconds", given.seconds, above=0, maximum=_MOST_SECONDS)
     addresses = _addresses(given.addresses, given.pid)
     silent = _silent(addresses)
     for address, reason in silent.items():

@@ -6,7 +6,7 @@ import pathlib
 import sys
 from typing import Any
 
-from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.errors import ClusterSpecError, LaunchError, SettingError
 from coordinator.launch.console import Console
 from coordinator.launch.run_request import RunRequest
 from coordinator.launch.slurm_step import SlurmStep
@@ -54,7 +54,7 @@ def slurm(given: argparse.Namespace) -> int:
     try:
         request = RunRequest(**options)
         workers = step.workers(request.ps, evaluator=request.evaluator)
-    except (ClusterSpecError, LaunchError):
+    except (ClusterSpecError, LaunchError, SettingError):
         # All tasks find the same: one says it.
         if step.rank == 0:
             raise

@@ -1,6 +1,7 @@
 """`coordinator top`: what the dashboard of a running program shows, in a terminal."""
 
 import argparse
+import http.client
 import json
 import threading
 import urllib.error
@@ -13,6 +14,8 @@ from coordinator.errors import LaunchError
 _INTERVAL, _TIMEOUT = 1.0, 5.0
 # The program may be started again at the same address.
 _MOST_MISSED = 15
+# An address that is none, one that does not answer, and one that answers something else.
+_ERRORS = (OSError, ValueError, http.client.HTTPException)
 # The page is on this machine or at the end of a tunnel, never behind a proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -41,7 +44,7 @@ def top(given: argparse.Namespace) -> int:
     console = Console()
     try:
         state = _read(given.url)
-    except (OSError, ValueError) as error:
+    except _ERRORS as error:
         raise LaunchError(f"there is no dashboard at {given.url}: {_reason(error)}.") from None
     if given.once:
         console.print(screen_of(state, console.width))
@@ -67,7 +70,7 @@ def _show(console: Any, url: str, state: Any) -> None:
             pause.wait(_INTERVAL)
             try:
                 state, missed = _read(url), 0
-            except (OSError, ValueError):
+            except _ERRORS:
                 missed += 1
 
 

@@ -12,11 +12,13 @@
 
 It waits for nothing itself, so that a test gives any run as a sequence of calls. It promises to end: each state that
 waits for a program to end has a deadline, after which the program is killed; and a chief that fails, or a server that
-ends, is started again a limited number of times, never after the run was interrupted.
+ends, is started again a limited number of times, never after the run was interrupted. A server that ends soon after its
+start is started again later each time.
 """
 
 import collections
 import enum
+import math
 import signal
 import time
 from collections.abc import Callable, Collection
@@ -26,6 +28,9 @@ _INTERRUPTED = 128 + signal.SIGINT
 _NOTICE_AFTER = 10.0
 _SIGNAL_GRACE = 15.0
 _TERMINATE_GRACE = 5.0
+# A server that has run for this time after its last restart, in seconds, is started again at once.
+_STABLE_AFTER = 60.0
+_SHORTEST_DELAY, _LONGEST_DELAY = 1.0, 60.0
 
 
 class Role(enum.Enum):
@@ -64,6 +69,28 @@ class State(enum.Enum):
     ENDED = enum.auto()
 
 
+class RestartDelays:
+    """How long servers wait for each restart: first not at all, then 1, 2, 4, ... seconds, at most a minute.
+
+    Args:
+      clock: returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # Of each server: when it was last to be started again, and after what delay.
+        self._last: dict[str, tuple[float, float]] = {}
+
+    def next(self, name: str) -> float:
+        """Returns the delay of the next restart of a server that has ended now, in seconds."""
+        now = self._clock()
+        started, delay = self._last.get(name, (-math.inf, 0.0))
+        is_stable = now - started > _STABLE_AFTER
+        delay = 0.0 if is_stable else min(max(_SHORTEST_DELAY, 2 * delay), _LONGEST_DELAY)
+        self._last[name] = now + delay, delay
+        return delay
+
+
 class JobStateMachine:
     """The state of one run.
 
@@ -78,7 +105,6 @@ class JobStateMachine:
     Attributes:
       state: how far the run is.
       exit_code: the exit code of the command; it is final when the state is `ENDED`.
-      deadline: the time at which `time_passed` is due, or None.
     """
 
     def __init__(
@@ -92,7 +118,7 @@ class JobStateMachine:
     ):
         self.state = State.STARTING
         self.exit_code = 0
-        self.deadline: float | None = None
+        self._deadline: float | None = None
         self._job = job
         self._roles = roles
         self._running: set[Role] = set()
@@ -100,10 +126,19 @@ class JobStateMachine:
         self._restarted = 0
         self._server_restarts = server_restarts
         self._servers_restarted: collections.Counter[str] = collections.Counter()
+        self._delays = RestartDelays(clock)
+        # When servers are to be started again.
+        self._due: dict[str, float] = {}
         self._evaluator_timeout = evaluator_timeout
         self._evaluator_code = 0
         self._evaluator_deadline = 0.0
         self._clock = clock
+
+    @property
+    def deadline(self) -> float | None:
+        """The time at which `time_passed` is due, or None."""
+        times = [*self._due.values(), *([] if self._deadline is None else [self._deadline])]
+        return min(times, default=None)
 
     def servers_ready(self) -> None:
         """Starts the programs: every server answers."""
@@ -133,8 +168,13 @@ class JobStateMachine:
         if is_needed and self._servers_restarted[name] < self._server_restarts:
             self._servers_restarted[name] += 1
             count = f"restart {self._servers_restarted[name]} of {self._server_restarts}"
-            self._job.say(f"{what}: starting it again, {count}. Its log: {log}")
-            self._job.start_server(name)
+            delay = self._delays.next(name)
+            when = f" in {delay:g} s" if delay else ""
+            self._job.say(f"{what}: starting it again{when}, {count}. Its log: {log}")
+            if delay:
+                self._due[name] = self._clock() + delay
+            else:
+                self._job.start_server(name)
         else:
             self._job.say(f"{what}; {consequence}. Its log: {log}")
 
@@ -170,14 +210,17 @@ class JobStateMachine:
     def time_passed(self) -> None:
         """Decides what follows the deadline, if it has passed."""
         now = self._clock()
-        if self.deadline is None or now < self.deadline:
+        for name in [name for name, due in self._due.items() if due <= now]:
+            del self._due[name]
+            self._job.start_server(name)
+        if self._deadline is None or now < self._deadline:
             return
         if self.state is State.STOPPING:
-            self.deadline = None
+            self._deadline = None
             self._job.say("the program did not end in time: killing it.")
             self._job.send(signal.SIGKILL)
         elif now < self._evaluator_deadline:
-            self.deadline = self._evaluator_deadline
+            self._deadline = self._evaluator_deadline
             left = self._evaluator_deadline - now
             self._job.say(f"training has finished; waiting for the evaluator to end, at most {left:.0f} s more.")
         else:
@@ -209,18 +252,20 @@ class JobStateMachine:
         else:
             self.state = State.AWAITING_EVALUATOR
             now = self._clock()
-            self.deadline = now + min(_NOTICE_AFTER, self._evaluator_timeout)
+            self._deadline = now + min(_NOTICE_AFTER, self._evaluator_timeout)
             self._evaluator_deadline = now + self._evaluator_timeout
 
     def _stop(self, exit_code: int, grace: float) -> None:
         self.state = State.STOPPING
+        self._due.clear()
         self.exit_code = exit_code
-        self.deadline = self._clock() + grace
+        self._deadline = self._clock() + grace
 
     def _end(self, exit_code: int) -> None:
         self.state = State.ENDED
+        self._due.clear()
         self.exit_code = exit_code
-        self.deadline = None
+        self._deadline = None
 
 
 def _ending(code: int) -> str:

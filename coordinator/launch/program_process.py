@@ -35,13 +35,11 @@ _STARTUP = str(pathlib.Path(__file__).with_name("startup"))
 
 # Of absl, `I0000 00:00:1795426568.932662   27184 port.cc:153] ...`, and TensorFlow's older form, a date and a letter.
 # Messages of the level F stay: the process ends after them.
-_LOG_LINE = re.compile(
-    rb"[IWE]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ "
-    rb"|WARNING: All log messages before absl::InitializeLog"
-    rb"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] "
-)
+_LOG_LINE = re.compile(rb"[IWE]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] ")
+# What may become one of these. Anything else is shown at once: it may be a prompt.
+_MAYBE_LOG_LINE = re.compile(rb"[IWE](\d{0,4}|\d{4} [\d:. ]*)|\d{1,4}|\d{4}-[\d:. -]*[IWE]?")
+_WARNING = b"WARNING: All log messages before absl::InitializeLog"
 _LONGEST_START = 64
-_FIRST_LETTERS = b"IWE0123456789"
 
 
 class ProgramProcess:
@@ -113,7 +111,9 @@ class ProgramProcess:
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the program and to what it started, as a terminal would; does nothing if it has ended."""
         if self._process.poll() is None:
-            os.killpg(self._process.pid, number)
+            # It may end at this moment: the thread that waits for it has it reaped, and only then sets its code.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
     def close(self) -> None:
         """Kills the program if it runs, and returns when it is gone."""
@@ -244,8 +244,7 @@ class LogFilter:
 
 def _is_log(start: bytes, *, is_whole: bool) -> bool | None:
     """Returns True if a line is a log line, by its start; None if that is not known yet."""
-    if _LOG_LINE.match(start):
+    if _LOG_LINE.match(start) or start.startswith(_WARNING):
         return True
-    if is_whole or len(start) >= _LONGEST_START or start[:1] not in _FIRST_LETTERS:
-        return False
-    return None
+    is_possible = _MAYBE_LOG_LINE.fullmatch(start) or _WARNING.startswith(start)
+    return None if is_possible and not is_whole and len(start) < _LONGEST_START else False

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from coordinator.addresses import parse_page_address
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.launch.hosts import Host, slots_of
+from coordinator.setting_checks import check_integer, check_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +48,9 @@ class RunRequest:
 
     Raises:
       ClusterSpecError: there is no worker, or no parameter server.
-      LaunchError: there is no such program, a count is too small, a time is not above 0, `env` has `TF_CONFIG`,
-        `dashboard` is no address, there is no `log_dir` for `tee`, or the hosts are too few.
+      LaunchError: there is no such program, `env` has `TF_CONFIG`, `dashboard` is no address, there is no `log_dir`
+        for `tee`, or the hosts are too few.
+      SettingError: a number is out of bounds.
     """
 
     program: str
@@ -80,19 +82,11 @@ class RunRequest:
                 raise ClusterSpecError(
                     f"{option} must be at least 1, got {count}: training needs both kinds of server."
                 )
-        if self.gpus_per_worker is not None and self.gpus_per_worker < 0:
-            raise LaunchError(f"--gpus-per-worker must be at least 0, got {self.gpus_per_worker}.")
-        for option, count in (
-            ("--restarts", self.restarts),
-            ("--server-restarts", self.server_restarts),
-            ("--evaluator-workers", self.evaluator_workers),
-        ):
-            if count < 0:
-                raise LaunchError(f"{option} must be at least 0, got {count}.")
-        times = (("--evaluator-timeout", self.evaluator_timeout), ("--start-timeout", self.start_timeout))
-        for option, seconds in times:
-            if not seconds > 0:
-                raise LaunchError(f"{option} must be a number of seconds above 0, got {seconds:g}.")
+        for name in ("gpus_per_worker", "restarts", "server_restarts", "evaluator_workers"):
+            if (count := getattr(self, name)) is not None:
+                check_integer(name, count, 0)
+        for name in ("evaluator_timeout", "start_timeout"):
+            check_number(name, getattr(self, name), above=0, unit="seconds")
         if self.tee and self.log_dir is None:
             raise LaunchError("--tee needs --log-dir FOLDER, for the files.")
         if "TF_CONFIG" in dict(self.env):

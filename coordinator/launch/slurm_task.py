@@ -26,6 +26,7 @@ from coordinator.errors import LaunchError
 from coordinator.heartbeat.task_probe import TaskProbe
 from coordinator.launch import rendezvous
 from coordinator.launch.console import Console
+from coordinator.launch.job_state_machine import RestartDelays
 from coordinator.launch.local_job import dashboard_address
 from coordinator.launch.local_servers import free_addresses
 from coordinator.launch.program_process import ProgramProcess
@@ -70,6 +71,7 @@ class SlurmTask:
         self._job, self._index = role_of(step.rank, request.workers, request.ps)
         # All tasks run on this machine, on however many nodes of Slurm.
         self._is_local = step.nodes == 1
+        self._restarts, self._delays = request.server_restarts, RestartDelays()
         # Exit codes of the process, and messages of the chief; None for its end.
         self._events: queue.SimpleQueue[int | dict[str, Any] | None] = queue.SimpleQueue()
 
@@ -194,22 +196,34 @@ class SlurmTask:
         _ignore_signals()
         server, address = self._start_server(link)
         link.send(address=address)
-        restarts = self._request.server_restarts
-        while (event := self._events.get()) is not None:
-            if not isinstance(event, int):
-                if "ended" in event:
-                    break
+        # When the server is to be started again.
+        due: float | None = None
+        while True:
+            try:
+                event = self._events.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
+            except queue.Empty:
+                due = None
+                server.close()
+                server = self._serve(address)
                 continue
-            name = f"/job:{self._job}/task:{self._index}"
-            restarts -= 1
-            if restarts < 0:
-                self._console.say(f"{name} ended with code {event}, and is not started again.")
-                continue
-            self._console.say(f"{name} ended with code {event}: starting it again; {restarts} more restarts.")
-            server.close()
-            server = self._serve(address)
+            if event is None or (isinstance(event, dict) and "ended" in event):
+                break
+            if isinstance(event, int):
+                due = self._time_of_restart(event)
         server.close()
         return 0
+
+    def _time_of_restart(self, code: int) -> float | None:
+        """Reports that the server has ended; returns when it is to be started again, or None."""
+        name = f"/job:{self._job}/task:{self._index}"
+        if self._restarts == 0:
+            self._console.say(f"{name} ended with code {code}, and is not started again.")
+            return None
+        self._restarts -= 1
+        delay = self._delays.next(name)
+        when = f" in {delay:g} s" if delay else ""
+        self._console.say(f"{name} ended with code {code}: starting it again{when}; {self._restarts} more restarts.")
+        return time.monotonic() + delay
 
     def _start_server(self, link: Link) -> tuple[ProgramProcess, str]:
         """Starts the server on a free port; returns it, and its address, when it answers.
@@ -234,7 +248,11 @@ class SlurmTask:
             server.close()
             if code != UNUSABLE:
                 break
-        raise LaunchError(f"/job:{self._job}/task:{self._index} did not come up: exit code {code}.")
+        seconds = self._request.start_timeout
+        reason = f"ended with code {code} before it served"
+        if code is None:
+            reason = f"does not answer {seconds:g} s after its start"
+        raise LaunchError(f"/job:{self._job}/task:{self._index} {reason}.")
 
     def _serve(self, address: str) -> ProgramProcess:
         config = TaskConfig({self._job: {self._index: address}}, self._job, self._index)

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from coordinator.errors import LaunchError
@@ -55,6 +56,7 @@ class SshProcess:
         assert process.stdin is not None
         self._process = process
         self._input = process.stdin
+        self._closed_at = 0.0
 
     @property
     def pid(self) -> int:
@@ -81,12 +83,15 @@ class SshProcess:
 
     def close(self) -> None:
         """Closes the server's standard input, so that it ends."""
-        self._input.close()
+        if not self._input.closed:
+            self._closed_at = time.monotonic()
+            self._input.close()
 
     def kill(self) -> None:
         """Ends the server, and returns when its `ssh` is gone."""
         self.close()
-        if self.wait(_END_TIMEOUT) is None:
+        # Those that were closed together end together, or not at all.
+        if self.wait(max(0.0, self._closed_at + _END_TIMEOUT - time.monotonic())) is None:
             self._process.kill()
             self._process.wait()
 

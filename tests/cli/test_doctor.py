@@ -52,7 +52,7 @@ def test_each_task_answers_in_some_time_or_it_is_said_why_it_does_not(
         ("{", [], "TF_CONFIG is not JSON"),
         ('{"cluster": {"worker": ["a:1"]}}', [], "TF_CONFIG's 'task' must be an object with 'type' and 'index'"),
         ('{"cluster": {}, "task": {"type": "chief", "index": 0}}', [], "TF_CONFIG: 'cluster' must name"),
-        ("", ["--timeout", "0"], "--timeout must be a number of seconds above 0, got 0."),
+        ("", ["--timeout", "0"], "--timeout must be a number of seconds above 0, got 0.0."),
     ],
 )
 def test_what_cannot_be_examined_is_refused_in_one_line(

@@ -1,5 +1,10 @@
 """Tests of `coordinator manifest`: its output is YAML with the objects that the arguments describe."""
 
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 import yaml
 
@@ -77,3 +82,12 @@ def test_the_servers_commands_are_those_of_this_release(monkeypatch: pytest.Monk
             assert main([word.replace("$(TASK_INDEX)", "3") for word in container["command"][1:]]) == 0
     given = [(each["job"], each["index"], each["address"], each["health_port"]) for each in served]
     assert given == [(job, 3, f"digits-{job}-3.digits:2222", 8080) for job in ("ps", "worker")]
+
+
+def test_output_that_nothing_reads_is_no_traceback() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "coordinator", "manifest", "kubernetes", "--name", "a", "--image", "b"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

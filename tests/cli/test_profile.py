@@ -57,7 +57,7 @@ def test_the_cluster_is_that_of_the_environment_or_of_a_process(
     ("options", "words"),
     [
         ([], "There is no cluster to profile: TF_CONFIG is not set."),
-        (["--seconds", "0"], "--seconds must be above 0 and at most 60, got 0."),
+        (["--seconds", "0"], "--seconds must be a number above 0 and at most 60, got 0.0."),
         (["--pid", "1", "a:1"], "--pid cannot be given beside addresses."),
         (["--pid", "999999999"], "The environment of the process 999999999 cannot be read"),
     ],

@@ -132,7 +132,7 @@ def test_what_steps_print_is_shown_with_the_name_of_the_server(
 ) -> None:
     environment["FAKE_PRINTS"] = "E0000 00:00:1.2 3 x.cc:4] logged\nin a step\n"
     options = ["--log-dir", tmp_path]
-    with CommandProcess("run", *options, program("input()"), environment=environment) as command:
+    with CommandProcess("run", *options, program("input('Enter: ')"), environment=environment) as command:
         command.wait_output(r"\r\x1b\[K\[worker 0\] in a step\r\n")
         command.wait_output(r"\[ps 0\] in a step\r\n")
         [server] = [process for process in command.record() if process.name() == "worker-0"]
@@ -142,6 +142,8 @@ def test_what_steps_print_is_shown_with_the_name_of_the_server(
         assert command.wait_ended() == 0
     assert "logged" not in command.output
     assert "serves on" not in command.output
+    assert "Enter: " in command.output
+    assert (tmp_path / "latest" / "chief-0.log").read_text() == ""
     assert (tmp_path / "latest" / "worker-0.restart-1.log").read_text().count("in a step") == 1
 
 
@@ -154,7 +156,7 @@ def test_tee_writes_output_to_the_logs_and_shows_the_logs_of_servers(
         print("printed by", role, [stream.isatty() for stream in (sys.stdout, sys.stderr)])
         print("warned by", role, file=sys.stderr)
         if role == "chief":
-            sys.exit(3) if os.environ["COORDINATOR_RESTART_COUNT"] == "0" else sys.stdin.readline()
+            sys.exit(3) if os.environ["COORDINATOR_RESTART_COUNT"] == "0" else input("Enter: ")
     """)
     options = ["--tee", "--log-dir", tmp_path, "--evaluator", "--restarts", 1]
     with CommandProcess("run", *options, path, environment=environment) as command:
@@ -162,8 +164,8 @@ def test_tee_writes_output_to_the_logs_and_shows_the_logs_of_servers(
         command.type("\n")
         assert command.wait_ended() == 0
     logs = {log.name: log.read_text() for log in (tmp_path / "latest").iterdir()}
-    for name in ("chief-0.log", "chief-0.restart-1.log"):
-        assert logs[name] == "printed by chief [True, True]\nwarned by chief\n"
+    for name, prompt in (("chief-0.log", ""), ("chief-0.restart-1.log", "Enter: ")):
+        assert logs[name] == f"printed by chief [True, True]\nwarned by chief\n{prompt}"
     assert logs["evaluator-0.log"] == "printed by evaluator [False, False]\nwarned by evaluator\n"
     # Lines of servers may be between the two.
     for line in ("printed by chief [True, True]\r\n", "warned by chief\r\n"):

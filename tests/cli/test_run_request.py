@@ -97,13 +97,23 @@ Arguments = Callable[[str], list[str]]
         (lambda program: ["--workers", "0", program], "--workers must be at least 1, got 0"),
         (lambda program: ["--workers", "-1", program], "--workers must be at least 1, got -1"),
         (lambda program: ["--ps", "0", program], "--ps must be at least 1, got 0"),
-        (lambda program: ["--restarts", "-1", program], "--restarts must be at least 0, got -1"),
-        (lambda program: ["--gpus-per-worker", "-1", program], "--gpus-per-worker must be at least 0, got -1"),
+        (lambda program: ["--restarts", "-1", program], "--restarts must be an integer of at least 0, got -1"),
+        (
+            lambda program: ["--gpus-per-worker", "-1", program],
+            "--gpus-per-worker must be an integer of at least 0, got -1",
+        ),
         (lambda program: ["--env", "TF_CONFIG={}", program], "--env cannot set TF_CONFIG"),
         (lambda program: ["-m", "there.is.none"], "There is no module there.is.none"),
-        (lambda program: ["--server-restarts", "-1", program], "--server-restarts must be at least 0, got -1"),
-        (lambda program: ["--evaluator-workers", "-1", program], "--evaluator-workers must be at least 0, got -1"),
+        (
+            lambda program: ["--server-restarts", "-1", program],
+            "--server-restarts must be an integer of at least 0, got -1",
+        ),
+        (
+            lambda program: ["--evaluator-workers", "-1", program],
+            "--evaluator-workers must be an integer of at least 0, got -1",
+        ),
         (lambda program: ["--evaluator-timeout", "0", program], "--evaluator-timeout must be a number of seconds"),
+        (lambda program: ["--evaluator-timeout", "inf", program], "--evaluator-timeout must be a number of seconds"),
         (lambda program: ["--start-timeout", "nan", program], "--start-timeout must be a number of seconds"),
     ],
 )

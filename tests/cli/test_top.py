@@ -3,12 +3,15 @@
 import io
 import json
 import os
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from rich.console import Console
 
 from coordinator.addresses import PageAddress
+from coordinator.cli.command_line import main
 from coordinator.cli.top_screen import screen_of
 from coordinator.dashboard.page_server import PageServer
 from coordinator.dashboard.publisher import Publisher, state_of
@@ -67,6 +70,23 @@ def test_it_is_drawn_until_ctrl_c_ends_it(server: PageServer) -> None:
         command.type("\x03")
         assert command.wait_ended() == 0
     assert "Traceback" not in command.output
+
+
+@pytest.mark.parametrize("answer", [b"\0\0\x18\x04\0", b"HTTP/1.1 200 OK\r\n\r\nnot JSON"])
+def test_what_is_no_dashboard_is_refused_in_one_line(answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reply() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(65_536)
+                connection.sendall(answer)
+
+        with ThreadPoolExecutor() as threads:
+            replied = threads.submit(reply)
+            assert main(["top", f"http://127.0.0.1:{server.getsockname()[1]}/token"]) == 2
+            replied.result()
+    assert capsys.readouterr().err.startswith("coordinator top: there is no dashboard at http://127.0.0.1:")
+    assert main(["top", "http://127.0.0.1:port"]) == 2
 
 
 def test_a_wrong_token_is_one_line(server: PageServer) -> None:

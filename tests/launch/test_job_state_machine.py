@@ -207,11 +207,40 @@ def test_each_server_that_ends_is_started_again_a_limited_number_of_times() -> N
     expected = "ps-0 ended unexpectedly, by SIGKILL: starting it again, restart 1 of 2. Its log: /ps-0.log"
     assert job.advance(server_ended("ps-0"), 0.0) == [("say", expected), ("start_server", "ps-0")]
     assert advance(job, server_ended("worker-0")) == [("start_server", "worker-0")]
-    assert "restart 2 of 2" in messages(job, server_ended("ps-0"))
-    assert job.advance(server_ended("ps-0"), 0.0) == [
+    assert "starting it again in 1 s, restart 2 of 2" in messages(job, server_ended("ps-0"))
+    assert advance(job, TIME_PASSED, now=1.0) == [("start_server", "ps-0")]
+    assert job.advance(server_ended("ps-0"), 1.0) == [
         ("say", "ps-0 ended unexpectedly, by SIGKILL; it is not started again. Its log: /ps-0.log")
     ]
     assert job.state is State.RUNNING
+
+
+def test_a_server_that_ends_soon_after_each_start_is_started_later_each_time() -> None:
+    job = alone(server_restarts=20)
+    advance(job, SERVERS_READY)
+    now, delays = 0.0, []
+    for _ in range(9):
+        started = advance(job, server_ended("ps-0"), now=now)
+        if not started:
+            delays.append(job.deadline - now)
+            assert advance(job, TIME_PASSED, now=job.deadline - 0.1) == []
+            now = job.deadline
+            started = advance(job, TIME_PASSED, now=now)
+        assert started == [("start_server", "ps-0")]
+        assert job.deadline is None
+        now += 5.0
+    assert delays == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert advance(job, server_ended("worker-0"), now=now) == [("start_server", "worker-0")], "another server"
+    assert advance(job, server_ended("ps-0"), now=now + 61.0) == [("start_server", "ps-0")], "it has run for a minute"
+
+
+def test_a_server_that_waits_for_its_restart_is_forgotten_when_the_run_ends() -> None:
+    job = alone(server_restarts=2)
+    advance(job, SERVERS_READY, server_ended("ps-0"), server_ended("ps-0"))
+    assert job.deadline == 1.0
+    advance(job, CTRL_C)
+    assert job.deadline == 15.0
+    assert advance(job, TIME_PASSED, now=2.0) == []
 
 
 @pytest.mark.parametrize("event", [CTRL_C, chief(5)])

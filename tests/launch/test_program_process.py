@@ -33,5 +33,9 @@ def test_the_start_of_a_line_is_withheld_only_while_it_may_be_a_log_line() -> No
     assert log_filter.feed(b"Password: ") == b"Password: "
     assert log_filter.feed(b"E") == b"E", "within a line"
     assert log_filter.feed(b"\n" + b"E") == b"\n"
-    assert log_filter.feed(b"rror") == b""
-    assert log_filter.feed(b"\n") == b"Error\n"
+    assert log_filter.feed(b"nter") == b"Enter"
+    for prompt in (b"Epochs: ", b"I0 or I1? ", b"2026 or 2027? ", b"Weights: ", b"WARNING: overwrite? "):
+        assert log_filter.feed(b"\n" + prompt) == b"\n" + prompt
+    for start in (LOGS[:20], LOGS[LOGS.index(b"I0000") :][:30], b"2026-11-23 09:47:40.1"):
+        assert log_filter.feed(b"\n" + start) == b"\n"
+        assert log_filter.feed(b"Q") == start + b"Q"

@@ -132,3 +132,12 @@ def test_the_first_task_says_which_one_did_not_come(tmp_path: Path) -> None:
     chief = step.outputs()[0]
     assert step.codes()[0] == 1
     assert "The tasks 2 did not start within 10 s." in chief or "(task 2 of the step) ended before it served" in chief
+
+
+@pytest.mark.long
+def test_a_server_that_does_not_start_says_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_BROKEN", "worker-0")
+    chief, _, worker = (step := Step(tmp_path, 3, "0")).outputs()
+    assert step.codes()[0] == step.codes()[2] == 1
+    assert "/job:worker/task:0 (task 2 of the step) ended before it served" in chief
+    assert "coordinator: /job:worker/task:0 ended with code 1 before it served.\n" in worker

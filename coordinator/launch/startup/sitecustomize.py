@@ -4,7 +4,8 @@
     descriptor 2: C++ code, child processes         -->  the command, which omits TensorFlow's logs; or a file
 
 What TensorFlow logs while it is imported ignores `TF_CPP_MIN_LOG_LEVEL`. Here it is separated from the program's output
-by the descriptor that it is written to, and the program's `sys.stderr` is still the terminal. It promises that
+by the descriptor that it is written to; the program's `sys.stderr`, and what `input` writes its prompts to, are still
+the terminal. It promises that
 
 - the kernel kills the program when the command that started it is gone (on Linux);
 - the environment, `sys.path` and a `sitecustomize` of the user are as they would be without this module;
@@ -12,8 +13,10 @@ by the descriptor that it is written to, and the program's `sys.stderr` is still
   edge, with the time.
 """
 
+import builtins
 import contextlib
 import ctypes
+import functools
 import importlib.machinery
 import importlib.util
 import json
@@ -75,6 +78,21 @@ def _move_stderr(descriptor: int) -> None:
     sys.__stderr__ = stream  # type: ignore[misc]
 
 
+def _move_prompts() -> None:
+    """Has `input` write its prompt to standard output, where Python writes it to descriptor 2."""
+    read = builtins.input
+
+    @functools.wraps(read)
+    def prompt_and_read(prompt: object = "", /) -> str:
+        if "readline" in sys.modules:
+            # It draws the line again, the prompt included, and on standard output.
+            return read(prompt)
+        print(prompt, end="", flush=True)
+        return read()
+
+    builtins.input = prompt_and_read
+
+
 def _remove_from_path() -> None:
     folder = str(pathlib.Path(__file__).parent)
     sys.path.remove(folder)
@@ -98,6 +116,7 @@ if "COORDINATOR_STARTUP" in os.environ:
     _name_process()
     for _descriptor in _descriptors:
         _move_stderr(_descriptor)
+        _move_prompts()
     logging.getLogger("coordinator").addFilter(_EventLines())
     _remove_from_path()
     _run_next()
