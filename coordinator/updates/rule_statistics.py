@@ -68,6 +68,7 @@ class RuleStatistics:
       pulls: the number of times that a worker pulled the model.
       bytes_pulled: the size of the pulls, including rows that were looked up.
       bytes_pushed: the size of the pushes.
+      not_finite: pushes with a gradient that has an infinite value or NaN, including rejected ones.
       staleness: of the pushed gradients, including rejected ones.
       clocks: the number of steps that each worker has finished, one for each accepted push, by task index; only workers
         that have run a step. The clock that a rule compares may be larger: a worker that joins late starts at the clock
@@ -81,6 +82,7 @@ class RuleStatistics:
     pulls: int
     bytes_pulled: int
     bytes_pushed: int
+    not_finite: int
     staleness: Staleness
     clocks: dict[int, int]
     idle_shares: dict[int, float]
@@ -121,8 +123,10 @@ class RuleStatistics:
 
     def __str__(self) -> str:
         idle = ", ".join(f"{share:.0%}" for share in self.idle_shares.values())
+        not_finite = f"{self.not_finite} NOT FINITE, " if self.not_finite else ""
         return (
-            f"{self.updates} updates, {self.rejected} of {self.pushes} gradients rejected, {self.staleness}; "
+            f"{self.updates} updates, {self.rejected} of {self.pushes} gradients rejected, {not_finite}"
+            f"{self.staleness}; "
             f"{self.pulls} pulls; {self.bytes_pulled / 1e6:.1f} MB pulled, {self.bytes_pushed / 1e6:.1f} MB pushed; "
             f"workers idle {idle or 'never'}"
         )

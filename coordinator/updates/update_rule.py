@@ -22,10 +22,11 @@ from coordinator.updates.rule_statistics import RuleStatistics
 from coordinator.updates.state.committed_ranges import range_number
 from coordinator.updates.state.rule_state import RuleState
 from coordinator.updates.state.server_mutex import ServerMutex
-from coordinator.updates.transport.gradients import checked, flat, rebuilt
+from coordinator.updates.transport.gradients import check_number, checked, flat, given_gradients, not_finite, rebuilt
 from coordinator.updates.transport.model import Model, pull, transfer
 from coordinator.updates.transport.pulled_variables import PulledModel, PulledVariable
 from coordinator.updates.transport.tables import TablesOfRule
+from coordinator.updates.transport.versions import check_pulled_elsewhere, checked_version
 
 
 class UpdateRule(tf.Module):
@@ -48,9 +49,12 @@ class UpdateRule(tf.Module):
         that only adds multiples of the gradient, as plain SGD does with `scatter_sub`, has the same effect then.
         Otherwise rows of the same index are summed first, on the worker.
       once: `coordinator.data.Epochs` of which the rule commits each range once; None for none. See `push`.
+      require_finite: whether a push with an infinite value or NaN raises `tf.errors.InvalidArgumentError`, before
+        anything is sent. By default it is taken, and counted in `statistics().not_finite`.
 
     Raises:
       RuntimeError: not in the scope of a `coordinator.ParameterServerStrategy`.
+      StrategyClosedError: the strategy is closed.
       TypeError, ValueError: an argument is wrong.
     """
 
@@ -63,6 +67,7 @@ class UpdateRule(tf.Module):
         learning_rate: Any = None,
         allow_duplicate_indices: bool = False,
         once: Epochs | None = None,
+        require_finite: bool = False,
     ) -> None:
         super().__init__(type(self).__name__)
         strategy = tf.distribute.get_strategy()
@@ -71,6 +76,8 @@ class UpdateRule(tf.Module):
                 "An update rule is created inside strategy.scope() of a coordinator.ParameterServerStrategy."
             )
         self._strategy = strategy
+        strategy.extended.services.refuse_closed("An update rule cannot be created any more")
+        self._require_finite = require_finite
         if once is not None and not isinstance(once, Epochs):
             raise TypeError(f"once must be the coordinator.data.Epochs whose ranges the steps are given, got {once!r}.")
         self._tables = TablesOfRule(variables)
@@ -279,31 +286,28 @@ class UpdateRule(tf.Module):
 
     def _push_all(self, gradients: Sequence[Any], version: Any, positions: Any) -> Any:
         self._prepare_trace("push")
-        number = range_number(positions, self._once, self._key)
+        number, version = range_number(positions, self._once, self._key), checked_version(version)
         model = self._model
-        expected = len(model.wholes) + len(self._tables.variables)
-        if len(gradients) != expected:
-            raise ValueError(f"push takes {expected} gradients, one for each variable; got {len(gradients)}.")
-        dense = self._tables.others(gradients)
-        given = {number: gradient for number, gradient in enumerate(dense) if gradient is not None}
-        if not given:
-            raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
-        given, checks = checked(given, model.wholes, checks_ids=self._checks_ids)
+        check_number(gradients, len(model.wholes) + len(self._tables.variables))
+        given = given_gradients(self._tables.others(gradients))
+        checks = self._tables.value_checks(gradients) if self._require_finite else []
+        given, checks = checked(given, model.wholes, checks, ids=self._checks_ids, values=self._require_finite)
         prepared = self._optimizer.prepared(list(given.values()))
         with reads_not_replaced(model.wholes):
-            version = tf.convert_to_tensor(version, tf.int64)
-            pulled = dataclasses.replace(self._latest_pull(), version=version, number=number)
+            found = {"version": version, "number": number, "not_finite": not_finite(gradients)}
+            pulled = dataclasses.replace(self._latest_pull(version), **found)
             accepted = self._push(model.divided(dict(zip(given, prepared, strict=True))), pulled.after(checks))
-        return self._tables.apply(gradients, accepted, may_reject=self.may_reject)
+        return self._tables.apply(gradients, checks, accepted, may_reject=self.may_reject)
 
     def _prepare_trace(self, called: str) -> None:
         """Raises outside of a function that is being traced; disables fusing if the rule may wait."""
+        self._refuse_closed(called)
         if tf.executing_eagerly():
             raise RuntimeError(f"rule.{called}() is used inside a tf.function that is given to strategy.schedule.")
         if self.may_wait:
             disable_fusing()
 
-    def _latest_pull(self) -> PulledModel:
+    def _latest_pull(self, version: Any) -> PulledModel:
         """Returns this step's pull; if that was in another function, the scalars are pulled now."""
         graph = tf.compat.v1.get_default_graph()
         while graph is not None:
@@ -311,6 +315,7 @@ class UpdateRule(tf.Module):
                 pulled: PulledModel = found[-1]
                 return pulled
             graph = graph_around(graph)
+        check_pulled_elsewhere(version)
         scalars, size = pull(self._optimizer.scalars, [], is_packed=self.may_wait)
         return PulledModel(
             tf.constant(0, tf.int64), scalars, {}, size, 0, worker=self._strategy.extended.services.worker_index()

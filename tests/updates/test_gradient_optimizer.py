@@ -139,7 +139,13 @@ def pushed_once(strategy, rule, *given):
 
 
 def push_of(rule, *given):
-    return tf.function(lambda: rule.push(list(given), rule.version.read_value()))
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            pass
+        return rule.push(list(given), version)
+
+    return step
 
 
 def push_again(strategy, push):

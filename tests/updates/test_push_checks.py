@@ -56,27 +56,6 @@ def settle(strategy, rule):
         getattr(rule, name, lambda: None)()
 
 
-UNFIT = {
-    "shape": (lambda: [tf.ones([5]), tf.ones([4, 2])], ValueError, r"must have its shape \(3,\), got \(5,\)"),
-    "rank": (lambda: [tf.ones([3]), tf.ones([4])], ValueError, r"must have its shape \(4, 2\), got \(4,\)"),
-    "row": (lambda: [tf.ones([3]), rows(tf.ones([1, 2]), [99])], ValueError, "must be from 0 to 3, got 99"),
-    "negative row": (lambda: [tf.ones([3]), rows(tf.ones([2, 2]), [1, -1])], ValueError, "from 0 to 3, got -1"),
-    "row size": (lambda: [tf.ones([3]), rows(tf.ones([1, 3]), [1])], ValueError, r"got values of shape \(1, 3\)"),
-    "row count": (lambda: [tf.ones([3]), rows(tf.ones([2, 2]), [1])], ValueError, r"one for each of the indices"),
-    "integers": (lambda: [tf.ones([3], tf.int32), tf.ones([4, 2])], TypeError, "float32.*got int32"),
-    "complex": (lambda: [tf.ones([3]), tf.ones([4, 2], tf.complex64)], TypeError, "float32.*got complex64"),
-    "ids": (lambda: [tf.ones([3]), rows(tf.ones([1, 2]), [1.0])], TypeError, "integers as indices, got float32"),
-}
-
-
-def test_gradients_of_wrong_static_shape_are_refused_when_traced(strategy, rule):
-    for make_gradients, error, message in UNFIT.values():
-        with pytest.raises(error, match=message) as refused:
-            strategy.schedule(tf.function(lambda: rule.push(make_gradients(), 0)))  # noqa: B023
-        assert "The gradient for variable Variable:0" in str(refused.value)
-    assert rule.statistics().pushes == 0
-
-
 def test_floating_point_gradients_are_cast_to_the_dtype_of_their_variable(strategy, rule, variables):
     def make_gradients():
         return [tf.fill([3], tf.constant(2.0, tf.float64)), rows(tf.ones([1, 2], tf.float16), tf.constant([2]))]

@@ -69,7 +69,7 @@ def step_of(rule, behind=0):
 
 
 def test_an_unused_rule_has_empty_statistics(rule):
-    assert rule.statistics() == RuleStatistics(0, 0, 0, 0, 0, 0, Staleness((0,)), {}, {})
+    assert rule.statistics() == RuleStatistics(0, 0, 0, 0, 0, 0, 0, Staleness((0,)), {}, {})
     assert "workers idle never" in str(rule.statistics())
 
 
@@ -80,8 +80,9 @@ def test_pushes_pulls_bytes_clocks_and_staleness_are_counted(strategy, rule):
     statistics = rule.statistics()
     assert (statistics.updates, statistics.pushes, statistics.rejected, statistics.pulls) == (5, 5, 0, 5)
     assert statistics.bytes_pulled == 5 * 4 * (3 + 5)
-    # To the home the learning rate, the version and the worker's index, to the other server a learning rate.
-    assert statistics.bytes_pushed == 5 * (4 * (3 + 5) + 4 + 8 + 8 + 4)
+    # To the home the learning rate, the version, the worker's index and whether all is finite; to the other server a
+    # learning rate.
+    assert statistics.bytes_pushed == 5 * (4 * (3 + 5) + 4 + 8 + 8 + 8 + 4)
     assert statistics.staleness.histogram == (3, 0, 1, 0, 0, 1)
     assert statistics.clocks == {0: 1, 1: 4}
     assert statistics.idle_shares == {0: 0.0, 1: 0.0}
@@ -129,6 +130,7 @@ def test_summaries_can_be_read_back(strategy, rule, tmp_path):
         "pulls": 3,
         "bytes_pulled": statistics.bytes_pulled,
         "bytes_pushed": statistics.bytes_pushed,
+        "not_finite": 0,
         "staleness/mean": 1.0,
         "staleness/median": 0,
         "staleness/p99": 3,
@@ -143,7 +145,7 @@ def test_summaries_can_be_read_back(strategy, rule, tmp_path):
 
 def test_statistics_have_a_readable_text():
     staleness = Staleness((2, 0, 2))
-    statistics = RuleStatistics(3, 4, 1, 5, 2_000_000, 1_500_000, staleness, {0: 4}, {0: 0.25, 1: 0.5})
+    statistics = RuleStatistics(3, 4, 1, 5, 2_000_000, 1_500_000, 0, staleness, {0: 4}, {0: 0.25, 1: 0.5})
     assert str(staleness) == "staleness mean 1.00, median 0, p99 2, max 2"
     assert str(statistics) == (
         "3 updates, 1 of 4 gradients rejected, staleness mean 1.00, median 0, p99 2, max 2; 5 pulls; 2.0 MB pulled, "

@@ -44,9 +44,17 @@ class Accumulating(UpdateRule):
         embeddings: Sequence[Any] | None = None,
         learning_rate: Any = None,
         once: Epochs | None = None,
+        require_finite: bool = False,
     ) -> None:
         SynchronousSettings(grads_to_wait)
-        super().__init__(optimizer, variables, embeddings=embeddings, learning_rate=learning_rate, once=once)
+        super().__init__(
+            optimizer,
+            variables,
+            embeddings=embeddings,
+            learning_rate=learning_rate,
+            once=once,
+            require_finite=require_finite,
+        )
         self._grads_to_wait = grads_to_wait
         self._stores = self._new_stores()
         self._use_state()
@@ -169,8 +177,7 @@ class Accumulating(UpdateRule):
         """Adds a push to the stores of all servers.
 
         Returns:
-          Its id, its pulled version, its size in bytes and the number of its range, if it has one, on the home server;
-          and the operations that store it.
+          The arguments of `PushLog.add`, on the home server; and the operations that store the push.
         """
         # After the pull, even if no gradient depends on it: a pull that makes updates takes the same locks. A push that
         # held one of them here would wait for the pull, which comes first on the same variables.
@@ -184,7 +191,8 @@ class Accumulating(UpdateRule):
             stored.append(store.add(push_there, store.columns.row(arrived, scalars_there)))
             sizes.append(size)
         ranges = [] if pulled.number is None else [pulled.number]
-        return transfer([push, pulled.version, tf.add_n(sizes), *ranges], None, self.state.home)[0], stored
+        entry = [push, pulled.version, tf.add_n(sizes), pulled.not_finite, *ranges]
+        return transfer(entry, None, self.state.home)[0], stored
 
     def _make_updates(self, minimum: int) -> int:
         """Makes the updates that are due, on the client; returns the number of gradients.

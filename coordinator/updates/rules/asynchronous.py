@@ -62,7 +62,7 @@ class Asynchronous(UpdateRule):
     (arXiv 1511.05950); other gradients that are pushed concurrently are not affected.
 
     Args:
-      optimizer, variables, embeddings, learning_rate, allow_duplicate_indices: see `UpdateRule`.
+      optimizer, variables, embeddings, learning_rate, allow_duplicate_indices, require_finite: see `UpdateRule`.
       once: see `UpdateRule`. A push is then stored on all servers, committed, and applied on all; if its worker dies
         after the commit, another one applies it. Always locked, and without modulation.
       use_locking: True applies one gradient at a time to the variables of a server and the optimizer's slots.
@@ -75,7 +75,7 @@ class Asynchronous(UpdateRule):
       TypeError: `lr_staleness_modulation` is something else; and see `UpdateRule`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two are keywords
         self,
         optimizer: Any,
         variables: Sequence[Any],
@@ -86,6 +86,7 @@ class Asynchronous(UpdateRule):
         learning_rate: Any = None,
         allow_duplicate_indices: bool = False,
         once: Epochs | None = None,
+        require_finite: bool = False,
     ) -> None:
         scale = AsynchronousSettings(lr_staleness_modulation).learning_rate_scale
         super().__init__(
@@ -94,6 +95,7 @@ class Asynchronous(UpdateRule):
             embeddings=embeddings,
             learning_rate=learning_rate,
             allow_duplicate_indices=allow_duplicate_indices,
+            require_finite=require_finite,
         )
         self._use_locking = use_locking
         self._scale = tf.function(scale) if scale else None
@@ -140,8 +142,9 @@ class Asynchronous(UpdateRule):
         scalars = [*pulled.scalars, rate]
         others = [device for device in self._model.by_device if device != home]
         # Everything for the home server goes with its gradients, the size of the messages to the others included.
-        sent = [*flat(gradients), *scalars * (1 + len(others)), pulled.version, pulled.worker]
-        extras = [*scalars, pulled.version, pulled.worker, bytes_of(sent, None)]
+        of_push = [pulled.version, pulled.worker, pulled.not_finite]
+        sent = [*flat(gradients), *scalars * (1 + len(others)), *of_push]
+        extras = [*scalars, *of_push, bytes_of(sent, None)]
         with operations_added() as operations:
             scaled = self._update(home, gradients, extras, self._change_home)
             for device in others:
@@ -176,7 +179,7 @@ class Asynchronous(UpdateRule):
     def _change_home(self, device: str, gradients: dict[int, Any], extras: Sequence[Any]) -> Any:
         """Changes the home server's variables, and counts the update; returns the learning rate that was used."""
         state = self.state
-        *scalars, rate, version, worker, size = extras
+        *scalars, rate, version, worker, not_finite, size = extras
         with self._locked(device, [*flat(gradients), *extras]):
             before = state.version.read_value()
             staleness = decisions.staleness(before, version)
@@ -188,7 +191,8 @@ class Asynchronous(UpdateRule):
                 counted = state.version.assign_add(1, read_value=False)
                 state.advance_clock(worker)
         with tf.control_dependencies([counted]):
-            state.count(updates=1, pushes=1, bytes_pushed=size, staleness=staleness, worker=worker)
+            of_push = {"bytes_pushed": size, "not_finite": not_finite, "staleness": staleness}
+            state.count(updates=1, pushes=1, worker=worker, **of_push)
             return tf.identity(rate)
 
     def _change(self, device: str, gradients: dict[int, Any], extras: Sequence[Any]) -> None:

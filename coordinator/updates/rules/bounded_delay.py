@@ -25,7 +25,7 @@ class BoundedDelay(Accumulating):
     concurrently, with 1 one after another. `float("inf")` is asynchronous: no worker waits.
 
     Args:
-      optimizer, variables, embeddings, learning_rate, once: see `UpdateRule`.
+      optimizer, variables, embeddings, learning_rate, once, require_finite: see `UpdateRule`.
       max_delay: the largest number of updates between a gradient's pull and its own update; None is no limit.
       grads_to_wait: the number of gradients in an update, at least 1.
 
@@ -44,6 +44,7 @@ class BoundedDelay(Accumulating):
         embeddings: Sequence[Any] | None = None,
         learning_rate: Any = None,
         once: Epochs | None = None,
+        require_finite: bool = False,
     ) -> None:
         self._max_delay = BoundedDelaySettings(max_delay, grads_to_wait).largest_delay
         super().__init__(
@@ -53,6 +54,7 @@ class BoundedDelay(Accumulating):
             embeddings=embeddings,
             learning_rate=learning_rate,
             once=once,
+            require_finite=require_finite,
         )
 
     def _use_state(self) -> None:

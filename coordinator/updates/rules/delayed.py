@@ -33,8 +33,8 @@ class Delayed(Accumulating):
     times are those of one clock, the home server's.
 
     Args:
-      optimizer, variables, embeddings, learning_rate: see `UpdateRule`. A gradient is applied with the learning rate
-        and the count of updates that its step has pulled.
+      optimizer, variables, embeddings, learning_rate, require_finite: see `UpdateRule`. A gradient is applied with
+        the learning rate and the count of updates that its step has pulled.
       delay: seconds, `math.inf` for until `flush`; or a function that takes a worker's index, an int64 scalar, and the
         time of the push in seconds since 1970, a float64 scalar, and returns seconds, a scalar. It is called for
         each push, in a graph: AutoGraph converts its conditions, and random numbers are those of `tf.random`. Results
@@ -56,9 +56,17 @@ class Delayed(Accumulating):
         delay: float | Callable[[Any, Any], Any],
         embeddings: Sequence[Any] | None = None,
         learning_rate: Any = None,
+        require_finite: bool = False,
     ) -> None:
         self._delay = _delay_function(DelayedSettings(delay).delay)
-        super().__init__(optimizer, variables, grads_to_wait=1, embeddings=embeddings, learning_rate=learning_rate)
+        super().__init__(
+            optimizer,
+            variables,
+            grads_to_wait=1,
+            embeddings=embeddings,
+            learning_rate=learning_rate,
+            require_finite=require_finite,
+        )
 
     def _begin_step(self) -> Any:
         with tf.control_dependencies(self._build_updates(self._log.release(False))):

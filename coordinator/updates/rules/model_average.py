@@ -43,7 +43,7 @@ class ModelAverage(Asynchronous):
     Embeddings have no local copies: their gradients are pushed as with `Asynchronous`, each as a separate update.
 
     Args:
-      optimizer, variables, embeddings, learning_rate: see `UpdateRule`.
+      optimizer, variables, embeddings, learning_rate, require_finite: see `UpdateRule`.
       use_locking: see `Asynchronous`; for the gradients that are pushed, those for embeddings and of the warm-up.
       period: the least time between two averagings of one worker, in seconds; 0 averages with every step.
       warmup_steps: until a worker has finished this number of steps, including those with an earlier rule or before a
@@ -65,10 +65,16 @@ class ModelAverage(Asynchronous):
         embeddings: Sequence[Any] | None = None,
         learning_rate: Any = None,
         use_locking: bool = True,
+        require_finite: bool = False,
     ) -> None:
         ModelAverageSettings(period, warmup_steps)
         super().__init__(
-            optimizer, variables, use_locking=use_locking, embeddings=embeddings, learning_rate=learning_rate
+            optimizer,
+            variables,
+            use_locking=use_locking,
+            embeddings=embeddings,
+            learning_rate=learning_rate,
+            require_finite=require_finite,
         )
         self._period = float(period)
         self._warmup_steps = warmup_steps
@@ -248,10 +254,10 @@ class ModelAverage(Asynchronous):
             else:
                 with tf.control_dependencies(list(pulled.checks)):
                     self._optimizer.count()
-                [worker], _ = transfer([pulled.worker], None, self.state.home)
+                [worker, not_finite], _ = transfer([pulled.worker, pulled.not_finite], None, self.state.home)
                 with self.state.lock.hold([worker]):
                     self.state.advance_clock(worker)
-                self.state.count(worker=worker)
+                self.state.count(worker=worker, not_finite=not_finite)
         with tf.control_dependencies(operations):
             return tf.constant(True)
 

@@ -37,8 +37,8 @@ class StaleSynchronous(Asynchronous):
     has steps to do. Idle and dead workers are not waited for; one that returns continues at the clock of the slowest.
 
     Args:
-      optimizer, variables, embeddings, learning_rate: see `UpdateRule`. Each worker has an optimizer of this kind for
-        its copy, with its own slots and the learning rate of the shared one.
+      optimizer, variables, embeddings, learning_rate, require_finite: see `UpdateRule`. Each worker has an optimizer
+        of this kind for its copy, with its own slots and the learning rate of the shared one.
       get_model_frequency: a worker pulls once in this number of steps; 1 pulls before each.
       max_lead: at least 1, with which the workers run in lockstep; None never waits.
       grads_to_wait: the number of gradients in an update of the shared model, which applies their mean; each worker
@@ -64,6 +64,7 @@ class StaleSynchronous(Asynchronous):
         embeddings: Sequence[Any] | None = None,
         learning_rate: Any = None,
         once: Epochs | None = None,
+        require_finite: bool = False,
     ) -> None:
         StaleSynchronousSettings(get_model_frequency, max_lead, lr_staleness_modulation, grads_to_wait)
         self._grads_to_wait = grads_to_wait
@@ -75,6 +76,7 @@ class StaleSynchronous(Asynchronous):
             embeddings=embeddings,
             learning_rate=learning_rate,
             once=once,
+            require_finite=require_finite,
         )
         self._frequency = get_model_frequency
         self._max_lead = max_lead

@@ -48,13 +48,16 @@ class PushLog:
         """Returns the number of gradients that are in no update yet, an int64 scalar. Called under the state's lock."""
         return tf.cast(tf.raw_ops.TensorListLength(input_handle=self._ready.read_value()), tf.int64)
 
-    def add(self, push: Any, pulled_version: Any, size: Any, number: Any = None) -> tuple[Any, Any, Any]:
+    def add(
+        self, push: Any, pulled_version: Any, size: Any, not_finite: Any, number: Any = None
+    ) -> tuple[Any, Any, Any]:
         """Logs and counts a push that is on all servers.
 
         Args:
           push: its id, int64 [3]; on the home server, like all arguments.
           pulled_version: the version that the gradient was computed on.
           size: bytes that were sent.
+          not_finite: 1 if it has a value that is not finite, otherwise 0.
           number: of the range that the gradient was computed on; None if ranges are not recorded.
 
         Returns:
@@ -63,7 +66,7 @@ class PushLog:
         """
         state, pulled_versions = self._state, self._state.workers.pulled_version
         ranges = [] if number is None else [number]
-        with state.lock.hold([push, pulled_version, size, *ranges]):
+        with state.lock.hold([push, pulled_version, size, not_finite, *ranges]):
             worker, _, _ = tf.unstack(push)
             version, waiting = state.version.read_value(), self.waiting()
             is_own = self._is_own(push)
@@ -77,7 +80,8 @@ class PushLog:
             pulled_versions.scatter_nd_update([[worker]], [in_flight])
             # The waiting gradients are applied before this one.
             staleness = decisions.staleness(version + waiting // self._grads_to_wait, pulled_version)
-            ready = self._append(self._ready, accepted, push, pulled_version, size, *ranges, staleness=staleness)
+            counted = {"bytes_pushed": size, "not_finite": not_finite, "staleness": staleness}
+            ready = self._append(self._ready, accepted, push, pulled_version, *ranges, **counted)
             return accepted, is_repeated, self._due(ready, self._grads_to_wait)
 
     @client_may_call()
@@ -125,7 +129,7 @@ class PushLog:
         return is_own
 
     def _append(
-        self, log: tf.Variable, accepted: Any, push: Any, pulled_version: Any, size: Any, *times: Any, **counted: Any
+        self, log: tf.Variable, accepted: Any, push: Any, pulled_version: Any, *times: Any, **counted: Any
     ) -> Any:
         """Appends a push if it is accepted, and counts it; returns all entries."""
         state, steps = self._state, tf.cast(accepted, tf.int64)
@@ -134,7 +138,7 @@ class PushLog:
         entries = tf.concat([_entries(log), entry[None][:steps]], 0)
         _assign(log, entries)
         state.advance_clock(push[0], steps)
-        state.count(pushes=1, rejected=1 - steps, bytes_pushed=size, worker=push[0], steps=steps, **counted)
+        state.count(pushes=1, rejected=1 - steps, worker=push[0], steps=steps, **counted)
         return entries
 
     def _count_update(self, updates: Any, _: Any) -> None:
@@ -164,15 +168,16 @@ class DelayedPushes(PushLog):
         with tf.distribute.get_strategy().extended.colocate_vars_with(state.version):
             self._delayed = new_vector_list(ENTRY_SIZE)
 
-    def add(self, push: Any, pulled_version: Any, size: Any, _: Any = None) -> tuple[Any, Any, Any]:
+    def add(self, push: Any, pulled_version: Any, size: Any, not_finite: Any, _: Any = None) -> tuple[Any, Any, Any]:
         """See `PushLog`; ranges are not recorded, and a push never makes an update due, so the ids are None."""
         with tf.control_dependencies([push, pulled_version, size]):
             now = tf.timestamp()
         delay = self._delay(push[0], now)
-        with self._state.lock.hold([push, pulled_version, size, now, delay]):
+        with self._state.lock.hold([push, pulled_version, size, not_finite, now, delay]):
             is_own = self._is_own(push)
             times = _microseconds(now), _microseconds(delay)
-            self._append(self._delayed, is_own, push, pulled_version, size, *times)
+            counted = {"bytes_pushed": size, "not_finite": not_finite}
+            self._append(self._delayed, is_own, push, pulled_version, *times, **counted)
             return is_own, None, None
 
     @client_may_call(tf.TensorSpec([], tf.bool))

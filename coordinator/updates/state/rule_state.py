@@ -18,7 +18,7 @@ from coordinator.updates.state.server_mutex import ServerMutex, client_may_call
 # Larger staleness counts as this.
 MAX_STALENESS = 1024
 
-COUNTS = ("updates", "pushes", "rejected", "pulls", "bytes_pulled", "bytes_pushed")
+COUNTS = ("updates", "pushes", "rejected", "pulls", "bytes_pulled", "bytes_pushed", "not_finite")
 # Where the histogram of staleness and the workers' steps begin in `counts`.
 HISTOGRAM = len(COUNTS)
 STEPS = HISTOGRAM + MAX_STALENESS + 1

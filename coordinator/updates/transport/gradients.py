@@ -34,15 +34,47 @@ def rebuilt(gradients: Mapping[int, Any], tensors: Sequence[Any]) -> dict[int, A
     }
 
 
+def check_number(gradients: Any, expected: int) -> None:
+    """Checks that there is a gradient for each variable.
+
+    Raises:
+      TypeError: the gradients are no list or tuple.
+      ValueError: there are too few or too many.
+    """
+    if not isinstance(gradients, list | tuple):
+        raise TypeError(f"push takes a list of {expected} gradients, one for each variable; got {gradients!r}.")
+    if len(gradients) != expected:
+        raise ValueError(f"push takes {expected} gradients, one for each variable; got {len(gradients)}.")
+
+
+def given_gradients(gradients: Sequence[Any]) -> dict[int, Any]:
+    """Returns the gradients that are not None, by their positions.
+
+    Raises:
+      ValueError: there is none.
+    """
+    given = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
+    if not given:
+        raise ValueError("All gradients are None: the loss does not depend on any of the rule's variables.")
+    return given
+
+
 def checked(
-    gradients: Mapping[int, Any], variables: Sequence[Any], *, checks_ids: bool
+    gradients: Mapping[int, Any],
+    variables: Sequence[Any],
+    checks: Sequence[Any] = (),
+    *,
+    ids: bool,
+    values: bool = False,
 ) -> tuple[dict[int, Any], list[Any]]:
     """Casts gradients to their variables' dtypes, and checks that they fit.
 
     Args:
       gradients: by the positions of their variables: tensors, or `tf.IndexedSlices`.
       variables: `tf.Variable`s.
-      checks_ids: whether ids that are unknown now are checked when the function runs.
+      checks: others that the gradients are to depend on.
+      ids: whether ids that are unknown now are checked when the function runs.
+      values: whether values must be finite when the function runs.
 
     Returns:
       The gradients, and the checks that remain for the time when the function runs: operations on the worker. The
@@ -53,19 +85,39 @@ def checked(
         integers.
       ValueError: a shape does not fit, or an id is out of range.
     """
-    found, checks = {}, []
+    found, checks = {}, list(checks)
     for number, gradient in gradients.items():
         variable = variables[number]
         if isinstance(gradient, tf.IndexedSlices):
             found[number], more = _rows(gradient, variable)
-            ids = _id_checks(found[number].indices, variable)
-            checks += [*more, *(ids if checks_ids else [])]
+            of_ids = _id_checks(found[number].indices, variable)
+            checks += [*more, *(of_ids if ids else [])]
         else:
             found[number], more = _dense(gradient, variable)
             checks += more
+        if values:
+            checks += value_checks(found[number], variable)
     if checks:
         found = {number: after_checks(checks, gradient) for number, gradient in found.items()}
     return found, checks
+
+
+def value_checks(gradient: Any, variable: Any) -> list[Any]:
+    """Returns operations that fail if a gradient has an infinite value or NaN when the function runs."""
+    values = _values(gradient)
+    needed = f"{_of(variable)} must be finite, since the rule was created with require_finite=True. Nothing was pushed."
+    return [tf.debugging.check_numerics(values, needed)] if values.dtype.is_floating else []
+
+
+def not_finite(gradients: Sequence[Any]) -> Any:
+    """Returns 1 if a gradient has an infinite value or NaN, otherwise 0; an int64 scalar on the worker."""
+    summaries = [
+        # [-1, whether a value is not finite]: one operation that ends at the first such value and stores nothing.
+        tf.raw_ops.DebugNumericSummaryV2(input=values, output_dtype=tf.float32, tensor_debug_mode=2)
+        for values in (_values(gradient) for gradient in gradients if gradient is not None)
+        if values.dtype.is_floating
+    ]
+    return tf.cast(tf.add_n(summaries)[1] > 0, tf.int64) if summaries else tf.constant(0, tf.int64)
 
 
 def after_checks(checks: Sequence[Any], tensor: Any) -> Any:
@@ -136,6 +188,10 @@ def _id_checks(ids: Any, variable: Any) -> list[Any]:
     return [
         _assertion((least >= 0) & (greatest < rows) | (least > greatest), f"{needed}; they are", least, "to", greatest)
     ]
+
+
+def _values(gradient: Any) -> Any:
+    return tf.convert_to_tensor(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient)
 
 
 def _cast(gradient: Any, variable: Any) -> Any:

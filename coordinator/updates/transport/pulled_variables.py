@@ -24,6 +24,7 @@ class PulledModel:
       worker: the index of the worker, an int64 scalar; known to the push.
       checks: operations on the worker before which the push changes nothing; see `after`.
       number: of the range that the push is computed on, an int64 scalar; None without one.
+      not_finite: 1 if the push has a value that is not finite, otherwise 0; an int64 scalar.
     """
 
     version: Any
@@ -35,6 +36,7 @@ class PulledModel:
     worker: Any = None
     checks: Sequence[Any] = ()
     number: Any = None
+    not_finite: Any = 0
 
     def after(self, checks: Sequence[Any]) -> "PulledModel":
         """Returns a copy whose version, scalars and worker depend on the checks of a push."""

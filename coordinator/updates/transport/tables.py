@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.keras.internals.parts import variable_of
 from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
+from coordinator.updates.transport.gradients import value_checks
 
 
 class TablesOfRule:
@@ -30,11 +31,17 @@ class TablesOfRule:
         """Returns the variables, or their gradients, that are not of tables."""
         return [value for number, value in enumerate(values) if number not in self.variables]
 
-    def apply(self, gradients: Sequence[Any], accepted: Any, *, may_reject: bool) -> Any:
+    def value_checks(self, gradients: Sequence[Any]) -> list[Any]:
+        """Returns operations that fail if a gradient of a table, of those of a push, is not finite."""
+        given = [(gradients[number], table) for number, table in self.variables.items()]
+        return [check for gradient, table in given if gradient is not None for check in value_checks(gradient, table)]
+
+    def apply(self, gradients: Sequence[Any], checks: Sequence[Any], accepted: Any, *, may_reject: bool) -> Any:
         """Applies the gradients of tables if the others were accepted; returns `accepted`.
 
         Args:
           gradients: those of a push, of all variables; None for a table that the step did not use.
+          checks: operations before which nothing is changed.
           accepted: a bool scalar.
           may_reject: whether `accepted` may be False.
         """
@@ -43,8 +50,9 @@ class TablesOfRule:
         ]
 
         def apply_all() -> Any:
-            for table, gradient in given:
-                table.apply_gradients(gradient)
+            with tf.control_dependencies(list(checks)):
+                for table, gradient in given:
+                    table.apply_gradients(gradient)
             return tf.constant(True)
 
         if given and may_reject:

@@ -148,11 +148,11 @@ def test_gradients_of_repeated_rows_equal_their_dense_sum(strategy, name):
     for _ in range(3):
         assert strategy.schedule(step).result(TIMEOUT)
     np.testing.assert_allclose(there.numpy(), here.numpy(), rtol=1e-5, atol=1e-6)
-    # Two rows of two numbers, and their indices; the version and the worker's index to the home server; to each server
-    # the learning rate, and the two scalars of a Keras optimizer.
+    # Two rows of two numbers, and their indices; to the home server the version, the worker's index and whether all is
+    # finite; to each server the learning rate, and the two scalars of a Keras optimizer.
     servers = len({there.device, rule.state.home})
     known = 4 if name == "function" else 4 + 8 + 4
-    assert rule.statistics().bytes_pushed == 3 * (2 * 2 * 4 + 2 * 4 + 8 + 8 + servers * known)
+    assert rule.statistics().bytes_pushed == 3 * (2 * 2 * 4 + 2 * 4 + 8 + 8 + 8 + servers * known)
 
 
 def test_reads_wait_for_the_version_of_all_servers_or_of_their_server(strategy):
