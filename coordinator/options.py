@@ -47,6 +47,10 @@ class Options:
       sparse_updates: what a Keras 3 optimizer does with a sparse gradient of a variable on a parameter server: "rows"
         changes the rows that it has, of the variable and of the slots; "dense" does what Keras does, which computes the
         update of most optimizers for all rows of the table in each step. See docs/embeddings.md.
+      reshard_inputs: whether workers that join or leave change the shares that dataset functions are told in their
+        `tf.distribute.InputContext`: then endless data begin again with the new shares, and other data with the next
+        `iter()`. Without it a worker that joins has a share of its own, and the others keep theirs; see
+        docs/elastic.md.
       checkpoint_memory: in bytes, what saving or restoring a checkpoint may need of a parameter server beside what its
         variables take. Larger variables are saved and restored in blocks, so that updates go on meanwhile. See
         docs/guarantees.md.
@@ -84,6 +88,7 @@ class Options:
     stall_report_interval: float = 60.0
     client_timeout: float = 600.0
     sparse_updates: Literal["rows", "dense"] = "rows"
+    reshard_inputs: bool = False
     checkpoint_memory: int = 2**26
     version_mismatch: Literal["error", "warn"] = "error"
     log_format: Literal["text", "json"] = "text"

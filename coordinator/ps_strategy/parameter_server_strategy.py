@@ -76,7 +76,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             tf.distribute.Strategy.__init__(self, extended)
             extended.services = StrategyServices.of(parts, options)
             self._evaluation = StrategyEvaluation(parts.scheduler.recovery.wait_recovered)
-            self._datasets = DatasetDistribution(len(self.cluster.workers), extended.trace_dataset, parts.copies)
+            self._datasets = DatasetDistribution(parts.input_shares, extended.trace_dataset, parts.copies)
             if options.trace is not None:
                 self.trace(options.trace)
             self.dashboard_url = ending.enter_context(

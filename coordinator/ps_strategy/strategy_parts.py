@@ -16,6 +16,7 @@ from coordinator.ps_strategy.keras.extended import keras_extended
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver
+from coordinator.ps_strategy.per_worker.input_shares import InputShares
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerCopies
 from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
@@ -33,6 +34,7 @@ class StrategyParts:
       tracer: traces functions.
       handles: of the tables and variables with a copy on each worker.
       copies: has the workers create and read their copies.
+      input_shares: which share of the data each worker reads.
       variables: those on the parameter servers, with the tables.
       recovery: recovers the parameter servers.
       parameter_servers: by index.
@@ -42,6 +44,7 @@ class StrategyParts:
     tracer: FunctionTracer
     handles: PerWorkerHandles
     copies: WorkerCopies
+    input_shares: InputShares
     variables: VariableStore
     recovery: VariableRecovery
     parameter_servers: tuple[ParameterServer, ...]
@@ -79,12 +82,17 @@ class StrategyParts:
             scheduler.queue.events,
         )
         ending.callback(recovery.release_manager)
+
+        def indices() -> list[int]:
+            return [worker.index for worker in scheduler.cluster.workers]
+
         devices = enumerate(membership.parameter_server_devices)
         return cls(
             scheduler,
             FunctionTracer(handles),
             handles,
             WorkerCopies(scheduler, options),
+            InputShares(indices(), indices if options.reshard_inputs else None),
             variables,
             recovery,
             tuple(ParameterServer(index, device, membership) for index, device in devices),

@@ -18,8 +18,9 @@ from coordinator.ps_strategy.fusing import repeated_function
 from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
 from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction
 from coordinator.ps_strategy.fusing.stacked_inputs import StackedInputs
-from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator, iterators_in_use
+from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator
 from coordinator.ps_strategy.per_worker.elements_taken import elements_per_call
+from coordinator.ps_strategy.per_worker.iterators_in_use import iterators_in_use
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
 from coordinator.ps_strategy.tensorflow_internals.calls import (
     call_concrete,

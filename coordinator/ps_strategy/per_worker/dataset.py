@@ -1,37 +1,59 @@
 """Datasets and iterators with a copy on each worker."""
 
-import contextlib
 import functools
 import itertools
-import logging
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from coordinator.errors import ClosureCancelledError
 from coordinator.ps_strategy.per_worker.iterator_positions import IteratorPositions
 from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, WorkerContext, WorkerCopies
-from coordinator.ps_strategy.tensorflow_internals.calls import call_concrete, flat_inputs
 from coordinator.runtime import FiniteInput
 
-_logger = logging.getLogger("coordinator")
+# Of the index of a worker: what its dataset depends on beside the worker, such as its share of the data.
+ShareOf = Callable[[int], Hashable]
 
 
 class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracingProtocol):
-    """What datasets and iterators have in common: the type of their elements.
+    """What datasets and iterators have in common: the type of their elements, and that shares of the data may change.
+
+    Args:
+      name: used in messages.
+      element_spec: the `tf.TypeSpec` of an element, nested as elements are.
+      build: creates the worker's copy; called on the worker's thread, in its device scope.
+      share_of: when it changes for a worker, its copy is created again at its next use, if `_may_begin_again`.
 
     Attributes:
-      element_spec: the `tf.TypeSpec` of an element, nested as elements are.
+      element_spec: as given.
     """
 
     # The type of the worker's copy: what a function is traced with.
     _spec_class: type[Any]
 
-    def __init__(self, name: str, element_spec: Any, build: Callable[[WorkerContext], Any]) -> None:
-        super().__init__(name, build)
+    def __init__(self, name: str, element_spec: Any, build: Callable[[WorkerContext], Any], share_of: ShareOf) -> None:
+        # Local, because `build_share` must not keep this object alive. Each entry is used by its worker's thread alone.
+        shares: dict[int, Hashable] = {}
+
+        def build_share(context: WorkerContext) -> Any:
+            # Before the copy is built: if the share changes meanwhile, it is built once more.
+            shares[context.index] = share_of(context.index)
+            return build(context)
+
+        super().__init__(name, build_share)
         self.element_spec = element_spec
+        self._shares = shares
+        self._share_of = share_of
+
+    def value_on(self, context: WorkerContext) -> Any:
+        """See `PerWorkerResource`; the copy is that of the worker's present share."""
+        worker = context.index
+        if worker in self._shares and self._shares[worker] != self._share_of(worker) and self._may_begin_again(worker):
+            self.recreate_on(context)
+        return super().value_on(context)
+
+    def _may_begin_again(self, worker: int) -> bool:
+        return True
 
     @property
     def _type_spec(self) -> Any:
@@ -94,8 +116,9 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
       name: used in messages.
       element_spec: the `tf.TypeSpec` of an element, nested as elements are.
       build: creates the worker's dataset; called on the worker's thread, in its device scope.
-      workers: the number of parts into which the data is divided.
+      workers: returns the number of shares into which the data is divided.
       copies: runs work on the workers.
+      share_of: see above; an endless iterator begins again when its share changes.
 
     Attributes:
       input: the iterator as the core knows it.
@@ -111,19 +134,21 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
         name: str,
         element_spec: Any,
         build: Callable[[WorkerContext], tf.data.Dataset],
-        workers: int,
+        workers: Callable[[], int],
         copies: WorkerCopies,
+        share_of: ShareOf = lambda worker: None,
     ) -> None:
         # Local variables, because `build_iterator` must not keep this object alive.
         positions = IteratorPositions(workers, element_spec)
         finite_input = FiniteInput(functools.partial(EndOfDataError, f"iterator of {name}"))
 
         def build_iterator(context: WorkerContext) -> Any:
-            iterator = positions.iterator_of(build(context), context)
+            share = share_of(context.index)
+            iterator = positions.iterator_of(build(context), context, share)
             finite_input.is_finite = finite_input.is_finite or not positions.is_endless_on(context.index)
             return iterator
 
-        super().__init__(f"iterator of {name}", element_spec, build_iterator)
+        super().__init__(f"iterator of {name}", element_spec, build_iterator, share_of)
         self._copies = copies
         self.positions = positions
         self.input = finite_input
@@ -159,6 +184,9 @@ class PerWorkerIterator(_PerWorkerElements, tf.train.experimental.PythonState):
         self.recreate()
         self._copies.renew_input(self.input)
 
+    def _may_begin_again(self, worker: int) -> bool:
+        return self.positions.is_endless_on(worker)
+
     def _save_on(self, context: WorkerContext) -> None:
         self.positions.save_on(self.value_on(context), context)
 
@@ -184,21 +212,26 @@ class _IteratedDataset:
     Args:
       name: used in messages.
       build: creates the worker's dataset; called on the worker's thread, in its device scope.
+      share_of: see `_PerWorkerElements`.
     """
 
-    def __init__(self, name: str, build: Callable[[WorkerContext], tf.data.Dataset]) -> None:
-        # Each with the number of the iterators that were made of it. An entry is used by its worker's thread alone.
-        self._datasets = PerWorkerResource(f"iterator of {name}", lambda context: [build(context), 0])
+    def __init__(self, name: str, build: Callable[[WorkerContext], tf.data.Dataset], share_of: ShareOf) -> None:
+        # Each with its share, and the number of the iterators that were made of it.
+        self._datasets = PerWorkerResource(
+            f"iterator of {name}", lambda context: [share_of(context.index), build(context), 0]
+        )
+        self._share_of = share_of
 
     def dataset_for(self, number: int, context: WorkerContext) -> tf.data.Dataset:
         """Returns the worker's dataset, whose next iterator is that of a number from 0 on."""
-        if self._datasets.value_on(context)[1] > number:
+        share, _, made = self._datasets.value_on(context)
+        if made > number or share != self._share_of(context.index):
             self._datasets.recreate_on(context)
         entry = self._datasets.value_on(context)
-        for _ in range(entry[1], number):
-            iter(entry[0])
-        entry[1] = number + 1
-        return entry[0]
+        for _ in range(entry[2], number):
+            iter(entry[1])
+        entry[2] = number + 1
+        return entry[1]
 
 
 class PerWorkerDataset(_PerWorkerElements):
@@ -208,8 +241,9 @@ class PerWorkerDataset(_PerWorkerElements):
       name: used in messages.
       element_spec: the `tf.TypeSpec` of an element, nested as elements are.
       build: creates the worker's dataset; called on the worker's thread, in its device scope.
-      workers: the number of parts into which the data is divided.
+      workers: returns the number of shares into which the data is divided.
       copies: runs work on the workers.
+      share_of: see above.
     """
 
     _spec_class = tf.data.DatasetSpec
@@ -219,13 +253,14 @@ class PerWorkerDataset(_PerWorkerElements):
         name: str,
         element_spec: Any,
         build: Callable[[WorkerContext], tf.data.Dataset],
-        workers: int,
+        workers: Callable[[], int],
         copies: WorkerCopies,
+        share_of: ShareOf = lambda worker: None,
     ) -> None:
-        super().__init__(name, element_spec, build)
+        super().__init__(name, element_spec, build, share_of)
         self._workers = workers
         self._copies = copies
-        self._iterated = _IteratedDataset(name, build)
+        self._iterated = _IteratedDataset(name, build, share_of)
         self._iterators = itertools.count()
 
     def __iter__(self) -> PerWorkerIterator:
@@ -242,7 +277,7 @@ class PerWorkerDataset(_PerWorkerElements):
                 "Make the iterator outside of the function, and pass it: strategy.schedule(step, args=(iterator,))."
             )
         build = functools.partial(self._iterated.dataset_for, next(self._iterators))
-        iterator = PerWorkerIterator(self.name, self.element_spec, build, self._workers, self._copies)
+        iterator = PerWorkerIterator(self.name, self.element_spec, build, self._workers, self._copies, self._share_of)
         self._copies.create(iterator)
         return iterator
 
@@ -254,92 +289,3 @@ class PerWorkerDataset(_PerWorkerElements):
 def tracing_type(value: Any) -> Any:
     """Returns the type of each worker's copy for a per-worker dataset or iterator; any other value unchanged."""
     return value.__tf_tracing_type__(None) if isinstance(value, _PerWorkerElements) else value
-
-
-@contextlib.contextmanager
-def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> Iterator[None]:
-    """A scope for one call on a worker, which resets iterators that an earlier call left interrupted.
-
-    A call that is cancelled while it waits for an element may leave its iterator cancelled, or ended too early. Nothing
-    is inspected unless the call fails. If it fails because data has ended, an iterator that may have ended is asked for
-    one more element, which is lost if there is one.
-
-    Args:
-      iterators: those among the call's arguments.
-      context: the worker.
-
-    Raises:
-      tf.errors.AbortedError: an iterator was interrupted by an earlier call; it starts again with the next call.
-      EndOfDataError: an iterator has ended on this worker.
-    """
-    try:
-        yield
-    except (ClosureCancelledError, tf.errors.OpError) as error:
-        suspects = [each for each in iterators if each.failed.get(context.index) == context.connection_number]
-        may_have_ended = not all(each.positions.is_endless_on(context.index) for each in iterators)
-        # The regular end of data interrupts nothing.
-        if not (isinstance(error, tf.errors.OutOfRangeError) and may_have_ended):
-            for each in iterators:
-                each.failed[context.index] = context.connection_number
-        if interrupted := [each for each in suspects if _is_interrupted(each, error, context)]:
-            for each in interrupted:
-                each.failed.pop(context.index, None)
-                each.recreate_on(context)
-            is_saved = all(each.positions.has_saved(context.index) for each in interrupted)
-            start = "its last saved position" if is_saved else "the beginning"
-            message = (
-                f"{_names(interrupted, context)} starts from {start}: a call that waited for an element was cancelled."
-            )
-            _logger.warning("%s", message)
-            raise tf.errors.AbortedError(None, None, message) from error
-        if suspects and isinstance(error, tf.errors.OutOfRangeError):
-            for each in suspects:
-                each.failed.pop(context.index, None)
-            _logger.warning(
-                "%s has ended, and an earlier call that used it was cancelled, which may have ended it too early. Make "
-                "a new iterator if some of its data is missing.",
-                _names(suspects, context),
-            )
-        if isinstance(error, tf.errors.OutOfRangeError):
-            for each in itertools.filterfalse(lambda each: each.positions.is_endless_on(context.index), iterators):
-                _raise_if_ended(each, context, error)
-        raise
-
-
-@tf.function
-def _has_element(iterator: Any) -> Any:
-    return iterator.get_next_as_optional().has_value()
-
-
-def _raise_if_ended(iterator: PerWorkerIterator, context: WorkerContext, cause: Exception) -> None:
-    """Takes an element on the worker, and raises EndOfDataError if there is none.
-
-    The error of the call does not tell: a function may raise the same for another dataset.
-    """
-    on_worker = iterator.value_on(context)
-    iterator.positions.count_on(context.index, 1)
-    concrete = _has_element.get_concrete_function(on_worker)
-    try:
-        with tf.device(context.device):
-            inputs = flat_inputs(concrete, (on_worker,), {})
-            has_element = call_concrete(concrete, inputs, context.cancellation).numpy()
-    except tf.errors.OpError as error:
-        iterator.failed[context.index] = context.connection_number
-        if context.cancellation.is_cancelled:
-            raise ClosureCancelledError("The call was cancelled.") from error
-        raise
-    if not has_element:
-        iterator.positions.count_on(context.index, math.inf)
-        # Without its traceback, whose frames would keep the iterator alive until the garbage collector runs.
-        raise EndOfDataError(iterator.name, iterator.input) from cause.with_traceback(None)
-
-
-def _is_interrupted(iterator: PerWorkerIterator, error: Exception, context: WorkerContext) -> bool:
-    if isinstance(error, tf.errors.OutOfRangeError):
-        return iterator.positions.is_endless_on(context.index)
-    # A call that this client cancels raises `ClosureCancelledError` instead.
-    return isinstance(error, tf.errors.CancelledError)
-
-
-def _names(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> str:
-    return f"{', '.join(each.name for each in iterators)} on {context.device}"

@@ -2,10 +2,11 @@
 
 The function is traced on the client and run on each worker. One trace serves all workers, unless the function reads
 `input_pipeline_id`, which must be a Python int (to choose files, for example): then it is traced once for each worker.
-`coordinator.get_current_worker_index()` returns the same number as a tensor, with one trace.
+`coordinator.get_current_worker_index()` returns the same number as a tensor, with one trace. For a share that comes
+with a change of the workers, the function is traced once more, on the thread of the worker that needs it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from coordinator.errors import ClosureInputError
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
+from coordinator.ps_strategy.per_worker.input_shares import InputShare, InputShares
 from coordinator.ps_strategy.per_worker.resource import WorkerContext, WorkerCopies
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
@@ -22,18 +24,18 @@ class DatasetDistribution:
     """Distributes datasets over the workers.
 
     Args:
-      workers: number of workers.
+      shares: the share of the data that each worker reads.
       trace: traces a function without arguments; returns the `calls.TracedFunction`.
       copies: runs work on the workers.
     """
 
     def __init__(
         self,
-        workers: int,
+        shares: InputShares,
         trace: Callable[[Callable[[], Any]], Any],
         copies: WorkerCopies,
     ) -> None:
-        self._workers = workers
+        self._shares = shares
         self._trace = trace
         self._copies = copies
 
@@ -48,25 +50,27 @@ class DatasetDistribution:
             )
         _check(options)
         name = getattr(dataset_fn, "__name__", "dataset function")
-        first = _InputContext(self._workers, 0)
-        traced = [self._trace(_checked(dataset_fn, first, options))]
-        if first.has_read_pipeline_id:
-            others = (_InputContext(self._workers, index) for index in range(1, self._workers))
-            traced += [self._trace(_checked(dataset_fn, other, options)) for other in others]
+        shares = self._shares
+        traces = _TracedShares(
+            name,
+            lambda context: self._trace(_checked(dataset_fn, context, options)),
+            [shares.of(worker) for worker in shares.workers],
+        )
 
         def build(context: WorkerContext) -> tf.data.Dataset:
-            if traced[0].uses_client_dataset:
+            traced = traces.of(shares.of(context.index))
+            if traced.uses_client_dataset:
                 raise ClosureInputError(
                     f"The dataset function {name!r} uses a dataset that was made outside of it, on the client, where "
                     "workers cannot reach it. Make the whole dataset inside the function, or pass the ready one to "
                     "experimental_distribute_dataset."
                 )
-            return traced[context.index % len(traced)].call_on(context)
+            return traced.call_on(context)
 
-        element_spec = _common_element_spec(
-            name, [function.concrete.structured_outputs.element_spec for function in traced]
-        )
-        return PerWorkerDataset(name, element_spec, build, self._workers, self._copies)
+        def share_of(worker: int) -> Hashable:
+            return traces.part_read(shares.of(worker))
+
+        return PerWorkerDataset(name, traces.element_spec, build, self._count, self._copies, share_of)
 
     def from_dataset(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
@@ -87,7 +91,64 @@ class DatasetDistribution:
             return _buffered(tf.data.experimental.from_variant(variant, element_spec), options)
 
         name = type(dataset).__name__.strip("_")
-        return PerWorkerDataset(name, element_spec, build, self._workers, self._copies)
+        return PerWorkerDataset(name, element_spec, build, self._count, self._copies)
+
+    def _count(self) -> int:
+        return len(self._shares.workers)
+
+
+class _TracedShares:
+    """A dataset function, traced for each share of the data, as far as it reads which one it has.
+
+    Args:
+      name: of the function, for messages.
+      trace: traces it with an input context.
+      shares: those that are needed now.
+
+    Attributes:
+      element_spec: the common type of the elements.
+    """
+
+    def __init__(
+        self, name: str, trace: Callable[[tf.distribute.InputContext], Any], shares: Sequence[InputShare]
+    ) -> None:
+        self._name = name
+        self._trace = trace
+        self._context = _InputContext(shares[0])
+        # What it reads is known when it has been traced once.
+        first = trace(self._context)
+        self._traces = {self.part_read(shares[0]): first}
+        for share in shares[1:]:
+            if (part := self.part_read(share)) not in self._traces:
+                self._traces[part] = trace(_InputContext(share))
+        self.element_spec = _common_element_spec(name, [_element_spec(traced) for traced in self._traces.values()])
+
+    def part_read(self, share: InputShare) -> tuple[int | None, int | None]:
+        """Returns what the function reads of a share, with None for what it does not read."""
+        return (
+            share.pipelines if self._context.has_read_pipelines else None,
+            share.number if self._context.has_read_pipeline_id else None,
+        )
+
+    def of(self, share: InputShare) -> Any:
+        """Returns the function traced for a share; traces it if that has not been done.
+
+        Raises:
+          ValueError: the elements are of a type that functions were not traced for.
+        """
+        part = self.part_read(share)
+        if part not in self._traces:
+            # Not on the device of the worker that needs it.
+            with tf.device(None):
+                traced = self._trace(_InputContext(share))
+            spec = _common_element_spec(self._name, [self.element_spec, _element_spec(traced)])
+            if spec != self.element_spec:
+                raise ValueError(
+                    f"The dataset function {self._name!r} gives elements of the type {_element_spec(traced)} for "
+                    f"{share}, and gave {self.element_spec} before. Set their shapes, for instance by tf.ensure_shape."
+                )
+            self._traces[part] = traced
+        return self._traces[part]
 
 
 class _PipelineId(int):
@@ -98,11 +159,16 @@ class _PipelineId(int):
 
 
 class _InputContext(tf.distribute.InputContext):
-    """Records whether the dataset function has read the pipeline's number, which makes the workers' datasets differ."""
+    """Records whether the dataset function has read which share it has, which makes the workers' datasets differ."""
 
-    def __init__(self, workers: int, index: int) -> None:
-        super().__init__(num_input_pipelines=workers, input_pipeline_id=index, num_replicas_in_sync=1)
-        self.has_read_pipeline_id = False
+    def __init__(self, share: InputShare) -> None:
+        super().__init__(num_input_pipelines=share.pipelines, input_pipeline_id=share.number, num_replicas_in_sync=1)
+        self.has_read_pipeline_id = self.has_read_pipelines = False
+
+    @property
+    def num_input_pipelines(self) -> int:
+        self.has_read_pipelines = True
+        return super().num_input_pipelines
 
     @property
     def input_pipeline_id(self) -> int:
@@ -142,6 +208,10 @@ def _common_element_spec(name: str, specs: Sequence[Any]) -> Any:
             f"The dataset function {name!r} must give elements of one type on all workers, since one function takes "
             f"them: {error}"
         ) from error
+
+
+def _element_spec(traced: Any) -> Any:
+    return traced.concrete.structured_outputs.element_spec
 
 
 def _graph_of(dataset: tf.data.Dataset) -> bytes:

@@ -13,6 +13,7 @@ Guarantees:
 import base64
 import json
 import math
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -45,19 +46,24 @@ class IteratorPositions:
     The entry of a worker is used by its thread alone, except that positions are restored while nothing runs.
 
     Args:
-      workers: the number of parts into which the data is divided.
+      workers: returns the number of shares into which the data is divided.
       element_spec: the type of the elements.
     """
 
-    def __init__(self, workers: int, element_spec: Any) -> None:
+    def __init__(self, workers: Callable[[], int], element_spec: Any) -> None:
         self._workers = workers
         self._element_spec = repr(element_spec)
         self._sizes: dict[int, float] = {}
         self._taken: dict[int, float] = {}
         self._saved: dict[int, _Position] = {}
+        # Of the iterators that exist: a position in another share means nothing.
+        self._shares: dict[int, Hashable] = {}
 
-    def iterator_of(self, dataset: tf.data.Dataset, context: WorkerContext) -> Any:
-        """Returns a new iterator on a worker, at its last saved or restored position if there is one."""
+    def iterator_of(self, dataset: tf.data.Dataset, context: WorkerContext, share: Hashable = None) -> Any:
+        """Returns a new iterator on a worker, at the last saved or restored position of the share if there is one."""
+        if self._shares.setdefault(context.index, share) != share:
+            self._shares[context.index] = share
+            self._saved.pop(context.index, None)
         size = int(dataset.cardinality())
         self._sizes[context.index] = math.inf if size == tf.data.INFINITE_CARDINALITY else max(size, 0)
         self._taken[context.index] = 0
@@ -97,7 +103,7 @@ class IteratorPositions:
             worker: {"taken": position.taken, "state": base64.b64encode(position.state).decode()}
             for worker, position in sorted(self._saved.items())
         }
-        own = {"version": _VERSION, "workers": self._workers, "elements": self._element_spec}
+        own = {"version": _VERSION, "workers": self._workers(), "elements": self._element_spec}
         return json.dumps(own | {"positions": positions})
 
     def from_json(self, text: Any, name: str) -> None:
@@ -112,10 +118,10 @@ class IteratorPositions:
                 f"The checkpoint has positions of format {saved.get('version')} of the {name}, and this release of "
                 f"coordinator reads format {_VERSION}: use the release that wrote it."
             )
-        if saved["workers"] != self._workers:
+        if saved["workers"] != self._workers():
             raise ValueError(
                 f"The checkpoint has positions of the {name} on {saved['workers']} workers, and this program began "
-                f"with {self._workers}, among which its data is divided. Start with {saved['workers']} workers, or "
+                f"with {self._workers()}, among which its data is divided. Start with {saved['workers']} workers, or "
                 "leave the iterator out of the tf.train.Checkpoint to begin with the first element. "
                 "coordinator.data.Epochs continues on any number of workers."
             )

@@ -106,11 +106,11 @@ def test_a_dataset_without_a_position_is_refused_in_words(strategy, tmp_path):
 
 
 def test_positions_of_other_data_or_another_number_of_workers_are_refused():
-    text = IteratorPositions(2, SPEC).to_json()
-    IteratorPositions(2, SPEC).from_json(text.encode(), "iterator of x")
+    text = IteratorPositions(lambda: 2, SPEC).to_json()
+    IteratorPositions(lambda: 2, SPEC).from_json(text.encode(), "iterator of x")
     with pytest.raises(ValueError, match="iterator of x on 2 workers, and this program began with 3"):
-        IteratorPositions(3, SPEC).from_json(text, "iterator of x")
+        IteratorPositions(lambda: 3, SPEC).from_json(text, "iterator of x")
     with pytest.raises(ValueError, match=r"its elements were .*int64.* and are .*float32"):
-        IteratorPositions(2, tf.TensorSpec([], tf.float32)).from_json(text, "iterator of x")
+        IteratorPositions(lambda: 2, tf.TensorSpec([], tf.float32)).from_json(text, "iterator of x")
     with pytest.raises(ValueError, match="format 2"):
-        IteratorPositions(2, SPEC).from_json(json.dumps(json.loads(text) | {"version": 2}), "iterator of x")
+        IteratorPositions(lambda: 2, SPEC).from_json(json.dumps(json.loads(text) | {"version": 2}), "iterator of x")
