@@ -140,10 +140,20 @@ class FileParts:
         return tf.cond(begin == end, lambda: read_part(begin, first, last + 1), lambda: as_one_operation(read_parts))
 
     def _maps(self) -> Any:
-        """Returns the content of all files, a list of vectors of bytes, of which nothing is read yet."""
+        """Returns the content of all files, a list of vectors of bytes, of which nothing is read yet.
+
+        Raises:
+          ValueError: a file has another size.
+        """
         found = tf.raw_ops.EmptyTensorList(element_shape=_VECTOR, max_num_elements=-1, element_dtype=tf.uint8)
         for path, size in zip(self._paths, self._sizes, strict=True):
-            content = tf.raw_ops.ImmutableConst(dtype=tf.uint8, shape=[size], memory_region_name=path)
+            try:
+                content = tf.raw_ops.ImmutableConst(dtype=tf.uint8, shape=[size], memory_region_name=path)
+            except tf.errors.InternalError as error:
+                raise ValueError(
+                    f"{path!r} has another size here than the {size} bytes that it had when the source was created. "
+                    "Files must be the same on all workers, and must not change while they are read."
+                ) from error
             found = tf.raw_ops.TensorListPushBack(input_handle=found, tensor=content)
         return found
 

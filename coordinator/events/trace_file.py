@@ -8,6 +8,7 @@ Source: "Trace Event Format" (Google, 2016).
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -79,8 +80,9 @@ class TraceFile:
         self._write(self._event("i", name, at, self.track(track)) | {"s": "t", "args": {**details}})
 
     def counter(self, name: str, at: float, values: Mapping[str, float]) -> None:
-        """Writes values from a moment on; each is a line in the track of this name."""
-        self._write(self._event("C", name, at, 0) | {"args": {**values}})
+        """Writes values from a moment on; each is a line in the track of this name. JSON has only finite ones."""
+        finite = {line: value for line, value in values.items() if math.isfinite(value)}
+        self._write(self._event("C", name, at, 0) | {"args": finite})
 
     def flush(self) -> None:
         """Writes all that is not in the file yet."""

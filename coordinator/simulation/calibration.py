@@ -115,7 +115,7 @@ def _resources(events: Sequence[Mapping[str, Any]]) -> list[Resource]:
             for name, share in each["args"].items():
                 shares[name].append(share)
     resources = [Resource(name, float(np.mean(found))) for name, found in shares.items()]
-    return resources or [Resource("the parameter servers", 0.0)]
+    return resources or [Resource("the parameter server", 0.0)]
 
 
 def _steps(call: Mapping[str, Any]) -> int:

@@ -88,6 +88,14 @@ def test_files_of_other_file_systems_are_opened_for_each_range(tmp_path):
             assert ids_of(source.read(positions(start, count))).tolist() == list(range(start, start + count))
 
 
+def test_a_file_that_has_another_size_than_before_is_named(tmp_path):
+    path = write_rows(tmp_path)[0]
+    source = rows(path)
+    np.save(path, np.zeros([1, 2, 3], np.float32))
+    with pytest.raises(ValueError, match=r"0\.npy' has another size here than the 296 bytes that it had"):
+        source.read(positions(0, 1))
+
+
 def test_no_read_of_a_function_waits_for_another_one(tmp_path):
     source = records(["file://" + path for path in write_records(tmp_path)])
     read = tf.function(lambda given: [source.read(each) for each in tf.unstack(given)])

@@ -1,6 +1,7 @@
 """Tests of traces, read as a viewer reads them."""
 
 import json
+import math
 import pathlib
 from collections.abc import Iterable
 
@@ -19,7 +20,7 @@ class Viewer:
     """What a trace shows."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        self.events = json.loads(path.read_text())["traceEvents"]
+        self.events = json.loads(path.read_text(), parse_constant=pytest.fail)["traceEvents"]
         self._tracks = {each["tid"]: each["args"]["name"] for each in self.events if each["name"] == "thread_name"}
 
     def slices(self, track: str) -> list[dict]:
@@ -106,6 +107,15 @@ def test_the_file_is_complete_while_it_is_written(tmp_path: pathlib.Path) -> Non
         assert names(Viewer(path).slices("worker 0")) == [f"step {each}" for each in range(number + 1)]
     file.close()
     assert len(Viewer(path).slices("worker 0")) == 3
+
+
+def test_a_loss_that_is_no_number_leaves_the_trace_readable(tmp_path: pathlib.Path) -> None:
+    file = TraceFile(tmp_path / "trace.json", "training", 1)
+    for at, loss in enumerate([0.5, math.nan, math.inf]):
+        file.counter("loss", at, {"loss": loss})
+    file.close()
+    counted = [each["args"] for each in Viewer(tmp_path / "trace.json").events if each["ph"] == "C"]
+    assert counted == [{"loss": 0.5}, {}, {}]
 
 
 def test_a_trace_that_cannot_be_written_is_an_error_at_once(tmp_path: pathlib.Path) -> None:
