@@ -1,6 +1,7 @@
 """Sidecar evaluation: a separate process evaluates the checkpoints that training writes.
 
-Each name is imported when it is first used. All except `SidecarEvaluator` work without a TensorFlow import.
+Each name is imported when it is first used. All except `SidecarEvaluator` and `SidecarMetrics` work without a
+TensorFlow import.
 """
 
 import lazy_loader

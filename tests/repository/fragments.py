@@ -73,7 +73,7 @@ def names_of(strategy: Any) -> dict[str, Any]:
 
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 directory = tempfile.mkdtemp()
-page: dict[str, Any] = {**globals(), "dataset_fn": batches, "folder": directory, "os": os}
+page: dict[str, Any] = {**globals(), "dataset_fn": batches, "folder": directory, "best_dir": directory, "os": os}
 if PAGE == "data_service":
     service = tf.data.experimental.service
     dispatcher = service.DispatchServer()
@@ -93,9 +93,13 @@ for path in map(Path, sys.argv[1:]):
     elif "model" not in page:
         page |= names_of(page.get("strategy") or coordinator.ParameterServerStrategy(resolver))
     exec(compile(text, path, "exec"), page)  # noqa: S102 - it is what a reader runs
-strategy = page["strategy"]
-if page["dataset_fn"] is not batches:
-    taken = iter(strategy.experimental_distribute_datasets_from_function(page["dataset_fn"]))
-    strategy.schedule(first, args=(taken,)).result(timeout=120)
-strategy.close()
+    if "with coordinator.ParameterServerStrategy(" in text:
+        # It is closed; the next block has a new one.
+        page.pop("strategy").close()
+        page.pop("model", None)
+if (strategy := page.get("strategy")) is not None:
+    if page["dataset_fn"] is not batches:
+        taken = iter(strategy.experimental_distribute_datasets_from_function(page["dataset_fn"]))
+        strategy.schedule(first, args=(taken,)).result(timeout=120)
+    strategy.close()
 print(f"ran {len(sys.argv) - 1} blocks")  # noqa: T201 - it is a program
