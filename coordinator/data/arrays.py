@@ -47,8 +47,8 @@ class _Arrays(Source):
         """Gives each worker a copy, when it first reads."""
         self._on_workers.prepare(strategy)
 
-    def read(self, positions: Any) -> Any:
-        """See `Source.read`."""
+    def read_range(self, positions: Any) -> Any:
+        """See `Source.read_range`."""
         indices = example_indices(positions, self.size)
         rows = [tf.gather(each, indices) for each in self._on_workers.read()]
         return tf.nest.pack_sequence_as(self._structure, rows)

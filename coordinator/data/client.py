@@ -1,7 +1,7 @@
 """Data that the client reads, and sends along with the functions: Parquet, databases, generators, sequences."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -66,14 +66,12 @@ class _ClientSource(Source):
         """See `Source.element_spec`."""
         return self._spec
 
-    def read(self, positions: Any) -> Any:
-        """Returns the examples that came with the range: see `Source.read`."""
-        if not isinstance(positions, tuple):
-            raise TypeError(
-                "The data of this source comes with the ranges of epochs.on(strategy): pass source.read what the loop "
-                f"gave, a tuple of a range and its examples, got {positions!r}."
-            )
-        return positions[1]
+    def read_range(self, positions: Any) -> NoReturn:
+        """Raises TypeError, since the examples come with the range."""
+        raise TypeError(
+            "The data of this source comes with the ranges of epochs.on(strategy): pass source.read what the loop "
+            f"gave, a tuple of a range and its examples, got {positions!r}."
+        )
 
 
 class _Sequence(_ClientSource):

@@ -24,8 +24,9 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.data.commit_record import CommitRecord
-from coordinator.data.epochs_state import EpochsState
+from coordinator.data.epochs_state import EpochsState, check_settings
 from coordinator.data.failed_ranges import FailedRanges
+from coordinator.data.late_ranges import LateRange, LateRanges
 from coordinator.data.ledger import WINDOW, EpochsStatistics, Ledger
 from coordinator.data.position_range import PositionRange
 from coordinator.data.progress_bar import ProgressBar
@@ -34,7 +35,6 @@ from coordinator.data.source import IN_ORDER, Source
 from coordinator.data.unscheduled_ranges import MOST_UNSCHEDULED, UnscheduledRanges
 from coordinator.future import Future
 from coordinator.queueing.interrupts import uninterrupted
-from coordinator.setting_checks import check_integer
 
 _logger = logging.getLogger("coordinator")
 
@@ -58,6 +58,8 @@ class Epochs(tf.train.experimental.PythonState):
         is shuffled is said in docs/data.md for each source.
       batches_per_range: the number of batches that a function is given in one range.
       drop_remainder: whether the last range of an epoch is left out if it has fewer examples than the others.
+      prefetch: how many ranges each worker reads ahead of its functions, in the background; see docs/data.md. Which of
+        them a function gets is decided when a worker takes it: the loop yields objects, to be passed on as they are.
 
     Attributes:
       source: as given.
@@ -76,18 +78,12 @@ class Epochs(tf.train.experimental.PythonState):
         shuffle: int | None = None,
         batches_per_range: int = 1,
         drop_remainder: bool = False,
+        prefetch: int = 0,
     ) -> None:
         super().__init__()
-        if not isinstance(source, Source):
-            raise TypeError(
-                f"Epochs takes a source, got {source!r}. Make one of your data, such as coordinator.data.arrays(x, y)."
-            )
-        for name, number in (("batch_size", batch_size), ("epochs", epochs), ("batches_per_range", batches_per_range)):
-            check_integer(name, number, minimum=1)
-        if shuffle is not None:
-            check_integer("shuffle", shuffle, minimum=0)
-            if source.is_sequential:
-                raise ValueError(f"{source!r} is read in order, so it cannot be shuffled: leave shuffle out.")
+        sizes = {"batch_size": batch_size, "epochs": epochs, "batches_per_range": batches_per_range}
+        check_settings(source, sizes, shuffle, prefetch)
+        self._prefetch = prefetch
         self.source = self._source = source
         self._width = batch_size * batches_per_range
         self._per_epoch = source.size // self._width if drop_remainder else -(-source.size // self._width)
@@ -97,9 +93,8 @@ class Epochs(tf.train.experimental.PythonState):
                 "drop_remainder=True nothing is left."
             )
         self._seed = IN_ORDER if shuffle is None else shuffle
-        self._order = RangeOrder(
-            self._per_epoch, shuffles=shuffle is not None and not source.mixes_all, seed=self._seed
-        )
+        shuffles = shuffle is not None and not source.mixes_all
+        self._order = RangeOrder(self._per_epoch, shuffles=shuffles, seed=self._seed)
         self.settings = self._state = EpochsState.of(source, batch_size, shuffle, batches_per_range, drop_remainder)
         self._changed = threading.Condition()
         self._ledger = Ledger(self._per_epoch * epochs)
@@ -107,12 +102,13 @@ class Epochs(tf.train.experimental.PythonState):
         self._is_reset = self._is_held = False
         self._records: weakref.WeakSet[CommitRecord] = weakref.WeakSet()
         self._restorations = 0
-        self._out: dict[Future, int] = {}
+        self._out: dict[Future, PositionRange | LateRange] = {}
+        self._late: weakref.WeakKeyDictionary[Any, LateRanges] = weakref.WeakKeyDictionary()
         self._refill = 0
 
     def on(
         self, strategy: Any, on_bad_range: Literal["raise", "skip"] = "raise", until: int | None = None
-    ) -> Iterator[PositionRange]:
+    ) -> Iterator[Any]:
         """Hands out the ranges that are left, until all are done: every range in order, those given back first.
 
         Schedule a function with each. A range is handed out again if its function failed for good or was cancelled, and
@@ -126,7 +122,8 @@ class Epochs(tf.train.experimental.PythonState):
 
         Yields:
           An int64 vector for `Source.read`: the epoch, the position of the first example in it, the number of examples,
-          the number of the range in all epochs, and the seed.
+          the number of the range in all epochs, and the seed. With data of the client, and with `prefetch`, what
+          becomes a tuple of it and the examples in the function.
 
         Raises:
           ValueError: `on_bad_range` is another word; or it is "skip", and the first error of a function stops all
@@ -216,20 +213,22 @@ class Epochs(tf.train.experimental.PythonState):
     def __repr__(self) -> str:
         return f"<Epochs: {self.remaining} of {self._ledger.total} ranges of {self._source!r} are left>"
 
-    def _hand_out(self, strategy: Any) -> Iterator[PositionRange]:
-        workers, read = len(strategy.cluster.workers), self._source.reader()
+    def _hand_out(self, strategy: Any) -> Iterator[Any]:
+        workers, read, late = len(strategy.cluster.workers), self._source.reader(), self._late.get(strategy)
+        if self._prefetch and late is None:
+            reader = strategy.extended.read_ahead(self._source.read_range, self._prefetch)
+            late = self._late[strategy] = LateRanges(self._prefetch, self._positions, reader)
         ahead = max(_AHEAD, _AHEAD_PER_WORKER * workers)
         if self._source.most_out is not None:
             ahead = min(ahead, max(_LEAST_AHEAD_PER_WORKER * workers, self._source.most_out // self._width))
-        # A loop that waits is woken for several ranges: for each of them it would take longer than all else. But not
-        # for so many that those without a function could keep it waiting.
+        # A loop that waits is woken for several ranges, but those without a function must not keep it waiting.
         self._refill = max(ahead // 2, MOST_UNSCHEDULED)
         interval = strategy.extended.services.options.stall_report_interval
         unscheduled = UnscheduledRanges(self._ledger)
         try:
             while True:
                 if (number := self._take(ahead, unscheduled)) is not None:
-                    yield read(self._positions(number))
+                    yield late.new(number, self._follow) if late is not None else read(self._positions(number))
                 elif not self._wait_next(strategy, ahead, interval, unscheduled):
                     return
                 elif self._is_reset:
@@ -285,14 +284,14 @@ class Epochs(tf.train.experimental.PythonState):
     def _positions(self, number: int) -> PositionRange:
         epoch, start, count = self._extent(number)
         positions = np.array([epoch, start, count, number, self._seed], np.int64).view(PositionRange)
-        positions.follow = functools.partial(self._follow, number)
+        positions.number, positions.follower = number, self._follow
         return positions
 
-    def _follow(self, number: int, future: Future) -> None:
+    def _follow(self, given: PositionRange | LateRange, future: Future) -> None:
         with self._changed:
-            self._ledger.schedule(number)
-            self._out[future] = number
-        future.add_done_callback(functools.partial(self._settle, number))
+            self._ledger.schedule(given.number)
+            self._out[future] = given
+        future.add_done_callback(functools.partial(self._settle, given))
 
     def _extent(self, number: int) -> tuple[int, int, int]:
         """Returns the epoch, the first position and the number of examples of a range."""
@@ -300,8 +299,10 @@ class Epochs(tf.train.experimental.PythonState):
         start = self._order.range_at(epoch, place) * self._width
         return epoch, start, min(self._width, self._source.size - start)
 
-    def _settle(self, number: int, future: Any) -> None:
-        error = None if future.cancelled() else future.exception()
+    def _settle(self, given: PositionRange | LateRange, future: Any) -> None:
+        if isinstance(given, LateRange):
+            given.ranges.remove(given)
+        number, error = given.number, None if future.cancelled() else future.exception()
         is_skipped = False
         with self._changed:
             self._out.pop(future, None)
@@ -341,7 +342,7 @@ class Epochs(tf.train.experimental.PythonState):
         """Undoes `hold`."""
         with self._changed:
             # Those of before a checkpoint was restored may be too far ahead now.
-            beyond = [future for future, number in self._out.items() if number >= self._ledger.below + WINDOW]
+            beyond = [future for future, given in self._out.items() if given.number >= self._ledger.below + WINDOW]
         for future in beyond:
             future.cancel()
         with self._changed:

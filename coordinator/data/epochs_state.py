@@ -2,14 +2,37 @@
 
 import dataclasses
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from coordinator.data.ledger import Ledger
 from coordinator.data.range_order import fingerprint
 from coordinator.data.source import Source
+from coordinator.setting_checks import check_integer
 
 _VERSION = 1
+
+
+def check_settings(source: Any, sizes: Mapping[str, Any], shuffle: Any, prefetch: Any) -> None:
+    """Checks the settings of `Epochs`.
+
+    Raises:
+      TypeError: `source` is none, or a number is no integer.
+      ValueError: one of `sizes`, by their names, is not positive, or the source does not allow a setting.
+    """
+    if not isinstance(source, Source):
+        raise TypeError(
+            f"Epochs takes a source, got {source!r}. Make one of your data, such as coordinator.data.arrays(x, y)."
+        )
+    for name, number in sizes.items():
+        check_integer(name, number, minimum=1)
+    if shuffle is not None:
+        check_integer("shuffle", shuffle, minimum=0)
+        if source.is_sequential:
+            raise ValueError(f"{source!r} is read in order, so it cannot be shuffled: leave shuffle out.")
+    check_integer("prefetch", prefetch, minimum=0)
+    if prefetch and source.is_on_client:
+        raise ValueError(f"{source!r} is read by the client, ahead of the workers: leave prefetch out.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,8 +87,8 @@ class FramedSource(Source):
         self._on_workers.prepare(strategy)
         self._parts.prepare(strategy)
 
-    def read(self, positions: Any) -> Any:
-        """See `Source.read`."""
+    def read_range(self, positions: Any) -> Any:
+        """See `Source.read_range`."""
         given = self._on_workers.read()[0], *self._parts.maps()
         examples = as_one_operation(self._serialized, tf.cast(positions, tf.int64), *given)
         return examples if self._parse is None else self._parse(examples)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from coordinator.data.late_ranges import LateRange
 from coordinator.future import Future
 
 
@@ -16,19 +17,29 @@ class PositionRange(np.ndarray[Any, np.dtype[np.int64]]):
     that are made from it, such as slices, are not followed.
 
     Attributes:
-      follow: called with the future of each function that is scheduled with it, before that can run.
+      number: of the range in all epochs.
+      follower: called with it and the future of each function that is scheduled with it, before that can run.
     """
 
-    follow: Callable[[Future], None] | None = None
+    number: int
+    follower: Callable[["PositionRange", Future], None] | None = None
+
+    def follow(self, future: Future) -> None:
+        """Records that a function is scheduled with it."""
+        if self.follower is not None:
+            self.follower(self, future)
 
 
-def position_ranges(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[PositionRange]:
-    """Returns the ranges among the arguments of a function that have a follower, also inside of structures."""
+_KINDS = frozenset({PositionRange, LateRange})
+
+
+def position_ranges(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[PositionRange | LateRange]:
+    """Returns the ranges among the arguments of a function, also inside of structures."""
     found = []
     for value in (*args, *kwargs.values()):
         kind = type(value)
-        if kind is PositionRange:
+        if kind in _KINDS:
             found.append(value)
         elif kind in (tuple, list, dict):
-            found += [leaf for leaf in tf.nest.flatten(value) if type(leaf) is PositionRange]
-    return [each for each in found if each.follow is not None]
+            found += [leaf for leaf in tf.nest.flatten(value) if type(leaf) in _KINDS]
+    return found

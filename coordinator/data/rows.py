@@ -61,8 +61,8 @@ class _Rows(Source):
         """Has each worker map the files, when it first reads."""
         self._parts.prepare(strategy)
 
-    def read(self, positions: Any) -> Any:
-        """See `Source.read`."""
+    def read_range(self, positions: Any) -> Any:
+        """See `Source.read_range`."""
         return as_one_operation(self._rows, tf.cast(positions, tf.int64), *self._parts.maps())
 
     def _rows(self, positions: Any, *maps: Any) -> Any:

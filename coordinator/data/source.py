@@ -40,20 +40,25 @@ class Source(ABC):
 
     def element_spec(self) -> Any:
         """Returns the type of what `read` returns, as nested `tf.TypeSpec`s; in the scope of the strategy."""
-        read = tf.function(self.read, autograph=False)
+        read = tf.function(self.read_range, autograph=False)
         outputs = read.get_concrete_function(tf.TensorSpec([5], tf.int64)).structured_outputs
         return tf.nest.map_structure(tf.type_spec_from_value, outputs)
 
-    @abstractmethod
     def read(self, positions: Any) -> Any:
         """Reads the examples of a range; used in the function that was scheduled with it.
 
         Args:
-          positions: what `Epochs.on` gave: an int64 vector of epoch, start, count, number and seed.
+          positions: what `Epochs.on` gave: an int64 vector of epoch, start, count, number and seed, or a tuple of it
+            and the examples.
 
         Returns:
           The examples, stacked along a new first axis.
         """
+        return positions[1] if isinstance(positions, tuple) else self.read_range(positions)
+
+    @abstractmethod
+    def read_range(self, positions: Any) -> Any:
+        """Reads the examples of a range, which is a vector."""
 
 
 def example_indices(positions: Any, size: int) -> Any:

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from coordinator.events.event_stream import EventStream
 from coordinator.options import Options
+from coordinator.ps_strategy.calls.read_ahead import ReadAhead
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.keras.internals.initial_values import initial_value_of_keras
 from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes, worker_number
@@ -122,6 +123,15 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
                 yield
         finally:
             self._scheduling.depth -= 1
+
+    def read_ahead(self, read: Callable[[Any], Any], slots: int) -> ReadAhead:
+        """Returns what reads ranges ahead on the workers; see `ReadAhead`."""
+
+        def trace(function: Any, types: tuple[Any, ...]) -> TracedFunction:
+            with self._container_strategy().scope():
+                return TracedFunction(function.get_concrete_function(*types), self._handles)
+
+        return ReadAhead(read, slots, trace)
 
     def trace_dataset(self, make_dataset: Callable[[], tf.data.Dataset]) -> TracedFunction:
         """Traces a function that creates a dataset."""

@@ -29,7 +29,7 @@ class FakeStrategy:
 
     def schedule(self, step: Callable[..., Any], args: tuple[Any, ...]) -> Future:
         """Schedules `step`, as a strategy does."""
-        followers = [each.follow for each in position_ranges(args, {}) if each.follow is not None]
+        followers = [each.follow for each in position_ranges(args, {})]
         return self.scheduler.schedule(lambda worker: step(worker, *args), "step", followers=followers)
 
     def close(self) -> None:

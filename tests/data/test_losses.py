@@ -22,11 +22,11 @@ TRAINING = """
     SIZE, WIDTH = 20_000, 10
     ALONE = {"steps_per_dispatch": 1}
 
-    def train(cluster, folder, epochs=1, saves=(), kill=None, die=None, **options):
+    def train(cluster, folder, epochs=1, saves=(), kill=None, die=None, prefetch=0, **options):
         strategy = coordinator.ParameterServerStrategy(cluster.resolver, options=coordinator.Options(**options))
         source = numbered(SIZE)
         visits = Visits(strategy, source, epochs)
-        data = Epochs(source, WIDTH, epochs, shuffle=5)
+        data = Epochs(source, WIDTH, epochs, shuffle=5, prefetch=prefetch)
         first, second = visits.counts
         checkpoint = tf.train.Checkpoint(first=first, second=second, epochs=data)
         manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=2)
@@ -90,3 +90,25 @@ def test_a_client_that_dies_goes_on_with_other_numbers_of_servers(run_program: P
     """,
             exit_code=0 if die is None else 9,
         )
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_ranges_that_were_read_ahead_survive_workers_and_parameter_servers(run_program: ProgramRunner) -> None:
+    run_program(
+        TRAINING
+        + """
+    import tempfile
+
+    with LocalCluster(workers=3, ps=2) as cluster:
+        for job in ("worker", "ps", "worker"):
+            summary, statistics, rollbacks, _ = train(
+                cluster, tempfile.mkdtemp(), saves=(100, 400, 900), kill=(job, 1, 1200), prefetch=3
+            )
+            assert rollbacks == (job == "ps"), rollbacks
+            if job == "ps":
+                assert summary == EXACT, (summary, statistics)
+            # The functions that the worker ran may have changed the model.
+            assert [(never, more <= WIDTH) for never, more in summary] == [(0, True)] * 2, (summary, statistics)
+    """
+    )

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from coordinator.data.late_ranges import LateRange
 from coordinator.data.position_range import PositionRange
 from coordinator.future import Future
 from coordinator.ps_strategy.calls.retraced_functions import RetracedFunctions
@@ -109,9 +110,13 @@ class TraceCache:
         if len(traces) >= _MAX_TRACES:
             traces.clear()
         # Calls that find this entry agree in all that their trace depends on, so a new object is their key.
-        fusion_key = FusionKey(traced.token, object()) if traced.may_be_fused else None
+        fusion_key = FusionKey(traced.token, object()) if traced.may_be_fused and not _are_late(args) else None
         iterators = _iterators(tf.nest.flatten(list(defaults)))
         traces[key] = _Trace(traced, [weakref.ref(each) for each in resources], defaults, iterators, fusion_key)
+
+
+def _type_of(value: Any) -> Any:
+    return value.ranges.spec if isinstance(value, LateRange) else tracing_type(value)
 
 
 def _iterators(values: Sequence[Any]) -> list[PerWorkerIterator]:
@@ -132,9 +137,10 @@ def _argument_key(value: Any, resources: list[Any], remote: list[int]) -> tuple[
     if kind in (tuple, list, dict):
         parts = [_argument_key(part, resources, remote) for part in (value.values() if kind is dict else value)]
         return None if None in parts else (kind, tuple(value) if kind is dict else None, *parts)
-    if kind in (PerWorkerIterator, PerWorkerDataset) or isinstance(value, tf.Variable):
-        resources.append(value)
-        return kind, id(value)
+    if kind in (PerWorkerIterator, PerWorkerDataset, LateRange) or isinstance(value, tf.Variable):
+        resource = value.ranges if kind is LateRange else value
+        resources.append(resource)
+        return kind, id(resource)
     if kind in (np.ndarray, PositionRange) and not value.dtype.hasobject:
         return kind, value.dtype, value.shape
     if isinstance(value, tf.Tensor) and value.dtype not in (tf.resource, tf.variant):
@@ -151,9 +157,14 @@ def _fusion_key_of(function: TracedFunction, leaves: Sequence[Any]) -> FusionKey
       function: the function.
       leaves: the flattened arguments, defaults included, without futures.
     """
-    if not function.may_be_fused:
+    if not function.may_be_fused or _are_late(leaves):
         return None
     return FusionKey(function.token, tuple(map(_in_common, leaves)))
+
+
+def _are_late(args: Sequence[Any]) -> bool:
+    """Returns whether examples are read ahead for a call, on the worker that takes it."""
+    return any(isinstance(leaf, LateRange) for leaf in tf.nest.flatten(args))
 
 
 def _in_common(leaf: Any) -> Hashable:
@@ -269,7 +280,7 @@ class FunctionTracer:
             if copy is _OUTDATED:
                 copy = self._copies[fn] = untraced_copy(fn)
             # A function with an input signature accepts no other objects in place of iterators and datasets.
-            types = tf.nest.map_structure(tracing_type, (tuple(args), dict(kwargs)))
+            types = tf.nest.map_structure(_type_of, (tuple(args), dict(kwargs)))
             with scope():
                 concrete = (copy or fn).get_concrete_function(*types[0], **types[1])
         elif not isinstance(fn, tf.types.experimental.ConcreteFunction):

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.data.late_ranges import LateRange
 from coordinator.data.position_range import position_ranges
 from coordinator.errors import ClosureCancelledError
 from coordinator.future import Future
@@ -248,7 +249,7 @@ class ScheduledCall:
     @property
     def followers(self) -> Sequence[Callable[[Future], object]]:
         """What wants to know of the future of this call: the ranges of examples among its arguments."""
-        return [each.follow for each in position_ranges(self.args, self.kwargs) if each.follow is not None]
+        return [each.follow for each in position_ranges(self.args, self.kwargs)]
 
     @property
     def inputs(self) -> tuple[FiniteInput, ...]:
@@ -297,7 +298,7 @@ class ScheduledCall:
 
 
 def _own_copy(value: Any, context: WorkerContext) -> Any:
-    return value.value_on(context) if isinstance(value, PerWorkerResource) else value
+    return value.value_on(context) if isinstance(value, PerWorkerResource | LateRange) else value
 
 
 def _on_client(value: Any) -> Any:

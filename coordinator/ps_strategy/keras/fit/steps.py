@@ -56,7 +56,7 @@ class ModelSteps:
         if self._of_source is None or self._of_source[:2] != (source, batches):
 
             def of_source(positions: Any, batch_size: Any) -> Any:
-                extent = positions[0] if source.is_on_client else positions
+                extent = positions[0] if isinstance(positions, tuple) else positions
                 return self._steps_of(source.read(positions), extent, batch_size, batches)
 
             self._of_source = source, batches, tf.function(of_source, autograph=False)

@@ -1,0 +1,130 @@
+"""Reading of ranges ahead of the functions that take them, in the background on their worker.
+
+    client     take 7, begin 9          take 8, begin 10         one short call before each function
+    worker     slot 0: [7][ ... 9 ... ]
+               slot 1:      [8][ ... 10 ... ]
+
+A slot is a queue of one range and an iterator behind it, which prefetches: what it reads waits in the worker's memory.
+A worker runs one call at a time, and its iterators meanwhile.
+
+Guarantees:
+- What a function gets are the examples of its range: each slot says which range it has read.
+- After a call that failed or was cancelled, the worker has new slots: what the old ones read is read again.
+"""
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.data.late_ranges import POSITIONS, Choice
+from coordinator.ps_strategy.calls.traced_function import TracedFunction
+from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, WorkerContext
+
+_RANGE = tf.TensorSpec([POSITIONS], tf.int64)
+_QUEUE = tf.TensorSpec([], tf.resource)
+Trace = Callable[[Any, tuple[Any, ...]], TracedFunction]
+
+
+class ReadAhead:
+    """The slots of all workers for one source.
+
+    Args:
+      read: reads a range: `Source.read`.
+      slots: how many ranges each worker reads ahead.
+      trace: traces a `tf.function` for the types of its arguments, in the scope of the strategy.
+
+    Attributes:
+      spec: the `tf.TypeSpec`s of what `value_on` returns, nested as that is.
+    """
+
+    def __init__(self, read: Callable[[Any], Any], slots: int, trace: Trace) -> None:
+        # Traced for the workers of one strategy.
+        self._read = trace(tf.function(read, autograph=False), (_RANGE,))
+        self.spec = _RANGE, self._read.result_spec
+        iterator = tf.data.IteratorSpec(self.spec)
+        self._pipeline = trace(tf.function(lambda queue: _pipeline(queue, read), autograph=False), (_QUEUE,))
+        self._begin = trace(_begin, (_QUEUE, _RANGE))
+        self._take = trace(_take, (iterator, _RANGE))
+        self._take_and_begin = trace(_take_and_begin, (iterator, _RANGE, _QUEUE, _RANGE))
+        self._slots = PerWorkerResource(
+            "the reading of ranges ahead", lambda context: [self._new_slot(context) for _ in range(slots)]
+        )
+
+    def value_on(self, context: WorkerContext, choice: Choice, on_failure: Callable[[], None]) -> Any:
+        """Returns a range and its examples, which stay on the worker, and begins to read others.
+
+        Args:
+          context: the worker.
+          choice: what to take, and to begin.
+          on_failure: called if nothing that was begun on the worker will be read.
+
+        Raises:
+          ClosureCancelledError: the call was cancelled.
+          tf.errors.OpError: it could not be read.
+        """
+        try:
+            return choice.positions, self._examples_on(context, choice)
+        except BaseException as error:
+            self._slots.recreate_on(context)
+            on_failure()
+            if not isinstance(error, tf.errors.OpError):
+                raise
+            # What failed may be the reading of a range that is not wanted any more.
+            return choice.positions, self._read.call_on(context, (tf.constant(choice.positions),))
+
+    def _examples_on(self, context: WorkerContext, choice: Choice) -> Any:
+        slots = self._slots.value_on(context)
+        for slot, positions in choice.dropped:
+            self._take.call_on(context, (slots[slot][1], tf.constant(positions)))
+        begun = dict(choice.begun)
+        if choice.slot is None:
+            found = self._read.call_on(context, (tf.constant(choice.positions),))
+        elif choice.slot in begun:
+            queue, iterator = slots[choice.slot]
+            given = iterator, tf.constant(choice.positions), queue, tf.constant(begun.pop(choice.slot))
+            found = self._take_and_begin.call_on(context, given)
+        else:
+            found = self._take.call_on(context, (slots[choice.slot][1], tf.constant(choice.positions)))
+        for slot, positions in begun.items():
+            self._begin.call_on(context, (slots[slot][0], tf.constant(positions)))
+        return found
+
+    def _new_slot(self, context: WorkerContext) -> tuple[Any, Any]:
+        # A worker may outlive the client, and its queues too.
+        name = f"coordinator_ranges_{uuid.uuid4()}"
+        queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.int64], shapes=[[POSITIONS]], shared_name=name)
+        return queue, iter(self._pipeline.call_on(context, (queue,)))
+
+
+def _pipeline(queue: Any, read: Callable[[Any], Any]) -> tf.data.Dataset:
+    def element(_: Any) -> Any:
+        [positions] = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.int64])
+        positions.set_shape([POSITIONS])
+        return positions, read(positions)
+
+    options = tf.data.Options()
+    options.experimental_warm_start = True
+    options.autotune.enabled = False
+    return tf.data.Dataset.from_tensors(0).repeat().map(element).prefetch(1).with_options(options)
+
+
+@tf.function(autograph=False)
+def _begin(queue: Any, positions: Any) -> None:
+    tf.raw_ops.QueueEnqueueV2(handle=queue, components=[positions])
+
+
+@tf.function(autograph=False)
+def _take(iterator: Any, positions: Any) -> Any:
+    read, examples = next(iterator)
+    with tf.control_dependencies([tf.debugging.assert_equal(read, positions)]):
+        return tf.nest.map_structure(tf.identity, examples, expand_composites=True)
+
+
+@tf.function(autograph=False)
+def _take_and_begin(iterator: Any, positions: Any, queue: Any, next_positions: Any) -> Any:
+    examples = _take(iterator, positions)
+    with tf.control_dependencies(tf.nest.flatten(examples, expand_composites=True)):
+        tf.raw_ops.QueueEnqueueV2(handle=queue, components=[next_positions])
+    return examples
