@@ -64,7 +64,11 @@ def _add_rules(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--get-model-frequency", type=int, metavar="N", help="steps per pull (default 1)")
     group.add_argument("--max-lead", type=int, metavar="N", help="steps before the slowest, 1 or more (default any)")
     group.add_argument("--max-delay", metavar="N", help="the largest staleness of bounded_delay, or inf")
-    group.add_argument("--delay", metavar="TIME", help="before a delayed gradient is applied, such as 0.5s, or inf")
+    group.add_argument(
+        "--delay",
+        metavar="TIME",
+        help="before a delayed gradient is applied: 0.5s, inf, a distribution, or one for each worker: 0s/0.5s",
+    )
     group.add_argument("--period", metavar="TIME", help="between two averagings of a worker (default 0)")
     group.add_argument("--warmup-steps", type=int, metavar="N", help="before averaging begins (default 0)")
 

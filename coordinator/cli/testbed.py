@@ -29,7 +29,12 @@ def _add_experiment(group: "argparse._ArgumentGroup") -> None:
         "--modes", metavar="MODE,...", help="of sequential, synchronous, asynchronous (default all three)"
     )
     group.add_argument("--workers", metavar="N,...", help="numbers of workers, 1 to 16 (default 1,2,3)")
-    group.add_argument("--delays", metavar="SECONDS,...", help="of gradients, if asynchronous (default 0,0.5,1,1.5,2)")
+    group.add_argument(
+        "--delays",
+        metavar="SECONDS,...",
+        help="of gradients, if asynchronous (default 0,0.5,1,1.5,2): numbers, distributions such as lognormal(0.1,1), "
+        "or one for each worker: 0/0.5",
+    )
     group.add_argument("--batch-size", metavar="N", help="images of a minibatch (default 100)")
     group.add_argument("--batches", metavar="N", help="minibatches in each training (default 180)")
     group.add_argument(

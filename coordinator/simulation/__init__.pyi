@@ -11,6 +11,7 @@ from .learning import Learning as Learning
 from .problem import LogisticRegression as LogisticRegression
 from .problem import Problem as Problem
 from .problem import SmallNetwork as SmallNetwork
+from .random_delay import RandomDelay as RandomDelay
 from .result import Result as Result
 from .rule import Rule as Rule
 from .rules import Asynchronous as Asynchronous

@@ -216,7 +216,9 @@ class Slowed(Distribution):
 _CALL = re.compile(r"\s*([a-z]+)\s*\((.*)\)\s*", re.ASCII)
 
 
-def distribution_of(option: str, given: Distribution | str | float) -> Distribution:
+def distribution_of(
+    option: str, given: Distribution | str | float, parse_time: Callable[[str, str], float] = parse_seconds
+) -> Distribution:
     """Converts a setting to a distribution.
 
     Args:
@@ -224,6 +226,7 @@ def distribution_of(option: str, given: Distribution | str | float) -> Distribut
       given: a distribution; a number of seconds; or a text: a time such as "20ms", which is constant, or one of
         constant(time), normal(mean,deviation), exponential(mean), lognormal(median,sigma), pareto(least,shape),
         empirical(time,time,...). Times have a unit: us, ms or s.
+      parse_time: parses the times in a text.
 
     Raises:
       SettingError: it is none of these.
@@ -231,26 +234,29 @@ def distribution_of(option: str, given: Distribution | str | float) -> Distribut
     if isinstance(given, Distribution):
         return given
     if isinstance(given, str):
-        return _parse(option, given)
+        return _parse(option, given, parse_time)
     check_number(option, given, minimum=0, maximum=math.inf, unit="seconds", note=", a text or a distribution")
     return Constant(float(given))
 
 
-def _parse(option: str, text: str) -> Distribution:
+def _parse(option: str, text: str, parse_time: Callable[[str, str], float]) -> Distribution:
     call = _CALL.fullmatch(text)
     if call is None:
         if re.match(r"\s*[\d.]", text):
-            return Constant(parse_seconds(option, text))
+            return Constant(parse_time(option, text))
         raise SettingError(option, f"must be a time such as 20ms, or one of {', '.join(FORMS)}; got {text!r}.")
     name, parts = call[1], [part.strip() for part in call[2].split(",")]
     if name == "empirical":
-        return Empirical(tuple(parse_seconds(option, part) for part in parts))
+        return Empirical(tuple(parse_time(option, part) for part in parts))
     if name not in _KINDS:
         raise SettingError(option, f"has no distribution {name!r}; it may be one of {', '.join(FORMS)}.")
     kind, parsers, form = _KINDS[name]
     if len(parts) != len(parsers):
         raise SettingError(option, f"must be of the form {form}, got {text!r}.")
-    values = [parse(option, part) for parse, part in zip(parsers, parts, strict=True)]
+    values = [
+        (parse_time if parse is parse_seconds else parse)(option, part)
+        for parse, part in zip(parsers, parts, strict=True)
+    ]
     try:
         return kind(*values)
     except SettingError as error:

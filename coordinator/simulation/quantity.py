@@ -20,6 +20,13 @@ def parse_seconds(option: str, text: str) -> float:
     return _parse(option, text, _SECONDS, "a time of at least 0 with its unit, such as 200us, 50ms or 1.5s")
 
 
+def parse_plain_seconds(option: str, text: str) -> float:
+    """Returns a time in seconds, whose unit may be left out if it is seconds: "0.1" is "0.1s" and "100ms"."""
+    return _parse(
+        option, text, {**_SECONDS, "": 1.0}, "a time of at least 0, in seconds or with its unit: 0.5 or 500ms"
+    )
+
+
 def parse_bytes(option: str, text: str) -> float:
     """Returns a size such as "4MB" (MB: a million bytes) in bytes."""
     return _parse(option, text, _BYTES, "a size with its unit, such as 500kB, 100MB or 1.5GB")

@@ -12,6 +12,7 @@ from coordinator.simulation.calibration import Calibration, calibration
 from coordinator.simulation.learning import Learning
 from coordinator.simulation.problem import LogisticRegression, Problem, SmallNetwork
 from coordinator.simulation.quantity import parse_bytes, parse_number, parse_rate, parse_seconds, parse_share
+from coordinator.simulation.random_delay import RandomDelay, parse_delay
 from coordinator.simulation.rule import Rule
 from coordinator.simulation.rules import RULES
 from coordinator.simulation.setting import Setting
@@ -117,6 +118,8 @@ class Request:
             measured = Setting.workers if self.calibration is None else self.calibration.load.workers
             given["grads_to_wait"] = given.get("workers", measured)
         given |= {name: parse(name, given[name]) for name, parse in _PARSERS.items() if name in given}
+        if isinstance(given.get("delay"), RandomDelay):
+            given["delay"] = dataclasses.replace(given["delay"], seed=given.get("seed", 0))
         given |= {"rule": rule_of(rule, given), "learning": _learning(given)}
         if self.calibration is not None:
             given = self.calibration.settings | given
@@ -181,7 +184,7 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "max_delay": lambda option, given: (
         math.inf if given == "inf" else parse_number(int, "an integer or inf", option, given)
     ),
-    "delay": lambda option, text: math.inf if text == "inf" else parse_seconds(option, text),
+    "delay": parse_delay,
     "period": parse_seconds,
     "slow_down": _parse_slow_down,
     "stragglers": parse_share,

@@ -4,12 +4,14 @@ import dataclasses
 import functools
 import math
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coordinator.errors import LaunchError, SettingError
 from coordinator.setting_checks import check_integer, check_number
-from coordinator.simulation.quantity import parse_number
+from coordinator.simulation.quantity import parse_number, parse_plain_seconds
+from coordinator.simulation.random_delay import RandomDelay, parse_delay
 
 SEQUENTIAL, SYNCHRONOUS, ASYNCHRONOUS = MODES = ("sequential", "synchronous", "asynchronous")
 
@@ -19,6 +21,10 @@ def missing(package: str) -> LaunchError:
     return LaunchError(f"The test-bed needs {package}: pip install 'coordinator-tf[testbed]'.")
 
 
+# Seconds, or a distribution.
+Delay = float | RandomDelay
+
+
 @dataclasses.dataclass(frozen=True)
 class Trial:
     """One training of an experiment.
@@ -26,18 +32,33 @@ class Trial:
     Attributes:
       mode: one of `MODES`.
       workers: the number of workers.
-      delay: of gradients, in seconds; 0 unless the mode is asynchronous.
+      delay: of gradients, in seconds or drawn from distributions; 0 unless the mode is asynchronous.
     """
 
     mode: str
     workers: int
-    delay: float = 0.0
+    delay: Delay = 0.0
+
+    @property
+    def mean_delay(self) -> float:
+        """The mean delay, in seconds."""
+        return mean_delay(self.delay)
 
     def __str__(self) -> str:
         if self.mode == SEQUENTIAL:
             return self.mode
         workers = f"{self.mode}, {worker_count(self.workers)}"
-        return f"{workers}, delay {self.delay:g} s" if self.mode == ASYNCHRONOUS else workers
+        return f"{workers}, delay {delay_text(self.delay)} s" if self.mode == ASYNCHRONOUS else workers
+
+
+def mean_delay(delay: Delay) -> float:
+    """Returns the mean of a delay, in seconds."""
+    return delay.mean if isinstance(delay, RandomDelay) else delay
+
+
+def delay_text(delay: Delay) -> str:
+    """Returns a delay as text, without the unit, seconds."""
+    return str(delay) if isinstance(delay, RandomDelay) else f"{delay:g}"
 
 
 def worker_count(workers: int) -> str:
@@ -67,7 +88,7 @@ class Experiment:
     Attributes:
       modes: of `MODES`.
       workers: the numbers of workers, rising.
-      delays: of gradients in the asynchronous mode, in seconds, rising.
+      delays: of gradients in the asynchronous mode, in seconds or drawn from distributions, their means rising.
       batch_size: images in a minibatch.
       batches: minibatches that all workers together process in each trial.
       step_time: the shortest time of a worker's step between its pull and its push, in seconds. The worker pauses for
@@ -86,7 +107,7 @@ class Experiment:
 
     modes: Sequence[str] = MODES
     workers: Sequence[int] = (1, 2, 3)
-    delays: Sequence[float] = (0.0, 0.5, 1.0, 1.5, 2.0)
+    delays: Sequence[Delay] = (0.0, 0.5, 1.0, 1.5, 2.0)
     batch_size: int = 100
     batches: int = 180
     step_time: float = 0.2
@@ -102,7 +123,7 @@ class Experiment:
         for number in self.workers:
             check_integer("workers", number, 1, MOST_WORKERS)
         for delay in self.delays:
-            check_number("delays", delay, 0.0, LONGEST, unit="seconds")
+            check_number("delays", mean_delay(delay), 0.0, LONGEST, unit="seconds")
         for mode in self.modes:
             _check_word("modes", mode, MODES)
         for name in ("modes", "workers", "delays"):
@@ -166,7 +187,7 @@ class Experiment:
         return math.ceil(self.batches / trial.workers) * trial.workers
 
     def __str__(self) -> str:
-        delays = f", delays {', '.join(f'{delay:g}' for delay in self.delays)} s" * (ASYNCHRONOUS in self.modes)
+        delays = f", delays {', '.join(map(delay_text, self.delays))} s" * (ASYNCHRONOUS in self.modes)
         seeds = f"seed{'s' * (self.repeats > 1)} {self.seed}"
         if self.repeats > 1:
             seeds += f" to {self.seed + self.repeats - 1}"
@@ -194,10 +215,23 @@ def _rising(parse: Callable[[str, str], Any]) -> Callable[[str, str], tuple[Any,
     return lambda name, text: tuple(sorted({parse(name, part) for part in _words(name, text)}))
 
 
+def _delays(name: str, text: str) -> tuple[Delay, ...]:
+    # Commas within parentheses separate the parameters of a distribution.
+    parts = [part for part in re.split(r",(?![^(]*\))", text) if part.strip()]
+    return tuple(sorted({_delay(name, part) for part in parts}, key=mean_delay))
+
+
+def _delay(name: str, text: str) -> Delay:
+    try:
+        return float(text)
+    except ValueError:
+        return parse_delay(name, text, parse_plain_seconds)
+
+
 _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "modes": _words,
     "workers": _rising(_integer),
-    "delays": _rising(_number),
+    "delays": _delays,
     "batch_size": _integer,
     "batches": _integer,
     "step_time": _number,

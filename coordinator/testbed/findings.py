@@ -8,10 +8,9 @@ the same.
 import dataclasses
 import itertools
 import math
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from coordinator.testbed.experiment import ASYNCHRONOUS, SYNCHRONOUS, Trial, worker_count
+from coordinator.testbed.experiment import ASYNCHRONOUS, SYNCHRONOUS, Trial, delay_text, worker_count
 from coordinator.testbed.trial_result import TrialResult
 
 # The share of the pairs of a series that must be in order for it to count as rising.
@@ -68,16 +67,16 @@ def findings(results: Sequence[TrialResult], target: float) -> list[Finding]:
       target: the loss that counts as learned.
     """
 
-    def spikes(result: TrialResult) -> float:
-        return result.mean("spikes")
+    def rise(result: TrialResult) -> float:
+        return result.mean("rise")
 
     def slowness(result: TrialResult) -> float:
         return result.batches_to(target)
 
     return [
-        Finding("more delay, more instability", _rising_cases(results, "delay", "spikes", spikes)),
+        Finding("more delay, more instability", _rising_cases(results, "delay", "rise", rise)),
         Finding("more delay, slower convergence", _rising_cases(results, "delay", "batches", slowness)),
-        Finding("more workers, more instability", _rising_cases(results, "workers", "spikes", spikes)),
+        Finding("more workers, more instability", _rising_cases(results, "workers", "rise", rise)),
         Finding("more workers, slower convergence", _rising_cases(results, "workers", "batches", slowness)),
         Finding("no delay, synchronous and asynchronous about the same", _similarity(results, target)),
     ]
@@ -101,24 +100,28 @@ def _rising_cases(
     Args:
       results: one for each trial.
       along: "delay" or "workers".
-      what: the name of the value.
+      what: "rise" or "batches", the name of the value.
       value: computes it.
 
     Returns:
       A case for each series of more than one trial. Trials without delay are no series along the workers.
     """
     group = "workers" if along == "delay" else "delay"
-    found = [each for each in results if each.trial.mode == ASYNCHRONOUS and getattr(each.trial, group) > 0]
-    found.sort(key=operator.attrgetter(f"trial.{group}", f"trial.{along}"))
+    found = [each for each in results if each.trial.mode == ASYNCHRONOUS and _place(each.trial, group) > 0]
+    found.sort(key=lambda each: (_place(each.trial, group), _place(each.trial, along)))
     cases = []
-    for key, series in itertools.groupby(found, operator.attrgetter(f"trial.{group}")):
+    for key, series in itertools.groupby(found, lambda each: getattr(each.trial, group)):
         values = {getattr(each.trial, along): value(each) for each in series}
         if len(values) > 1:
-            name, unit = (worker_count(key), "s") if along == "delay" else (f"delay {key:g} s", "workers")
-            shown = ", ".join(map(_count, values.values()))
-            places = ", ".join(f"{place:g}" for place in values)
-            cases.append(Case(is_rising(list(values.values())), f"{name}: {shown} {what} with {places} {unit}"))
+            name, unit = (worker_count(key), "s") if along == "delay" else (f"delay {delay_text(key)} s", "workers")
+            shown = _rises(values.values()) if what == "rise" else f"{', '.join(map(_count, values.values()))} {what}"
+            places = ", ".join(map(delay_text, values))
+            cases.append(Case(is_rising(list(values.values())), f"{name}: {shown} with {places} {unit}"))
     return tuple(cases)
+
+
+def _place(trial: Trial, along: str) -> float:
+    return trial.mean_delay if along == "delay" else trial.workers
 
 
 def _similarity(results: Sequence[TrialResult], target: float) -> tuple[Case, ...]:
@@ -141,6 +144,10 @@ def _similarity_case(workers: int, synchronous: TrialResult, asynchronous: Trial
         is_as_quick and is_as_good,
         f"{worker_count(workers)}: {figures} batches, final loss {losses[0]:.3f} and {losses[1]:.3f}",
     )
+
+
+def _rises(values: Iterable[float]) -> str:
+    return f"rise {', '.join(f'{value:.2f}' for value in values)}"
 
 
 def _count(value: float) -> str:

@@ -19,25 +19,29 @@ WINDOW = 10
 FINAL_SHARE = 0.1
 
 
-def count_spikes(losses: Iterable[float]) -> int:
-    """Counts the spikes of a smoothed loss.
+def spikes_of(losses: Iterable[float]) -> list[float]:
+    """Returns the heights of the spikes of a smoothed loss, in order.
 
     A spike begins when the loss is more than `HEIGHT` above the least that it was since the last spike, and ends when
     it is more than `HEIGHT` below the spike's top. So a rise in many small steps, or one that never comes down again,
-    is one spike. NaN counts as infinitely high.
+    is one spike. Its height is that of its top above that least loss. NaN counts as infinitely high.
     """
-    count, is_up, low, top = 0, False, math.inf, -math.inf
+    heights: list[float] = []
+    is_up, low, top = False, math.inf, -math.inf
     for loss in losses:
         value = math.inf if math.isnan(loss) else loss
         if is_up:
             top = max(top, value)
+            heights[-1] = top - low
             # An infinite top is never left: the training has diverged.
-            is_up, low = value >= top - HEIGHT, value
+            if value < top - HEIGHT:
+                is_up, low = False, value
         else:
             low = min(low, value)
-            is_up, top = value > low + HEIGHT, value
-            count += int(is_up)
-    return count
+            if value > low + HEIGHT:
+                is_up, top = True, value
+                heights.append(top - low)
+    return heights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,9 +75,19 @@ class LossCurve:
         return np.array([np.mean(self.losses[max(end - WINDOW, 0) : end]) for end in ends])
 
     @functools.cached_property
+    def spike_heights(self) -> list[float]:
+        """The heights of the spikes of the smoothed loss; see `spikes_of`."""
+        return spikes_of(self.smoothed)
+
+    @property
     def spikes(self) -> int:
-        """The number of spikes of the smoothed loss; see `count_spikes`."""
-        return count_spikes(self.smoothed)
+        """The number of spikes."""
+        return len(self.spike_heights)
+
+    @property
+    def rise(self) -> float:
+        """The heights of all spikes together: how unstable the training was."""
+        return math.fsum(self.spike_heights)
 
     @property
     def final_loss(self) -> float:

@@ -11,7 +11,15 @@ import numpy as np
 from coordinator.errors import SettingError
 from coordinator.simulation import picture
 from coordinator.simulation.text_report import aligned
-from coordinator.testbed.experiment import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS, Experiment, missing, worker_count
+from coordinator.testbed.experiment import (
+    ASYNCHRONOUS,
+    SEQUENTIAL,
+    SYNCHRONOUS,
+    Experiment,
+    delay_text,
+    missing,
+    worker_count,
+)
 from coordinator.testbed.findings import findings
 from coordinator.testbed.loss_curve import HEIGHT, WINDOW, LossCurve
 from coordinator.testbed.trial_result import TrialResult, results_of
@@ -67,6 +75,7 @@ class Report:
         self._write_rows(LOSSES, [*head, "batch", "time_s", "loss", "smoothed_loss"], _losses(curves))
         head += [
             "spikes",
+            "rise",
             "final_loss",
             "accuracy",
             "batches_to_target",
@@ -91,12 +100,13 @@ class Report:
         target = self._experiment.target_loss
         results = results_of(curves)
         total, repeats = len(self._experiment.trials()), self._experiment.repeats
-        head = ["training", "spikes", "final loss", "accuracy"]
+        head = ["training", "spikes", "rise", "final loss", "accuracy"]
         head += [f"batches to {target:g}", f"seconds to {target:g}", "staleness", "seconds"]
         rows = [
             [
                 str(each.trial),
                 each.shown("spikes", "g" if repeats == 1 else ".1f"),
+                each.shown("rise", ".2f"),
                 each.shown("final_loss", ".3f"),
                 each.shown("accuracy", ".1%"),
                 each.shown_until(lambda curve: curve.batches_to(target), "g"),
@@ -117,7 +127,8 @@ class Report:
                 "",
                 aligned(head, rows),
                 "",
-                f"Losses are smoothed, the mean of {WINDOW} minibatches. Spikes: rises by more than {HEIGHT:g}.",
+                f"Losses are smoothed, the mean of {WINDOW} minibatches. Spikes: rises by more than {HEIGHT:g};",
+                "rise: the heights of all of them together.",
                 "Final loss: the mean of the last tenth of the minibatches. Accuracy: on images that were held out.",
                 f"Batches, seconds: how many were processed, and how long, until the loss was first below {target:g}.",
                 "Staleness: of gradients when they are applied, in updates, the mean.",
@@ -145,7 +156,7 @@ def _losses(curves: Sequence[LossCurve]) -> Iterable[list[object]]:
 
 def _figures(curves: Sequence[LossCurve], target: float) -> Iterable[list[object]]:
     for curve in curves:
-        figures = (curve.final_loss, curve.accuracy)
+        figures = (curve.rise, curve.final_loss, curve.accuracy)
         reached = (curve.batches_to(target), curve.seconds_to(target))
         rest = (curve.mean_staleness, curve.seconds)
         yield [
@@ -229,5 +240,5 @@ def _style(result: TrialResult, number: int) -> dict[str, Any]:
         "color": shown[number % len(shown)],
         "marker": picture.MARKERS[number % len(picture.MARKERS)],
         "markevery": (number * every // 6, every),
-        "label": f"{ASYNCHRONOUS}, delay {result.trial.delay:g} s",
+        "label": f"{ASYNCHRONOUS}, delay {delay_text(result.trial.delay)} s",
     }

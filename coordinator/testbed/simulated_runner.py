@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from coordinator.simulation.distribution import LogNormal, Normal
 from coordinator.simulation.learning import SimulatedModel
+from coordinator.simulation.random_delay import RandomDelay
 from coordinator.simulation.rule import Rule
 from coordinator.simulation.rules import Asynchronous, BoundedDelay, Delayed
 from coordinator.simulation.setting import Setting
@@ -133,10 +134,16 @@ class NetworkModel(SimulatedModel):
         self._optimizer.apply(parts, self._shared.trainable_variables)
 
 
-def rule_of(trial: Trial) -> Rule:
-    """Returns the rule of a trial, as `Training` has it on real servers."""
+def rule_of(trial: Trial, seed: int = 0) -> Rule:
+    """Returns the rule of a trial, as `Training` has it on real servers.
+
+    Args:
+      trial: what is trained.
+      seed: of random delays.
+    """
     if trial.mode == ASYNCHRONOUS:
-        return Delayed(trial.delay)
+        delay = trial.delay
+        return Delayed(dataclasses.replace(delay, seed=seed) if isinstance(delay, RandomDelay) else delay)
     return BoundedDelay(0, grads_to_wait=trial.workers) if trial.mode == SYNCHRONOUS else Asynchronous()
 
 
@@ -189,7 +196,9 @@ class SimulatedRunner:
             for worker in range(trial.workers)
         ]
         self._model.reset(seed, minibatches, rate, on_batch)
-        setting = dataclasses.replace(self._setting_of(trial), pushes=experiment.batches_of(trial), seed=seed)
+        setting = dataclasses.replace(
+            self._setting_of(trial), rule=rule_of(trial, seed), pushes=experiment.batches_of(trial), seed=seed
+        )
         result = simulate(setting, self._model)
         return LossCurve(
             trial=trial,

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-from coordinator.testbed.experiment import SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
+from coordinator.simulation.random_delay import RandomDelay
+from coordinator.testbed.experiment import MOST_WORKERS, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
 from coordinator.testbed.network import initial_weights, new_loss, new_network
 from coordinator.testbed.rule_counts import RuleCounts
 from coordinator.updates.rules.asynchronous import Asynchronous
@@ -19,6 +21,9 @@ from coordinator.updates.rules.bounded_delay import BoundedDelay
 from coordinator.updates.rules.delayed import Delayed
 from coordinator.updates.state.gate import pause
 from coordinator.updates.update_rule import UpdateRule
+
+# Delays that are drawn are of a table of so many, equally likely: it can be changed without tracing a step again.
+_DELAYS = 256
 
 
 class Training:
@@ -36,7 +41,7 @@ class Training:
     ) -> None:
         with strategy.scope():
             self._network = new_network(shape, experiment.seed)
-            self._delay = tf.Variable(0.0, trainable=False)
+            self._delays = tf.Variable(tf.zeros([MOST_WORKERS, _DELAYS], tf.float64), trainable=False)
             self._rule = self._new_rule(trial, experiment.learning_rate)
         self._shape = shape
         self._before = RuleCounts.of(self._rule)
@@ -52,7 +57,7 @@ class Training:
         if isinstance(self._rule, Delayed):
             self._rule.flush()
         self._network.set_weights(initial_weights(self._shape, seed))
-        self._delay.assign(trial.delay)
+        self._delays.assign(_delay_table(trial))
         self._before = RuleCounts.of(self._rule)
 
     def weights(self) -> list[Any]:
@@ -74,7 +79,18 @@ class Training:
             # changes the model as much as in the other modes.
             optimizer = keras.optimizers.SGD(rate * trial.workers)
             return BoundedDelay(optimizer, variables, max_delay=0, grads_to_wait=trial.workers)
-        return Delayed(keras.optimizers.SGD(rate), variables, delay=lambda _worker, _time: self._delay.read_value())
+        return Delayed(keras.optimizers.SGD(rate), variables, delay=self._draw_delay)
+
+    def _draw_delay(self, worker: Any, _time: Any) -> Any:
+        """Draws the delay of a push, in the graph of its step."""
+        return tf.gather_nd(self._delays, [worker, tf.random.uniform([], 0, _DELAYS, tf.int64)])
+
+
+def _delay_table(trial: Trial) -> Any:
+    """Returns equally likely delays of each worker, in seconds; float64 [MOST_WORKERS, _DELAYS]."""
+    if not isinstance(trial.delay, RandomDelay):
+        return np.full([MOST_WORKERS, _DELAYS], trial.delay, np.float64)
+    return np.stack([trial.delay.table(worker, _DELAYS) for worker in range(MOST_WORKERS)])
 
 
 def _new_step(network: keras.Model, rule: UpdateRule, step_time: float) -> Any:

@@ -57,7 +57,9 @@ class TrialResult:
     def shown(self, name: str, form: str) -> str:
         """Returns the mean of a figure and the standard deviation of the runs as text, such as "0.270 ±0.004"."""
         values = self.values(name)
-        deviation = f" ±{np.std(values, ddof=1):{form}}" if len(values) > 1 else ""
+        # A training that has diverged has an infinite rise.
+        is_spread = len(values) > 1 and np.isfinite(values).all()
+        deviation = f" ±{np.std(values, ddof=1):{form}}" if is_spread else ""
         return f"{np.mean(values):{form}}{deviation}"
 
     def shown_until(self, reached: Callable[[LossCurve], float | None], form: str) -> str:

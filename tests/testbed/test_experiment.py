@@ -3,7 +3,11 @@ from pathlib import Path
 import pytest
 
 from coordinator.errors import SettingError
+from coordinator.simulation.distribution import FORMS, Constant, LogNormal
+from coordinator.simulation.random_delay import RandomDelay
 from coordinator.testbed.experiment import ASYNCHRONOUS, MODES, QUICK, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
+
+_UNITLESS = "must be a time of at least 0, in seconds or with its unit: 0.5 or 500ms, got '2h'."
 
 
 def test_the_default_grid_is_that_of_the_paper() -> None:
@@ -30,6 +34,18 @@ def test_options_are_read_as_text() -> None:
     assert [experiment.batches_of(Trial(ASYNCHRONOUS, workers, 0.0)) for workers in (1, 3)] == [50, 51]
 
 
+def test_delays_are_numbers_or_distributions_and_may_differ_between_workers() -> None:
+    experiment = Experiment.of({"delays": "lognormal(0.1, 1.0), 0.1, 0/500ms"})
+    number, random, each = experiment.delays
+    assert number == 0.1
+    assert isinstance(random, RandomDelay)
+    assert random.each == (LogNormal(0.1, 1.0),)
+    assert isinstance(each, RandomDelay)
+    assert each.each == (Constant(0.0), Constant(0.5))
+    trials = [str(trial) for trial in experiment.trials() if trial.mode == ASYNCHRONOUS and trial.workers == 2]
+    assert trials == [f"asynchronous, 2 workers, delay {text} s" for text in ("0.1", "lognormal(0.1,1.0)", "0/500ms")]
+
+
 def test_given_options_override_those_of_quick() -> None:
     experiment = Experiment.of({"quick": True, "delays": "1.5"})
     assert experiment.delays == (1.5,)
@@ -44,6 +60,9 @@ def test_given_options_override_those_of_quick() -> None:
         ({"workers": ","}, "workers", "must name at least one."),
         ({"workers": "1", "modes": "synchronous"}, "workers", "must have one of at least 2 for the synchronous mode."),
         ({"delays": "0,-1"}, "delays", "must be a number of seconds from 0 to 3600, got -1.0."),
+        ({"delays": "0, often(1)"}, "delays", f"has no distribution 'often'; it may be one of {', '.join(FORMS)}."),
+        ({"delays": "exponential(2h)"}, "delays", _UNITLESS),
+        ({"delays": "exponential(4000)"}, "delays", "must be a number of seconds from 0 to 3600, got 4000.0."),
         ({"delays": "nan"}, "delays", "must be a number of seconds from 0 to 3600, got nan."),
         ({"modes": "hogwild"}, "modes", "must be of sequential, synchronous, asynchronous, got 'hogwild'."),
         ({"batch_size": "0"}, "batch_size", "must be an integer from 1 to 10000, got 0."),

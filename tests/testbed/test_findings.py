@@ -60,8 +60,8 @@ def test_a_difference_for_some_numbers_of_workers_agrees_partly_and_is_named() -
     assert instability.verdict == "agrees in 1 of 2 cases"
     assert str(instability).splitlines() == [
         "more delay, more instability: agrees in 1 of 2 cases",
-        "  2 workers: 0, 1 spikes with 0, 1 s",
-        "  3 workers: 0, 0 spikes with 0, 1 s  <- not so",
+        "  2 workers: rise 0.00, 1.00 with 0, 1 s",
+        "  3 workers: rise 0.00, 0.00 with 0, 1 s  <- not so",
     ]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coordinator.testbed.experiment import SEQUENTIAL, Trial
-from coordinator.testbed.loss_curve import LossCurve, count_spikes
+from coordinator.testbed.loss_curve import LossCurve, spikes_of
 
 
 def of(losses: list[float]) -> LossCurve:
@@ -58,24 +58,24 @@ def test_the_time_is_that_of_the_minibatch_that_reached_the_loss() -> None:
 @pytest.mark.parametrize(
     ("losses", "spikes"),
     [
-        ([], 0),
-        ([3, 2, 1, 0.5], 0),
-        ([1, 1.05, 1, 1.08, 1], 0),
-        ([1, 1.5, 1], 1),
-        ([1, 1.05, 1.1, 1.15, 1.2], 1),  # in small steps, and it stays there there
-        ([1, 2, 3, 4], 1),
-        ([1, 2, 1.5, 2], 2),  # the second begins before the first has come back to where it began
-        ([1, 2, 1.95, 2.05, 1], 1),  # small changes at the top are not separate spikes
-        ([3, 1, 1.5, 1, 0.5, 0.9, 0.3], 2),
-        ([1, math.nan, math.nan], 1),
-        ([1, math.inf, 1], 1),
-        ([math.nan, math.nan], 0),  # high from the beginning: it never rose
+        ([], []),
+        ([3, 2, 1, 0.5], []),
+        ([1, 1.05, 1, 1.08, 1], []),
+        ([1, 1.5, 1], [0.5]),
+        ([1, 1.05, 1.1, 1.15, 1.2], [0.2]),  # in small steps, and it stays there there
+        ([1, 2, 3, 4], [3]),
+        ([1, 2, 1.5, 2], [1, 0.5]),  # the second begins before the first has come back to where it began
+        ([1, 2, 1.95, 2.05, 1], [1.05]),  # small changes at the top are not separate spikes
+        ([3, 1, 1.5, 1, 0.5, 0.9, 0.3], [0.5, 0.4]),
+        ([1, math.nan, math.nan], [math.inf]),
+        ([1, math.inf, 1], [math.inf]),
+        ([math.nan, math.nan], []),  # high from the beginning: it never rose
     ],
 )
-def test_a_spike_is_a_rise_and_ends_with_a_fall(losses: list[float], spikes: int) -> None:
-    assert count_spikes(losses) == spikes
+def test_a_spike_is_a_rise_and_ends_with_a_fall(losses: list[float], spikes: list[float]) -> None:
+    assert spikes_of(losses) == pytest.approx(spikes)
 
 
 def test_a_rise_counts_from_the_least_since_the_last_spike() -> None:
-    assert count_spikes([1, 1.06, 1.12]) == 1
-    assert count_spikes([1, 1.06, 0.9, 0.96]) == 0
+    assert spikes_of([1, 1.06, 1.12]) == pytest.approx([0.12])
+    assert spikes_of([1, 1.06, 0.9, 0.96]) == []

@@ -43,9 +43,9 @@ def test_the_report_has_all_losses_a_summary_and_plots(tmp_path: Path) -> None:
         "smoothed_loss": "3",
     }
     quick, never = rows(folder / "summary.csv")[2:]
-    columns = ("delay_s", "spikes", "accuracy", "batches_to_target", "seconds_to_target")
-    assert [quick[column] for column in columns] == ["0.0", "0", "0.5", "28", "2.8"]
-    assert [never[column] for column in columns] == ["1.0", "1", "0.5", "", ""]
+    columns = ("delay_s", "spikes", "rise", "accuracy", "batches_to_target", "seconds_to_target")
+    assert [quick[column] for column in columns] == ["0.0", "0", "0", "0.5", "28", "2.8"]
+    assert [never[column] for column in columns] == ["1.0", "1", "1", "0.5", "", ""]
 
 
 def test_the_summary_has_settings_results_and_whether_the_paper_agrees(tmp_path: Path) -> None:
@@ -54,8 +54,8 @@ def test_the_summary_has_settings_results_and_whether_the_paper_agrees(tmp_path:
         "digits, 200 minibatches of 100 in each training, steps of 0.2 s, learning rate 0.01, seed 0;"
     )
     (row,) = re.findall(r"^asynchronous, 2 workers, delay 1 s +(.*)$", text, re.MULTILINE)
-    assert row.split() == ["1", "4.000", "50.0%", "never", "never", "1.0", "1.0"]
-    assert "\nmore delay, more instability: agrees\n  2 workers: 0, 1 spikes with 0, 1 s\n" in text
+    assert row.split() == ["1", "1.00", "4.000", "50.0%", "never", "never", "1.0", "1.0"]
+    assert "\nmore delay, more instability: agrees\n  2 workers: rise 0.00, 1.00 with 0, 1 s\n" in text
     assert "Stopped" not in text
 
 
@@ -80,9 +80,9 @@ def test_several_runs_are_shown_by_their_mean_and_spread(tmp_path: Path) -> None
     assert ", seeds 0 to 2;" in text
     (row,) = re.findall(r"^asynchronous, 2 workers, delay 1 s +(.*)$", text, re.MULTILINE)
     cells = re.split(r"  +", row)
-    assert cells[1].startswith("1.0")
-    assert "±1.7" in cells[1]
-    assert cells[3:5] == ["34 (28 to never)", "3.4 (2.8 to never)"]
+    assert cells[2].startswith("1.0")
+    assert "±1.7" in cells[2]
+    assert cells[4:6] == ["34 (28 to never)", "3.4 (2.8 to never)"]
     assert "means of 3 runs" in text
     assert "Stopped after 2 of 3 trainings." in report.text(runs[:2])
     report.write(runs)
