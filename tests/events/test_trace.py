@@ -98,6 +98,15 @@ def test_what_still_runs_and_what_is_lost_at_the_end_is_shown(tmp_path: pathlib.
     assert [each["args"] for each in viewer.slices("worker 1")] == [{"detail": "refused"}]
 
 
+def test_a_reported_value_that_is_no_number_leaves_the_file_readable(tmp_path: pathlib.Path) -> None:
+    events, path = EventStream(), tmp_path / "trace.json"
+    with Trace(events, path, [], lambda: (0, 0), dict, LIMIT):
+        for value in ("0.5", "nan", "inf"):
+            events.record("value_reported", name="loss", detail=value)
+    assert "NaN" not in path.read_text()
+    assert Viewer(path).counters()["loss"] == {"loss": 0.5}
+
+
 def test_the_file_is_complete_while_it_is_written(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "trace.json"
     file = TraceFile(path, "training", 1)
