@@ -21,19 +21,21 @@ class ModelSteps:
       step: takes a batch, nested as the data is, and returns tensors: `model.train_step`, `test_step`, `predict_step`.
       steps_per_call: number of batches that `of_next` and `of_next_if_any` take from their iterator.
       shards: of `test_step`: evaluate many batches each, and leave the metrics as they are.
+      name: of all the functions, on the dashboard and in messages; by default that of `step`.
     """
 
-    def __init__(self, step: Step, steps_per_call: int, shards: ShardFunctions | None = None) -> None:
+    def __init__(
+        self, step: Step, steps_per_call: int, shards: ShardFunctions | None = None, name: str | None = None
+    ) -> None:
         self._step = step
+        self._name = name or getattr(step, "__name__", "step")
         self.steps_per_call = steps_per_call
         self.shards = shards
-        # Without AutoGraph, as Keras' own loop traces its steps and those that override them.
-        function = tf.function(autograph=False, reduce_retracing=True)
-        self.last_of = function(self._last_of)
-        self.all_of = function(self._all_of)
-        self.of_next = function(self._of_next)
-        self.of_next_if_any = function(self._of_next_if_any)
-        self._of_rows = tf.function(self._steps_of_rows, autograph=False)
+        self.last_of = self._function(self._last_of, reduce_retracing=True)
+        self.all_of = self._function(self._all_of, reduce_retracing=True)
+        self.of_next = self._function(self._of_next, reduce_retracing=True)
+        self.of_next_if_any = self._function(self._of_next_if_any, reduce_retracing=True)
+        self._of_rows = self._function(self._steps_of_rows)
         # Of the source that was used last, which the functions keep alive.
         self._of_source: tuple[Source, int, Any] | None = None
         self._reading: tuple[Source, ModelSteps] | None = None
@@ -42,7 +44,8 @@ class ModelSteps:
         """Returns the steps of what a source reads: a batch is a range, or what came with it."""
         if self._reading is None or self._reading[0] is not source:
             step = self._step
-            self._reading = source, ModelSteps(lambda given: step(source.read(given)), self.steps_per_call)
+            steps = ModelSteps(lambda given: step(source.read(given)), self.steps_per_call, name=self._name)
+            self._reading = source, steps
         return self._reading[1]
 
     def of_range(self, data: RangeData, positions: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -59,8 +62,18 @@ class ModelSteps:
                 extent = positions[0] if isinstance(positions, tuple) else positions
                 return self._steps_of(source.read(positions), extent, batch_size, batches)
 
-            self._of_source = source, batches, tf.function(of_source, autograph=False)
+            self._of_source = source, batches, self._function(of_source)
         return self._of_source[2], (positions, batch_size)
+
+    def _function(self, run: Callable[..., Any], *, reduce_retracing: bool = False) -> Any:
+        """Returns a function by the name of the step, which its users know."""
+
+        def named(*arguments: Any) -> Any:
+            return run(*arguments)
+
+        named.__name__ = self._name
+        # Without AutoGraph, as Keras' own loop traces its steps and those that override them.
+        return tf.function(named, autograph=False, reduce_retracing=reduce_retracing)
 
     def _steps_of_rows(self, positions: Any, batch_size: Any, inputs: Any) -> Any:
         return self._steps_of(rows_at(inputs, positions), positions, batch_size, self.steps_per_call)
