@@ -17,6 +17,7 @@ import dataclasses
 import enum
 import functools
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -40,9 +41,6 @@ _logger = logging.getLogger("coordinator")
 # A connection may be broken although its server answers: a server that dropped an earlier connection late has been seen
 # to drop parts of the present one with it, so that no result reaches the client any more.
 _TRANSIENT_FAILURES_UNTIL_RECONNECT = 5
-
-# For messages.
-_LOST = "was lost"
 
 
 class WorkerState(enum.Enum):
@@ -162,19 +160,16 @@ class Worker(BackgroundThread):
         return f"<Worker {self.device}: {self._state.value}, {self.statistics().finished} closures finished>"
 
     def _run(self) -> None:
-        self._runtime.bind_thread(self.index)
-        if not self._servers.is_reachable(self.index):
-            self._wait_reconnected("is not connected yet")
+        index, servers = self.index, self._servers
+        self._runtime.bind_thread(index)
+        if not servers.is_reachable(index):
+            self._wait_reconnected(is_new=True)
         while not (self._stop.is_set() or self._queue.is_stopped):
             # Once it has reported that it is idle, it sleeps until there is a closure or its server seems lost.
-            attempt = self._queue.take(self.index, self._options.heartbeat_interval if self._is_active else None)
+            attempt = self._queue.take(index, self._options.heartbeat_interval if self._is_active else None)
             if attempt is not None:
                 self._run_attempt(attempt)
-            elif not (
-                self._stop.is_set()
-                or self._servers.seems_reachable(self.index)
-                or self._servers.is_reachable(self.index)
-            ):
+            elif not (self._stop.is_set() or servers.seems_reachable(index) or servers.is_reachable(index)):
                 self._reconnect_lost()
             else:
                 self._report_idle()
@@ -277,36 +272,40 @@ class Worker(BackgroundThread):
     def _reconnect_lost(self, reason: str | None = None) -> None:
         self._dispatch.reset()
         self._transient_failures_in_a_row = 0
-        self._wait_reconnected(_LOST, reason)
+        self._wait_reconnected(reason)
 
     def _record(self, kind: Kind, name: str = "", count: int = 1, seconds: float = 0.0, detail: str = "") -> None:
         self._queue.events.record(kind, self._task, name, count, seconds, detail)
 
-    def _wait_reconnected(self, what: str, reason: str | None = None) -> None:
-        """Waits until the worker is reconnected or stopped. The reason of its loss is asked for if it is None."""
-        lost_at = reported_at = self._lost_at = time.monotonic()
+    def _wait_reconnected(self, reason: str | None = None, *, is_new: bool = False) -> None:
+        """Waits until the worker is connected or stopped. The reason of its loss is asked for if it is None."""
+        lost_at = self._lost_at = time.monotonic()
         if not self._change(WorkerState.LOST):
             return
-        cause = reason or self._servers.describe_loss(self.index)
-        if what == _LOST:
-            self._losses += 1
-            self._record("worker_lost", detail=cause)
-        if self._events.live_workers():
-            _logger.warning("%s %s; its work goes to other workers until it returns. (%s)", self.device, what, cause)
-        else:
-            text = "%s %s; no worker is left, and functions wait until one returns. Start one again. (%s)"
-            _logger.warning(text, self.device, what, cause)
+        if not is_new:
+            self._report_loss(reason or self._servers.describe_loss(self.index))
         self._servers.disconnect(self.index)
         self._report_idle()
+        reported_at, what = (-math.inf, "is not connected after") if is_new else (lost_at, "has been lost for")
         while not self._stop.is_set() and not self._reconnect():
             now = time.monotonic()
             self._fail_waiting_closures(now - lost_at)
             if now - reported_at >= self._options.stall_report_interval:
                 reported_at = now
-                _logger.warning("%s has been lost for %.0f s; still trying to reconnect.", self.device, now - lost_at)
+                cause = self._servers.describe_loss(self.index)
+                _logger.warning("%s %s %.0f s; still trying. (%s)", self.device, what, now - lost_at, cause)
             self._stop.wait(self._options.reconnect_interval)
         if not self._stop.is_set() and self._change(WorkerState.LIVE):
-            _logger.warning("%s reconnected after %.1f s.", self.device, time.monotonic() - lost_at)
+            now, what = time.monotonic(), "connected" if is_new else "reconnected"
+            _logger.warning("%s %s after %.1f s.", self.device, what, now - lost_at)
+
+    def _report_loss(self, cause: str) -> None:
+        self._losses += 1
+        self._record("worker_lost", detail=cause)
+        consequence = "its work goes to other workers until it returns"
+        if not self._events.live_workers():
+            consequence = "no worker is left, and functions wait until one returns. Start one again"
+        _logger.warning("%s was lost; %s. (%s)", self.device, consequence, cause)
 
     def _fail_waiting_closures(self, lost_for: float) -> None:
         """Fails the closures that only this worker can run and that have waited too long for its return."""
