@@ -13,6 +13,7 @@ even if another strategy of this process made it: there is one cluster for all o
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import logging
 import time
@@ -22,6 +23,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from coordinator.heartbeat.open_connections import OpenConnections
+from coordinator.heartbeat.task_probe import TaskProbe
 from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
 from coordinator.ps_strategy.membership.cluster_definition import Task, server_def
 from coordinator.ps_strategy.tensorflow_internals.process import FunctionRegistration, update_server_def
@@ -30,6 +32,8 @@ from coordinator.ps_strategy.tensorflow_internals.process import FunctionRegistr
 PATIENCE_AT_CLOSE = 4.0
 # How long it takes to notice that patience has become less, in seconds.
 _LONGEST_SLEEP = 0.5
+# How long a server may take to answer that is asked why a change does not end, in seconds.
+_PROBE_TIMEOUT = 0.5
 
 _logger = logging.getLogger("coordinator")
 
@@ -152,7 +156,11 @@ class ClusterChanges:
         self._functions.close()
 
     def _shut_down(self, addresses: Collection[str]) -> None:
-        if addresses:
+        answering = _answering(addresses)
+        if silent := [address for address in addresses if address not in answering]:
+            text = "%s did not answer for %g s while this client disconnected; the connections are shut down."
+            _logger.warning(text, ", ".join(silent), self._patience)
+        elif addresses:
             _logger.warning(
                 "%s did not end this client's calls within %g s; the connections are shut down. The usual cause is a "
                 "generator of tf.data.Dataset.from_generator that waits.",
@@ -167,6 +175,15 @@ class ClusterChanges:
         began = time.monotonic()
         while not change.done() and (left := began + times * self._patience - time.monotonic()) > 0:
             concurrent.futures.wait([change], min(left, _LONGEST_SLEEP))
+
+
+def _answering(addresses: Collection[str]) -> set[str]:
+    """Asks servers, all at once; returns those that answer."""
+    with contextlib.ExitStack() as probes:
+        waits = {
+            address: probes.enter_context(TaskProbe(address)).begin_status(_PROBE_TIMEOUT) for address in addresses
+        }
+        return {address for address, wait in waits.items() if wait() is not None}
 
 
 def _unfinished() -> tf.errors.OpError:

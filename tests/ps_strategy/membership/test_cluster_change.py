@@ -1,15 +1,19 @@
 """Tests of the plan of a change of the cluster, as a table, and of the time limit of a change."""
 
+import contextlib
+import socket
 import threading
 
 import pytest
 import tensorflow as tf
 
+from coordinator.launch.local_servers import free_addresses
 from coordinator.ps_strategy.membership import cluster_change
 from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
 from coordinator.ps_strategy.membership.cluster_change import ClusterChanges, Connection, plan_change
 from coordinator.ps_strategy.membership.cluster_definition import Task
 from tests.deadline import wait_until
+from tests.heartbeat.status_server import CPU, StatusServer, device
 
 TIMEOUT = 60.0
 PS, OTHER_PS, FIRST, SECOND = Task("ps", 0), Task("ps", 1), Task("worker", 0), Task("worker", 1)
@@ -113,6 +117,29 @@ def test_a_change_that_does_not_end_times_out_and_the_next_one_waits_for_it(endl
     assert [record.args[0] for record in caplog.records if record.args] == ["127.0.0.1:4", "127.0.0.1:2"], (
         "workers first"
     )
+    may_end.set()
+    changes.close()
+
+
+@pytest.mark.parametrize("names_a_silent_one", [False, True])
+def test_the_servers_that_hold_up_a_change_are_named(endless_change, caplog, names_a_silent_one):
+    may_end, _ = endless_change
+    first, second = free_addresses(2)
+    changes = ClusterChanges("grpc", "127.0.0.1:1", 600.0, patience=0.05)
+    with StatusServer(first, lambda: device(CPU, 1)), contextlib.ExitStack() as opened:
+        if names_a_silent_one:
+            port = int(second.rpartition(":")[2])
+            # It accepts connections, and says nothing, as a frozen server does.
+            opened.enter_context(socket.create_server(("127.0.0.1", port)))
+        else:
+            opened.enter_context(StatusServer(second, lambda: device(CPU, 2)))
+        changes.addresses = {Task("worker", 0): first, Task("worker", 1): second}
+        with pytest.raises(tf.errors.DeadlineExceededError):
+            changes.apply({})
+    expected = (
+        f"{second} did not answer" if names_a_silent_one else f"{first}, {second} did not end this client's calls"
+    )
+    assert caplog.records[0].getMessage().startswith(expected)
     may_end.set()
     changes.close()
 
