@@ -23,7 +23,8 @@ class KubernetesClusterResolver(PolledClusterResolver):
 
     It is for programs in a pod that `coordinator manifest kubernetes` describes. The client and the parameter servers
     are those of `TF_CONFIG`. The workers are the present pods, each with the index of its pod, or those of `TF_CONFIG`
-    while there is none. A pod that is being deleted leaves the cluster at once, and finishes what it runs.
+    while there is none. A pod that is being deleted leaves the cluster at once, and finishes what it runs. One that is
+    evicted, since its node is drained, is a lost worker until its replacement answers.
 
     Args:
       cluster_resolver: describes the cluster at the beginning; None reads `TF_CONFIG`.

@@ -1,8 +1,8 @@
 """The pods of a job on Kubernetes, followed by its HTTP API: a list, then a watch of what changes after it.
 
 It promises that an address is a name in DNS, which a pod keeps when it is replaced; that a pod joins when it has that
-name, and leaves when its deletion begins; and that each request reads the token and the certificate again, since
-Kubernetes renews both.
+name, and leaves when its deletion begins, unless it was evicted: then it keeps its place until it is replaced, as a
+server that is restarted does. Each request reads the token and the certificate again, since Kubernetes renews both.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import json
 import pathlib
 import socket
 import ssl
+import time
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -22,6 +23,8 @@ _PORT_NAME = "tensorflow"
 _WATCH_SECONDS = 30
 # What a connection or an answer may take beyond that, in seconds.
 _ANSWER_TIMEOUT = 10.0
+# How long an evicted pod keeps its place without a replacement: a node may have to be added first. In seconds.
+_REPLACEMENT_TIMEOUT = 600.0
 
 
 class KubernetesPods:
@@ -40,6 +43,8 @@ class KubernetesPods:
         self._credentials = credentials
         self._namespace = namespace or self._credential("namespace") or "default"
         self._pods: dict[str, Any] = {}
+        # Evicted pods that are gone, and when they lose their places.
+        self._evicted: dict[str, tuple[Any, float]] = {}
         # Of what is known; None if the pods must be listed again.
         self._version: str | None = None
         self._returned: dict[int, str] = {}
@@ -85,7 +90,10 @@ class KubernetesPods:
         self._version = None
         with self._answer({}) as lines:
             found = json.loads(b"".join(lines))
-        self._pods = {pod["metadata"]["name"]: pod for pod in found["items"]}
+        pods = {pod["metadata"]["name"]: pod for pod in found["items"]}
+        for name in self._pods.keys() - pods.keys():
+            self._forget(name)
+        self._pods = pods
         self._version = found["metadata"]["resourceVersion"]
 
     def _return_addresses(self) -> dict[int, str]:
@@ -115,7 +123,12 @@ class KubernetesPods:
         if event["type"] in ("ADDED", "MODIFIED"):
             self._pods[changed["metadata"]["name"]] = changed
         elif event["type"] == "DELETED":
-            self._pods.pop(changed["metadata"]["name"], None)
+            self._forget(changed["metadata"]["name"])
+
+    def _forget(self, name: str) -> None:
+        pod = self._pods.pop(name, None)
+        if pod is not None and _is_evicted(pod):
+            self._evicted[name] = pod, time.monotonic() + _REPLACEMENT_TIMEOUT
 
     @contextlib.contextmanager
     def _answer(self, parameters: Mapping[str, object]) -> Iterator[Iterable[bytes]]:
@@ -164,8 +177,12 @@ class KubernetesPods:
         return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
     def _addresses(self) -> dict[int, str]:
+        present = {name: pod for name, pod in self._pods.items() if _is_present(pod)}
+        now = time.monotonic()
+        self._evicted = {name: each for name, each in self._evicted.items() if name not in present and now < each[1]}
+        awaited = [pod for pod, _ in self._evicted.values()]
         try:
-            return dict(sorted(_index_and_address(pod) for pod in self._pods.values() if _is_present(pod)))
+            return dict(sorted(_index_and_address(pod) for pod in (*awaited, *present.values())))
         except ValueError:
             # Until the pods are listed again this would be raised again.
             self._version = None
@@ -177,7 +194,13 @@ def _is_present(pod: Mapping[str, Any]) -> bool:
     has_ended = status.get("phase") in ("Succeeded", "Failed")
     # Its name is not in DNS yet, and asking for it now would have that remembered for a while.
     is_unscheduled = status.get("phase") == "Pending" and not status.get("podIP")
-    return not has_ended and not is_unscheduled and "deletionTimestamp" not in pod["metadata"]
+    return _is_evicted(pod) or not (has_ended or is_unscheduled or "deletionTimestamp" in pod["metadata"])
+
+
+def _is_evicted(pod: Mapping[str, Any]) -> bool:
+    """Returns True if Kubernetes takes the pod from its node, as `kubectl drain` does, and not from its job."""
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any(each["type"] == "DisruptionTarget" and each["status"] == "True" for each in conditions)
 
 
 def _index_and_address(pod: Mapping[str, Any]) -> tuple[int, str]:

@@ -12,7 +12,9 @@ from typing import Any
 SELECTOR = "app.kubernetes.io/instance=digits,app.kubernetes.io/component=worker"
 
 
-def pod(index: int, address: str | None = None, *, phase: str = "Running", **metadata: Any) -> dict[str, Any]:
+def pod(
+    index: int, address: str | None = None, *, phase: str = "Running", is_evicted: bool = False, **metadata: Any
+) -> dict[str, Any]:
     """Returns a worker's pod: of the StatefulSet `digits-worker`, or at another address `HOST.DOMAIN:PORT`."""
     name = f"digits-worker-{index}"
     host, _, port = (address or f"{name}.digits:2222").rpartition(":")
@@ -23,7 +25,13 @@ def pod(index: int, address: str | None = None, *, phase: str = "Running", **met
     return {
         "metadata": {"name": name, "labels": labels, **metadata},
         "spec": {"hostname": hostname, "subdomain": subdomain, "containers": [container]},
-        "status": {"phase": phase},
+        "status": {
+            "phase": phase,
+            "conditions": [
+                {"type": "DisruptionTarget", "status": str(is_evicted)},
+                {"type": "Ready", "status": "True"},
+            ],
+        },
     }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.ps_strategy.membership import kubernetes_pods
 from coordinator.ps_strategy.membership.kubernetes_pods import KubernetesPods
 from tests.ps_strategy.membership.fake_kubernetes import SELECTOR, FakeKubernetes, pod
 
@@ -55,6 +56,31 @@ def test_pods_come_and_go(kubernetes: FakeKubernetes, pods: KubernetesPods) -> N
     kubernetes.remove(2)
     assert pods.wait_changed() == addresses(3)
     assert [request.get("watch") for request in kubernetes.requests] == [None, *"11111"]
+
+
+@pytest.mark.parametrize("is_listed_again", [False, True])
+def test_an_evicted_pod_keeps_its_place_until_it_is_replaced(
+    kubernetes: FakeKubernetes, pods: KubernetesPods, monkeypatch: pytest.MonkeyPatch, is_listed_again: bool
+) -> None:
+    kubernetes.put(pod(1, is_evicted=True))
+    kubernetes.put(pod(1, is_evicted=True, deletionTimestamp="2026-01-01T00:00:00Z"))
+    kubernetes.put(pod(2))
+    assert pods.wait_changed() == addresses(0, 1, 2)
+    kubernetes.remove(1)
+    if is_listed_again:
+        kubernetes.forget()
+    kubernetes.put(pod(3))
+    assert pods.wait_changed() == addresses(0, 1, 2, 3)
+    kubernetes.put(pod(1, phase="Pending"))
+    kubernetes.put(pod(1))
+    kubernetes.put(pod(4))
+    assert pods.wait_changed() == addresses(0, 1, 2, 3, 4)
+    kubernetes.delete(1)
+    monkeypatch.setattr(kubernetes_pods, "_REPLACEMENT_TIMEOUT", 0.0)
+    assert pods.wait_changed() == addresses(0, 2, 3, 4), "it is deleted, and not evicted"
+    kubernetes.put(pod(2, is_evicted=True))
+    kubernetes.remove(2)
+    assert pods.wait_changed() == addresses(0, 3, 4), "there was no replacement"
 
 
 def test_a_wait_lasts_until_something_changes(kubernetes: FakeKubernetes, pods: KubernetesPods) -> None:
