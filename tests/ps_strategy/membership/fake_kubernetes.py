@@ -27,10 +27,7 @@ def pod(
         "spec": {"hostname": hostname, "subdomain": subdomain, "containers": [container]},
         "status": {
             "phase": phase,
-            "conditions": [
-                {"type": "DisruptionTarget", "status": str(is_evicted)},
-                {"type": "Ready", "status": "True"},
-            ],
+            "conditions": [{"type": "DisruptionTarget", "status": str(is_evicted)}],
         },
     }
 

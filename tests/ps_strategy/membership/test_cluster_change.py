@@ -121,13 +121,13 @@ def test_a_change_that_does_not_end_times_out_and_the_next_one_waits_for_it(endl
     changes.close()
 
 
-@pytest.mark.parametrize("names_a_silent_one", [False, True])
-def test_the_servers_that_hold_up_a_change_are_named(endless_change, caplog, names_a_silent_one):
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_the_servers_that_hold_up_a_change_are_named(endless_change, caplog, is_silent):
     may_end, _ = endless_change
     first, second = free_addresses(2)
     changes = ClusterChanges("grpc", "127.0.0.1:1", 600.0, patience=0.05)
     with StatusServer(first, lambda: device(CPU, 1)), contextlib.ExitStack() as opened:
-        if names_a_silent_one:
+        if is_silent:
             port = int(second.rpartition(":")[2])
             # It accepts connections, and says nothing, as a frozen server does.
             opened.enter_context(socket.create_server(("127.0.0.1", port)))
@@ -136,9 +136,7 @@ def test_the_servers_that_hold_up_a_change_are_named(endless_change, caplog, nam
         changes.addresses = {Task("worker", 0): first, Task("worker", 1): second}
         with pytest.raises(tf.errors.DeadlineExceededError):
             changes.apply({})
-    expected = (
-        f"{second} did not answer" if names_a_silent_one else f"{first}, {second} did not end this client's calls"
-    )
+    expected = f"{second} did not answer" if is_silent else f"{first}, {second} did not end this client's calls"
     assert caplog.records[0].getMessage().startswith(expected)
     may_end.set()
     changes.close()

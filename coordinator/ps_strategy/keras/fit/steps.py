@@ -28,7 +28,7 @@ class ModelSteps:
         self, step: Step, steps_per_call: int, shards: ShardFunctions | None = None, name: str | None = None
     ) -> None:
         self._step = step
-        self._name = name or getattr(step, "__name__", "step")
+        self._name = name or str(getattr(step, "__name__", "step"))
         self.steps_per_call = steps_per_call
         self.shards = shards
         self.last_of = self._function(self._last_of, reduce_retracing=True)
