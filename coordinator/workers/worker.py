@@ -286,18 +286,19 @@ class Worker(BackgroundThread):
             self._report_loss(reason or self._servers.describe_loss(self.index))
         self._servers.disconnect(self.index)
         self._report_idle()
-        reported_at, what = (-math.inf, "is not connected after") if is_new else (lost_at, "has been lost for")
+        reported_at = -math.inf if is_new else lost_at
+        text = ("%s is not connected after" if is_new else "%s has been lost for") + " %.0f s; still trying. (%s)"
         while not self._stop.is_set() and not self._reconnect():
             now = time.monotonic()
             self._fail_waiting_closures(now - lost_at)
             if now - reported_at >= self._options.stall_report_interval:
                 reported_at = now
                 cause = self._servers.describe_loss(self.index)
-                _logger.warning("%s %s %.0f s; still trying. (%s)", self.device, what, now - lost_at, cause)
+                _logger.warning(text, self.device, now - lost_at, cause)
             self._stop.wait(self._options.reconnect_interval)
         if not self._stop.is_set() and self._change(WorkerState.LIVE):
-            now, what = time.monotonic(), "connected" if is_new else "reconnected"
-            _logger.warning("%s %s after %.1f s.", self.device, what, now - lost_at)
+            text = "%s connected after %.1f s." if is_new else "%s reconnected after %.1f s."
+            _logger.warning(text, self.device, time.monotonic() - lost_at)
 
     def _report_loss(self, cause: str) -> None:
         self._losses += 1
