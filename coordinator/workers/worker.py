@@ -303,10 +303,10 @@ class Worker(BackgroundThread):
     def _report_loss(self, cause: str) -> None:
         self._losses += 1
         self._record("worker_lost", detail=cause)
-        consequence = "its work goes to other workers until it returns"
+        text = "%s was lost; its work goes to other workers until it returns. (%s)"
         if not self._events.live_workers():
-            consequence = "no worker is left, and functions wait until one returns. Start one again"
-        _logger.warning("%s was lost; %s. (%s)", self.device, consequence, cause)
+            text = "%s was lost; no worker is left, and functions wait until one returns. Start one again. (%s)"
+        _logger.warning(text, self.device, cause)
 
     def _fail_waiting_closures(self, lost_for: float) -> None:
         """Fails the closures that only this worker can run and that have waited too long for its return."""
