@@ -100,6 +100,8 @@ def _silent(addresses: Sequence[str]) -> dict[str, str]:
 
 def _collect(addresses: Sequence[str], logdir: pathlib.Path, seconds: float) -> list[pathlib.Path]:
     """Profiles the servers at once; returns the files, one for each server that has answered."""
+    # The outcome is reported below; TensorFlow would log each call.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
     before = set(logdir.glob("plugins/profile/*/*.xplane.pb"))
