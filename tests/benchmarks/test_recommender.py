@@ -65,6 +65,7 @@ def _length(model, batch):
     return abs(float(model.gradients(*batch)[-1][0]))
 
 
+@pytest.mark.long
 def test_the_hand_written_model_takes_the_same_steps():
     model, packed = RecommenderModel(), PackedRecommenderModel()
     for each in (model, packed):

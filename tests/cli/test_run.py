@@ -130,6 +130,7 @@ def test_a_chief_that_fails_ends_the_evaluator(program: Writer, environment: Env
         assert not command.left()
 
 
+@pytest.mark.long
 def test_the_evaluator_may_have_a_cluster_of_its_own(program: Writer, environment: Environment) -> None:
     path = program(CLUSTER + EVALUATED)
     with CommandProcess("run", "--evaluator-workers", 2, path, environment=environment) as command:

@@ -36,6 +36,7 @@ WATCHING = """
 """
 
 
+@pytest.mark.long
 def test_servers_start_on_their_hosts_and_again_when_they_are_killed(
     program: Writer, environment: Environment, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_logs_of_tensorflow_are_shown_on_request(
     assert (LOGGED in command.output) is is_shown
 
 
+@pytest.mark.long
 def test_a_sitecustomize_of_the_user_still_runs(program: Writer, environment: Environment, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("print('customized')")

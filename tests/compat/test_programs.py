@@ -67,6 +67,7 @@ def test_a_step_returns_nothing_and_the_model_predicts_between_epochs(strategy, 
     assert int(optimizer.iterations.numpy()) == 60
 
 
+@pytest.mark.long
 def test_metrics_are_reset_each_epoch_and_the_model_is_saved(strategy, cluster_coordinator, tmp_path):
     with strategy.scope():
         model = dense_model()

@@ -57,7 +57,8 @@ def fit(model, **options):
     return model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, **options).history
 
 
-@pytest.mark.parametrize("optimizers", [SAME, pytest.param(ALSO_SAME, marks=pytest.mark.long)], ids=["some", "others"])
+@pytest.mark.long
+@pytest.mark.parametrize("optimizers", [SAME, ALSO_SAME], ids=["some", "others"])
 def test_fit_trains_a_table_as_one_process_trains_a_variable(shared_cluster, strategy, optimizers):
     for name, make in optimizers.items():
         table = make_table(strategy)

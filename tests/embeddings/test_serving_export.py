@@ -104,6 +104,7 @@ def _size(path, name):
     return os.path.getsize(os.path.join(path, name))
 
 
+@pytest.mark.long
 def test_a_function_of_tensors_can_be_exported_for_ragged_inputs_and_strings(strategy, tmp_path):
     table = make_table(strategy, default=0.5)
     with strategy.scope():

@@ -50,6 +50,7 @@ def test_a_table_is_restored_in_another_model(trained):
     assert other.statistics() == table.statistics()
 
 
+@pytest.mark.long
 def test_the_sidecar_loads_tables(trained):
     trained_model, table, path = trained
     model, other = build()

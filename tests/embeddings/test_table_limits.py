@@ -67,6 +67,7 @@ def test_counts_are_kept_of_as_many_keys_as_there_may_be_rows(strategy):
     assert has_row(table, [199, 0]) == [True, True]
 
 
+@pytest.mark.long
 def test_some_keys_are_admitted_by_chance(strategy):
     table = make_table(strategy, admission=Probability(0.5))
     Trainer(strategy, table).train(np.arange(400))

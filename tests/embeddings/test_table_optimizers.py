@@ -30,10 +30,8 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [kind if kind == "schedule" else pytest.param(kind, marks=pytest.mark.long) for kind in OPTIMIZERS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_rows_change_as_those_of_a_keras_variable(strategy, kind):
     table = make_table(strategy, optimizer=OPTIMIZERS[kind](), initializer=Constant(0.5))
     trainer = Trainer(strategy, table)

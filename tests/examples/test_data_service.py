@@ -39,6 +39,7 @@ def dispatcher():
 
 
 # TensorFlow's own, of `distribute` in a function.
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options")
 def test_each_epoch_of_fit_repeats_a_job(strategy, dispatcher):
     with strategy.scope():
@@ -54,6 +55,7 @@ def test_each_epoch_of_fit_repeats_a_job(strategy, dispatcher):
     assert (model.visits.numpy() == 3).all()
 
 
+@pytest.mark.long
 def test_each_example_is_trained_once_and_the_position_is_not_saved(strategy, train, dispatcher, tmp_path):
     assert (train.train(strategy, dispatcher, 200) == 1).all()
     iterator = train.served(strategy, dispatcher, 200, "another")

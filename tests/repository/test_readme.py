@@ -9,7 +9,7 @@ import coordinator
 from tests import ROOT
 from tests.program_runner import COORDINATOR, ProgramRunner
 
-TESTS = "-m pytest -n 2 --dist worksteal"
+TESTS = "-m pytest -n 3 --dist worksteal"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -84,6 +84,7 @@ def test_a_delayed_gradient_changes_nothing_before_its_delay_is_over(
     assert delay * 0.5 < curve.mean_staleness <= delay + 2
 
 
+@pytest.mark.long
 def test_trainings_do_not_depend_on_those_before(runner: SimulatedRunner) -> None:
     trial = Trial(ASYNCHRONOUS, 2, STEP)
     first, second = (runner.run(trial, 3, lambda: None) for _ in range(2))

@@ -39,6 +39,7 @@ def quick_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return folders
 
 
+@pytest.mark.long
 def test_every_server_of_a_real_cluster_answers_as_itself(cluster: LocalCluster) -> None:
     assert {job: len(addresses) for job, addresses in cluster.spec.items()} == {"worker": 1, "ps": 1}
     for job, addresses in cluster.spec.items():

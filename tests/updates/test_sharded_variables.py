@@ -70,6 +70,7 @@ def test_pushes_change_sharded_variables_as_one_process_changes_plain_ones(strat
     assert int(optimizer.iterations) == STEPS
 
 
+@pytest.mark.long
 def test_every_push_of_racing_workers_is_in_every_part(strategy):
     with strategy.scope(), partitioned(3):
         table, kernel = tf.Variable(tf.zeros([9, 4])), tf.Variable(tf.zeros([5, 4]))

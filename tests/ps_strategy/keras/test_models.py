@@ -101,15 +101,9 @@ def train_both(strategy, make_model, tolerance=1e-4):
     return there
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "make_model",
-    [
-        Subclassed,
-        *(
-            pytest.param(make, marks=pytest.mark.long)
-            for make in (functional_model, unbuilt_sequential_model, subclassed_model, recurrent_model)
-        ),
-    ],
+    "make_model", [Subclassed, functional_model, unbuilt_sequential_model, subclassed_model, recurrent_model]
 )
 def test_a_model_learns_as_in_one_process_and_with_racing_workers(strategy, make_model):
     training = train_both(strategy, make_model)

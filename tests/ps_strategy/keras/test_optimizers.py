@@ -155,6 +155,7 @@ def test_one_step_at_a_time_gives_the_same_as_one_process(one_after_another):
             assert not np.allclose(value, initial), name
 
 
+@pytest.mark.long
 def test_racing_workers_count_every_step_and_every_optimizer_learns(racing):
     before = Training("SGD").loss_on_all()
     for name, training in racing.items():

@@ -53,13 +53,14 @@ def found_by_workers(strategy, layers, features):
     return [part for parts in on_every_worker(strategy, step, iterator) for part in parts]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("made", "adapted"),
     [
         ("in the scope", "in the scope"),
-        pytest.param("outside", "outside", marks=pytest.mark.long),
-        pytest.param("in the scope", "outside", marks=pytest.mark.long),
-        pytest.param("outside", "in the scope", marks=pytest.mark.long),
+        ("outside", "outside"),
+        ("in the scope", "outside"),
+        ("outside", "in the scope"),
     ],
 )
 def test_adapted_layers_give_the_same_results_on_every_worker(strategy, made, adapted):  # rows 171 and 173

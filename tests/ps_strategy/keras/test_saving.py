@@ -32,6 +32,7 @@ def folder(strategy, tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_a_saved_model_loads_outside_of_the_scope(folder):
     models, _ = load_and_check(folder, "/job:chief")
     for model in models.values():

@@ -47,6 +47,7 @@ def shares(context: tf.distribute.InputContext) -> tf.data.Dataset:
     return data.shard(context.num_input_pipelines, context.input_pipeline_id).batch(16)
 
 
+@pytest.mark.long
 def test_every_kind_of_data_gives_the_result_of_one_process(strategy: coordinator.ParameterServerStrategy) -> None:
     truth = expected()
     with strategy.scope():

@@ -34,12 +34,13 @@ class Training:
         return loss
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make_optimizer",
     [
         pytest.param(lambda: tf_keras.optimizers.Adam(0.05), id="Adam"),
-        pytest.param(lambda: tf_keras.optimizers.SGD(0.05, momentum=0.5), id="SGD", marks=pytest.mark.long),
-        pytest.param(lambda: tf_keras.optimizers.legacy.Adam(0.05), id="legacy Adam", marks=pytest.mark.long),
+        pytest.param(lambda: tf_keras.optimizers.SGD(0.05, momentum=0.5), id="SGD"),
+        pytest.param(lambda: tf_keras.optimizers.legacy.Adam(0.05), id="legacy Adam"),
     ],
 )
 def test_a_model_of_keras_2_learns_and_every_step_is_counted(strategy, make_optimizer):

@@ -293,6 +293,7 @@ def test_work_waits_for_the_only_worker_and_resumes_when_it_returns(run_program)
     run_program(Path(only_worker_losses.__file__).read_text(), 5_000, timeout=280)
 
 
+@pytest.mark.long
 def test_a_function_that_kills_its_workers_is_quarantined(shared_cluster, strategy, run_program):  # row 78
     run_program(Path(quarantined_client.__file__).read_text(), json.dumps(shared_cluster.spec))
     assert sum(shared_cluster.is_alive("worker", index) for index in (0, 1, 2)) == 1

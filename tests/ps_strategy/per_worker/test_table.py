@@ -43,6 +43,7 @@ def growing_table(strategy, tmp_path):
     return table
 
 
+@pytest.mark.long
 def test_a_table_created_in_the_scope_has_a_copy_on_each_worker(strategy, growing_table, tmp_path):  # row 162
     size = tf.function(growing_table.size)
     assert growing_table.size().numpy() == 2

@@ -61,9 +61,8 @@ def seeds() -> Iterator[Callable[[int], None]]:
     tf.random.set_seed(None)
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case == "gan" else pytest.mark.long) for case in CASES]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
 def test_one_step_after_the_other_gives_the_same_as_without_a_strategy(
     strategy: coordinator.ParameterServerStrategy, case: str, seeds: Callable[[int], None]
 ) -> None:

@@ -60,13 +60,10 @@ class Pairs:
         return {"number": NUMBERS[index]}, Y[index]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "source",
-    [
-        arrays({"number": NUMBERS}, Y),
-        pytest.param(client(Pairs()), marks=pytest.mark.long),
-        pytest.param(client(generated), marks=pytest.mark.long),
-    ],
+    [arrays({"number": NUMBERS}, Y), client(Pairs()), client(generated)],
     ids=["arrays", "sequence", "iterated"],
 )
 def test_fit_and_evaluate_take_dicts_from_sources_of_each_kind(model: CountedRows, source: Source) -> None:
