@@ -279,9 +279,19 @@ class LocalJob:
             thread.join()
 
     def _start_thread(self, name: str, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name=name, daemon=True)
+        def run() -> None:
+            try:
+                target()
+            except Exception as error:  # noqa: BLE001 - the main thread raises it
+                self._events.put(partial(_raise, error))
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _clusters(request: RunRequest, roles: Collection[Role]) -> dict[Role, dict[str, list[str]]]:

@@ -31,6 +31,16 @@ def test_a_signal_during_the_start_of_a_server_ends_the_run(
     assert job.run() == exit_code
 
 
+def test_an_unexpected_error_of_a_thread_ends_the_run(job: LocalJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(LocalServers, "start", lambda _: None)
+    monkeypatch.setattr(LocalServers, "wait_ready", fail)
+    with pytest.raises(OSError, match="too many open files"):
+        job.run()
+
+
 def test_a_server_that_cannot_be_started_raises(job: LocalJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: LocalServers) -> None:
         raise LaunchError("The server could not be started: no memory.")
