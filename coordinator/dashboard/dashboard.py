@@ -1,7 +1,7 @@
 """The dashboard of a strategy: a page that shows what happens, while it does.
 
     coordinator-dashboard            twice a second: counts and events -> `Aggregator` -> snapshot -> `Publisher`
-    coordinator-dashboard-servers    while somebody looks: asks the parameter servers and the update rules
+    coordinator-dashboard-servers    while it is watched: asks the parameter servers and the update rules
     coordinator-dashboard-accept     takes connections (`PageServer`)
     coordinator-dashboard-request    one for each connection
 
@@ -94,11 +94,13 @@ class Dashboard:
         """Ends the page and all threads."""
         self._stop.set()
         self._threads[0].join()
-        # What happened last is shown too.
-        self._publish_once()
-        self._publisher.close()
-        self._server.close(_CLOSE_TIMEOUT)
-        self._threads[1].join(_CLOSE_TIMEOUT)
+        try:
+            # What happened last is shown too.
+            self._publish_once()
+        finally:
+            self._publisher.close()
+            self._server.close(_CLOSE_TIMEOUT)
+            self._threads[1].join(_CLOSE_TIMEOUT)
 
     def _publish(self) -> None:
         while not self._stop.wait(_INTERVAL if self._publisher.is_watched else _INTERVAL_UNWATCHED):
@@ -112,11 +114,15 @@ class Dashboard:
         self._publisher.publish(self._aggregator.snapshot(now, self._sources.statistics(), self._rules))
 
     def _ask(self) -> None:
+        reported = ""
         while not self._stop.wait(_ASKING_INTERVAL if self._usage else _INTERVAL):
             if not self._publisher.is_watched:
                 continue
             try:
                 self._usage = self._sources.usage()
                 self._rules = self._sources.rules()
-            except Exception:
-                _logger.exception("The dashboard could not ask the servers; it goes on asking.")
+                reported = ""
+            except Exception as error:
+                if repr(error) != reported:
+                    reported = repr(error)
+                    _logger.exception("The dashboard could not ask the servers; it goes on asking.")

@@ -66,7 +66,7 @@ class EventStream:
     """
 
     def __init__(self, capacity: int = 65_536) -> None:
-        # Tuples, which cost a fifth of an `Event`, and most of which nobody reads.
+        # Tuples, which cost a fifth of an `Event`, and most of which are never read.
         self._ring: deque[tuple[float, Kind, str, str, int, float, str]] = deque(maxlen=capacity)
         self._recorded = 0
         # A leaf: nothing is called while it is held.

@@ -1,4 +1,4 @@
-"""A thread that passes on events, so that nobody who takes them delays training or another one."""
+"""A thread that passes on events, so that a slow callback delays neither training nor other callbacks."""
 
 import logging
 import threading

@@ -1,5 +1,6 @@
 """What takes the events of a strategy: users' callbacks, and traces."""
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -43,8 +44,14 @@ class Listeners:
 
         self._refuse_closed("on_event")
         listener = Listener(self._events, call)
-        self._closing.append(lambda: listener.close(self._close_timeout))
-        return self._closing[-1]
+
+        def stop() -> None:
+            listener.close(self._close_timeout)
+            with contextlib.suppress(ValueError):
+                self._closing.remove(stop)
+
+        self._closing.append(stop)
+        return stop
 
     def trace(
         self,
@@ -62,7 +69,7 @@ class Listeners:
     def close(self) -> None:
         """Passes on all events, and ends the threads, or abandons those that take too long."""
         self._is_closed = True
-        for close in self._closing:
+        for close in tuple(self._closing):
             close()
 
     def _refuse_closed(self, called: str) -> None:

@@ -4,7 +4,7 @@
                           ^                                       |
     client      schedule -'                                       '-> finished
 
-Promises: it is written by a thread of its own, while training runs, and can be opened at any time.
+Promises: it is written by a separate thread, while training runs, and can be opened at any time.
 """
 
 import logging

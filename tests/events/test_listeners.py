@@ -1,8 +1,10 @@
 """Tests of callbacks for events, and of the events that a cluster records."""
 
 import dataclasses
+import gc
 import queue
 import threading
+import weakref
 
 import pytest
 
@@ -46,6 +48,22 @@ def test_a_callback_gets_the_events_from_its_registration_to_the_end() -> None:
     failed, *rest = until(received, "closures_failed")[1:]
     assert (failed.name, failed.detail, rest) == ("broken", "ValueError", [])
     assert until(received, "closures_cancelled")[-1].name == "at the end", "close passes on the last events"
+
+
+def test_a_callback_that_is_stopped_is_not_kept() -> None:
+    class Callback:
+        def __call__(self, event: Event) -> None: ...
+
+    callback = Callback()
+    kept = weakref.ref(callback)
+    listeners = Listeners(EventStream(), LIMIT)
+    stop = listeners.on_event(callback)
+    stop()
+    stop()
+    del callback, stop
+    gc.collect()
+    assert kept() is None
+    listeners.close()
 
 
 def test_a_callback_that_raises_is_logged_and_called_again(caplog: pytest.LogCaptureFixture) -> None:
