@@ -1,6 +1,6 @@
 """Settings that `coordinator run` gives to the program it starts, through the environment.
 
-They count where the program's own `Options` say nothing, so that no program has to be changed to be watched.
+They apply where the program's own `Options` do not set the same, so that no program has to be changed to be watched.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ RESTART_COUNT = "COORDINATOR_RESTART_COUNT"
 
 
 def with_program_settings(options: Options | None, environment: Mapping[str, str]) -> Options:
-    """Returns options, with the settings of the environment where they say nothing.
+    """Returns options, with those of the environment where they have none.
 
     Args:
       options: of the program; None for the defaults.

@@ -33,7 +33,7 @@ def add_manifest(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     printing.add_argument("--image", required=True, metavar="IMAGE", help="a container image with this library")
     printing.add_argument("--workers", type=int, metavar="N", help="workers (default 1)")
     printing.add_argument("--ps", type=int, metavar="N", help="parameter servers (default 1)")
-    text = "use a JobSet, which ends with the program, in place of StatefulSets, which can be scaled"
+    text = "use a JobSet, which ends with the program, instead of StatefulSets, which can be scaled"
     printing.add_argument("--jobset", action="store_true", help=text)
     printing.add_argument("--cpu", metavar="QUANTITY", help="what each pod requests, such as 2 or 500m")
     printing.add_argument("--memory", metavar="QUANTITY", help="what each pod requests and may use, such as 8Gi")

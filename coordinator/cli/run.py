@@ -14,9 +14,9 @@ from coordinator.launch.local_job import LocalJob
 from coordinator.launch.log_files import create_log_folder
 from coordinator.launch.run_request import RunRequest
 
-_ANYWHERE = "127.0.0.1:0"
+_ANY_PORT = "127.0.0.1:0"
 # No argument of a command contains this character.
-_UNSAID = "\0"
+_DEFAULT = "\0"
 
 
 def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -32,7 +32,7 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     running.add_argument("--workers", type=int, metavar="N", help="worker servers (default 1)")
     running.add_argument("--ps", type=int, metavar="N", help="parameter servers (default 1)")
     running.add_argument(
-        "--hosts", metavar="HOST:N,...", help="start the servers on these hosts by ssh, with so many workers on each"
+        "--hosts", metavar="HOST:N,...", help="start the servers on these hosts by ssh, with N workers on each"
     )
     running.add_argument(
         "--hostfile", type=pathlib.Path, metavar="FILE", help="the same, from a file with lines such as `a slots=2`"
@@ -69,7 +69,7 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--evaluator-workers",
         type=int,
         metavar="N",
-        help="run it as evaluator with a cluster of its own: N workers and a parameter server (default 0: none)",
+        help="run it as evaluator with a separate cluster: N workers and a parameter server (default 0: none)",
     )
     running.add_argument(
         "--evaluator-timeout",
@@ -106,7 +106,7 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     running.add_argument(
         "--dashboard",
         metavar="HOST:PORT",
-        type=lambda text: _ANYWHERE if text == _UNSAID else text,
+        type=lambda text: _ANY_PORT if text == _DEFAULT else text,
         help="show on a page what happens; alone, or as --dashboard=HOST:PORT[/TOKEN] (default 127.0.0.1:0, any port)",
     )
     running.add_argument("--trace", type=pathlib.Path, metavar="FILE", help="write a trace for the Perfetto UI")
@@ -120,12 +120,12 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def with_dashboard_address(arguments: Sequence[str]) -> list[str]:
     """Returns arguments in which `--dashboard` alone has a value, since `argparse` would take the program for it."""
-    return [f"--dashboard={_UNSAID}" if argument == "--dashboard" else argument for argument in arguments]
+    return [f"--dashboard={_DEFAULT}" if argument == "--dashboard" else argument for argument in arguments]
 
 
 def _argument(text: str) -> str:
-    # What follows the program is the program's own.
-    return text.removesuffix(f"={_UNSAID}")
+    # What follows the program is passed on as it was.
+    return text.removesuffix(f"={_DEFAULT}")
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -141,7 +141,7 @@ def requested(given: argparse.Namespace) -> RunRequest:
     Raises:
       ClusterSpecError: there is no worker, or no parameter server.
       LaunchError: options do not go together, or there is no such program.
-      SettingError: hosts are not given as they should be.
+      SettingError: hosts are not of the form `a:2,b:4`, or a number is out of bounds.
     """
     values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in vars(given).items()}
     path = values.pop("hostfile", None)

@@ -6,7 +6,7 @@ import math
 
 def add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command to a parser's commands."""
-    text = "run one server of a cluster: that which TF_CONFIG describes, or --job, --index and --address"
+    text = "run one server of a cluster, given by TF_CONFIG or by --job, --index and --address"
     serving = commands.add_parser("serve", help=text, description=text, allow_abbrev=False)
     serving.add_argument("--job", metavar="JOB", help="worker or ps (default: TF_CONFIG's task type)")
     serving.add_argument("--index", type=int, metavar="N", help="its index (default: TF_CONFIG's task index)")
@@ -18,5 +18,5 @@ def add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     serving.add_argument("--health-port", type=int, metavar="PORT", help=text)
     text = "end, with code 0, when the program that uses it has ended without an error"
     serving.add_argument("--until-client-ends", action="store_true", help=text)
-    text = "end when standard input is closed, and when nothing has come there for so long (default: no limit)"
+    text = "end when standard input is closed, and when nothing has come there for SECONDS (default: no limit)"
     serving.add_argument("--exit-with-parent", type=float, nargs="?", const=math.inf, metavar="SECONDS", help=text)

@@ -107,7 +107,7 @@ class PageServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answers a connection on a thread of its own."""
+        """Answers a connection on a separate thread."""
         if len(self._open) >= _MOST_CONNECTIONS:
             self.shutdown_request(request)
             return

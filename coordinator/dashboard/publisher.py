@@ -1,4 +1,4 @@
-"""Hands each snapshot to those that watch, and knows whether anybody does."""
+"""Gives each snapshot to all readers, and knows whether there are any."""
 
 import json
 import threading
@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.dashboard.snapshot import Snapshot
 
-# Somebody watches who has asked in this time, in seconds: Prometheus asks every 15 s or every minute.
+# A reader that has asked in this time, in seconds, counts: Prometheus asks every 15 s or every minute.
 _WATCH_TIME = 75.0
 
 
@@ -31,7 +31,7 @@ class Publisher:
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody looks at the snapshots."""
+        """Whether a stream is open, or a snapshot was read in the last 75 s."""
         return self._streams > 0 or time.monotonic() < self._asked_at + _WATCH_TIME
 
     def publish(self, snapshot: Snapshot) -> None:
@@ -51,7 +51,7 @@ class Publisher:
         """Returns server-sent events: all of the latest snapshot, then what is new in each, until `close`.
 
         Args:
-          interval: after so many seconds without a snapshot there is an empty message.
+          interval: after this time without a snapshot, in seconds, there is an empty message.
         """
         with self._changed:
             self._streams += 1

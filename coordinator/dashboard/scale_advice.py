@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 # A worker is worth having that brings this share of what a single one does.
 _WORTH = 0.5
-# Up to so many times the present workers; what is further away cannot be told from what is measured now.
+# Up to this multiple of the present workers; what is further away cannot be told from what is measured now.
 _FURTHEST = 4
 # Workers that are idle for more than this share, while nothing waits, are given too little by the program.
 _IDLE = 0.25

@@ -20,7 +20,7 @@ class WorkerRow:
       function: what it runs now; empty if nothing.
       calls: how many closures that call has.
       running_since: when that call began; 0 if nothing runs.
-      rate: closures that it has finished per second, of late.
+      rate: closures that it has finished per second, in the last 10 s.
       share: its rate, as a share of the fastest worker's.
       idle: the share of the last minute in which it ran nothing.
       waited: the share of its time, of all of training, that it has waited in the update rules; None without a rule.
@@ -50,9 +50,9 @@ class ServerRow:
 
     Attributes:
       usage: what it has used so far.
-      cores: how many processors it keeps busy, of late.
-      receiving: bytes per second that its host receives, of late.
-      sending: bytes per second that its host sends.
+      cores: how many processors it keeps busy, between the latest two readings.
+      receiving: bytes per second that its host receives, likewise.
+      sending: bytes per second that its host sends, likewise.
     """
 
     usage: ServerUsage
@@ -150,7 +150,7 @@ class Snapshot:
       time: of this snapshot.
       started: when the strategy was created.
       program: its file name.
-      rate: closures that all workers together have finished per second, of late.
+      rate: closures that all workers together have finished per second, in the last 10 s.
       waiting, running, finished, failed, cancelled, retried: see `coordinator.ClusterStatistics`.
       checkpoint_time: when the latest checkpoint was complete; 0 if there is none.
       checkpoint: its path.
@@ -162,7 +162,7 @@ class Snapshot:
       rules: the update rules.
       history: since the strategy was created.
       timeline: the latest, in order.
-      stream: what each worker has run of late.
+      stream: what each worker has run in the last minute.
       advice: how many workers to have; None before enough was measured.
     """
 

@@ -1,4 +1,4 @@
-"""What each worker has run of late, from the events of closures.
+"""What each worker has run in the last minute, from the events of closures.
 
 Calls of one function that follow each other closely are one segment, so that a thousand short calls a second are as
 cheap to show as one long one. How long a worker was busy is counted exactly.

@@ -100,14 +100,14 @@ def _ports(config: TaskConfig) -> Iterator[Finding]:
     else:
         yield Finding("this task", own)
     # A client that tries to reach a dead server of its own machine may connect to itself there, and keep it out.
+    ports = _ephemeral_ports()
     shared = [
         address
         for job in SERVED_JOBS
         for address in config.cluster.get(job, {}).values()
-        if parse_address(address).port in _ephemeral_ports()
+        if parse_address(address).port in ports
     ]
     if shared:
-        ports = _ephemeral_ports()
         text = f"the kernel gives ports from {ports.start} to {ports.stop - 1} to connections, too"
         yield Finding("ports", f"{', '.join(shared)}: {text}; a server may find its port taken: choose lower ones")
 

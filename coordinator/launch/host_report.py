@@ -1,6 +1,6 @@
 """What `coordinator run --hosts` has to know of a host before it starts servers there: it runs this module there.
 
-python -m coordinator.launch.host_report COUNT    prints the report of a host that is to have so many servers
+python -m coordinator.launch.host_report COUNT    prints the report of a host that is to have COUNT servers
 """
 
 import dataclasses

@@ -52,7 +52,7 @@ def _create_folder(parent: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def log_file(folder: pathlib.Path, process: str, restarts: int) -> pathlib.Path:
-    """Returns the file of a process that was started again so many times, such as `ps-0.restart-1.log`."""
+    """Returns the log of a process after a number of restarts, such as `ps-0.restart-1.log`."""
     return folder / (f"{process}.restart-{restarts}.log" if restarts else f"{process}.log")
 
 

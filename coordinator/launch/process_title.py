@@ -16,7 +16,7 @@ def set_process_title(title: str, name: str) -> None:
     """Sets what `ps` and `top` show for this process.
 
     Args:
-      title: in place of its command line.
+      title: replaces its command line.
       name: of the process, at most 15 bytes.
     """
     # No such file, or a value that the kernel hides.

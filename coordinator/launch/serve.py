@@ -58,8 +58,8 @@ def serve(
         interface if the host of its own address is `localhost` or a loopback address, and every interface otherwise.
       health_port: answer over HTTP there how the server is (`health.py`).
       until_client_ends: end, with code 0, when a client that was connected has ended its program in order.
-      exit_with_parent: end when standard input is closed, and when nothing has come there for so many seconds, or
-        `math.inf`. By default it is not read.
+      exit_with_parent: end when standard input is closed, and when nothing has come there for this time in seconds,
+        which may be `math.inf`. By default it is not read.
 
     Returns:
       Exit code 2 if it cannot serve, after a line on standard error that says why: `TF_CONFIG` is needed and missing or

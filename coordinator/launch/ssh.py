@@ -1,4 +1,4 @@
-"""Servers on another host, each in the session of an `ssh` of its own.
+"""Servers on another host, each in the session of a separate `ssh`.
 
     this machine                             the host
     ssh  <-- standard input, a pipe here -->  sshd -- coordinator serve --exit-with-parent

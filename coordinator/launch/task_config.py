@@ -59,9 +59,9 @@ class TaskConfig:
 
         Args:
           text: the text of `TF_CONFIG`, or nothing if the rest is given.
-          job: the job, in place of the task's `type`.
-          index: the index, in place of the task's `index`.
-          address: `host:port` of the server, in place of that in `cluster`.
+          job: the job, instead of the task's `type`.
+          index: the index, instead of the task's `index`.
+          address: `host:port` of the server, instead of that in `cluster`.
 
         Raises:
           ClusterSpecError: the text is not JSON, or not of the right form, or does not say what is needed.

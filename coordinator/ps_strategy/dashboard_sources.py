@@ -3,8 +3,8 @@
 A TensorFlow server has no call for the memory or the processor time of its process. A function that runs there and
 reads files of `/proc` has: it needs no port and no further process, and takes about a millisecond.
 
-Servers are asked on one thread, which nothing else waits for, and only while somebody looks or a trace is written. A
-server that does not answer a probe is not asked; the heartbeat ends a call to one that stops answering.
+Servers are asked on one thread, which nothing else waits for, and only while the page is watched or a trace is written.
+A server that does not answer a probe is not asked; the heartbeat ends a call to one that stops answering.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ from typing import Any
 # Set by StatefulSets and by indexed Jobs.
 _INDEX_LABELS = ("apps.kubernetes.io/pod-index", "batch.kubernetes.io/job-completion-index")
 _PORT_NAME = "tensorflow"
-# How long the API server keeps a watch open, in seconds: so long may a broken connection go unnoticed.
+# How long the API server keeps a watch open, in seconds: a broken connection may go unnoticed for that time.
 _WATCH_SECONDS = 30
 # What a connection or an answer may take beyond that, in seconds.
 _ANSWER_TIMEOUT = 10.0
