@@ -103,7 +103,7 @@ class Checkpoints(CheckpointSource):
         self._save_policies = tuple(save)
         self._background = background
         self._history = History(self.directory, keep)
-        self._thread = SerialThread("coordinator-checkpoints")
+        self._thread = SerialThread("coordinator-checkpoints", f"Writing a checkpoint in {self.directory}")
         self._hurry = threading.Event()
         self._services: SaveServices | None = None
         self._snapshots: Snapshots | None = None

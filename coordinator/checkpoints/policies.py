@@ -94,7 +94,7 @@ class _Every(abc.ABC):
 class EverySteps(_Every):
     """Saves when a multiple of `steps` has been reached; keeps the first checkpoint from each multiple on.
 
-    With `latest`, it keeps the newest so many of these: `[EverySteps(1000, 1), EverySteps(100, 1), Latest(2)]`.
+    With `latest`, it keeps only that many of these, the newest: `[EverySteps(1000, 1), EverySteps(100, 1), Latest(2)]`.
     """
 
     def __init__(self, steps: int, latest: int | None = None) -> None:
@@ -108,9 +108,9 @@ class EverySteps(_Every):
 
 
 class EveryMinutes(_Every):
-    """Saves when so many minutes have passed, first at once; keeps checkpoints that are so far apart, from the oldest.
+    """Saves `minutes` after the last checkpoint, and the first one at once; keeps checkpoints at least as far apart.
 
-    With `latest`, it keeps the newest so many of these.
+    The oldest is the first of those that it keeps. With `latest`, it keeps only that many of them, the newest.
     """
 
     def __init__(self, minutes: float, latest: int | None = None) -> None:

@@ -2,7 +2,9 @@
 
 import collections
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 
 from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
@@ -10,16 +12,21 @@ from coordinator.queueing.interrupts import uninterrupted
 
 _logger = logging.getLogger("coordinator")
 
+# In seconds.
+_STALL_REPORT_INTERVAL = 60.0
+
 
 class SerialThread:
     """Makes calls in the background, in order. All methods may be called from any thread.
 
     Args:
       name: of the thread.
+      calls: what they do, for messages.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, calls: str) -> None:
         self._name = name
+        self._purpose = calls
         self._changed = threading.Condition()
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
         self._is_running = False
@@ -35,9 +42,17 @@ class SerialThread:
         on_own_thread(self._name, self._run)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until all calls have returned; returns whether they have in `timeout` seconds."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._is_running, timeout)
+        """Waits until all calls have returned; returns whether they have in `timeout` seconds. Reports a long wait."""
+        began = time.monotonic()
+        remaining = math.inf if timeout is None else timeout
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: not self._is_running, min(remaining, _STALL_REPORT_INTERVAL)):
+                    return True
+            remaining -= _STALL_REPORT_INTERVAL
+            if remaining <= 0:
+                return False
+            _logger.warning("%s has taken %.0f s, and is waited for.", self._purpose, time.monotonic() - began)
 
     def _run(self) -> None:
         while (call := self._next()) is not None:

@@ -4,7 +4,7 @@ Workers are standard servers: what they read is described by operations of Tenso
 TensorFlow has (`tf.io.gfile`). A range has consecutive examples, so that it is one part of a file, or of few.
 
 Files of the worker's own file system are mapped into its memory: a part of one is copied without a system call, and
-costs a tenth of opening the file anew, wherever it is. Files of others (`gs://...`) are opened for each part.
+costs a tenth of opening the file again, wherever it is. Files of others (`gs://...`) are opened for each part.
 """
 
 import itertools

@@ -208,7 +208,7 @@ def _save(prefix: Any, names: list[str], slices: Any, tensors: list[Any]) -> Any
 
 
 def _collected(read: Callable[[Any], Any], size: Any) -> Any:
-    """Concatenates the keys that `read` returns for each slice of so many numbers."""
+    """Concatenates the keys that `read` returns for each slice of `size` numbers."""
     slices = -(-size // SLICE)
     array = tf.TensorArray(tf.int64, tf.cast(slices, tf.int32), infer_shape=False, element_shape=[None])
 

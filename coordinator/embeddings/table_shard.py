@@ -44,7 +44,7 @@ from coordinator.updates.state.server_mutex import operations_added
 
 # The most rows that are evicted while others wait for the mutex, and of how many rows they are looked for.
 _EVICTED_AT_ONCE, _SEARCHED_AT_ONCE = 1000, 2**14
-# Of so many rows for each that is needed, at least the second number, the oldest are evicted from a full table.
+# A full table evicts the oldest of this many rows for each that is needed, and at least of the second number.
 _CANDIDATES, _LEAST_CANDIDATES = 4, 2000
 
 _KEYS = tf.TensorSpec([None], tf.int64)

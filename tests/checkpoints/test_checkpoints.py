@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator import Checkpoints, evaluation
-from coordinator.checkpoints import Best, EverySteps, Latest
+from coordinator.checkpoints import Best, EverySteps, Latest, serial_thread
 from coordinator.evaluation.checkpoint_file import CheckpointFile
 from coordinator.events.event_stream import EventStream
 from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
@@ -130,6 +130,17 @@ def test_what_is_being_written_is_not_the_latest(training, gate):
     assert value_in(path) == [3.0, 4.0]
     assert checkpoints.save() is not None
     checkpoints.end()
+
+
+def test_a_long_wait_for_a_checkpoint_is_reported(training, gate, caplog, monkeypatch):
+    monkeypatch.setattr(serial_thread, "_STALL_REPORT_INTERVAL", 0.02)
+    training.steps = 10
+    training.checkpoints.save()
+    with pytest.raises(TimeoutError):
+        training.checkpoints.wait(0.1)
+    gate.set()
+    training.checkpoints.wait(DEADLINE)
+    assert f"Writing a checkpoint in {training.directory} has taken" in caplog.text
 
 
 def test_training_continues_where_it_was_when_it_starts_again(training):

@@ -56,7 +56,7 @@ class Block:
     Attributes:
       begin: the indices of its first element.
       shape: its size along each axis.
-      axes: it is one index of each of the first axes, some along the last of so many, and all along the others.
+      axes: of this many axes, it has one index of each but the last and some of the last; of the axes after these, all.
     """
 
     begin: tuple[int, ...]

@@ -36,7 +36,7 @@ from coordinator.ps_strategy.tensorflow_internals.process import attribute_repla
 
 _logger = logging.getLogger("coordinator")
 
-# Of so many checkpoints; older ones are restored only if all of these are damaged.
+# The number of checkpoints whose states are kept; older ones are restored only if all of these are damaged.
 _KEPT_STATES = 100
 
 Step = Any  # An integer variable, of TensorFlow or Keras, or a function that returns an int.

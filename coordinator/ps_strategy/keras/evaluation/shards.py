@@ -199,7 +199,7 @@ def _may_follow(group: Sequence[Any], batch: Any, most: int) -> bool:
 
 
 def _size(batch: Any) -> int | None:
-    """Returns the number of examples in a batch; None if it does not consist of tensors with so many rows."""
+    """Returns the number of examples in a batch; None if it has other parts than tensors with this number of rows."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     if not leaves or not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves):
         return None
