@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in ("simulate", "testbed"):
         arguments = with_negative_values(arguments)
-    elif arguments and arguments[0] == "run":
+    elif arguments and arguments[0] in ("run", "slurm"):
         arguments = with_dashboard_address(arguments)
     given = _parser().parse_args(arguments)
     command = vars(given).pop("command")

@@ -1,12 +1,14 @@
 """`coordinator run`: a local cluster, and a program in each of its roles, until the program has ended."""
 
 import argparse
+import itertools
 import pathlib
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coordinator.addresses import parse_page_address
 from coordinator.errors import LaunchError
 from coordinator.launch.console import Console
 from coordinator.launch.hosts import parse_hosts, read_hostfile, slots_of
@@ -58,30 +60,10 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="start the program again, up to N times, when it is killed or fails; the servers keep running (default 0)",
     )
     running.add_argument(
-        "--server-restarts",
-        type=int,
-        metavar="N",
-        help="start a server that ends again, up to N times each; `restore_from` then brings back the variables of a "
-        "parameter server (default 3)",
-    )
-    running.add_argument("--evaluator", action="store_true", help="run the program once more, as evaluator")
-    running.add_argument(
         "--evaluator-workers",
         type=int,
         metavar="N",
         help="run it as evaluator with a separate cluster: N workers and a parameter server (default 0: none)",
-    )
-    running.add_argument(
-        "--evaluator-timeout",
-        type=float,
-        metavar="SECONDS",
-        help="how long the evaluator may run after the chief has ended (default 300)",
-    )
-    running.add_argument(
-        "--start-timeout",
-        type=float,
-        metavar="SECONDS",
-        help="how long the servers may take until they answer (default 120)",
     )
     running.add_argument(
         "--log-dir",
@@ -103,24 +85,61 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     running.add_argument(
         "--env", type=_variable, action="append", metavar="NAME=VALUE", help="set a variable of all processes"
     )
-    running.add_argument(
-        "--dashboard",
-        metavar="HOST:PORT",
-        type=lambda text: _ANY_PORT if text == _DEFAULT else text,
-        help="show on a page what happens; alone, or as --dashboard=HOST:PORT[/TOKEN] (default 127.0.0.1:0, any port)",
-    )
-    running.add_argument("--trace", type=pathlib.Path, metavar="FILE", help="write a trace for the Perfetto UI")
     running.add_argument("--dry-run", action="store_true", help="print the command of each process, and start none")
-    running.add_argument("-m", "--module", action="store_true", help="the program is a module, as for `python -m`")
-    running.add_argument("program", metavar="PROGRAM", help="a Python program")
-    running.add_argument(
+    add_program(running)
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that all commands have which run a program on a cluster, and then the program."""
+    parser.add_argument(
+        "--server-restarts",
+        type=int,
+        metavar="N",
+        help="start a server that ends again, up to N times each; `restore_from` then brings back the variables of a "
+        "parameter server (default 3)",
+    )
+    parser.add_argument("--evaluator", action="store_true", help="run the program once more, as evaluator")
+    parser.add_argument(
+        "--evaluator-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long the evaluator may run after the chief has ended (default 300)",
+    )
+    parser.add_argument(
+        "--start-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long the servers may take until they answer (default 120)",
+    )
+    parser.add_argument(
+        "--dashboard",
+        metavar="[HOST:PORT]",
+        type=lambda text: _ANY_PORT if text == _DEFAULT else text,
+        help="show on a page what happens; alone, or with HOST:PORT[/TOKEN] (default 127.0.0.1:0, any port)",
+    )
+    parser.add_argument("--trace", type=pathlib.Path, metavar="FILE", help="write a trace for the Perfetto UI")
+    parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as for `python -m`")
+    parser.add_argument("program", metavar="PROGRAM", help="a Python program")
+    parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, type=_argument, metavar="ARGUMENT", help="passed to the program"
     )
 
 
 def with_dashboard_address(arguments: Sequence[str]) -> list[str]:
-    """Returns arguments in which `--dashboard` alone has a value, since `argparse` would take the program for it."""
-    return [f"--dashboard={_DEFAULT}" if argument == "--dashboard" else argument for argument in arguments]
+    """Returns arguments in which `--dashboard` without an address has a value: `argparse` would take the program."""
+    pairs = itertools.zip_longest(arguments, arguments[1:], fillvalue="")
+    return [
+        f"--dashboard={_DEFAULT}" if argument == "--dashboard" and not _is_address(following) else argument
+        for argument, following in pairs
+    ]
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parse_page_address(text, "--dashboard")
+    except ValueError:
+        return False
+    return True
 
 
 def _argument(text: str) -> str:

@@ -2,10 +2,10 @@
 
 import argparse
 import os
-import pathlib
 import sys
 from typing import Any
 
+from coordinator.cli.run import add_program
 from coordinator.errors import ClusterSpecError, LaunchError, SettingError
 from coordinator.launch.console import Console
 from coordinator.launch.run_request import RunRequest
@@ -24,19 +24,7 @@ def add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "slurm", help=text, description=text, usage=usage, allow_abbrev=False, argument_default=argparse.SUPPRESS
     )
     parser.add_argument("--ps", type=int, metavar="N", help="parameter servers (default 1); other tasks are workers")
-    text = "start a server that ends again, up to N times each (default 3)"
-    parser.add_argument("--server-restarts", type=int, metavar="N", help=text)
-    parser.add_argument("--evaluator", action="store_true", help="the last task runs the program as evaluator")
-    text = "how long the evaluator may run after the chief has ended (default 300)"
-    parser.add_argument("--evaluator-timeout", type=float, metavar="SECONDS", help=text)
-    text = "how long the tasks may take until all servers answer (default 120)"
-    parser.add_argument("--start-timeout", type=float, metavar="SECONDS", help=text)
-    text = "show on a page, from the node of the first task, what happens; port 0 takes a free one"
-    parser.add_argument("--dashboard", metavar="HOST:PORT[/TOKEN]", help=text)
-    parser.add_argument("--trace", type=pathlib.Path, metavar="FILE", help="write a trace for the Perfetto UI")
-    parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as for `python -m`")
-    parser.add_argument("program", metavar="PROGRAM", help="a Python program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="passed to the program")
+    add_program(parser)
 
 
 def slurm(given: argparse.Namespace) -> int:

@@ -17,10 +17,9 @@ _Samples = Iterable[tuple[Mapping[str, Any], float]]
 def metrics_of(snapshot: Snapshot) -> str:
     """Returns the metrics of a snapshot as text."""
     lines: list[str] = []
-    for name, kind, text, samples in (*_of_cluster(snapshot), *_of_workers(snapshot), *_of_servers(snapshot)):
-        _add(lines, name, kind, text, ((name, labels, value) for labels, value in samples))
-    for name, kind, text, samples in _of_rules(snapshot):
-        _add(lines, name, kind, text, ((name, labels, value) for labels, value in samples))
+    for metrics in (_of_cluster, _of_workers, _of_servers, _of_rules):
+        for name, kind, text, samples in metrics(snapshot):
+            _add(lines, name, kind, text, ((name, labels, value) for labels, value in samples))
     if snapshot.rules:
         samples_of_rules = [sample for rule in snapshot.rules for sample in _histogram(rule)]
         text = "Staleness of the pushed gradients, in updates."

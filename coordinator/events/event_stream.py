@@ -10,10 +10,17 @@ Guarantees:
 
 import dataclasses
 import itertools
+import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Literal
+
+_logger = logging.getLogger("coordinator")
+
+# Between two looks of a listener at the stream, in seconds.
+_INTERVAL = 0.1
 
 Kind = Literal[
     "closures_started",
@@ -96,6 +103,54 @@ class EventStream:
             first = end - len(self._ring)
             found = list(itertools.islice(reversed(self._ring), max(0, end - max(number, first))))
         return [Event(*fields) for fields in reversed(found)], end, max(0, first - number)
+
+
+class Listener:
+    """A thread that calls a function with the events from now on, in order, until it is closed.
+
+    Args:
+      events: the stream.
+      callback: called with the events since the call before, at least one, and with how many were dropped before them.
+      name: of the thread.
+      finish: called at the end, on the thread.
+    """
+
+    def __init__(
+        self,
+        events: EventStream,
+        callback: Callable[[list[Event], int], object],
+        name: str = "coordinator-events",
+        finish: Callable[[], object] | None = None,
+    ) -> None:
+        self._events = events
+        self._callback = callback
+        self._finish = finish
+        self._next = events.recorded
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Passes on what was recorded until now, and ends the thread. May be called again."""
+        self._closed.set()
+        if self._thread is threading.current_thread():
+            return
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            _logger.warning("A callback for events has not returned for %g s; its thread is left behind.", timeout)
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._closed.wait(_INTERVAL)
+            found, self._next, dropped = self._events.since(self._next)
+            try:
+                if found:
+                    self._callback(found, dropped)
+            except Exception:
+                _logger.exception("A callback for events raised an error; it is called again for those that follow.")
+        if self._finish is not None:
+            self._finish()
 
 
 def task_of_device(device: str) -> str:

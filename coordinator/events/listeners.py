@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 
 from coordinator.errors import StrategyClosedError
-from coordinator.events.event_stream import Event, EventStream
-from coordinator.events.listener import Listener
+from coordinator.events.event_stream import Event, EventStream, Listener
 from coordinator.events.trace import Trace
 
 _logger = logging.getLogger("coordinator")

@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from coordinator.events.event_stream import Event, EventStream
-from coordinator.events.listener import Listener
+from coordinator.events.event_stream import Event, EventStream, Listener
 from coordinator.events.trace_file import TraceFile
 
 _logger = logging.getLogger("coordinator")

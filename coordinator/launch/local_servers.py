@@ -22,7 +22,7 @@ from coordinator.launch.task_config import TaskConfig
 
 # Below the ports that the kernel hands to outgoing connections. A client that tries again and again to reach a dead
 # server on one of those is, sooner or later, given that very port, connects to itself, and keeps the server out.
-_PORTS = range(10_000, 32_768)
+PORTS = range(10_000, 32_768)
 _MOST_ATTEMPTS = 10_000
 
 
@@ -41,11 +41,11 @@ def free_addresses(count: int, *, besides: Collection[str] = ()) -> list[str]:
         if len(found) == count:
             return found
         # Not `random`: two programs with the same seed would draw the same ports.
-        port = secrets.choice(_PORTS)
+        port = secrets.choice(PORTS)
         address = f"127.0.0.1:{port}"
         if address not in found and address not in besides and portpicker.is_port_free(port):
             found.append(address)
-    raise LaunchError(f"There are no {count} free ports between {_PORTS.start} and {_PORTS.stop}: end some servers.")
+    raise LaunchError(f"There are no {count} free ports between {PORTS.start} and {PORTS.stop}: end some servers.")
 
 
 def free_cluster(counts: Mapping[str, int], *, besides: Collection[str] = ()) -> dict[str, list[str]]:

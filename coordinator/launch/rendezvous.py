@@ -19,9 +19,8 @@ from collections.abc import Collection
 from typing import Any
 
 from coordinator.errors import LaunchError
+from coordinator.launch.local_servers import PORTS
 
-# Below those that the kernel gives to outgoing connections.
-_PORTS = range(10_000, 32_768)
 _TRIED_PORTS = 32
 # How long the other end of a connection may take to say who it is, in seconds.
 _HANDSHAKE_TIMEOUT = 3.0
@@ -151,11 +150,11 @@ def _greeting(link: Link) -> dict[str, Any]:
 
 
 def _ports(group: str) -> list[int]:
-    return random.Random(group).sample(_PORTS, _TRIED_PORTS)
+    return random.Random(group).sample(PORTS, _TRIED_PORTS)
 
 
 def _listening(group: str, host: str) -> socket.socket:
     for port in _ports(group):
         with contextlib.suppress(OSError):
             return socket.create_server((host, port), backlog=1024)
-    raise LaunchError(f"None of {_TRIED_PORTS} ports between {_PORTS.start} and {_PORTS.stop} is free on this host.")
+    raise LaunchError(f"None of {_TRIED_PORTS} ports between {PORTS.start} and {PORTS.stop} is free on this host.")

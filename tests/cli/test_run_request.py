@@ -139,6 +139,17 @@ def test_unknown_options_are_refused_with_the_usage(capsys: pytest.CaptureFixtur
     assert "usage: coordinator" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [(["--dashboard"], "127.0.0.1:0"), (["--dashboard", "[::1]:80/a"], "[::1]:80/a"), (["--dashboard=a:1"], "a:1")],
+)
+def test_a_dashboard_may_have_an_address(
+    requests: list[RunRequest], program: Path, given: list[str], address: str
+) -> None:
+    assert main(["run", *given, str(program), *given]) == 0
+    assert (requests[0].dashboard, list(requests[0].arguments)) == (address, given)
+
+
 def test_a_log_folder_that_cannot_be_created_is_refused(
     program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,7 @@ def test_taken_ports_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
         listener.bind(("127.0.0.1", int(free_addresses(1)[0].partition(":")[2])))
         listener.listen()
         taken = listener.getsockname()[1]
-        monkeypatch.setattr(module, "_PORTS", range(taken, taken + 1))
+        monkeypatch.setattr(module, "PORTS", range(taken, taken + 1))
         monkeypatch.setattr(module, "_MOST_ATTEMPTS", 20)
         with pytest.raises(LaunchError, match="no 1 free ports"):
             free_addresses(1)
@@ -36,7 +36,7 @@ def test_taken_ports_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_addresses_of_servers_that_are_down_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     [address] = free_addresses(1)
     port = int(address.partition(":")[2])
-    monkeypatch.setattr(module, "_PORTS", range(port, port + 1))
+    monkeypatch.setattr(module, "PORTS", range(port, port + 1))
     monkeypatch.setattr(module, "_MOST_ATTEMPTS", 20)
     with pytest.raises(LaunchError):
         free_addresses(1, besides=[address])

@@ -20,9 +20,9 @@ class TimeChart {
     return { width: this.parent.clientWidth, height: this.parent.clientHeight };
   }
 
-  draw(data, anew = false) {
+  draw(data, isRedrawn = false) {
     this.data = data;
-    if (this.chart && !anew) {
+    if (this.chart && !isRedrawn) {
       this.chart.setData(data);
       return;
     }
