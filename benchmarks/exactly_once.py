@@ -2,9 +2,10 @@
 
     python -m benchmarks.exactly_once --runs 100 --seconds 30
 
-Each run has a seed, from which follow the update rule, the clusters, the faults of workers and parameter servers (kill,
-restart, freeze), and when the client is killed, to be started again on a cluster of another shape. It prints a line of
-JSON for each run and then a summary: faults by kind, and the seeds of runs that failed. The exit code is 1 if one did.
+Each run has a seed, from which follow the update rule, the clusters, whether ranges are read ahead, the faults of
+workers and parameter servers (kill, restart, freeze), and when the client is killed, to be started again on a cluster
+of another shape. It prints a line of JSON for each run and then a summary: faults by kind, and the seeds of runs that
+failed. The exit code is 1 if one did.
 """
 
 import argparse
@@ -37,6 +38,8 @@ def run(seed: int, seconds: float, interval: float) -> dict[str, Any]:
     settings = ["--rule", chance.choice(_RULES), "--seconds", seconds, "--interval", interval]
     if chance.random() < 0.3:
         settings += ["--timeout", 2.0]
+    if seed % 3 == 0:
+        settings += ["--prefetch", 3]
     kills = chance.choice((0, 1, 1, 2))
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)

@@ -46,15 +46,21 @@ class Training:
       rule: of `RULES`.
       folder: for checkpoints.
       timeout: of each step, after which it is run on another worker too; None for none.
+      prefetch: how many ranges each worker reads ahead.
     """
 
     def __init__(
-        self, strategy: coordinator.ParameterServerStrategy, rule: str, folder: pathlib.Path, timeout: float | None
+        self,
+        strategy: coordinator.ParameterServerStrategy,
+        rule: str,
+        folder: pathlib.Path,
+        timeout: float | None,
+        prefetch: int,
     ) -> None:
         self._strategy = strategy
         self._timeout = timeout
         source = arrays(np.arange(SIZE, dtype=np.int64))
-        self.epochs = epochs = Epochs(source, WIDTH, 10**6, shuffle=5)
+        self.epochs = epochs = Epochs(source, WIDTH, 10**6, shuffle=5, prefetch=prefetch)
         # The mean of two gradients is to be their sum. An epoch has an even number of ranges, so that none waits.
         per_update = 2.0 if rule == "synchronous" else 1.0
         with strategy.scope():
@@ -113,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--rule", choices=RULES, default="asynchronous")
     parser.add_argument("--timeout", type=float)
+    parser.add_argument("--prefetch", type=int, default=0)
     parser.add_argument("--interval", type=float, default=6.0)
     chosen = parser.parse_args(arguments)
     options = coordinator.Options(heartbeat_timeout=5.0, max_attempts=1000, parameter_server_timeout=DEADLINE)
@@ -121,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         LocalCluster(chosen.workers, chosen.ps) as cluster,
         coordinator.ParameterServerStrategy(cluster.resolver, options=options) as strategy,
     ):
-        training = Training(strategy, chosen.rule, chosen.folder / "saved", chosen.timeout)
+        training = Training(strategy, chosen.rule, chosen.folder / "saved", chosen.timeout, chosen.prefetch)
         chaos = Chaos(cluster, seed=chosen.seed, jobs=("worker", "ps"), interval=chosen.interval, duration=(0.5, 8.0))
         noted = 0
 

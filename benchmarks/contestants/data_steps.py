@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from benchmarks.contestants.library import Library
 from benchmarks.contestants.rate_meter import RateMeter
-from coordinator.data import Epochs, arrays, records
+from coordinator.data import Epochs, Source, arrays, records
+from coordinator.data.files import as_one_operation
 from coordinator.future import Future
 
 BATCH_SIZE = 32
@@ -23,6 +24,8 @@ _SEED = 0
 # How many ranges are under way where only their handing out is measured.
 _OUT = 512
 LEAST_RATE = 500.0
+# How long reading a range takes where it is slow, in seconds.
+_READ = 0.04
 FEATURES = {
     "id": tf.io.FixedLenFeature([], tf.int64),
     "categories": tf.io.FixedLenFeature([_CATEGORIES], tf.int64),
@@ -48,8 +51,41 @@ def _counts() -> np.ndarray[Any, Any]:
     return np.random.default_rng(_SEED).random([EXAMPLES, _COUNTS]).astype(np.float32)
 
 
+class _Slow(Source):
+    """A source of which reading a range takes some seconds longer."""
+
+    mixes_all = True
+
+    def __init__(self, source: Source, seconds: float) -> None:
+        self._source, self._seconds = source, seconds
+        self.size, self.digest = source.size, source.digest
+
+    def prepare(self, strategy: Any) -> None:
+        self._source.prepare(strategy)
+
+    def read_range(self, positions: Any) -> Any:
+        given = tf.cast(positions, tf.int64)
+        # One operation, as reading a file is, so that those of a call run at the same time.
+        slept = as_one_operation(lambda _: _sleep(self._seconds), given) if self._seconds else 0
+        return self._source.read_range(given + slept)
+
+
+def _sleep(seconds: float) -> Any:
+    """Returns an int64 zero after some seconds."""
+    dataset = tf.raw_ops.SleepDataset(
+        input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(tf.zeros([], tf.int64))),
+        # It sleeps before the end, too.
+        sleep_microseconds=tf.constant(round(seconds / 2 * 1e6), tf.int64),
+        output_types=[tf.int64],
+        output_shapes=[[]],
+    )
+    return tf.raw_ops.DatasetToSingleElement(dataset=dataset, output_types=[tf.int64], output_shapes=[[]])[0]
+
+
 class DataSteps:
     """A `Workload` of steps: `arrays` or `records FOLDER`, and `endless`, `epochs` or `shuffled`; or `ranges`.
+
+    Or `slow`, the duration of a step in milliseconds, and `unread`, `fused`, `alone` or `prefetch N`.
 
     Args:
       side: this library.
@@ -67,8 +103,11 @@ class DataSteps:
         if work == "ranges":
             return {"us": self._handing_out(20_000)}
         if work not in self._meters:
-            kind, way, *folder = work.split(" ", 2)
-            self._meters[work] = RateMeter(self._runner(kind, way, *folder), LEAST_RATE)
+            kind, way, *rest = work.split(" ", 2)
+            if kind == "slow":
+                self._meters[work] = RateMeter(self._slow(float(way), *rest))
+            else:
+                self._meters[work] = RateMeter(self._runner(kind, way, *rest), LEAST_RATE)
         return {"rate": self._meters[work].rate(seconds)}
 
     def _runner(self, kind: str, way: str, folder: str = "") -> Callable[[int], None]:
@@ -86,6 +125,28 @@ class DataSteps:
             epochs = Epochs(source, BATCH_SIZE, _EPOCHS, shuffle)
             for positions in itertools.islice(epochs.on(self._strategy), count):
                 self._strategy.schedule(step, args=(positions,))
+            self._strategy.join()
+
+        return run
+
+    def _slow(self, milliseconds: float, way: str) -> Callable[[int], None]:
+        source = _Slow(arrays(np.arange(EXAMPLES), _counts()), 0 if way == "unread" else _READ)
+        epochs = Epochs(source, BATCH_SIZE, _EPOCHS, prefetch=int(way.partition(" ")[2] or 0))
+
+        @tf.function
+        def step(positions: Any) -> None:
+            ids, counts = source.read(positions)
+            # A step begins when the one before has ended, also in one call.
+            with tf.control_dependencies([ids, self._seen.read_value()]):
+                slept = _sleep(milliseconds / 1000)
+            with tf.control_dependencies([slept]):
+                self._count((ids, counts))
+
+        def run(count: int) -> None:
+            # What has a timeout is not fused.
+            timeout = None if way in ("unread", "fused") else 600.0
+            for positions in itertools.islice(epochs.on(self._strategy), count):
+                self._strategy.schedule(step, args=(positions,), timeout=timeout)
             self._strategy.join()
 
         return run
