@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,23 @@ class RangeData:
       epochs: the epochs.
       inputs: the arrays that their source has, nested as a batch is; None if the source reads its examples by itself.
       has_own_seed: whether the seed of the epochs was chosen for them, at random.
+      class_weight: the weight of the examples of each class, of what the source reads; see `Model.fit`.
 
     Attributes:
       epochs: as given, or with the seed of a backup.
+      class_weight: as given, in the order of the classes.
     """
 
-    def __init__(self, epochs: Epochs, inputs: Any = None, *, has_own_seed: bool = False) -> None:
+    def __init__(
+        self,
+        epochs: Epochs,
+        inputs: Any = None,
+        *,
+        has_own_seed: bool = False,
+        class_weight: Mapping[int, float] | None = None,
+    ) -> None:
         self.epochs = epochs
+        self.class_weight = tuple(sorted((class_weight or {}).items()))
         self._has_own_seed = has_own_seed
         self._inputs = inputs
         self._copies: Any = None
@@ -69,7 +79,8 @@ class RangeData:
         if self._inputs is not None:
             return tf.nest.map_structure(_spec_of_rows, self._inputs)
         with strategy.scope():
-            return self.epochs.source.element_spec()
+            spec = self.epochs.source.element_spec()
+        return (*spec, tf.TensorSpec([None], tf.float32)) if self.class_weight else spec
 
     @property
     def batches_per_epoch(self) -> int:
@@ -89,6 +100,32 @@ class RangeData:
     def number_of_epochs(self) -> int:
         """The number of passes over the data."""
         return self.epochs.statistics().ranges // self.ranges_per_epoch
+
+
+def weighted(batch: Any, class_weight: Sequence[tuple[int, float]]) -> Any:
+    """Returns a batch with sample weights by the class of each example; those of other classes have 1.
+
+    Args:
+      batch: nested tensors: `(x, y)` with the number of a class for each example, or a value for each class.
+      class_weight: classes and their weights; empty for the batch as it is.
+
+    Raises:
+      ValueError: the batch is another one.
+    """
+    if not class_weight:
+        return batch
+    if not (isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], tf.Tensor)):
+        raise ValueError(
+            "class_weight takes data that gives (x, y), with one tensor y and no sample weights; this source gives "
+            f"{tf.nest.map_structure(tf.type_spec_from_value, batch)}. Leave class_weight out, and put the weights "
+            "into the source."
+        )
+    x, y = batch
+    classes = tf.argmax(y, -1) if y.shape.rank == 2 and y.shape[-1] != 1 else tf.reshape(y, [-1])
+    classes = tf.cast(tf.round(classes) if classes.dtype.is_floating else classes, tf.int64)
+    numbers, weights = zip(*class_weight, strict=True)
+    is_class = tf.equal(classes[:, tf.newaxis], tf.constant(numbers, tf.int64))
+    return x, y, 1 + tf.reduce_sum(tf.where(is_class, tf.constant(weights, tf.float32) - 1, 0.0), 1)
 
 
 def rows_at(inputs: Any, positions: Any) -> Any:
@@ -115,9 +152,8 @@ def range_data_of_source(x: Source | Epochs, given: Mapping[str, Any], steps_per
     Raises:
       ValueError: an argument does not go with them.
     """
-    refused = [
-        name for name in ("y", "sample_weight", "class_weight", "steps_per_epoch") if given.get(name) is not None
-    ]
+    refused = [name for name in ("y", "sample_weight", "steps_per_epoch") if given.get(name) is not None]
+    class_weight = given.get("class_weight")
     if given.get("validation_split"):
         refused.append("validation_split")
     if refused:
@@ -129,8 +165,8 @@ def range_data_of_source(x: Source | Epochs, given: Mapping[str, Any], steps_per
     if isinstance(x, Source):
         shuffle, batch_size = given.get("shuffle", not x.is_sequential), given.get("batch_size") or 32
         epochs = Epochs(x, batch_size, given.get("epochs", 1), _seed(shuffle), steps_per_execution)
-        return RangeData(epochs, has_own_seed=shuffle is True)
-    data = RangeData(x)
+        return RangeData(epochs, has_own_seed=shuffle is True, class_weight=class_weight)
+    data = RangeData(x, class_weight=class_weight)
     if given.get("epochs") == data.number_of_epochs:
         given = {name: value for name, value in given.items() if name != "epochs"}
     if refused := [name for name in ("batch_size", "shuffle", "epochs") if name in given]:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from coordinator.data import Source
 from coordinator.ps_strategy.keras.evaluation.shard_functions import ShardFunctions
-from coordinator.ps_strategy.keras.fit.range_data import RangeData, rows_at
+from coordinator.ps_strategy.keras.fit.range_data import RangeData, rows_at, weighted
 from coordinator.ps_strategy.per_worker.variable import get_current_worker_index
 
 Step = Callable[[Any], Any]
@@ -37,7 +37,7 @@ class ModelSteps:
         self.of_next_if_any = self._function(self._of_next_if_any, reduce_retracing=True)
         self._of_rows = self._function(self._steps_of_rows)
         # Of the source that was used last, which the functions keep alive.
-        self._of_source: tuple[Source, int, Any] | None = None
+        self._of_source: tuple[Source, int, Any, Any] | None = None
         self._reading: tuple[Source, ModelSteps] | None = None
 
     def reading(self, source: Source) -> "ModelSteps":
@@ -56,14 +56,15 @@ class ModelSteps:
         if data.copies is not None:
             return self._of_rows, (positions, batch_size, data.copies)
         source, batches = data.epochs.source, settings.batches_per_range
-        if self._of_source is None or self._of_source[:2] != (source, batches):
+        weights = data.class_weight
+        if self._of_source is None or self._of_source[:3] != (source, batches, weights):
 
             def of_source(positions: Any, batch_size: Any) -> Any:
                 extent = positions[0] if isinstance(positions, tuple) else positions
-                return self._steps_of(source.read(positions), extent, batch_size, batches)
+                return self._steps_of(weighted(source.read(positions), weights), extent, batch_size, batches)
 
-            self._of_source = source, batches, self._function(of_source)
-        return self._of_source[2], (positions, batch_size)
+            self._of_source = source, batches, weights, self._function(of_source)
+        return self._of_source[3], (positions, batch_size)
 
     def _function(self, run: Callable[..., Any], *, reduce_retracing: bool = False) -> Any:
         """Returns a function by the name of the step, which its users know."""

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import coordinator
 from coordinator.data import Epochs, Source, arrays
+from coordinator.ps_strategy.keras.fit.range_data import weighted
 from tests.ps_strategy.keras.fit.counted_model import CountedModel
 
 # Keras reads variables in a way that NumPy 2 warns of.
@@ -147,7 +148,8 @@ def test_arrays_of_other_lengths_are_trained_on_by_the_functions_of_before(
     ("arguments", "words"),
     [
         ({"y": Y}, "y cannot be given along with a source"),
-        ({"sample_weight": Y[:, 0], "class_weight": {0: 1.0}}, "sample_weight, class_weight cannot be given"),
+        ({"sample_weight": Y[:, 0]}, "sample_weight cannot be given"),
+        ({"x": arrays(X, Y, Y), "class_weight": {0: 1.0}}, "class_weight takes data that gives"),
         ({"validation_split": 0.2}, "validation_split cannot be given"),
         ({"steps_per_epoch": 3}, "steps_per_epoch cannot be given"),
         ({"shuffle": "batch"}, "True, False or a seed"),
@@ -160,3 +162,28 @@ def test_arguments_that_do_not_go_with_a_source_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         model.fit(**{"x": source, "verbose": 0, **arguments})
+
+
+@pytest.mark.long
+def test_epochs_that_are_read_ahead_are_trained_once(model: CountedModel) -> None:
+    model.fit(Epochs(arrays(X, Y), 4, 2, shuffle=1, prefetch=2), verbose=0)
+    np.testing.assert_array_equal(model.visits, np.full(SIZE, 2.0))
+
+
+CLASSES = np.arange(SIZE) % 3
+
+
+@pytest.mark.parametrize("y", [CLASSES, Y % 3, np.eye(3)[CLASSES]], ids=["numbers", "column", "one-hot"])
+def test_class_weights_are_those_of_keras(y: Any) -> None:
+    found = weighted((tf.constant(X), tf.constant(y)), ((0, 0.5), (2, 3.0)))[2]
+    np.testing.assert_allclose(found, np.array([0.5, 1.0, 3.0])[CLASSES])
+
+
+def test_a_source_is_trained_with_class_weights(model: CountedModel) -> None:
+    before = model.predict(X, verbose=0)
+    weights = {0: 0.0, 1: 2.0, 2: 1.0}
+    of_classes = np.array([0.0, 2.0, 1.0] * SIZE)[:SIZE, None]
+    data = arrays(X, Y % 3)
+    # All in one step, so that the loss is of the weights before it.
+    loss = model.fit(data, batch_size=SIZE, shuffle=False, class_weight=weights, verbose=0).history["loss"]
+    assert loss == pytest.approx([np.mean((before - Y % 3) ** 2 * of_classes)], rel=1e-4)
