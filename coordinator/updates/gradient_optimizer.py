@@ -25,6 +25,9 @@ class KerasOptimizer:
       optimizer: a `keras.optimizers.Optimizer`; built here if it is not yet.
       variables: all variables that it will ever be given.
 
+    Attributes:
+      optimizer: as given.
+
     Raises:
       ValueError: it accumulates gradients itself, scales losses dynamically, combines several optimizers, or has
         slots on other servers than their variables; or a variable is sharded, and has a constraint or is to be updated
@@ -55,12 +58,12 @@ class KerasOptimizer:
                 "The optimizer has slots on another server than their variable, so an update would wait for the "
                 "network. Give the rule an optimizer that is not built yet; it builds it with the slots in place."
             )
-        self._optimizer = optimizer
+        self.optimizer = optimizer
 
     @property
     def scalars(self) -> Sequence[Any]:
         """`iterations`, and the learning rate if it is a variable. Their values are pulled with the model."""
-        return keras_optimizers.scalar_variables(self._optimizer)
+        return keras_optimizers.scalar_variables(self.optimizer)
 
     def learning_rate(self, scalars: Sequence[Any], version: Any) -> Any:
         """Returns the learning rate of the next update, before it is scaled for staleness; a float32 scalar.
@@ -70,7 +73,7 @@ class KerasOptimizer:
           version: of the model, an int64 scalar. Optimizers of Keras go by their `iterations` instead.
         """
         del version
-        return keras_optimizers.learning_rate(self._optimizer, scalars)
+        return keras_optimizers.learning_rate(self.optimizer, scalars)
 
     def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
         """Prepares all gradients of a step on the worker, before they are sent.
@@ -78,16 +81,16 @@ class KerasOptimizer:
         Rows of the same index are summed, and gradients are clipped by the global norm if the optimizer does that.
         """
         gradients = list(map(keras_optimizers.without_repeats, gradients))
-        greatest = self._optimizer.global_clipnorm
+        greatest = self.optimizer.global_clipnorm
         if greatest is None:
             return gradients
         # The optimizer would divide gradients by its loss scale before clipping; here it does so afterwards.
-        greatest *= self._optimizer.loss_scale_factor or 1.0
+        greatest *= self.optimizer.loss_scale_factor or 1.0
         return keras_optimizers.clipped_by_global_norm(gradients, greatest)
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
         """Applies the optimizer to variables of one server, or to a worker's copies; all arguments are there."""
-        view = keras_optimizers.view_for_variables(self._optimizer, variables, scalars, rate)
+        view = keras_optimizers.view_for_variables(self.optimizer, variables, scalars, rate)
         view.apply(list(gradients), list(variables))
 
     def count(self) -> None:
@@ -97,13 +100,13 @@ class KerasOptimizer:
     def for_copies(self, originals: Sequence[Any], copies: Sequence[Any]) -> "KerasOptimizer":
         """Clones the optimizer for copies of variables, in its initial state; the current scope places its slots."""
         # The learning rate is always passed, so a schedule that Keras cannot clone need not be cloned.
-        own = type(self._optimizer).from_config({**self._optimizer.get_config(), "learning_rate": 0.0})
-        exempt = keras_optimizers.exempt_from_weight_decay(self._optimizer, originals)
+        own = type(self.optimizer).from_config({**self.optimizer.get_config(), "learning_rate": 0.0})
+        exempt = keras_optimizers.exempt_from_weight_decay(self.optimizer, originals)
         own.exclude_from_weight_decay(var_list=[copies[number] for number in exempt])
         return KerasOptimizer(own, copies)
 
     def __repr__(self) -> str:
-        return f"<KerasOptimizer {type(self._optimizer).__name__}>"
+        return f"<KerasOptimizer {type(self.optimizer).__name__}>"
 
 
 def _refuse_whole_updates(optimizer: Any, sharded: Sequence[Any]) -> None:

@@ -16,15 +16,15 @@ import tensorflow as tf
 from coordinator.data.epochs import Epochs
 from coordinator.ps_strategy.fusing.repeated_function import disable_fusing
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
-from coordinator.ps_strategy.tensorflow_internals.reads import graph_around, reads_not_replaced, reads_replaced
+from coordinator.ps_strategy.tensorflow_internals.reads import reads_not_replaced, reads_replaced
 from coordinator.updates.gradient_optimizer import gradient_optimizer
 from coordinator.updates.rule_statistics import RuleStatistics
 from coordinator.updates.state.committed_ranges import range_number
 from coordinator.updates.state.rule_state import RuleState
 from coordinator.updates.state.server_mutex import ServerMutex
-from coordinator.updates.transport.gradients import check_number, checked, flat, given_gradients, not_finite, rebuilt
-from coordinator.updates.transport.model import Model, pull, transfer
-from coordinator.updates.transport.pulled_variables import PulledModel, PulledVariable
+from coordinator.updates.transport.gradients import check_number, checked, given_gradients, not_finite, ordered
+from coordinator.updates.transport.model import Model, pull
+from coordinator.updates.transport.pulled_variables import PulledModel, PulledVariable, latest_pull
 from coordinator.updates.transport.tables import TablesOfRule
 from coordinator.updates.transport.versions import check_pulled_elsewhere, checked_version
 
@@ -80,7 +80,7 @@ class UpdateRule(tf.Module):
         self._require_finite = require_finite
         if once is not None and not isinstance(once, Epochs):
             raise TypeError(f"once must be the coordinator.data.Epochs whose ranges the steps are given, got {once!r}.")
-        self._tables = TablesOfRule(variables)
+        self._given, self._tables = tuple(variables), TablesOfRule(variables)
         if once is not None and self._tables.variables:
             raise ValueError(
                 "A rule with once= cannot have tables: a table applies its rows itself, apart from what the rule "
@@ -101,6 +101,20 @@ class UpdateRule(tf.Module):
         """The number of updates applied, an int64 scalar on a parameter server."""
         return self.state.version
 
+    @property
+    def current(self) -> "UpdateRule":
+        """The rule that this one was replaced by, with `switch_to`; this one if it was not."""
+        return self._successor() if self._successor else self
+
+    @property
+    def keras_optimizer(self) -> Any:
+        """The Keras optimizer that the rule was created with; None for an update function."""
+        return getattr(self._optimizer, "optimizer", None)
+
+    def ordered(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Returns gradients of these variables as `push` takes them; raises ValueError if one is not the rule's."""
+        return ordered(gradients, variables, self._given)
+
     @tf.autograph.experimental.do_not_convert
     def pull(self) -> contextlib.AbstractContextManager[Any]:
         """Opens a scope that reads the model from copies, pulled once per variable when the scope is entered.
@@ -111,7 +125,7 @@ class UpdateRule(tf.Module):
           RuntimeError: outside of a scheduled function.
           ValueError: inside another `pull`.
         """
-        return self._current()._pull_scope()
+        return self.current._pull_scope()
 
     @tf.autograph.experimental.do_not_convert
     def push(self, gradients: Sequence[Any], version: Any, positions: Any = None) -> Any:
@@ -138,7 +152,7 @@ class UpdateRule(tf.Module):
           TypeError: a gradient's dtype is neither its variable's nor a floating-point one, which is cast to it; or
             `positions` is no range.
         """
-        return self._current()._push_all(gradients, version, positions)
+        return self.current._push_all(gradients, version, positions)
 
     @tf.autograph.experimental.do_not_convert
     def run(self, step_body: Callable[..., tuple[Any, Sequence[Any]]], *batch: Any, positions: Any = None) -> Any:
@@ -158,7 +172,7 @@ class UpdateRule(tf.Module):
                 result, gradients = step_body(*batch)
             return result, self.push(gradients, version, positions)
 
-        if not self._current().may_reject:
+        if not self.current.may_reject:
             return attempt()[0]
         # Traced once, called in two places.
         attempt_function = tf.function(attempt)
@@ -175,7 +189,7 @@ class UpdateRule(tf.Module):
           tf.errors.OpError: the server does not answer.
         """
         self._refuse_closed("statistics")
-        return RuleStatistics.of(self._current().state)
+        return RuleStatistics.of(self.current.state)
 
     def switch_to(self, rule: "UpdateRule") -> None:
         """Replaces this rule: from now on, functions that use it do what the other rule does.
@@ -193,7 +207,7 @@ class UpdateRule(tf.Module):
           Exception: what `join` raises; then nothing is switched.
         """
         self._refuse_closed("switch_to")
-        current = self._current()
+        current = self.current
         if rule is current or rule._successor or current._strategy is not rule._strategy:
             raise ValueError("switch_to takes a rule of the same strategy that was not used before.")
         mine, theirs = ([id(v) for v in (*each._model.variables, *each._tables.variables)] for each in (current, rule))
@@ -206,7 +220,7 @@ class UpdateRule(tf.Module):
         current._finish()
         rule.state = current.state
         rule._use_state()
-        current._successor = rule._current
+        current._successor = lambda: rule.current
         strategy.extended.services.rules.discard(current)
         change = f"{type(current).__name__} to {type(rule).__name__}"
         strategy.events.record("rule_changed", name=type(rule).__name__, detail=change)
@@ -242,6 +256,12 @@ class UpdateRule(tf.Module):
         values, size = pull(variables, [version], only_on, is_packed=self.may_wait)
         return PulledModel(version, values[len(numbers) :], dict(zip(numbers, values, strict=False)), size, 1)
 
+    def settle(self) -> None:
+        """Brings the variables on the servers up to date with all pushes, as far as the rule does that during training.
+
+        Called on the client while nothing is scheduled; `fit` does so at the end of each epoch.
+        """
+
     def _finish(self) -> None:
         """Applies all that was pushed to the shared model; nothing is scheduled meanwhile."""
 
@@ -257,9 +277,6 @@ class UpdateRule(tf.Module):
     @property
     def _once(self) -> Epochs | None:
         return self.state.committed.epochs if hasattr(self.state, "committed") else None
-
-    def _current(self) -> "UpdateRule":
-        return self._successor() if self._successor else self
 
     def _refuse_closed(self, called: str) -> None:
         """Raises StrategyClosedError if the strategy is closed: then it is disconnected from the parameter servers."""
@@ -309,31 +326,13 @@ class UpdateRule(tf.Module):
 
     def _latest_pull(self, version: Any) -> PulledModel:
         """Returns this step's pull; if that was in another function, the scalars are pulled now."""
-        graph = tf.compat.v1.get_default_graph()
-        while graph is not None:
-            if found := graph.get_collection_ref(self._key):
-                pulled: PulledModel = found[-1]
-                return pulled
-            graph = graph_around(graph)
+        if (pulled := latest_pull(self._key)) is not None:
+            return pulled
         check_pulled_elsewhere(version)
         scalars, size = pull(self._optimizer.scalars, [], is_packed=self.may_wait)
         return PulledModel(
             tf.constant(0, tf.int64), scalars, {}, size, 0, worker=self._strategy.extended.services.worker_index()
         )
-
-    def _send_to(
-        self, device: str, gradients: dict[int, Any], extras: Sequence[Any]
-    ) -> tuple[dict[int, Any], list[Any], Any]:
-        """Sends the gradients of a server's variables there, with further tensors.
-
-        Returns:
-          These gradients and the further tensors, on the server; the size of all in bytes, an int64 scalar.
-        """
-        mine = {number: gradients[number] for number in self._model.by_device.get(device, ()) if number in gradients}
-        tensors = flat(mine)
-        arrived, size = transfer([*tensors, *extras], None, device, is_packed=self.may_wait)
-        with tf.device(device):
-            return rebuilt(mine, arrived[: len(tensors)]), arrived[len(tensors) :], size
 
     def _apply(self, device: str, gradients: dict[int, Any], scalars: Sequence[Any], rate: Any) -> None:
         """Has the optimizer change a server's variables; all tensors are on that server."""

@@ -2,10 +2,14 @@
 
 coordinator run --workers 2 --ps 1 examples/keras_fit/train.py
 
+With --rule StaleSynchronous --rule-option get_model_frequency=4 --rule-option max_lead=8 an update rule decides what a
+gradient does to the model: any of `coordinator.updates`, with its options.
+
 With --strategy mirrored (without `coordinator run`) or --strategy none, the very same program trains in one process.
 """
 
 import argparse
+import ast
 
 import keras
 import tensorflow as tf
@@ -21,14 +25,22 @@ def make_strategy(name):
     return tf.distribute.MirroredStrategy(["/cpu:0"]) if name == "mirrored" else tf.distribute.get_strategy()
 
 
-def train(strategy, directory):
+def make_rule(name, options, optimizer, model):
+    options = {key: ast.literal_eval(value) for key, value in (option.split("=", 1) for option in options)}
+    return getattr(coordinator.updates, name)(optimizer, model.trainable_variables, **options)
+
+
+def train(strategy, directory, rule, rule_options):
     images, labels = load_digits(return_X_y=True)
     images, held_out_images, labels, held_out_labels = train_test_split(images / 16, labels, random_state=0)
     with strategy.scope():
         dense = keras.layers.Dense
         model = keras.Sequential([keras.Input((64,)), dense(128, "relu"), keras.layers.Dropout(0.2), dense(10)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(2e-3), loss, metrics=["accuracy"])
+        optimizer = keras.optimizers.Adam(2e-3)
+        model.compile(
+            make_rule(rule, rule_options, optimizer, model) if rule else optimizer, loss, metrics=["accuracy"]
+        )
     best = f"{directory}/best.keras"
     callbacks = [
         keras.callbacks.ModelCheckpoint(best, monitor="val_accuracy", save_best_only=True),
@@ -46,5 +58,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--directory", default="logs/keras_fit", help="for the best model and summaries")
     parser.add_argument("--strategy", default="parameter_servers", choices=["parameter_servers", "mirrored", "none"])
+    parser.add_argument("--rule", help="the name of an update rule; without it, the optimizer alone", metavar="NAME")
+    parser.add_argument("--rule-option", action="append", default=[], help="of the rule", metavar="NAME=VALUE")
     arguments = parser.parse_args()
-    train(make_strategy(arguments.strategy), arguments.directory)
+    train(make_strategy(arguments.strategy), arguments.directory, arguments.rule, arguments.rule_option)

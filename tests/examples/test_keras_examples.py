@@ -21,6 +21,13 @@ def test_fit_learns_the_digits_on_parameter_servers(run_program: ProgramRunner, 
 
 
 @pytest.mark.long
+def test_fit_learns_them_by_a_rule_of_the_command_line(run_program: ProgramRunner, tmp_path: Path) -> None:
+    rule = ["--rule", "StaleSynchronous", "--rule-option", "get_model_frequency=4", "--rule-option", "max_lead=8"]
+    printed = printed_by(run_program, "keras_fit/train.py", "--directory", str(tmp_path / "digits"), *rule)
+    assert held_out_accuracy(printed) > 0.95
+
+
+@pytest.mark.long
 def test_the_same_program_learns_them_under_another_strategy(run_program: ProgramRunner, tmp_path: Path) -> None:
     source = (ROOT / "examples/keras_fit/train.py").read_text(encoding="utf-8")
     printed = run_program(source, "--directory", tmp_path / "digits", "--strategy", "mirrored", timeout=360).stdout

@@ -29,7 +29,7 @@ def test_the_blocks_of_a_page_run_as_one_program(run_program: ProgramRunner, tmp
         assert after < before
         assert "done" in printed
     else:
-        assert len(re.findall(r"^Epoch \d/", printed, re.MULTILINE)) == 3 + 2 + 2 + 2
+        assert len(re.findall(r"^Epoch \d/", printed, re.MULTILINE)) == 3 + 2 + 2 + 3 + 3 + 2 + 2 + 2
 
 
 @pytest.mark.long

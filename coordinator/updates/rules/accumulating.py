@@ -74,10 +74,14 @@ class Accumulating(UpdateRule):
           tf.errors.OpError: a parameter server does not answer.
         """
         self._refuse_closed("flush")
-        current = self._current()
+        current = self.current
         if current is self:
             return self._make_last_updates()
         return current.flush() if hasattr(current, "flush") else 0
+
+    def settle(self) -> None:
+        """See `UpdateRule`: applies all waiting gradients."""
+        self.flush()
 
     # Overridden by the rules.
 
@@ -187,7 +191,9 @@ class Accumulating(UpdateRule):
         scalars = [*pulled.scalars, self._optimizer.learning_rate(pulled.scalars, pulled.version)]
         sizes, stored = [], []
         for store in self._stores:
-            arrived, (push_there, *scalars_there), size = self._send_to(store.device, gradients, [push, *scalars])
+            arrived, (push_there, *scalars_there), size = self._model.send(
+                store.device, gradients, [push, *scalars], is_packed=self.may_wait
+            )
             stored.append(store.add(push_there, store.columns.row(arrived, scalars_there)))
             sizes.append(size)
         ranges = [] if pulled.number is None else [pulled.number]

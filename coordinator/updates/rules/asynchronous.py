@@ -170,7 +170,7 @@ class Asynchronous(UpdateRule):
         A lock in a separate function waits only for what uses the same variables; TensorFlow would have locks in one
         function wait for each other, on whatever servers they are.
         """
-        arrived, extras_there, _ = self._send_to(device, gradients, extras)
+        arrived, extras_there, _ = self._model.send(device, gradients, extras, is_packed=self.may_wait)
         with tf.device(device):
             if not self._use_locking:
                 return change(device, arrived, extras_there)

@@ -68,6 +68,9 @@ class Delayed(Accumulating):
             require_finite=require_finite,
         )
 
+    def settle(self) -> None:
+        """Does nothing: the gradients in the queue are to be late, also those of the end of an epoch."""
+
     def _begin_step(self) -> Any:
         with tf.control_dependencies(self._build_updates(self._log.release(False))):
             return super()._begin_step()

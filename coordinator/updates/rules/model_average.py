@@ -106,7 +106,7 @@ class ModelAverage(Asynchronous):
         """
         self._refuse_closed("abort")
         self._strategy.join(timeout)
-        current = self._current()
+        current = self.current
         if current is self:
             self._finish()
         elif isinstance(current, ModelAverage):
@@ -119,11 +119,16 @@ class ModelAverage(Asynchronous):
           StrategyClosedError: the strategy is closed.
         """
         self._refuse_closed("resume")
-        current = self._current()
+        current = self.current
         if current is self:
             self._control.switch(is_on=True)
         elif isinstance(current, ModelAverage):
             current.resume()
+
+    def settle(self) -> None:
+        """See `UpdateRule`: makes all models the exact mean."""
+        self.abort()
+        self.resume()
 
     def _pull_model(self, version: Any) -> PulledModel:
         own = self._own

@@ -96,10 +96,14 @@ class StaleSynchronous(Asynchronous):
           tf.errors.OpError: a parameter server does not answer.
         """
         self._refuse_closed("flush")
-        current = self._current()
+        current = self.current
         if current is self:
             return self._collected().finish() if self._collected is not None else 0
         return current.flush() if hasattr(current, "flush") else 0
+
+    def settle(self) -> None:
+        """See `UpdateRule`: applies the gradients that wait."""
+        self.flush()
 
     def _use_state(self) -> None:
         super()._use_state()

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from coordinator.ps_strategy.keras.internals.parts import variable_of
+
 _ADVICE = "Push what the tape gives for this variable, in the order of the rule's variables."
 
 
@@ -45,6 +47,23 @@ def check_number(gradients: Any, expected: int) -> None:
         raise TypeError(f"push takes a list of {expected} gradients, one for each variable; got {gradients!r}.")
     if len(gradients) != expected:
         raise ValueError(f"push takes {expected} gradients, one for each variable; got {len(gradients)}.")
+
+
+def ordered(gradients: Sequence[Any], variables: Sequence[Any], order: Sequence[Any]) -> list[Any]:
+    """Returns the gradients of variables in the order of others; None for those of which there is none.
+
+    Raises:
+      ValueError: a variable is not among the others.
+    """
+    by_variable = {id(variable_of(each)): gradient for each, gradient in zip(variables, gradients, strict=True)}
+    found = [by_variable.pop(id(variable_of(each)), None) for each in order]
+    for variable in map(variable_of, variables):
+        if by_variable.get(id(variable)) is not None:
+            raise ValueError(
+                f"The rule was created without the variable {variable.name!r}, which has a gradient. Create it "
+                "with all variables that are trained."
+            )
+    return found
 
 
 def given_gradients(gradients: Sequence[Any]) -> dict[int, Any]:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES, is_worth_packing, pack
 from coordinator.ps_strategy.keras.internals.parts import gradients_of_parts, parts_of, variable_of
+from coordinator.updates.transport.gradients import flat, rebuilt
 
 
 class Model:
@@ -80,6 +81,26 @@ class Model:
                 self._positions[number], gradients_of_parts(gradient, self.wholes[number]), strict=True
             )
         }
+
+    def send(
+        self, device: str, gradients: Mapping[int, Any], extras: Sequence[Any], *, is_packed: bool
+    ) -> tuple[dict[int, Any], list[Any], Any]:
+        """Sends the gradients of a server's variables there, with further tensors.
+
+        Args:
+          device: the server.
+          gradients: of all servers, by position.
+          extras: the further tensors.
+          is_packed: see `transfer`.
+
+        Returns:
+          These gradients and the further tensors, on the server; the size of all in bytes, an int64 scalar.
+        """
+        mine = {number: gradients[number] for number in self.by_device.get(device, ()) if number in gradients}
+        tensors = flat(mine)
+        arrived, size = transfer([*tensors, *extras], None, device, is_packed=is_packed)
+        with tf.device(device):
+            return rebuilt(mine, arrived[: len(tensors)]), arrived[len(tensors) :], size
 
     def joined(self, values: Mapping[int, Any]) -> list[Any]:
         """Returns the values of whole variables, for values by position; None for those that are not complete."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.reads import is_within, read_variable
+from coordinator.ps_strategy.tensorflow_internals.reads import graph_around, is_within, read_variable
 from coordinator.updates.transport.gradients import after_checks
 
 
@@ -44,6 +44,17 @@ class PulledModel:
             return self
         version, worker, *scalars = (after_checks(checks, each) for each in (self.version, self.worker, *self.scalars))
         return dataclasses.replace(self, version=version, worker=worker, scalars=scalars, checks=checks)
+
+
+def latest_pull(key: str) -> PulledModel | None:
+    """Returns the last pull of the function that is being traced, of those stored in its graph under this key."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if found := graph.get_collection_ref(key):
+            pulled: PulledModel = found[-1]
+            return pulled
+        graph = graph_around(graph)
+    return None
 
 
 class PulledVariable:

@@ -26,6 +26,7 @@ from coordinator.ps_strategy.keras.fit.feeds import (
     schedule_batches,
 )
 from coordinator.ps_strategy.keras.fit.range_fits import RangeFits
+from coordinator.ps_strategy.keras.fit.rule_fits import RuleFits
 from coordinator.ps_strategy.keras.fit.source_turns import evaluation_of_source, prediction_of_source
 from coordinator.ps_strategy.keras.fit.steps import ModelSteps
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
@@ -48,6 +49,8 @@ class FitExtension:
         self._strategy_class = strategy_class
         self._latest_feed: Callable[[], ClientFeed | None] = lambda: None
         self._range_fits = RangeFits()
+        self._rule_fits = RuleFits()
+        self.compile = self._rule_fits.compile
         self.saving, self.restored = self._range_fits.saving, self._range_fits.restored
         self._has_warned = False
         self._is_endless_on_workers = EndlessnessOnWorkers()
@@ -145,6 +148,7 @@ class FitExtension:
         """
         if given.get("validation_steps") is None:
             self._check_validation(model.distribute_strategy, given.get("validation_data"))
+        given["callbacks"] = self._rule_fits.callbacks(model, given.get("callbacks"))
         with self._range_fits.fitting(model, given):
             yield
 
@@ -169,7 +173,7 @@ class FitExtension:
         check_model(model)
         if kind == "predict":
             return self._prediction(model)
-        step, shards = getattr(model, f"{kind}_step"), None
+        step, shards = self._rule_fits.step(model) if kind == "train" else model.test_step, None
         if kind == "test":
             shards = ShardFunctions(step, lambda: model.metrics, model.get_metrics_result)
         steps = ModelSteps(step, model.steps_per_execution, shards)

@@ -26,7 +26,9 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator as StockEpochIt
 
 # Private: the loop accepts data that is neither a dataset, an array nor a generator only as a data adapter.
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.trainer import Trainer
 
+from coordinator.ps_strategy.keras.internals.captured_gradients import RepeatedStepScope
 from coordinator.ps_strategy.keras.internals.evaluation_scope import EvaluationScope
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
@@ -78,7 +80,7 @@ def _table_on_server(value: Any) -> tf.Variable | None:
         return None
     # Private: in a stateless scope a variable may have another value, and `value` would cast in mixed precision.
     scope = backend.get_stateless_scope()
-    if scope is not None and not isinstance(scope, EvaluationScope):
+    if scope is not None and not isinstance(scope, EvaluationScope | RepeatedStepScope):
         return None
     table = value._value if scope is None else scope.stored(value)
     is_known = isinstance(table, tf.Variable) and table.shape.rank and table.shape[0] is not None
@@ -219,7 +221,18 @@ def trainer_extended(extension: Any) -> Iterator[None]:
         with extension.fitting(self, given):
             return stock_fit(self, **given)
 
+    # Private: Keras refuses what is no optimizer; and it does not compile a model that it loads if the `compile` of its
+    # class is not that of `Trainer`.
+    stock_compile = Trainer.compile
+
+    @functools.wraps(stock_compile)
+    def compile_model(self: keras.Model, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> Any:
+        if extension.is_for(self.distribute_strategy):
+            optimizer = extension.compile(self, optimizer)
+        return stock_compile(self, optimizer, *args, **kwargs)
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(attribute_replaced(Trainer, "compile", compile_model))
         stack.enter_context(attribute_replaced(keras.Model, "fit", fit))
         for kind in _KINDS:
             stack.enter_context(
