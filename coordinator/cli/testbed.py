@@ -35,14 +35,16 @@ def _add_experiment(group: "argparse._ArgumentGroup") -> None:
         help="of gradients, if asynchronous (default 0,0.5,1,1.5,2): numbers, distributions such as lognormal(0.1,1), "
         "or one for each worker: 0/0.5",
     )
-    group.add_argument("--batch-size", metavar="N", help="images of a minibatch (default 100)")
+    group.add_argument("--optimizer", metavar="NAME,...", help="of sgd, momentum, adam (default sgd)")
+    group.add_argument("--learning-rate", metavar="R,...", help="one or several (default 0.01)")
+    group.add_argument("--weight-decay", metavar="D,...", help="one or several (default 0)")
+    group.add_argument("--batch-size", metavar="N,...", help="images of a minibatch, one or several (default 100)")
     group.add_argument("--batches", metavar="N", help="minibatches in each training (default 180)")
     group.add_argument(
         "--step-time",
         metavar="SECONDS",
         help="shortest time of a worker's step; it pauses for the rest (default 0.2)",
     )
-    group.add_argument("--learning-rate", metavar="R", help="of plain SGD (default 0.01)")
     group.add_argument("--target-loss", metavar="LOSS", help="the loss that counts as learned (default 1)")
     group.add_argument("--seed", metavar="N", help="of initial weights and of the order of images (default 0)")
     group.add_argument(

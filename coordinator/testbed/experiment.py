@@ -12,6 +12,7 @@ from coordinator.errors import LaunchError, SettingError
 from coordinator.setting_checks import check_integer, check_number
 from coordinator.simulation.quantity import parse_number, parse_plain_seconds
 from coordinator.simulation.random_delay import RandomDelay, parse_delay
+from coordinator.testbed.descent import AXES, Descent, descents
 
 SEQUENTIAL, SYNCHRONOUS, ASYNCHRONOUS = MODES = ("sequential", "synchronous", "asynchronous")
 
@@ -33,11 +34,13 @@ class Trial:
       mode: one of `MODES`.
       workers: the number of workers.
       delay: of gradients, in seconds or drawn from distributions; 0 unless the mode is asynchronous.
+      descent: optimizer, learning rate, weight decay and batch size.
     """
 
     mode: str
     workers: int
     delay: Delay = 0.0
+    descent: Descent = dataclasses.field(default_factory=Descent)
 
     @property
     def mean_delay(self) -> float:
@@ -45,10 +48,12 @@ class Trial:
         return mean_delay(self.delay)
 
     def __str__(self) -> str:
-        if self.mode == SEQUENTIAL:
-            return self.mode
-        workers = f"{self.mode}, {worker_count(self.workers)}"
-        return f"{workers}, delay {delay_text(self.delay)} s" if self.mode == ASYNCHRONOUS else workers
+        parts = [self.mode]
+        if self.mode != SEQUENTIAL:
+            parts.append(worker_count(self.workers))
+        if self.mode == ASYNCHRONOUS:
+            parts.append(f"delay {delay_text(self.delay)} s")
+        return ", ".join([*parts, self.descent.text] if self.descent.text else parts)
 
 
 def mean_delay(delay: Delay) -> float:
@@ -89,11 +94,10 @@ class Experiment:
       modes: of `MODES`.
       workers: the numbers of workers, rising.
       delays: of gradients in the asynchronous mode, in seconds or drawn from distributions, their means rising.
-      batch_size: images in a minibatch.
+      optimizer, learning_rate, weight_decay, batch_size: of each training; one value or several. See `Descent`.
       batches: minibatches that all workers together process in each trial.
       step_time: the shortest time of a worker's step between its pull and its push, in seconds. The worker pauses for
         the part that computing leaves.
-      learning_rate: of plain SGD, for the gradient of one minibatch.
       target_loss: the loss that counts as learned.
       seed: of the initial weights and the order of the images.
       repeats: how often each trial is run, each time with the next seed.
@@ -108,10 +112,12 @@ class Experiment:
     modes: Sequence[str] = MODES
     workers: Sequence[int] = (1, 2, 3)
     delays: Sequence[Delay] = (0.0, 0.5, 1.0, 1.5, 2.0)
-    batch_size: int = 100
+    optimizer: Sequence[str] | str = ("sgd",)
+    learning_rate: Sequence[float] | float = (0.01,)
+    weight_decay: Sequence[float] | float = (0.0,)
+    batch_size: Sequence[int] | int = (100,)
     batches: int = 180
     step_time: float = 0.2
-    learning_rate: float = 0.01
     target_loss: float = 1.0
     seed: int = 0
     repeats: int = 1
@@ -120,19 +126,20 @@ class Experiment:
     simulated: bool = False
 
     def __post_init__(self) -> None:
+        for name in AXES:
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str | float | int) else tuple(value))
         for number in self.workers:
             check_integer("workers", number, 1, MOST_WORKERS)
         for delay in self.delays:
             check_number("delays", mean_delay(delay), 0.0, LONGEST, unit="seconds")
         for mode in self.modes:
             _check_word("modes", mode, MODES)
-        for name in ("modes", "workers", "delays"):
+        for name in ("modes", "workers", "delays", *AXES):
             if not getattr(self, name):
                 raise SettingError(name, "must name at least one.")
-        check_integer("batch_size", self.batch_size, 1, 10_000)
         check_integer("batches", self.batches, 10, 10_000_000)
         check_number("step_time", self.step_time, 0.0, LONGEST, unit="seconds")
-        check_number("learning_rate", self.learning_rate, 1e-9, 1e3)
         check_number("target_loss", self.target_loss, 1e-9, 1e3)
         check_integer("seed", self.seed, 0, 2**31 - 1)
         check_integer("repeats", self.repeats, 1, 1000)
@@ -165,12 +172,20 @@ class Experiment:
         The sequential mode has one trial: one worker, no delay. The synchronous mode has no delays, because workers
         wait for each other's gradients and none is ever stale; with one worker it is the sequential mode, and left out.
         """
-        trials = [Trial(SEQUENTIAL, 1)] if SEQUENTIAL in self.modes else []
+        return [trial for descent in self.descents for trial in self._trials_of(descent)]
+
+    def _trials_of(self, descent: Descent) -> list[Trial]:
+        trials = [Trial(SEQUENTIAL, 1, 0.0, descent)] if SEQUENTIAL in self.modes else []
         if SYNCHRONOUS in self.modes:
-            trials += [Trial(SYNCHRONOUS, count) for count in self.workers if count > 1]
+            trials += [Trial(SYNCHRONOUS, count, 0.0, descent) for count in self.workers if count > 1]
         if ASYNCHRONOUS in self.modes:
-            trials += [Trial(ASYNCHRONOUS, count, delay) for count in self.workers for delay in self.delays]
+            trials += [Trial(ASYNCHRONOUS, count, delay, descent) for count in self.workers for delay in self.delays]
         return trials
+
+    @property
+    def descents(self) -> list[Descent]:
+        """All combinations of optimizer, learning rate, weight decay and batch size."""
+        return descents({name: getattr(self, name) for name in AXES})
 
     @property
     def most_workers(self) -> int:
@@ -191,9 +206,15 @@ class Experiment:
         seeds = f"seed{'s' * (self.repeats > 1)} {self.seed}"
         if self.repeats > 1:
             seeds += f" to {self.seed + self.repeats - 1}"
+        sizes, rates, decays = (
+            ", ".join(f"{value:g}" for value in getattr(self, name))
+            for name in ("batch_size", "learning_rate", "weight_decay")
+        )
+        optimizer = f", optimizer {', '.join(self.optimizer)}" * (tuple(self.optimizer) != ("sgd",))
+        decay = f", weight decay {decays}" * (decays != "0")
         return (
-            f"{self.data}, {self.batches} minibatches of {self.batch_size} in each training, steps of "
-            f"{self.step_time:g} s, learning rate {self.learning_rate:g}, {seeds}; {', '.join(self.modes)}; "
+            f"{self.data}, {self.batches} minibatches of {sizes} in each training, steps of "
+            f"{self.step_time:g} s{optimizer}, learning rate {rates}{decay}, {seeds}; {', '.join(self.modes)}; "
             f"workers {', '.join(map(str, self.workers))}{delays}{'; in virtual time' * self.simulated}"
         )
 
@@ -232,10 +253,12 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "modes": _words,
     "workers": _rising(_integer),
     "delays": _delays,
-    "batch_size": _integer,
+    "optimizer": _words,
+    "learning_rate": _rising(_number),
+    "weight_decay": _rising(_number),
+    "batch_size": _rising(_integer),
     "batches": _integer,
     "step_time": _number,
-    "learning_rate": _number,
     "target_loss": _number,
     "seed": _integer,
     "repeats": _integer,

@@ -73,13 +73,26 @@ def findings(results: Sequence[TrialResult], target: float) -> list[Finding]:
     def slowness(result: TrialResult) -> float:
         return result.batches_to(target)
 
-    return [
-        Finding("more delay, more instability", _rising_cases(results, "delay", "rise", rise)),
-        Finding("more delay, slower convergence", _rising_cases(results, "delay", "batches", slowness)),
-        Finding("more workers, more instability", _rising_cases(results, "workers", "rise", rise)),
-        Finding("more workers, slower convergence", _rising_cases(results, "workers", "batches", slowness)),
-        Finding("no delay, synchronous and asynchronous about the same", _similarity(results, target)),
-    ]
+    claims: dict[str, Callable[[Sequence[TrialResult]], tuple[Case, ...]]] = {
+        "more delay, more instability": lambda of: _rising_cases(of, "delay", "rise", rise),
+        "more delay, slower convergence": lambda of: _rising_cases(of, "delay", "batches", slowness),
+        "more workers, more instability": lambda of: _rising_cases(of, "workers", "rise", rise),
+        "more workers, slower convergence": lambda of: _rising_cases(of, "workers", "batches", slowness),
+        "no delay, synchronous and asynchronous about the same": lambda of: _similarity(of, target),
+    }
+    return [Finding(claim, _with_each_descent(results, cases_of)) for claim, cases_of in claims.items()]
+
+
+def _with_each_descent(
+    results: Sequence[TrialResult], cases_of: Callable[[Sequence[TrialResult]], tuple[Case, ...]]
+) -> tuple[Case, ...]:
+    """Returns the cases of the results with each optimizer, learning rate, weight decay and batch size."""
+    found = []
+    for descent in dict.fromkeys(each.trial.descent for each in results):
+        name = f"{descent.text}; " if descent.text else ""
+        cases = cases_of([each for each in results if each.trial.descent == descent])
+        found += [dataclasses.replace(case, figures=name + case.figures) for case in cases]
+    return tuple(found)
 
 
 def is_rising(values: Sequence[float]) -> bool:
@@ -129,7 +142,7 @@ def _similarity(results: Sequence[TrialResult], target: float) -> tuple[Case, ..
     return tuple(
         _similarity_case(trial.workers, by_trial[trial], by_trial[other], target)
         for trial in sorted(by_trial, key=lambda trial: trial.workers)
-        if trial.mode == SYNCHRONOUS and (other := Trial(ASYNCHRONOUS, trial.workers, 0.0)) in by_trial
+        if trial.mode == SYNCHRONOUS and (other := Trial(ASYNCHRONOUS, trial.workers, 0.0, trial.descent)) in by_trial
     )
 
 

@@ -61,7 +61,7 @@ def load(experiment: Experiment) -> ImageData:
     else:
         data = _digits()
     most = len(data.images) // experiment.most_workers
-    if experiment.batch_size > most:
+    if max(descent.batch_size for descent in experiment.descents) > most:
         raise SettingError("batch_size", f"must be at most {most}, a worker's part of the images.")
     return data
 

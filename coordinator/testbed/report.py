@@ -3,6 +3,7 @@
 import csv
 import math
 import pathlib
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from coordinator.errors import SettingError
 from coordinator.simulation import picture
 from coordinator.simulation.text_report import aligned
+from coordinator.testbed.descent import AXES
 from coordinator.testbed.experiment import (
     ASYNCHRONOUS,
     SEQUENTIAL,
@@ -22,6 +24,7 @@ from coordinator.testbed.experiment import (
 )
 from coordinator.testbed.findings import findings
 from coordinator.testbed.loss_curve import HEIGHT, WINDOW, LossCurve
+from coordinator.testbed.steadiness import steadiness
 from coordinator.testbed.trial_result import TrialResult, results_of
 
 if TYPE_CHECKING:
@@ -71,7 +74,7 @@ class Report:
           SettingError: a picture cannot be written.
           OSError: a table cannot be written.
         """
-        head = ["mode", "workers", "delay_s", "seed"]
+        head = ["mode", "workers", "delay_s", *AXES, "seed"]
         self._write_rows(LOSSES, [*head, "batch", "time_s", "loss", "smoothed_loss"], _losses(curves))
         head += [
             "spikes",
@@ -87,9 +90,10 @@ class Report:
         (self._folder / SUMMARY).write_text(self.text(curves) + "\n", encoding="utf-8")
         names = [LOSSES, TABLE, SUMMARY]
         results = results_of(curves)
-        for workers in sorted({result.trial.workers for result in results}):
-            if shown := shown_with(results, workers):
-                name = f"loss_{worker_count(workers).replace(' ', '_')}"
+        groups = dict.fromkeys((each.trial.workers, each.trial.descent) for each in results)
+        for workers, descent in sorted(groups, key=lambda group: group[0]):
+            if shown := shown_with([each for each in results if each.trial.descent == descent], workers):
+                name = re.sub(r"[, ]+", "_", f"loss_{worker_count(workers)} {descent.text}".strip())
                 for axis, file in ((BATCHES, f"{name}.png"), (TIME, f"{name}_over_time.png")):
                     picture.save(draw_losses(shown, workers, self._experiment, axis), self._folder / file)
                     names.append(file)
@@ -136,6 +140,8 @@ class Report:
                 "",
                 "The paper's findings:",
                 *(str(finding) for finding in findings(results, target)),
+                *(["", "What steadies the loss:"] if (axes := steadiness(results)) else []),
+                *map(str, axes),
             ]
         )
 
@@ -146,9 +152,15 @@ class Report:
             writer.writerows(rows)
 
 
+def _run(curve: LossCurve) -> list[object]:
+    """Returns the settings of a run, as columns."""
+    trial = curve.trial
+    return [trial.mode, trial.workers, trial.delay, *(getattr(trial.descent, axis) for axis in AXES), curve.seed]
+
+
 def _losses(curves: Sequence[LossCurve]) -> Iterable[list[object]]:
     for curve in curves:
-        run = [curve.trial.mode, curve.trial.workers, curve.trial.delay, curve.seed]
+        run = _run(curve)
         columns = zip(curve.times, curve.losses, curve.smoothed, strict=True)
         for number, figures in enumerate(columns, start=1):
             yield [*run, number, *(f"{figure:.6g}" for figure in figures)]
@@ -160,7 +172,8 @@ def _figures(curves: Sequence[LossCurve], target: float) -> Iterable[list[object
         reached = (curve.batches_to(target), curve.seconds_to(target))
         rest = (curve.mean_staleness, curve.seconds)
         yield [
-            *(curve.trial.mode, curve.trial.workers, curve.trial.delay, curve.seed, curve.spikes),
+            *_run(curve),
+            curve.spikes,
             *("" if figure is None else f"{figure:.6g}" for figure in (*figures, *reached, *rest)),
         ]
 
@@ -213,10 +226,12 @@ def draw_losses(results: Sequence[TrialResult], workers: int, experiment: Experi
     axes.axhline(
         experiment.target_loss, color="grey", linewidth=1, linestyle=":", label=f"loss of {experiment.target_loss:g}"
     )
+    descent = results[0].trial.descent
     virtual = "virtual time" if experiment.simulated else "time"
     axes.set(
-        title=f"{worker_count(workers)}, {experiment.data}, steps of {experiment.step_time:g} s",
-        xlabel=f"{virtual} [s]" if axis == TIME else f"processed minibatches (of {experiment.batch_size} images)",
+        title=f"{worker_count(workers)}, {experiment.data}, steps of {experiment.step_time:g} s"
+        + (f", {descent.text}" if descent.text else ""),
+        xlabel=f"{virtual} [s]" if axis == TIME else f"processed minibatches (of {descent.batch_size} images)",
         ylabel=f"training loss (cross entropy in nats, mean of {WINDOW} minibatches)",
         ylim=(0, min(1.05 * highest, _MOST_GUESSES * _GUESSING)),
         xlim=(0, None),

@@ -95,7 +95,7 @@ class Runner:
         )
 
     def _dataset_of(self, trial: Trial, seed: int) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
-        size = self._experiment.batch_size
+        size = trial.descent.batch_size
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
             # Idle workers have a dataset as well, from which nothing is taken.

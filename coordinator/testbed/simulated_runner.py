@@ -68,13 +68,12 @@ class NetworkModel(SimulatedModel):
         self._compute = tf.function(self._compute_eagerly)
         self._apply = tf.function(self._apply_eagerly)
 
-    def reset(self, seed: int, minibatches: Sequence[Any], rate: float, on_batch: Callable[[], object]) -> None:
+    def reset(self, seed: int, minibatches: Sequence[Any], on_batch: Callable[[], object]) -> None:
         """Begins a new training.
 
         Args:
           seed: of the initial weights.
           minibatches: an iterator for each worker.
-          rate: the learning rate.
           on_batch: called after each minibatch.
         """
         weights = initial_weights(self._shape, seed)
@@ -82,7 +81,6 @@ class NetworkModel(SimulatedModel):
             network.set_weights(weights)
         for variable, value in self._fresh:
             variable.assign(value)
-        self._optimizer.learning_rate = rate
         self._minibatches, self._on_batch = list(minibatches), on_batch
         self.losses, self.times = [], []
 
@@ -175,7 +173,7 @@ class SimulatedRunner:
         self._records = records
         self._setting_of = setting_of or functools.partial(assumed_setting, experiment)
         self._held_out = HeldOut(records.data)
-        self._model = NetworkModel(records.data.shape, keras.optimizers.SGD(experiment.learning_rate))
+        self._models: dict[Any, NetworkModel] = {}
 
     def run(self, trial: Trial, seed: int, on_batch: Callable[[], object]) -> LossCurve:
         """Runs one trial.
@@ -189,23 +187,30 @@ class SimulatedRunner:
           The losses. Their times are virtual.
         """
         experiment = self._experiment
-        # The mean of n gradients at n times the rate, as on real servers.
-        rate = experiment.learning_rate * (trial.workers if trial.mode == SYNCHRONOUS else 1)
+        model = self._model_of(trial)
         minibatches = [
-            iter(self._records.minibatches(experiment.batch_size, worker, trial.workers, seed))
+            iter(self._records.minibatches(trial.descent.batch_size, worker, trial.workers, seed))
             for worker in range(trial.workers)
         ]
-        self._model.reset(seed, minibatches, rate, on_batch)
+        model.reset(seed, minibatches, on_batch)
         setting = dataclasses.replace(
             self._setting_of(trial), rule=rule_of(trial, seed), pushes=experiment.batches_of(trial), seed=seed
         )
-        result = simulate(setting, self._model)
+        result = simulate(setting, model)
         return LossCurve(
             trial=trial,
             seed=seed,
-            losses=np.array(self._model.losses),
-            times=np.array(self._model.times),
+            losses=np.array(model.losses),
+            times=np.array(model.times),
             mean_staleness=result.mean_staleness,
             seconds=result.seconds,
-            accuracy=self._held_out.accuracy(self._model.weights()),
+            accuracy=self._held_out.accuracy(model.weights()),
         )
+
+    def _model_of(self, trial: Trial) -> NetworkModel:
+        """Returns the model with a trial's optimizer; trials with the same one share it, and what was traced for it."""
+        averaged = trial.workers if trial.mode == SYNCHRONOUS else 1
+        key = (trial.descent, averaged)
+        if key not in self._models:
+            self._models[key] = NetworkModel(self._records.data.shape, trial.descent.new_optimizer(averaged))
+        return self._models[key]

@@ -42,21 +42,24 @@ class Training:
         with strategy.scope():
             self._network = new_network(shape, experiment.seed)
             self._delays = tf.Variable(tf.zeros([MOST_WORKERS, _DELAYS], tf.float64), trainable=False)
-            self._rule = self._new_rule(trial, experiment.learning_rate)
+            self._rule = self._new_rule(trial)
         self._shape = shape
+        self._fresh = [(variable, variable.numpy()) for variable in self._optimizer.variables]
         self._before = RuleCounts.of(self._rule)
         self.step = _new_step(self._network, self._rule, experiment.step_time)
 
     @staticmethod
     def kind(trial: Trial) -> Any:
         """Returns a key: trials with equal keys can share a training."""
-        return trial.mode, trial.workers if trial.mode == SYNCHRONOUS else None
+        return trial.mode, trial.descent, trial.workers if trial.mode == SYNCHRONOUS else None
 
     def reset(self, trial: Trial, seed: int) -> None:
         """Resets the network to the initial weights of a seed, and applies or drops all gradients of earlier trials."""
         if isinstance(self._rule, Delayed):
             self._rule.flush()
         self._network.set_weights(initial_weights(self._shape, seed))
+        for variable, value in self._fresh:
+            variable.assign(value)
         self._delays.assign(_delay_table(trial))
         self._before = RuleCounts.of(self._rule)
 
@@ -69,17 +72,16 @@ class Training:
         """Returns what the rule has counted since the last reset."""
         return RuleCounts.of(self._rule) - self._before
 
-    def _new_rule(self, trial: Trial, rate: float) -> UpdateRule:
+    def _new_rule(self, trial: Trial) -> UpdateRule:
         variables = self._network.trainable_variables
+        self._optimizer = trial.descent.new_optimizer(trial.workers if trial.mode == SYNCHRONOUS else 1)
         if trial.mode == SEQUENTIAL:
-            return Asynchronous(keras.optimizers.SGD(rate), variables)
+            return Asynchronous(self._optimizer, variables)
         if trial.mode == SYNCHRONOUS:
             # Workers wait for each other. `Synchronous` would reject gradients that come late, which this experiment
-            # does not study. The mean of n gradients at n times the rate is their sum at the rate: so each minibatch
-            # changes the model as much as in the other modes.
-            optimizer = keras.optimizers.SGD(rate * trial.workers)
-            return BoundedDelay(optimizer, variables, max_delay=0, grads_to_wait=trial.workers)
-        return Delayed(keras.optimizers.SGD(rate), variables, delay=self._draw_delay)
+            # does not study.
+            return BoundedDelay(self._optimizer, variables, max_delay=0, grads_to_wait=trial.workers)
+        return Delayed(self._optimizer, variables, delay=self._draw_delay)
 
     def _draw_delay(self, worker: Any, _time: Any) -> Any:
         """Draws the delay of a push, in the graph of its step."""

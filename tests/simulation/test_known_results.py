@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.simulation.known_results.__main__ import RESULTS, main
 from coordinator.simulation.known_results.backup_workers import BackupWorkers, WithBackups
+from coordinator.simulation.known_results.convergence import Convergence
 from coordinator.simulation.known_results.staleness import BoundedDelays, Softsync
 from coordinator.simulation.known_results.waiting import Overheads, Stragglers
 from coordinator.simulation.setting import Setting
@@ -31,6 +32,13 @@ def test_lost_time_equals_that_of_the_published_table() -> None:
     measured = measured_once(Overheads)
     assert measured.largest_error < 0.05
     assert measured.synchronous[-1] > 30 * measured.asynchronous[-1]
+
+
+@pytest.mark.long
+def test_convergence_slows_down_as_the_published_table_says() -> None:
+    measured = measured_once(Convergence)
+    assert measured.synchronous == pytest.approx(measured.synchronous_formula, rel=0.03)
+    assert measured.asynchronous == pytest.approx(measured.asynchronous_formula, rel=0.15)
 
 
 def test_with_backups_a_worker_gives_each_update_one_gradient_at_most() -> None:
@@ -88,9 +96,9 @@ def test_each_result_is_printed_in_a_line_and_drawn_with_named_axes(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["known_results", str(tmp_path / "pictures")])
     figures = []
-    for name in [name for name in RESULTS if name not in names]:
-        monkeypatch.delitem(RESULTS, name)
-    for known in RESULTS.values():
+    chosen = {name: RESULTS[name] for name in names}
+    monkeypatch.setattr("coordinator.simulation.known_results.__main__.RESULTS", chosen)
+    for known in chosen.values():
         draw, measured = known.draw, measured_once(known)
         monkeypatch.setattr(known, "measure", lambda measured=measured: measured)
         monkeypatch.setattr(known, "draw", lambda self, draw=draw: figures.append(draw(self)) or figures[-1])

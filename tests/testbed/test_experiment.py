@@ -14,7 +14,7 @@ def test_the_default_grid_is_that_of_the_paper() -> None:
     experiment = Experiment.of({})
     assert experiment == Experiment()
     assert experiment.delays == (0.0, 0.5, 1.0, 1.5, 2.0)
-    assert experiment.batch_size == 100
+    assert experiment.batch_size == (100,)
     assert len(experiment.trials()) == 1 + 2 + 3 * 5
     assert experiment.most_workers == 3
 
@@ -46,6 +46,21 @@ def test_delays_are_numbers_or_distributions_and_may_differ_between_workers() ->
     assert trials == [f"asynchronous, 2 workers, delay {text} s" for text in ("0.1", "lognormal(0.1,1.0)", "0/500ms")]
 
 
+def test_optimizers_rates_decays_and_batch_sizes_are_axes_of_the_grid() -> None:
+    given = {"optimizer": "adam,sgd", "learning_rate": "0.02,0.01", "batch_size": "50", "modes": "sequential"}
+    experiment = Experiment.of(given)
+    assert [str(trial) for trial in experiment.trials()] == [
+        "sequential, adam, rate 0.01",
+        "sequential, adam, rate 0.02",
+        "sequential, sgd, rate 0.01",
+        "sequential, sgd, rate 0.02",
+    ]
+    assert {trial.descent.batch_size for trial in experiment.trials()} == {50}
+    assert "minibatches of 50 in each training" in str(experiment)
+    assert ", optimizer adam, sgd, learning rate 0.01, 0.02, seed 0;" in str(experiment)
+    assert ", learning rate 0.01, weight decay 0, 0.1, " in str(Experiment(weight_decay=(0.0, 0.1)))
+
+
 def test_given_options_override_those_of_quick() -> None:
     experiment = Experiment.of({"quick": True, "delays": "1.5"})
     assert experiment.delays == (1.5,)
@@ -66,6 +81,9 @@ def test_given_options_override_those_of_quick() -> None:
         ({"delays": "nan"}, "delays", "must be a number of seconds from 0 to 3600, got nan."),
         ({"modes": "hogwild"}, "modes", "must be of sequential, synchronous, asynchronous, got 'hogwild'."),
         ({"batch_size": "0"}, "batch_size", "must be an integer from 1 to 10000, got 0."),
+        ({"optimizer": "sgd,lion"}, "optimizer", "must be of sgd, momentum, adam, got 'lion'."),
+        ({"weight_decay": "-1"}, "weight_decay", "must be a number from 0 to 1000, got -1.0."),
+        ({"batch_size": ","}, "batch_size", "must name at least one."),
         ({"batches": "1.5"}, "batches", "must be an integer, got '1.5'."),
         ({"step_time": "-0.1"}, "step_time", "must be a number of seconds from 0 to 3600, got -0.1."),
         ({"learning_rate": "0"}, "learning_rate", "must be a number from 1e-09 to 1000, got 0.0."),

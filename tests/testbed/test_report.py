@@ -36,6 +36,10 @@ def test_the_report_has_all_losses_a_summary_and_plots(tmp_path: Path) -> None:
         "mode": "synchronous",
         "workers": "2",
         "delay_s": "0.0",
+        "optimizer": "sgd",
+        "learning_rate": "0.01",
+        "weight_decay": "0.0",
+        "batch_size": "100",
         "seed": "0",
         "batch": "1",
         "time_s": "0.1",
@@ -87,6 +91,19 @@ def test_several_runs_are_shown_by_their_mean_and_spread(tmp_path: Path) -> None
     assert "Stopped after 2 of 3 trainings." in report.text(runs[:2])
     report.write(runs)
     assert [row["seed"] for row in rows(tmp_path / "summary.csv")] == ["0", "1", "2"]
+
+
+def test_each_point_of_the_other_axes_has_its_picture_and_its_findings(tmp_path: Path) -> None:
+    experiment = Experiment(modes=[ASYNCHRONOUS], workers=(2,), delays=(0.0, 1.0), learning_rate=(0.01, 0.02))
+    spikes = (0, 1, 0, 2)
+    curves = [curve(trial, count) for trial, count in zip(experiment.trials(), spikes, strict=True)]
+    report = Report(experiment, tmp_path)
+    assert report.write(curves)[3::2] == ["loss_2_workers_rate_0.01.png", "loss_2_workers_rate_0.02.png"]
+    text = report.text(curves)
+    assert "\n  rate 0.01; 2 workers: rise 0.00, 1.00 with 0, 1 s\n" in text
+    assert "\nWhat steadies the loss:\nlearning rate: steadiest with 0.01: rise 0.50, 1.00 with 0.01, 0.02; " in text
+    (axes,) = draw_losses([TrialResult(curves[2:3])], 2, experiment).axes
+    assert axes.get_title().endswith(", rate 0.02")
 
 
 def test_the_range_of_several_runs_is_drawn_around_their_mean() -> None:

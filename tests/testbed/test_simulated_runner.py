@@ -1,10 +1,13 @@
 """Tests that a simulated training computes what its rule says, with real gradients."""
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from coordinator.testbed.descent import Descent
 from coordinator.testbed.experiment import ASYNCHRONOUS, SEQUENTIAL, SYNCHRONOUS, Experiment, Trial
 from coordinator.testbed.image_data import ImageData
 from coordinator.testbed.network import new_loss, new_network
@@ -13,6 +16,8 @@ from coordinator.testbed.simulated_runner import SimulatedRunner
 
 BATCHES, STEP, RATE = 24, 0.1, 0.05
 EXPERIMENT = Experiment(batch_size=8, batches=BATCHES, step_time=STEP, learning_rate=RATE, seed=3)
+
+(DESCENT,) = EXPERIMENT.descents
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +33,12 @@ def runner(records: RecordFile) -> SimulatedRunner:
     return SimulatedRunner(EXPERIMENT, records)
 
 
-def trained(records: RecordFile, workers: int, applied: bool) -> list[float]:
+def trained(
+    records: RecordFile, workers: int, applied: bool, optimizer: keras.optimizers.Optimizer | None = None
+) -> list[float]:
     """The losses of rounds in which each worker computes one gradient, and their sum is applied, if at all."""
     network = new_network(records.data.shape, EXPERIMENT.seed)
-    optimizer = keras.optimizers.SGD(RATE)
+    optimizer = optimizer or keras.optimizers.SGD(RATE)
     data = [iter(records.minibatches(8, worker, workers, EXPERIMENT.seed)) for worker in range(workers)]
     losses = []
 
@@ -54,7 +61,7 @@ def test_a_sequential_simulated_training_is_plain_gradient_descent(
     runner: SimulatedRunner, records: RecordFile
 ) -> None:
     counted: list[None] = []
-    curve = runner.run(Trial(SEQUENTIAL, 1), 3, lambda: counted.append(None))
+    curve = runner.run(Trial(SEQUENTIAL, 1, 0.0, DESCENT), 3, lambda: counted.append(None))
     np.testing.assert_allclose(curve.losses, trained(records, 1, applied=True), rtol=1e-4)
     assert len(counted) == BATCHES
     assert curve.mean_staleness == 0
@@ -62,7 +69,7 @@ def test_a_sequential_simulated_training_is_plain_gradient_descent(
 
 
 def test_synchronous_workers_apply_the_sum_of_their_gradients(runner: SimulatedRunner, records: RecordFile) -> None:
-    curve = runner.run(Trial(SYNCHRONOUS, 2), 3, lambda: None)
+    curve = runner.run(Trial(SYNCHRONOUS, 2, 0.0, DESCENT), 3, lambda: None)
     # Which of the two pushes first depends on chance.
     rounds, expected = (
         np.sort(np.reshape(losses, [-1, 2]), axis=1) for losses in (curve.losses, trained(records, 2, applied=True))
@@ -75,7 +82,7 @@ def test_a_delayed_gradient_changes_nothing_before_its_delay_is_over(
     runner: SimulatedRunner, records: RecordFile
 ) -> None:
     delay = 10
-    curve = runner.run(Trial(ASYNCHRONOUS, 1, delay * STEP), 3, lambda: None)
+    curve = runner.run(Trial(ASYNCHRONOUS, 1, delay * STEP, DESCENT), 3, lambda: None)
     # The pull that finds the first gradient due has it applied. Overheads make steps a little longer.
     unchanged = trained(records, 1, applied=False)
     changed = np.flatnonzero(~np.isclose(curve.losses, unchanged, rtol=1e-4))
@@ -86,7 +93,26 @@ def test_a_delayed_gradient_changes_nothing_before_its_delay_is_over(
 
 @pytest.mark.long
 def test_trainings_do_not_depend_on_those_before(runner: SimulatedRunner) -> None:
-    trial = Trial(ASYNCHRONOUS, 2, STEP)
+    trial = Trial(ASYNCHRONOUS, 2, STEP, DESCENT)
     first, second = (runner.run(trial, 3, lambda: None) for _ in range(2))
     assert first.losses.tolist() == second.losses.tolist()
     assert first.seconds == second.seconds
+
+
+@pytest.mark.parametrize(
+    ("descent", "optimizer"),
+    [
+        (Descent("adam", 0.01, 0.1, 8), lambda: keras.optimizers.Adam(0.01, weight_decay=0.1)),
+        (Descent("momentum", 0.02, 0.0, 8), lambda: keras.optimizers.SGD(0.02, momentum=0.9)),
+    ],
+)
+def test_each_training_begins_with_a_fresh_optimizer_of_its_kind(
+    runner: SimulatedRunner,
+    records: RecordFile,
+    descent: Descent,
+    optimizer: Callable[[], keras.optimizers.Optimizer],
+) -> None:
+    expected = trained(records, 1, applied=True, optimizer=optimizer())
+    for _ in range(2):
+        curve = runner.run(Trial(SEQUENTIAL, 1, 0.0, descent), 3, lambda: None)
+        np.testing.assert_allclose(curve.losses, expected, rtol=1e-3)

@@ -6,6 +6,7 @@ from typing import Any
 
 from coordinator.simulation import picture
 from coordinator.simulation.known_results.backup_workers import BackupWorkers
+from coordinator.simulation.known_results.convergence import Convergence
 from coordinator.simulation.known_results.staleness import BoundedDelays, Softsync
 from coordinator.simulation.known_results.waiting import Overheads, Stragglers
 
@@ -14,6 +15,7 @@ RESULTS: dict[str, Any] = {
     "softsync": Softsync,
     "bounded_delay": BoundedDelays,
     "overheads": Overheads,
+    "convergence": Convergence,
     "stragglers": Stragglers,
     "backup_workers": BackupWorkers,
 }
