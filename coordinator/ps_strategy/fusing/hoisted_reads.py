@@ -204,11 +204,11 @@ class _Body:
         functions = [_with_values(function, hoisted) for function in functions]
         for each, function in zip(called, functions, strict=True):
             each.name = self._functions.add(function)
-        for number, spec in hoisted.items():
-            self._pass_value(node, call, number, spec)
+        reads = {inputs[number]: self._pass_value(node, call, number, spec) for number, spec in hoisted.items()}
         if hoisted and not any(function.signature.is_stateful for function in functions):
             # Operations with side effects run one after the other.
             node.op = call.stateless
+            self._let_change(reads, node)
 
     def _is_output_used(self, node: Any, number: int) -> bool:
         """Returns True if a loop returns a handle to something that uses it."""
@@ -225,8 +225,22 @@ class _Body:
         is_returned = self._function is not None and output in self._function.ret.values()
         return is_returned or any(user.op != "VariableShape" for user in users)
 
-    def _pass_value(self, node: Any, call: _Call, number: int, variable: tf.TensorSpec) -> None:
-        """Passes the value of a variable in place of its handle."""
+    def _let_change(self, reads: Mapping[str, str], node: Any) -> None:
+        """Has what changes variables, and waited for a loop that reads them, wait for the reads: a message less.
+
+        Args:
+          reads: the names of the reads, by the handles.
+          node: of the loop, branch or call, which has no other effects than these reads.
+        """
+        waited = f"^{node.name}"
+        for user in self._nodes:
+            handles = self._variables.keys() & set(user.input)
+            if waited in user.input and handles and handles <= reads.keys():
+                others = [name for name in user.input if name != waited]
+                user.input[:] = dict.fromkeys([*others, *(f"^{reads[handle]}" for handle in sorted(handles))])
+
+    def _pass_value(self, node: Any, call: _Call, number: int, variable: tf.TensorSpec) -> str:
+        """Passes the value of a variable in place of its handle, and returns the name of the read."""
         handle, dtype = node.input[call.first + number], variable.dtype.as_datatype_enum
         after = [name for name in node.input if name.startswith("^")]
         if (handle, frozenset(after)) not in self._reads:
@@ -241,6 +255,7 @@ class _Body:
             read_only = node.attr["_read_only_resource_inputs"].list.i
             read_only[:] = [each for each in read_only if each != call.first + number]
         self._functions.replaced += 1
+        return self._reads[handle, frozenset(after)]
 
     def _value_of(self, read: str) -> str:
         return read if self._function is None else f"{read}:value:0"

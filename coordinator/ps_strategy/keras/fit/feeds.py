@@ -25,6 +25,10 @@ _logger = logging.getLogger("coordinator")
 
 # The maximum number of unfinished calls per worker, where any worker may run each.
 CALLS_PER_WORKER = 4
+# The same where these take less than so many seconds together: then one call may run while as many wait as share a
+# call (see `coordinator.fusing`), and logs are recent anyway.
+_SHORT_CALLS_PER_WORKER = 8
+_SHORT_SECONDS = 0.4
 # Those of `predict` that are scheduled before Keras asks for them.
 _CALLS_AHEAD_PER_WORKER = 2
 # One runs and one waits, so that a worker does not wait for the client.
@@ -50,6 +54,8 @@ class Feed(abc.ABC):
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
+        # When the last calls were seen to have finished, by the monotonic clock.
+        self._ends: deque[float] = deque()
         self.unfinished: dict[Future, int | None] = {}
         self.newest_result: Any = None
         self.has_trained = False
@@ -100,7 +106,7 @@ class Feed(abc.ABC):
         Raises:
           Exception: what a call raised.
         """
-        while len(self.unfinished) >= CALLS_PER_WORKER * len(self._strategy.cluster.workers):
+        while len(self.unfinished) >= self._most_calls():
             self.wait_one()
         while not self._finished.empty() or (self.newest_result is None and self.unfinished):
             self.wait_one()
@@ -123,6 +129,7 @@ class Feed(abc.ABC):
             self._strategy.join()
             future.result()
         self.newest_result = future.result()
+        self._ends.append(time.monotonic())
         return self.newest_result, number
 
     def wait_finished(self) -> None:
@@ -135,6 +142,15 @@ class Feed(abc.ABC):
             self.wait_one()
         self.newest_result = None
         self.has_trained = False
+
+    def _most_calls(self) -> int:
+        """Returns how many calls may be unfinished."""
+        workers = len(self._strategy.cluster.workers)
+        most = _SHORT_CALLS_PER_WORKER * workers
+        while len(self._ends) > most:
+            self._ends.popleft()
+        is_short = len(self._ends) == most and self._ends[-1] - self._ends[0] < _SHORT_SECONDS
+        return most if is_short else CALLS_PER_WORKER * workers
 
     def _next_finished(self) -> Future:
         began = time.monotonic()

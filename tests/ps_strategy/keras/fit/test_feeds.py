@@ -55,6 +55,23 @@ def test_there_is_room_for_a_fixed_number_of_steps_per_worker(scheduler: Schedul
     assert (len(feed.unfinished), feed.newest_result) == (7, "logs of another")
 
 
+@pytest.mark.parametrize(("seconds", "most"), [(1e9, 16), (0.0, 8)])
+def test_there_is_room_for_more_steps_if_they_are_short(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
+) -> None:
+    monkeypatch.setattr(feeds, "_SHORT_SECONDS", seconds)
+    feed = ClientFeed(iter(()), scheduler)
+    for future in added(feed, scheduler, 17):
+        future.set_result("logs")
+    feed.wait_room()
+    added(feed, scheduler, most - 1)
+    feed.wait_room()
+    [last] = added(feed, scheduler, 1)
+    last.set_result("logs of the last")
+    assert feed.wait_room() == "logs of the last"
+    assert len(feed.unfinished) == most - 1
+
+
 def test_the_first_result_is_awaited(scheduler: Scheduler) -> None:
     feed = ClientFeed(iter(()), scheduler)
     [future] = added(feed, scheduler, 1)
