@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function, function_type_utils
 from tensorflow.python.framework import func_graph, op_def_registry
@@ -45,7 +46,12 @@ def _registered(function: Any, kind: Any) -> Iterator[Any]:
         # It is not called itself, so its type does not matter.
         yield atomic_function.AtomicFunction(name, known, kind)
     if not known.has_function(name):
-        known.add_function_def(function)
+        # As when it is traced: what `FunctionRegistration` replaces.
+        registered = pywrap_tf_session.TF_FunctionImportFunctionDef(function.SerializeToString())
+        try:
+            known.add_c_function(registered)
+        finally:
+            pywrap_tf_session.TF_DeleteFunction(registered)
 
 
 def under_another_name(concrete: Any) -> Any:

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from coordinator.ps_strategy.fusing.graph_copies import packed_function
 from coordinator.ps_strategy.tensorflow_internals.process import FunctionRegistration
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import unhealthy
@@ -186,3 +187,30 @@ def test_functions_are_traced_while_a_worker_is_removed_and_added(shared_cluster
     changes.result()
     assert [future.result(TIMEOUT) for future in futures] == [number + 1 for number in range(len(futures))]
     wait_until(lambda: not unhealthy(strategy))
+
+
+def test_the_functions_of_one_that_is_built_are_registered_and_removed_with_it(registration, monkeypatch):
+    registered = []
+    register = registration.register
+    monkeypatch.setattr(registration, "register", lambda function: registered.append(function) or register(function))
+    weight = tf.Variable([2.0])
+
+    @tf.function
+    def step(x):
+        for _ in tf.range(3):
+            x = x * weight
+        return x
+
+    concrete = step.get_concrete_function(tf.ones([1]))
+    traced = len(registered)
+    copies = [packed_function(concrete) for _ in range(2)]
+    [names] = {
+        tuple(sorted(each.signature.name for each in copy.graph.as_graph_def().library.function)) for copy in copies
+    }
+    # Its condition and its body, once, and each copy itself.
+    assert len(registered) - traced == len(names) + len(copies) == 4
+    for _ in range(2):
+        assert all(map(context.context().has_function, names))
+        copies.pop()
+        gc.collect()
+    assert not any(map(context.context().has_function, names))
