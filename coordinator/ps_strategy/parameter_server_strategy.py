@@ -26,6 +26,7 @@ from coordinator.ps_strategy.dashboard_sources import ServerQuestions, UsageCoun
 from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
 from coordinator.ps_strategy.membership.polled_cluster_resolver import resolver_of
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended, StrategyServices
+from coordinator.ps_strategy.per_worker.created_resource import create_per_worker_resource
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, DatasetFunction
 from coordinator.ps_strategy.sharded.creation import Partitioner, check_partitioner
@@ -279,6 +280,20 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any = None) -> PerWorkerDataset:
         """Gives each worker the whole of `dataset`; if it is shuffled without a seed, each worker has another order."""
         return self._datasets.from_dataset(dataset, options) if tf.executing_eagerly() else dataset
+
+    def create_per_worker_resource(self, fn: Callable[[], Any]) -> Any:
+        """Creates a resource on each worker by `fn()`: a queue, a table that changes, a variable, a random generator.
+
+        One is also created on the client, and returned. In a scheduled function, which uses it as a variable of Python,
+        it stands for that of the worker. A worker creates its own when it first needs it, and again after a restart.
+
+        Args:
+          fn: returns the resource, or a list, tuple, dict or `tf.Module` of resources, the same number at each call.
+
+        Raises:
+          TypeError: `fn` is not callable, or returns no resource.
+        """
+        return create_per_worker_resource(fn, self._handles)
 
     def scope(self) -> Any:
         """Returns a scope for variables and mutable tables on parameter servers, and other tables on every worker."""

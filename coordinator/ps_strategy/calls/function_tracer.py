@@ -23,9 +23,15 @@ from coordinator.future import Future
 from coordinator.ps_strategy.calls.retraced_functions import RetracedFunctions
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall, TracedFunction, refuse_unknown_shapes
 from coordinator.ps_strategy.fusing.repeated_function import is_stackable
+from coordinator.ps_strategy.membership.cluster_definition import CLIENT_JOB
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset, PerWorkerIterator, tracing_type
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
-from coordinator.ps_strategy.tensorflow_internals.calls import named_arguments, untraced_copy, with_defaults
+from coordinator.ps_strategy.tensorflow_internals.calls import (
+    captured_inputs,
+    named_arguments,
+    untraced_copy,
+    with_defaults,
+)
 from coordinator.ps_strategy.tensorflow_internals.compilation import compiled_calls, is_compiled
 from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server, owner_of_handle
 from coordinator.runtime import FusionKey
@@ -290,6 +296,7 @@ class FunctionTracer:
             )
         if concrete not in self._accepted:
             _refuse_compiled(concrete)
+            self._refuse_client_resources(concrete)
             refuse_unknown_shapes(str(concrete.graph.name), tf.nest.flatten((args, kwargs)))
             self._accepted.add(concrete)
         if concrete is fn:
@@ -300,6 +307,22 @@ class FunctionTracer:
             arguments = named_arguments(fn, args, kwargs)
             self._trace_counts.note(fn, traced[concrete].name, arguments)
         return traced[concrete]
+
+    def _refuse_client_resources(self, concrete: Any) -> None:
+        """Raises ValueError if a function uses a resource of the client that is no variable, table or writer.
+
+        A queue would be used there by all workers, and a function that waits for it would block the client; others are
+        unknown to the workers.
+        """
+        for tensor in captured_inputs(concrete):
+            is_resource = tensor.dtype == tf.resource and not tf.is_symbolic_tensor(tensor)
+            is_known = owner_of_handle(tensor) is not None or self._handles.resource_for(tensor) is not None
+            if is_resource and not is_known and tf.DeviceSpec.from_string(tensor.device).job == CLIENT_JOB:
+                raise ValueError(
+                    f"The function {concrete.graph.name!r} uses a resource of the client that workers cannot use, such "
+                    "as a queue or an iterator. Create it on each worker: strategy.create_per_worker_resource(lambda: "
+                    "tf.queue.FIFOQueue(...)); of a dataset pass a per-worker iterator as an argument."
+                )
 
 
 def _refuse_compiled(concrete: Any) -> None:

@@ -110,7 +110,8 @@ class PerWorkerHandles:
     """
 
     def __init__(self) -> None:
-        # By the identity of the table or variable: a table that is being loaded has no handle yet.
+        # By the identity of the table or variable, since a table that is being loaded has no handle yet; of other
+        # resources by that of the handle.
         self.handles_of_copies: dict[int, PerWorkerResource] = {}
         self._worker_indices = PerWorkerResource("worker index", lambda context: tf.constant(context.index, tf.int64))
 
@@ -121,7 +122,7 @@ class PerWorkerHandles:
         return tf.constant(-1, tf.int64)
 
     def add(self, owner: Any, handles_of_copies: PerWorkerResource) -> None:
-        """Lets a table or variable represent its workers' copies for as long as it lives."""
+        """Lets a table or variable, or the handle of another resource, represent its workers' copies while it lives."""
         self.handles_of_copies[id(owner)] = handles_of_copies
         weakref.finalize(owner, self.handles_of_copies.pop, id(owner), None)
 
@@ -130,7 +131,7 @@ class PerWorkerHandles:
         if tensor is self.worker_index:
             return self._worker_indices
         owner = owner_of_handle(tensor)
-        return self.handles_of_copies.get(id(owner)) if owner is not None else None
+        return self.handles_of_copies.get(id(tensor if owner is None else owner))
 
 
 class WorkerCopies:

@@ -94,6 +94,22 @@ def _handle_of(owner: Any) -> tf.Tensor:
     return owner.handle if isinstance(owner, tf.Variable) else owner.resource_handle
 
 
+class _TolerantDeleter(resource_variable_ops.EagerResourceDeleter):
+    """Frees a resource, if its server still has it."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(tf.errors.OpError):
+            super().__del__()
+
+
+def free_if_present(queue: Any) -> None:
+    """Has a queue free its resource without a complaint if the server has lost it by then."""
+    # Private: what frees it raises an error where nothing can catch it.
+    queue._resource_deleter.__class__ = _TolerantDeleter
+
+
 def copy_handle_data(source: Any, target: Any) -> None:
     """Copies the shape and type of a handle's resource to a symbolic handle."""
     # Private: `tf.TensorSpec` of a handle does not have them.

@@ -80,6 +80,55 @@ class _RemoteDenseHashTable(tf.lookup.experimental.DenseHashTable):
         return restore_any_shape(*restored_tensors.values())
 
 
+class _OnAnyDevice:
+    """What a mutable table does, where TensorFlow's own methods place it on the device of the table on the client."""
+
+    resource_handle: tf.Tensor
+    key_dtype: tf.DType
+    value_dtype: tf.DType
+    _default_value: tf.Tensor
+
+    def size(self, name: str | None = None) -> tf.Tensor:
+        return tf.raw_ops.LookupTableSizeV2(table_handle=self.resource_handle, name=name)
+
+    def lookup(self, keys: Any, dynamic_default_values: Any = None, name: str | None = None) -> tf.Tensor:
+        # Private: what is found for unknown keys has no public name.
+        default = self._default_value if dynamic_default_values is None else dynamic_default_values
+        keys = tf.convert_to_tensor(keys, self.key_dtype)
+        return tf.raw_ops.LookupTableFindV2(
+            table_handle=self.resource_handle, keys=keys, default_value=default, name=name
+        )
+
+    def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
+        keys, values = tf.convert_to_tensor(keys, self.key_dtype), tf.convert_to_tensor(values, self.value_dtype)
+        return tf.raw_ops.LookupTableInsertV2(table_handle=self.resource_handle, keys=keys, values=values, name=name)
+
+    def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        exported = tf.raw_ops.LookupTableExportV2(
+            table_handle=self.resource_handle, Tkeys=self.key_dtype, Tvalues=self.value_dtype, name=name
+        )
+        return exported.keys, exported.values
+
+
+class _HashTableOnAnyDevice(_OnAnyDevice, tf.lookup.experimental.MutableHashTable):
+    pass
+
+
+class _DenseTableOnAnyDevice(_OnAnyDevice, tf.lookup.experimental.DenseHashTable):
+    pass
+
+
+_ON_ANY_DEVICE = {
+    tf.lookup.experimental.MutableHashTable: _HashTableOnAnyDevice,
+    tf.lookup.experimental.DenseHashTable: _DenseTableOnAnyDevice,
+}
+
+
+def let_run_anywhere(table: Any) -> None:
+    """Has a function that uses a mutable table of the client run where it is called, with the table of that place."""
+    table.__class__ = _ON_ANY_DEVICE.get(type(table), type(table))
+
+
 def create_mutable_table(
     next_creator: Callable[..., Any], device: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, TableResource]:
