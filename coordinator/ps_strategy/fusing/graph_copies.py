@@ -23,6 +23,8 @@ _logger = logging.getLogger("coordinator")
 # Building a function with packed messages takes about as long as tracing it, and each worker has to load one more
 # function. It is worth it for functions that are called often.
 _CALLS_BEFORE_PACKING = 16
+# A loop that asks for variables in each iteration is slow at once, but what is called once is not worth building anew.
+_CALLS_BEFORE_HOISTING = 2
 # Names of inputs, chosen so that no operation of the function has one of them.
 _INPUT_NAME = "coordinator_input_{}"
 
@@ -131,7 +133,7 @@ class PackedFunction:
         # With one resource there are no messages to pack.
         has_loops = may_be_copied and hoisted_reads.has_loops(concrete)
         is_worth_it = has_loops or (may_be_copied and len(servers_of_resources(concrete)) > 1)
-        self._calls_before = 1 if has_loops else _CALLS_BEFORE_PACKING
+        self._calls_before = _CALLS_BEFORE_HOISTING if has_loops else _CALLS_BEFORE_PACKING
         self._calls = itertools.count(1) if is_worth_it else itertools.repeat(0)
 
     def for_next_call(self) -> Any:

@@ -208,7 +208,7 @@ class _Body:
         if hoisted and not any(function.signature.is_stateful for function in functions):
             # Operations with side effects run one after the other.
             node.op = call.stateless
-            self._let_change(reads, node)
+            self._order_changes(reads, node)
 
     def _is_output_used(self, node: Any, number: int) -> bool:
         """Returns True if a loop returns a handle to something that uses it."""
@@ -225,7 +225,7 @@ class _Body:
         is_returned = self._function is not None and output in self._function.ret.values()
         return is_returned or any(user.op != "VariableShape" for user in users)
 
-    def _let_change(self, reads: Mapping[str, str], node: Any) -> None:
+    def _order_changes(self, reads: Mapping[str, str], node: Any) -> None:
         """Has what changes variables, and waited for a loop that reads them, wait for the reads: a message less.
 
         Args:

@@ -194,3 +194,11 @@ def test_one_caller_packs_the_function_while_others_run_the_original(monkeypatch
     packed = PackedFunction("itself", may_be_copied=True)
     assert [packed.for_next_call() for _ in range(5)] == ["itself"] * 2 + ["packed"] * 3
     assert made == ["itself"]
+
+
+def test_a_function_with_loops_is_built_anew_when_it_is_called_again(monkeypatch):
+    monkeypatch.setattr(graph_copies.hoisted_reads, "has_loops", lambda _: True)
+    monkeypatch.setattr(graph_copies, "packed_function", lambda _: "packed")
+    monkeypatch.setattr(graph_copies, "servers_of_resources", lambda _: {"a": "there"})
+    packed = PackedFunction("itself", may_be_copied=True)
+    assert [packed.for_next_call() for _ in range(3)] == ["itself", "packed", "packed"]
