@@ -6,6 +6,7 @@ outcome without it, and passes it to callbacks. Nothing else differs from `concu
 what they expect.
 """
 
+import abc
 import concurrent.futures
 import functools
 import threading
@@ -18,12 +19,20 @@ _ENDS = (FINISHED, CANCELLED_AND_NOTIFIED, CANCELLED)
 _NO_CALLBACKS: list[Callable[[concurrent.futures.Future[Any]], object]] = []
 
 
+class ValueElsewhere(abc.ABC):
+    """The result of a closure that was not copied to the client."""
+
+    @abc.abstractmethod
+    def fetch(self, timeout: float | None = None) -> Any:
+        """Returns it, on the client; see `Future.result`."""
+
+
 class Future(concurrent.futures.Future[Any]):
     """A `concurrent.futures.Future` whose result is NumPy values in the structure that the function returned.
 
     It works with `concurrent.futures.wait` and `as_completed`. `cancel()` cancels a closure, whether it waits or runs:
     what it has done by then stays done, but its result is lost. The result is on the client before the future is done,
-    so it outlives the worker that computed it.
+    so it outlives the worker that computed it, except with `schedule(..., fetch=False)`.
 
     `result()` raises the function's own exception as itself, `ClosureCancelledError` for a closure that was cancelled
     because another one failed, `ClosureInputError`, `ClosureQuarantined` or `ParameterServerLost`.
@@ -113,6 +122,11 @@ class Future(concurrent.futures.Future[Any]):
           concurrent.futures.CancelledError: the closure was cancelled by its user.
           BaseException: the error with which it ended.
         """
+        value = self.value_where_it_is(timeout)
+        return value.fetch(timeout) if isinstance(value, ValueElsewhere) else value
+
+    def value_where_it_is(self, timeout: float | None = 0) -> Any:
+        """Returns the result, or a `ValueElsewhere` if it was left on a worker. See `result`."""
         if self._state is FINISHED and self._exception is None:
             return self._result
         return super().result(timeout)

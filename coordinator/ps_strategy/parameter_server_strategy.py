@@ -22,6 +22,7 @@ from coordinator.events.trace import Trace
 from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.program_settings import with_program_settings
+from coordinator.ps_strategy.calls.left_result import Repeats
 from coordinator.ps_strategy.dashboard_sources import ServerQuestions, UsageCounters, dashboard_of
 from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
 from coordinator.ps_strategy.membership.polled_cluster_resolver import resolver_of
@@ -104,6 +105,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         *,
         worker: int | None = None,
         timeout: float | None = None,
+        fetch: bool = True,
     ) -> Future:
         """Queues one call of `fn` for the next free worker, and returns at once unless the queue is full.
 
@@ -118,6 +120,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
           worker: the index of the only worker that may run it; it waits for a lost one (`Options.affinity_timeout`).
           timeout: in seconds; if a worker takes longer, another one runs it as well, and the first result counts.
             None for `Options.closure_timeout`.
+          fetch: False leaves the result on the worker until `result()`, or until a function takes the future there. If
+            it is lost with the worker, the function is run again when the result is needed.
 
         Returns:
           A `Future` of what the function returns, in its structure, as NumPy values.
@@ -132,6 +136,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
           Exception: the error of an earlier scheduled function, once; see `join`.
         """
         call, futures = self._tracer.call_of(fn, args, kwargs, self.extended.scheduled_tracing)
+        call = call if fetch else call.leaving(Repeats(self._scheduler))
         return self._scheduler.schedule(
             call,
             call.function.name,

@@ -132,9 +132,9 @@ class Worker(BackgroundThread):
         """Returns whether it may be given closures and answers a probe. Takes at most `Options.probe_timeout`."""
         return self._state is WorkerState.LIVE and self._servers.is_reachable(self.index)
 
-    def schedule(self, fn: Any, args: Any = None, kwargs: Any = None, timeout: float | None = None) -> Future:
+    def schedule(self, fn: Any, args: Any = None, kwargs: Any = None, **limits: Any) -> Future:
         """Queues one call of `fn` for this worker alone; the same as `strategy.schedule(..., worker=worker.index)`."""
-        return self._events.schedule(fn, args, kwargs, worker=self.index, timeout=timeout)
+        return self._events.schedule(fn, args, kwargs, worker=self.index, **limits)
 
     def stop(self) -> None:
         """Asks the thread to end; the queue must be stopped too."""

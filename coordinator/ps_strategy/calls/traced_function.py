@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +14,7 @@ from coordinator.data.late_ranges import LateRange
 from coordinator.data.position_range import position_ranges
 from coordinator.errors import ClosureCancelledError
 from coordinator.future import Future
+from coordinator.ps_strategy.calls.left_result import LeftResult, Repeats, on_client, wait_computed
 from coordinator.ps_strategy.calls.renewed_functions import RenewedFunctions
 from coordinator.ps_strategy.fusing import repeated_function
 from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
@@ -225,6 +226,7 @@ class ScheduledCall:
       iterators: the per-worker iterators among the arguments.
       fusion_key: calls with equal keys may run in one call; None if this one runs alone.
       takes_futures: whether futures are among the arguments; they are done when it runs.
+      repeats: its result is left on the worker, and this runs it again if it is lost; None to copy it to the client.
     """
 
     function: TracedFunction
@@ -233,23 +235,47 @@ class ScheduledCall:
     iterators: Sequence[PerWorkerIterator] = ()
     fusion_key: FusionKey | None = None
     takes_futures: bool = False
+    repeats: Repeats | None = None
 
     def __call__(self, context: WorkerContext) -> Any:
         """Runs it and copies its result to the client, so that the result outlives the worker."""
+        if self.repeats is not None:
+            return LeftResult(self, self.repeats, context, self.outputs_on(context))
+        with self._running_on(context) as outputs:
+            return tf.nest.map_structure(on_client, outputs)
+
+    def outputs_on(self, context: WorkerContext) -> Any:
+        """Runs it; its outputs stay on the worker."""
+        with self._running_on(context) as outputs:
+            wait_computed(outputs, context)
+            return outputs
+
+    def fetching(self) -> "ScheduledCall":
+        """Returns the same call, whose result is copied to the client."""
+        return dataclasses.replace(self, repeats=None)
+
+    def leaving(self, repeats: Repeats) -> "ScheduledCall":
+        """Returns the same call, whose result stays on the worker. It runs alone."""
+        return dataclasses.replace(self, repeats=repeats, fusion_key=None)
+
+    @contextlib.contextmanager
+    def _running_on(self, context: WorkerContext) -> Iterator[Any]:
+        """A scope with the outputs, in which an error of the function may still come out."""
         args, kwargs = self.args, self.kwargs
         if self.takes_futures:
             args, kwargs = tf.nest.map_structure(
-                lambda leaf: leaf.result(timeout=0) if isinstance(leaf, Future) else leaf, (tuple(args), dict(kwargs))
+                lambda leaf: _result_for(leaf, context) if isinstance(leaf, Future) else leaf,
+                (tuple(args), dict(kwargs)),
             )
         with iterators_in_use(self.iterators, context):
             self._count_elements(context, 1)
-            outputs = self.function.call_on(context, args, kwargs)
-            return tf.nest.map_structure(_on_client, outputs)
+            yield self.function.call_on(context, args, kwargs)
 
     @property
     def followers(self) -> Sequence[Callable[[Future], object]]:
         """What wants to know of the future of this call: the ranges of examples among its arguments."""
-        return [each.follow for each in position_ranges(self.args, self.kwargs)]
+        ranges: list[Callable[[Future], object]] = [each.follow for each in position_ranges(self.args, self.kwargs)]
+        return ranges if self.repeats is None else [*ranges, self.repeats.follow]
 
     @property
     def inputs(self) -> tuple[FiniteInput, ...]:
@@ -287,7 +313,7 @@ class ScheduledCall:
         with iterators_in_use(self.iterators, context):
             self._count_elements(context, len(calls))
             results = self.function.call_fused(context, inputs)
-        return [tf.nest.map_structure(_on_client, result) for result in results]
+        return [tf.nest.map_structure(on_client, result) for result in results]
 
     def _count_elements(self, context: WorkerContext, calls: int) -> None:
         """Counts, before these calls, the elements that they take."""
@@ -297,14 +323,10 @@ class ScheduledCall:
                 each.positions.count_on(context.index, calls * self.function.elements_per_call)
 
 
+def _result_for(future: Future, context: WorkerContext) -> Any:
+    value = future.value_where_it_is()
+    return value.value_on(context) if isinstance(value, LeftResult) else value
+
+
 def _own_copy(value: Any, context: WorkerContext) -> Any:
     return value.value_on(context) if isinstance(value, PerWorkerResource | LateRange) else value
-
-
-def _on_client(value: Any) -> Any:
-    """Returns NumPy values for a tensor; a ragged, sparse or other composite tensor as itself, on the client."""
-    if isinstance(value, tf.Tensor):
-        return value.numpy()
-    return tf.nest.map_structure(
-        lambda part: tf.constant(part.numpy()) if isinstance(part, tf.Tensor) else part, value, expand_composites=True
-    )
