@@ -27,14 +27,16 @@ class SerialThread:
     def __init__(self, name: str, calls: str) -> None:
         self._name = name
         self._purpose = calls
-        self._changed = threading.Condition()
+        # A signal may interrupt a condition's `__enter__`, which is Python, and leave it locked; not a lock's.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
         self._is_running = False
 
     @uninterrupted
     def submit(self, call: Callable[[], object]) -> None:
         """Makes a call after those before it. If it raises an exception, that is logged."""
-        with self._changed:
+        with self._lock:
             self._calls.append(call)
             if self._is_running:
                 return
@@ -46,7 +48,7 @@ class SerialThread:
         began = time.monotonic()
         remaining = math.inf if timeout is None else timeout
         while True:
-            with self._changed:
+            with self._lock:
                 if self._changed.wait_for(lambda: not self._is_running, min(remaining, _STALL_REPORT_INTERVAL)):
                     return True
             remaining -= _STALL_REPORT_INTERVAL
@@ -62,7 +64,7 @@ class SerialThread:
                 _logger.exception("A call on the thread %s raised an exception.", self._name)
 
     def _next(self) -> Callable[[], object] | None:
-        with self._changed:
+        with self._lock:
             if self._calls:
                 return self._calls.popleft()
             self._is_running = False

@@ -96,7 +96,8 @@ class Epochs(tf.train.experimental.PythonState):
         shuffles = shuffle is not None and not source.mixes_all
         self._order = RangeOrder(self._per_epoch, shuffles=shuffles, seed=self._seed)
         self.settings = self._state = EpochsState.of(source, batch_size, shuffle, batches_per_range, drop_remainder)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # a signal in `Condition.__enter__`, which is Python, would leave it locked
+        self._changed = threading.Condition(self._lock)
         self._ledger = Ledger(self._per_epoch * epochs)
         self._failed = FailedRanges(self._ledger)
         self._is_reset = self._is_held = False
@@ -141,7 +142,7 @@ class Epochs(tf.train.experimental.PythonState):
             )
         most = options.max_attempts if on_bad_range == "skip" else None
         self._failed.begin(most=most, strategy_raises=options.stop_on_error)
-        with self._changed:
+        with self._lock:
             self._ledger.limit = self._ledger.total if until is None else until * self._per_epoch
         strategy.extended.services.variables.add_state(self)
         self._source.prepare(strategy)
@@ -152,24 +153,24 @@ class Epochs(tf.train.experimental.PythonState):
     @property
     def done(self) -> bool:
         """Whether every range of all epochs is done."""
-        with self._changed:
+        with self._lock:
             return self._ledger.below == self._ledger.total
 
     @property
     def remaining(self) -> int:
         """How many ranges are not done."""
-        with self._changed:
+        with self._lock:
             return self._ledger.total - self._ledger.count_done
 
     @property
     def epoch(self) -> int:
         """The first epoch that has ranges that are not done; the number of epochs if there is none."""
-        with self._changed:
+        with self._lock:
             return self._ledger.below // self._per_epoch
 
     def statistics(self) -> EpochsStatistics:
         """Returns how far the epochs have come."""
-        with self._changed:
+        with self._lock:
             found, skipped = self._ledger.statistics(), sorted(self._ledger.skipped)
         return dataclasses.replace(found, skipped=tuple(map(self._extent, skipped)))
 
@@ -179,13 +180,13 @@ class Epochs(tf.train.experimental.PythonState):
 
     def begin_at(self, epoch: int) -> None:
         """Continues with an epoch as if those before it were done; without effect if they are."""
-        with self._changed:
+        with self._lock:
             self._ledger.skip_below(epoch * self._per_epoch)
 
     def serialize(self) -> str:
         """Returns the state, which TensorFlow stores in a checkpoint."""
         waiting = {number for record in list(self._records) for number in record.waiting()}
-        with self._changed:
+        with self._lock:
             return self._state.to_json(self._ledger, waiting)
 
     def deserialize(self, text: Any) -> None:
@@ -195,7 +196,7 @@ class Epochs(tf.train.experimental.PythonState):
           ValueError: it is of other data, or of other settings; the message names what differs.
         """
         below, done, skipped = self._state.from_json(text)
-        with self._changed:
+        with self._lock:
             self._is_reset = False
             self._restorations += 1
             self._ledger.restore(below, done, skipped)
@@ -234,14 +235,14 @@ class Epochs(tf.train.experimental.PythonState):
                 elif self._is_reset:
                     self._warn_of_reset()
         finally:
-            with self._changed:
+            with self._lock:
                 unscheduled.give_back()
 
     @uninterrupted
     def _take(self, ahead: int, unscheduled: UnscheduledRanges) -> int | None:
         """Returns the number of the next range; None if there is something to wait for, or to say."""
         ledger = self._ledger
-        with self._changed:
+        with self._lock:
             is_due = self._is_held or self._is_reset or self._failed.has_error or unscheduled.may_be_too_many
             if is_due or ledger.count_out >= ahead or not ledger.has_next():
                 return None
@@ -252,7 +253,7 @@ class Epochs(tf.train.experimental.PythonState):
     def _wait_next(self, strategy: Any, ahead: int, interval: float, unscheduled: UnscheduledRanges) -> bool:
         """Waits until a range may be handed out; returns False if all are done."""
         ledger = self._ledger
-        with self._changed:
+        with self._lock:
             while True:
                 self._failed.raise_error()
                 if not self._is_held:
@@ -273,11 +274,10 @@ class Epochs(tf.train.experimental.PythonState):
         )
 
     def _report_stall(self, strategy: Any, seconds: float) -> None:
-        out = self._ledger.count_out
         self._changed.release()
         try:
             text = "No progress for %.0f s: Epochs.on waits for %d ranges under way. Cluster: %s"
-            _logger.warning(text, seconds, out, strategy.cluster.statistics())
+            _logger.warning(text, seconds, self._ledger.count_out, strategy.cluster.statistics())
         finally:
             self._changed.acquire()
 
@@ -288,7 +288,7 @@ class Epochs(tf.train.experimental.PythonState):
         return positions
 
     def _follow(self, given: PositionRange | LateRange, future: Future) -> None:
-        with self._changed:
+        with self._lock:
             self._ledger.schedule(given.number)
             self._out[future] = given
         future.add_done_callback(functools.partial(self._settle, given))
@@ -304,7 +304,7 @@ class Epochs(tf.train.experimental.PythonState):
             given.ranges.remove(given)
         number, error = given.number, None if future.cancelled() else future.exception()
         is_skipped = False
-        with self._changed:
+        with self._lock:
             self._out.pop(future, None)
             if error is None and not future.cancelled():
                 self._ledger.finish(number)
@@ -328,23 +328,23 @@ class Epochs(tf.train.experimental.PythonState):
         So does the strategy when it gives all variables their initial values, because a parameter server was lost; what
         it restores of a checkpoint comes afterwards.
         """
-        with self._changed:
+        with self._lock:
             self._is_reset = self._ledger.count_done > 0
             self._ledger.restore(0, ())
             self._changed.notify_all()
 
     def hold(self) -> None:
         """Hands out no range until `resume`; the strategy calls it when it is about to restore a checkpoint."""
-        with self._changed:
+        with self._lock:
             self._is_held = True
 
     def resume(self) -> None:
         """Undoes `hold`."""
-        with self._changed:
+        with self._lock:
             # Those of before a checkpoint was restored may be too far ahead now.
             beyond = [future for future, given in self._out.items() if given.number >= self._ledger.below + WINDOW]
         for future in beyond:
             future.cancel()
-        with self._changed:
+        with self._lock:
             self._is_held = False
             self._changed.notify_all()

@@ -54,13 +54,15 @@ class RecoveryLoop(BackgroundThread):
             for index, device in enumerate(servers.parameter_server_devices)
         }
         self._begun = threading.Event()
-        self._changed = threading.Condition()
+        # A signal may interrupt a condition's `__enter__`, which is Python, and leave it locked; not a lock's.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
 
     def stop(self) -> None:
         """Asks the thread to end."""
         super().stop()
         self._begun.set()
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def recover_with(
@@ -80,7 +82,7 @@ class RecoveryLoop(BackgroundThread):
 
     def statistics(self) -> tuple[ParameterServerStatistics, ...]:
         """Returns a snapshot of what has happened to each parameter server."""
-        with self._changed:
+        with self._lock:
             return tuple(self._statistics.values())
 
     @property
@@ -125,7 +127,7 @@ class RecoveryLoop(BackgroundThread):
         failures = self._failures
         while True:
             self.begin_if_lost()
-            with self._changed:
+            with self._lock:
                 remaining = max(0.0, deadline - time.monotonic())
                 over = self._changed.wait_for(lambda: not self._begun.is_set() or self._stop.is_set(), remaining)
             if not over or self._stop.is_set():
@@ -168,7 +170,7 @@ class RecoveryLoop(BackgroundThread):
             _logger.warning("The parameter servers are back after %.1f s.", time.monotonic() - lost_at)
         # In this order: a loss that is noticed between the two is noticed again, and none is left without a pause.
         self._queue.resume()
-        with self._changed:
+        with self._lock:
             self._begun.clear()
             self._changed.notify_all()
 
@@ -198,7 +200,7 @@ class RecoveryLoop(BackgroundThread):
 
     def _record_loss(self, error: BaseException) -> None:
         task = task_of_device(error.task if isinstance(error, ParameterServerLost) else "/job:ps")
-        with self._changed:
+        with self._lock:
             is_new = task not in self._away
             self._away.setdefault(task, time.monotonic())
             if is_new and (known := self._statistics.get(task)):
@@ -208,7 +210,7 @@ class RecoveryLoop(BackgroundThread):
 
     def _record_return(self, rollback: Rollback | None) -> None:
         now = time.monotonic()
-        with self._changed:
+        with self._lock:
             away, self._away = {task: now - lost_at for task, lost_at in self._away.items()}, {}
             for task, seconds in away.items():
                 if known := self._statistics.get(task):
