@@ -1,6 +1,8 @@
 """Tests that a model has seen each example once while clients, workers and parameter servers die at random."""
 
+import faulthandler
 import json
+import sys
 
 import pytest
 
@@ -25,6 +27,8 @@ sys.exit(main(sys.argv[1:]))
 )
 @pytest.mark.timeout(2400)
 def test_no_example_is_left_out_or_repeated_whatever_dies(run_program: ProgramRunner, arguments: list[object]) -> None:
+    # The limit for all tests (`faulthandler_timeout`) is too short for ten minutes and what the last run takes.
+    faulthandler.dump_traceback_later(2350, exit=True, file=sys.__stderr__)
     printed = run_program(PROGRAM, *arguments, timeout=2300).stdout
     found = json.loads(printed.splitlines()[-1])
     assert found["hold"] == found["runs"] > 0, printed
