@@ -53,7 +53,7 @@ def _add_experiment(group: "argparse._ArgumentGroup") -> None:
         help="runs of each training, each with the next seed; figures are their means (default 1)",
     )
     group.add_argument("--data", metavar="NAME", help="digits (default) or cifar10")
-    group.add_argument("--folder", metavar="FOLDER", help="where CIFAR-10 is, in its published python format")
+    group.add_argument("--folder", metavar="FOLDER", help="where CIFAR-10 is, in its published binary or python format")
     group.add_argument(
         "--output",
         type=pathlib.Path,
