@@ -317,7 +317,9 @@ class FunctionTracer:
         for tensor in captured_inputs(concrete):
             is_resource = tensor.dtype == tf.resource and not tf.is_symbolic_tensor(tensor)
             is_known = owner_of_handle(tensor) is not None or self._handles.resource_for(tensor) is not None
-            if is_resource and not is_known and tf.DeviceSpec.from_string(tensor.device).job == CLIENT_JOB:
+            is_on_client = is_resource and tf.DeviceSpec.from_string(tensor.device).job == CLIENT_JOB
+            # The kind of a resource is only in its text. Summaries are written on the client, as they were meant to be.
+            if is_on_client and not is_known and "SummaryWriterInterface" not in repr(tensor):
                 raise ValueError(
                     f"The function {concrete.graph.name!r} uses a resource of the client that workers cannot use, such "
                     "as a queue or an iterator. Create it on each worker: strategy.create_per_worker_resource(lambda: "

@@ -109,6 +109,19 @@ def test_resources_of_the_client_are_refused_by_words(strategy):
             strategy.schedule(tf.function(fn))
 
 
+def test_a_summary_writer_of_the_client_may_be_used_as_before(strategy, tmp_path):
+    writer = tf.summary.create_file_writer(str(tmp_path))
+
+    @tf.function
+    def step():
+        with writer.as_default():
+            tf.summary.scalar("loss", 1.0, step=1)
+
+    strategy.schedule(step).result(TIMEOUT)
+    writer.close()
+    assert list(tmp_path.glob("*tfevents*"))
+
+
 def test_a_resource_is_forgotten_with_the_object_that_represents_it(strategy):
     known = per_worker_handles(strategy).handles_of_copies
     before = set(known)
