@@ -1,0 +1,77 @@
+"""Prints the memory of the client and of each parameter server, in bytes, after each of many repetitions.
+
+memory_use.py opened N      a strategy is opened, trains a recommender, and is closed
+memory_use.py restarted N   one strategy trains a recommender, and a worker is killed and started again
+"""
+
+import gc
+import os
+import sys
+
+import psutil
+import tensorflow as tf
+
+import coordinator
+from benchmarks.contestants.criteo_like import CATEGORIES, COUNTS, ROWS
+from benchmarks.contestants.recommender_model import LEARNING_RATE, RecommenderModel
+from coordinator.testing import LocalCluster
+
+STEPS, BATCH = 60, 64
+
+
+class Training:
+    """A recommender on the servers of a strategy."""
+
+    def __init__(self, strategy: coordinator.ParameterServerStrategy) -> None:
+        self.strategy = strategy
+        with strategy.scope():
+            model = RecommenderModel()
+
+        @tf.function
+        def step() -> None:
+            rows = tf.random.uniform([BATCH, CATEGORIES], maxval=ROWS, dtype=tf.int64)
+            gradients = model.gradients(tf.random.uniform([BATCH, COUNTS]), rows, tf.ones([BATCH, 1]))
+            for variable, gradient in zip(model.variables, gradients, strict=True):
+                if isinstance(gradient, tf.IndexedSlices):
+                    variable.scatter_sub(tf.IndexedSlices(LEARNING_RATE * gradient.values, gradient.indices))
+                else:
+                    variable.assign_sub(LEARNING_RATE * gradient)
+
+        self.step = step
+
+    def run(self) -> None:
+        """Makes some steps on all workers."""
+        for _ in range(STEPS):
+            self.strategy.schedule(self.step)
+        self.strategy.join()
+
+
+def report(cluster: LocalCluster) -> None:
+    """Prints what the processes use now."""
+    gc.collect()
+    pids = [os.getpid(), *(cluster.pid("ps", index) for index in range(2))]
+    print(*(psutil.Process(pid).memory_info().rss for pid in pids), flush=True)  # noqa: T201 - the test reads it
+
+
+def main() -> None:
+    """Runs the repetitions."""
+    kind, repetitions = sys.argv[1], int(sys.argv[2])
+    with LocalCluster(workers=2, ps=2) as cluster:
+        if kind == "opened":
+            for _ in range(repetitions):
+                with coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+                    Training(strategy).run()
+                report(cluster)
+            return
+        with coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+            training = Training(strategy)
+            for _ in range(repetitions):
+                training.run()
+                report(cluster)
+                cluster.kill("worker", 0)
+                cluster.restart("worker", 0)
+                strategy.schedule(training.step, worker=0).result(120)
+
+
+if __name__ == "__main__":
+    main()
