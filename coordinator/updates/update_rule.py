@@ -80,7 +80,7 @@ class UpdateRule(tf.Module):
         self._require_finite = require_finite
         if once is not None and not isinstance(once, Epochs):
             raise TypeError(f"once must be the coordinator.data.Epochs whose ranges the steps are given, got {once!r}.")
-        self._given, self._tables = tuple(variables), TablesOfRule(variables)
+        self._tables = TablesOfRule(variables)
         if once is not None and self._tables.variables:
             raise ValueError(
                 "A rule with once= cannot have tables: a table applies its rows itself, apart from what the rule "
@@ -113,7 +113,7 @@ class UpdateRule(tf.Module):
 
     def ordered(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Returns gradients of these variables as `push` takes them; raises ValueError if one is not the rule's."""
-        return ordered(gradients, variables, self._given)
+        return ordered(gradients, variables, self._tables.given)
 
     @tf.autograph.experimental.do_not_convert
     def pull(self) -> contextlib.AbstractContextManager[Any]:

@@ -17,10 +17,13 @@ class TablesOfRule:
       variables: of the rule, as given.
 
     Attributes:
+      given: all variables of the rule.
       variables: those that are the `variable` of a table, by their positions.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
+        # Here and not in the rule, since TensorFlow would save them with the rule's checkpoints.
+        self.given = tuple(variables)
         self.variables: dict[int, TableVariable] = {
             number: variable
             for number, variable in enumerate(map(variable_of, variables))
