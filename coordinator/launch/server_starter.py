@@ -27,6 +27,8 @@ from coordinator.errors import LaunchError
 # What `asyncio`, too, returns for a child whose exit code cannot be known.
 UNKNOWN_EXIT_CODE = 255
 
+# How long the fork server may take to end its servers and itself, in seconds.
+_END_TIMEOUT = 30.0
 # How often a process that is being stopped is looked at, in seconds.
 _STOP_INTERVAL = 0.002
 _LONGEST_MESSAGE = 64
@@ -194,7 +196,12 @@ class ForkServerProcess:
             self._control.close()
             self._control = None
         if self._process is not None:
-            self._process.wait()
+            try:
+                self._process.wait(_END_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                # It is stopped. Its servers end when they find their standard input closed.
+                self._process.kill()
+                self._process.wait()
             self._process = None
 
 

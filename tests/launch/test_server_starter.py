@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from coordinator.errors import LaunchError
+from coordinator.launch import server_starter
 from coordinator.launch.local_servers import LocalServers, free_addresses
 from coordinator.launch.server_process import ServerProcess
 from coordinator.launch.server_starter import UNKNOWN_EXIT_CODE, ForkServerProcess
@@ -153,6 +154,19 @@ def test_closing_does_not_wait_until_tensorflow_is_loaded(tasks: Tasks) -> None:
     assert servers["worker", 0].pid is None
     with pytest.raises(LaunchError, match="closed"):
         servers["worker", 0].start()
+
+
+def test_closing_does_not_wait_for_a_fork_server_that_is_stopped(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_starter, "_END_TIMEOUT", 0.1)
+    server = tasks.server()
+    server.start()
+    server.wait_ready(TIMEOUT)
+    forked = psutil.Process(server.pid)
+    fork_server = forked.parent()
+    fork_server.suspend()
+    tasks.close()
+    assert not fork_server.is_running()
+    wait_until(lambda: not forked.is_running() or forked.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_servers_outlive_a_killed_fork_server_and_start_again(tasks: Tasks) -> None:
