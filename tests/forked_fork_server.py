@@ -33,7 +33,9 @@ def fork_it(may_fork: Callable[[], bool]) -> None:
             _serve(stdin, stdout.fileno(), env)
         return _Forked(pid)
 
-    server_starter.subprocess = types.SimpleNamespace(Popen=start, STDOUT=subprocess.STDOUT)
+    server_starter.subprocess = types.SimpleNamespace(
+        Popen=start, STDOUT=subprocess.STDOUT, TimeoutExpired=subprocess.TimeoutExpired
+    )
 
 
 def _serve(control: int, log: int, environment: Mapping[str, str]) -> NoReturn:
@@ -59,7 +61,7 @@ class _Forked:
     def poll(self) -> int | None:
         return self._wait(os.WNOHANG)
 
-    def wait(self) -> int | None:
+    def wait(self, timeout: float | None = None) -> int | None:
         return self._wait(0)
 
     def send_signal(self, number: signal.Signals) -> None:
