@@ -287,6 +287,7 @@ class Epochs(tf.train.experimental.PythonState):
         positions.number, positions.follower = number, self._follow
         return positions
 
+    @uninterrupted
     def _follow(self, given: PositionRange | LateRange, future: Future) -> None:
         with self._lock:
             self._ledger.schedule(given.number)
@@ -302,8 +303,7 @@ class Epochs(tf.train.experimental.PythonState):
     def _settle(self, given: PositionRange | LateRange, future: Any) -> None:
         if isinstance(given, LateRange):
             given.ranges.remove(given)
-        number, error = given.number, None if future.cancelled() else future.exception()
-        is_skipped = False
+        number, error, is_skipped = given.number, None if future.cancelled() else future.exception(), False
         with self._lock:
             self._out.pop(future, None)
             if error is None and not future.cancelled():

@@ -117,9 +117,15 @@ class Scheduler:
         closure.inputs = inputs
         # A bound method weighs half of a `functools.partial`, and each closure that waits has one.
         future.on_cancel = types.MethodType(self._cancel, closure)
-        for follow in followers:
-            follow(future)
-        self.queue.put(closure, self._options.schedule_timeout)
+        try:
+            for follow in followers:
+                follow(future)
+            self.queue.put(closure, self._options.schedule_timeout)
+        except BaseException:
+            # Ctrl-C, perhaps before it was in the queue: its followers would wait for ever.
+            if followers:
+                future.cancel()
+            raise
         for other in needed:
             other.add_done_callback(lambda done: self._unblock(closure, done))
         if worker is not None:

@@ -77,3 +77,24 @@ def test_the_loop_enters_no_condition_which_a_signal_could_leave_locked(monkeypa
         for positions in epochs.on(strategy):
             strategy.schedule(lambda worker, positions: None, (positions,))
     assert epochs.done
+
+
+def test_an_interrupted_schedule_gives_its_range_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    done = []
+    epochs = Epochs(arrays(np.arange(20)), 1)
+    with contextlib.closing(FakeStrategy(OPTIONS, workers=1)) as strategy:
+
+        def train() -> None:
+            for positions in epochs.on(strategy):
+                strategy.schedule(lambda worker, positions: done.append(int(positions[3])), (positions,))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(strategy.scheduler.queue, "put", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                train()
+        assert epochs.statistics().out == 0
+        train()
+    assert sorted(done) == list(range(20))
