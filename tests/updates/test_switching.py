@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import coordinator
-from coordinator.updates import Asynchronous, Synchronous
+from coordinator.updates import Asynchronous, ModelAverage, Synchronous
 
 
 def sgd(variable: tf.Variable, gradient: tf.Tensor, learning_rate: tf.Tensor) -> None:
@@ -140,3 +140,32 @@ def test_only_an_unused_rule_for_the_same_variables_may_follow(
             first.switch_to(rule_of(strategy, others, 1.0))
     with pytest.raises(ValueError, match="not used before"):
         first.switch_to(first)
+
+
+def test_a_synchronous_warm_up_ends_in_averaging_of_its_model(strategy: coordinator.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        variable = tf.Variable(0.0)
+        rule = Synchronous(sgd, [variable], grads_to_wait=3, learning_rate=1.0)
+
+    @tf.function
+    def step(gradient: tf.Tensor) -> tf.Tensor:
+        with rule.pull() as version:
+            found = variable.read_value()
+        rule.push([gradient], version)
+        return found
+
+    def round_of_all() -> list[float]:
+        arguments = [(tf.constant(worker + 1.0),) for worker in range(3)]
+        scheduled = enumerate(arguments)
+        return [strategy.schedule(step, args=given, worker=worker).result(120.0) for worker, given in scheduled]
+
+    # As the workers of the original: they reduce their gradients to a mean, then each trains that model.
+    assert round_of_all() == [0.0, 0.0, 0.0]
+    assert variable.numpy() == -2.0
+    with strategy.scope():
+        averaged = ModelAverage(sgd, [variable], learning_rate=1.0)
+        rule.switch_to(averaged)
+    assert round_of_all() == [-2.0, -2.0, -2.0]
+    averaged.abort()
+    # The mean of -3, -4 and -5.
+    assert variable.numpy() == pytest.approx(-4.0)
