@@ -93,7 +93,10 @@ class _Program:
 
     def __init__(self, report: socket.socket, supervisor: int, pid: int):
         self._report = report
-        self._supervisor = psutil.Process(supervisor)
+        self._supervisor: psutil.Process | None = None
+        # A short program may have ended already, and its supervisor with it.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._supervisor = psutil.Process(supervisor)
         self._pid = pid
         self._is_gone = False
         self.exit_code: int | None = None
@@ -124,7 +127,7 @@ class _Program:
 
     def _processes(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            return self._supervisor.children(recursive=True)
+            return self._supervisor.children(recursive=True) if self._supervisor else []
         return []
 
     def _follow(self, timeout: float, is_done: Callable[[], bool]) -> bool:
