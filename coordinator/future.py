@@ -55,6 +55,9 @@ class Future(concurrent.futures.Future[Any]):
     # Of all futures; held for a few assignments when a condition is created, and when a future without one gets its
     # outcome. An outcome must not appear while another thread looks at the state with the condition held.
     _conditions_lock: ClassVar = threading.Lock()
+    # For the queue: a closure with this future is one run, and no part of a `RunsFuture`.
+    runs: ClassVar = 1
+    whole: ClassVar = None
 
     __slots__ = (
         "_done_callbacks",
@@ -134,6 +137,11 @@ class Future(concurrent.futures.Future[Any]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the closure's error, None if it has a result. Arguments and errors are those of `result`."""
         return self._exception if self._state is FINISHED else super().exception(timeout)
+
+    @property
+    def completed(self) -> int:
+        """How many runs have a result: at most 1, but for a `schedule` with `steps`."""
+        return int(self._state is FINISHED and self._exception is None)
 
     def running(self) -> bool:
         """Returns whether a worker runs the closure now."""

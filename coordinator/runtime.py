@@ -104,6 +104,12 @@ class Runtime(Protocol):
         Raises whatever went wrong with any of them.
         """
 
+    def run_steps(self, worker: int, work: Any, count: int, cancellation: Cancellation) -> Any:
+        """Runs `work` `count` times in one call, each after the one before has ended; returns the stacked results."""
+
+    def concatenated(self, results: Sequence[Any]) -> Any:
+        """Returns stacked results of consecutive runs as one. Raises whatever makes that impossible."""
+
     def classify(self, worker: int, error: BaseException) -> Failure:
         """Classifies an error that `run` raised on `worker`, by which tasks answer now."""
 

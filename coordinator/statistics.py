@@ -3,6 +3,15 @@
 import dataclasses
 
 
+@dataclasses.dataclass(slots=True)
+class WorkerCounts:
+    """What the attempts on one worker came to so far; see `WorkerStatistics`."""
+
+    finished: int = 0
+    failed: int = 0
+    retried: int = 0
+
+
 @dataclasses.dataclass(frozen=True)
 class WorkerStatistics:
     """What one worker has done.
@@ -11,7 +20,7 @@ class WorkerStatistics:
       index: its task index.
       device: its name.
       state: `live`, `lost` or `stopped`.
-      finished: closures with a result from this worker.
+      finished: closures with a result from this worker; each of many runs counts as one, here and below.
       failed: closures with an error from this worker.
       retried: attempts here after which the closure was requeued.
       losses: how often the worker was lost.

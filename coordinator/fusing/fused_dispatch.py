@@ -9,6 +9,8 @@ Guarantees:
 - No worker takes more than a fair share of what waits, so that workers stay balanced.
 - A closure that was tried before runs alone. So a closure that kills its worker, or raises an error, is distinguished
   from those that ran in the same call.
+
+A closure of many runs is made by several calls, one after the other, each of which is reported when it has ended.
 """
 
 import time
@@ -20,6 +22,9 @@ from coordinator.options import Options
 from coordinator.queueing.closure import Attempt
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import FailureKind, Runtime
+
+# A worker that has made a closure's runs for this long leaves the others to whichever worker is free, in seconds.
+_MAX_SECONDS = 0.2
 
 
 class FusedDispatch:
@@ -53,13 +58,11 @@ class FusedDispatch:
 
     def gather(self, attempt: Attempt) -> list[Attempt]:
         """Returns the attempts to run in one call, `attempt` the first of them."""
-        key = attempt.closure.fusion_key
-        most = 1 if key is None or not self._is_allowed else self._runtime.most_fused(self._worker, attempt.work)
-        if key is None or most < 2:
-            self._function = None
+        most = self._most(attempt)
+        if most < 2 or attempt.closure.whole is not None:
             return [attempt]
-        self._function = function = key.function
-        waiting = 1 + self._queue.waiting_with(attempt.closure)
+        function = self._function
+        waiting = 1 + self._queue.workers.waiting_with(attempt.closure)
         share = -(-waiting // max(self._live_workers(), 1))
         limit = self._model.steps(function, min(share, most))
         if limit == 1:
@@ -69,7 +72,9 @@ class FusedDispatch:
     def run(self, attempts: Sequence[Attempt]) -> Sequence[Any]:
         """Runs the attempts that were gathered last; returns their results. Raises what the runtime raises."""
         first = attempts[0]
-        start = time.monotonic()
+        if first.closure.whole is not None:
+            return (self._run_steps(first),)
+        start = self._record_start(first, len(attempts))
         if len(attempts) == 1:
             results: Sequence[Any] = (self._runtime.run(self._worker, first.work, first.cancellation),)
         else:
@@ -79,6 +84,35 @@ class FusedDispatch:
         if self._function is not None:
             self._model.record(self._function, len(attempts), time.monotonic() - start)
         return results
+
+    def _run_steps(self, attempt: Attempt) -> Any:
+        """Makes runs of an attempt call by call; returns the results of the last one, which are not reported yet."""
+        started = time.monotonic()
+        while True:
+            most = min(attempt.closure.runs, self._most(attempt))
+            count = 1 if most < 2 else self._model.steps(self._function, most)
+            self._queue.runs.begin(attempt, count)
+            start = self._record_start(attempt, count)
+            result = self._runtime.run_steps(self._worker, attempt.work, count, attempt.cancellation)
+            end = time.monotonic()
+            if self._function is not None:
+                self._model.record(self._function, count, end - start)
+            if not self._queue.runs.confirm(attempt, result, may_continue=end - started < _MAX_SECONDS):
+                return result
+
+    def _most(self, attempt: Attempt) -> int:
+        """Returns how many runs of a closure's function may be in one call; keeps the function if several may."""
+        key = attempt.closure.fusion_key
+        most = 1 if key is None or not self._is_allowed else self._runtime.most_fused(self._worker, attempt.work)
+        self._function = key.function if key is not None and most > 1 else None
+        return most
+
+    def _record_start(self, first: Attempt, count: int) -> float:
+        """Records that a call of so many runs starts; returns when, in seconds of the `time.monotonic` clock."""
+        closure = first.closure
+        waited = first.started - closure.waiting_since
+        self._queue.events.record("closures_started", f"worker {self._worker}", closure.name, count, waited)
+        return time.monotonic()
 
     def record_failure(self, kind: FailureKind) -> None:
         """Records that the latest call, of several closures, failed."""

@@ -22,6 +22,7 @@ from typing import Any
 
 from coordinator.errors import ClosureCancelledError, InvalidTransitionError
 from coordinator.future import Future
+from coordinator.runs_future import RunsFuture, RunsPart
 from coordinator.runtime import Cancellation, FailureKind, FiniteInput, FusionKey
 
 
@@ -101,16 +102,18 @@ class Attempt:
       number: 1 for the closure's first attempt.
       cancellation: cancels this attempt only.
       call_cancellation: cancels the call in which it runs, with all other attempts in that call.
-      started: when it started, in seconds of the `time.monotonic` clock.
+      runs: of how many runs of the closure the outcome is not known if it fails: of all, until some have ended.
+      started: when it, or its present call, started, in seconds of the `time.monotonic` clock.
     """
 
-    __slots__ = ("call_cancellation", "cancellation", "closure", "number", "started", "work", "worker")
+    __slots__ = ("call_cancellation", "cancellation", "closure", "number", "runs", "started", "work", "worker")
 
     def __init__(self, closure: "Closure", worker: int, cancellation: Cancellation) -> None:
         self.closure = closure
         self.work = closure.work
         self.worker = worker
         self.number = closure.attempts
+        self.runs = closure.runs
         self.cancellation = self.call_cancellation = cancellation
         self.started = time.monotonic()
 
@@ -119,13 +122,13 @@ class Attempt:
 
 
 class Closure:
-    """A function call for a worker, and its future.
+    """A function call for a worker, or several in a row of the same function and arguments, and its future.
 
     Args:
       work: what the runtime runs; opaque to the core.
       name: the function's name, for messages.
       number: the place in the order of scheduling.
-      future: reports the outcome.
+      future: reports the outcome; if the closure is a part of many runs, to their common future.
       target: the index of the only worker that may run it, or None for any.
       timeout: an attempt that takes longer, in seconds, is started on another worker too; None for no limit.
       is_internal: whether the library scheduled it for itself: neither `join` nor another closure's error affects it.
@@ -167,7 +170,7 @@ class Closure:
         work: Any,
         name: str,
         number: int,
-        future: Future,
+        future: Future | RunsPart,
         *,
         target: int | None = None,
         timeout: float | None = None,
@@ -195,6 +198,16 @@ class Closure:
     def state(self) -> ClosureState:
         """Where the closure is now."""
         return self._state
+
+    @property
+    def runs(self) -> int:
+        """How many runs it is to make."""
+        return self.future.runs
+
+    @property
+    def whole(self) -> RunsFuture | None:
+        """The future of the many runs of which it is a part, if it is one."""
+        return self.future.whole
 
     @property
     def has_ended(self) -> bool:

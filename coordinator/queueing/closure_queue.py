@@ -27,6 +27,7 @@ from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorSc
 from coordinator.queueing.effects import Effects
 from coordinator.queueing.idle_workers import IdleWorkers
 from coordinator.queueing.interrupts import uninterrupted
+from coordinator.queueing.queue_runs import QueueRuns
 from coordinator.queueing.queue_state import QueueState
 from coordinator.queueing.queue_workers import QueueWorkers
 from coordinator.queueing.quiet_periods import QuietPeriods
@@ -48,6 +49,7 @@ class ClosureQueue:
       capacity: as given.
       workers: the workers that take closures from it.
       quiet: the periods in which no scheduled closure runs.
+      runs: the parts of closures that stand for many runs.
       events: what happens to closures is recorded there.
     """
 
@@ -71,6 +73,7 @@ class ClosureQueue:
             self._lock, self._state, self._idle, self._unused_cancellations, self._hand_out, self._carry_out
         )
         self.quiet = QuietPeriods(self._lock, self._state, self._idle, self._waits, self._hand_out_all)
+        self.runs = QueueRuns(self._lock, self._state, self.events, self._hand_out, self.cancel)
 
     def put(self, closure: Closure, timeout: float | None = None) -> None:
         """Adds a closure, waiting for room if the queue is full. An internal closure never waits.
@@ -79,11 +82,10 @@ class ClosureQueue:
           closure: a new closure.
           timeout: in seconds; None for none.
 
-        Raises:
-          TimeoutError: there was no room in time. The closure's future is cancelled.
+        Raises, and cancels the closure's future:
+          TimeoutError: there was no room in time.
           StrategyClosedError: the queue was stopped.
-          BaseException: the pending error of an earlier closure, or the end of the closure's input on all workers. The
-            closure's future is cancelled.
+          BaseException: the pending error of an earlier closure, or the end of the closure's input on all workers.
         """
         state = self._state
         starved, is_added = None, False
@@ -134,8 +136,7 @@ class ClosureQueue:
         cancellation = self._unused_cancellations.pop(worker, None) or self._new_cancellation()
         with self._lock:
             if self._state.may_start(worker):
-                self._waits.has_room.notify()
-                return self._state.start_next(worker, cancellation)
+                return self._start_next(worker, cancellation)
             if self._state.is_over_for(worker) or (self._state.quiet and worker in self._state.active):
                 self._unused_cancellations[worker] = cancellation
                 return None
@@ -146,8 +147,7 @@ class ClosureQueue:
             attempt = idle.attempt
             if attempt is None and not was_woken and self._state.may_start(worker):
                 # No worker was woken for it, because enough others are waking up already.
-                self._waits.has_room.notify()
-                attempt = self._state.start_next(worker, cancellation)
+                attempt = self._start_next(worker, cancellation)
             self._hand_out()
         if attempt is None:
             self._unused_cancellations[worker] = cancellation
@@ -223,10 +223,7 @@ class ClosureQueue:
 
     @uninterrupted
     def cancel(self, closure: Closure, error: BaseException | None = None) -> bool:
-        """Cancels a closure and its attempts. Returns False if its outcome is decided.
-
-        Its future raises `error`, or is cancelled if that is None.
-        """
+        """Cancels a closure: its future raises `error`, or is cancelled. Returns False if its outcome is decided."""
         with self._lock:
             if closure.has_ended:
                 return False
@@ -304,10 +301,6 @@ class ClosureQueue:
         """Whether `stop` was called."""
         return self._state.stopped
 
-    def waiting_with(self, closure: Closure) -> int:
-        """Returns how many closures wait where a running one for all workers did; some may have been cancelled."""
-        return len(self._state.waiting.queue_with(closure))
-
     def statistics(self) -> ClusterStatistics:
         """Returns the counts of all closures, without the workers'."""
         with self._lock:
@@ -319,6 +312,11 @@ class ClosureQueue:
             effects = self._state.cancel_all()
         self._carry_out(effects)
         return effects.cancelled
+
+    def _start_next(self, worker: int, cancellation: Cancellation) -> Attempt:
+        attempt = self._state.start_next(worker, cancellation)
+        self._waits.has_room.notify(attempt.runs)
+        return attempt
 
     @uninterrupted
     def _hand_out(self, worker: int | None = None) -> None:

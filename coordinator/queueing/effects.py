@@ -44,11 +44,11 @@ class Effects:
         """
         attempt, others = call[0] if call else self.ended, self.outcomes
         if attempt is not None:
-            count = 1
+            count = attempt.closure.runs
             if self.is_requeued:
                 kind: Kind = "closures_retried"
             elif others and others[0][0].state is ClosureState.DONE:
-                kind, count, others = "closures_finished", len(others), []
+                kind, count, others = "closures_finished", sum(each.runs for each, _ in others), []
             elif others and others[0][0] is attempt.closure:
                 kind, self.reason = _KINDS[others[0][0].state.value], type(others[0][1]).__name__
                 others = others[1:]
@@ -58,5 +58,8 @@ class Effects:
             seconds = time.monotonic() - attempt.started
             events.record(kind, f"worker {attempt.worker}", attempt.closure.name, count, seconds, self.reason)
         if others:
-            for (kind, name), count in Counter((_KINDS[each.state.value], each.name) for each, _ in others).items():
+            counts: Counter[tuple[Kind, str]] = Counter()
+            for each, _ in others:
+                counts[_KINDS[each.state.value], each.name] += each.runs
+            for (kind, name), count in counts.items():
                 events.record(kind, name=name, count=count)

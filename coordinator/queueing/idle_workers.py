@@ -102,20 +102,23 @@ class IdleWorkers:
           worker: the worker whose closures to start; None for all workers, as many as may wake up.
 
         Returns:
-          How many closures were started.
+          How many runs of closures do not wait any more.
         """
         if worker is not None:
             if not state.may_start(worker) or (idle := self.pop(worker)) is None:
                 return 0
-            idle.wake(state.start_next(worker, idle.cancellation))
-            return 1
+            attempt = state.start_next(worker, idle.cancellation)
+            idle.wake(attempt)
+            return attempt.runs
         count = 0
         while state.waiting.for_all and not state.is_held and (idle := self.pop_longest()):
-            idle.wake(state.start_next(idle.index, idle.cancellation))
-            count += 1
+            attempt = state.start_next(idle.index, idle.cancellation)
+            idle.wake(attempt)
+            count += attempt.runs
         if state.waiting.has_ended_inputs:
             for index in [each for each in self.workers if state.may_start(each)]:
                 if self._waking < _MAX_WAKING and state.may_start(index) and (idle := self.pop(index)):
-                    idle.wake(state.start_next(index, idle.cancellation))
-                    count += 1
+                    attempt = state.start_next(index, idle.cancellation)
+                    idle.wake(attempt)
+                    count += attempt.runs
         return count

@@ -4,7 +4,6 @@ A plain data structure without a lock, a thread or a call to other code: events 
 follows from them comes out as attempts to run and as `Effects`. `ClosureQueue` guards it and carries out the effects.
 """
 
-import dataclasses
 import threading
 import time
 from collections import Counter, defaultdict
@@ -13,18 +12,10 @@ from typing import Any
 
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
 from coordinator.queueing.effects import Effects
+from coordinator.queueing.parts import advance, share, split, take_siblings
 from coordinator.queueing.waiting_closures import WaitingClosures
 from coordinator.runtime import Cancellation, FailureKind, FiniteInput
-from coordinator.statistics import ClusterStatistics
-
-
-@dataclasses.dataclass(slots=True)
-class WorkerCounts:
-    """What the attempts on one worker came to; see `coordinator.statistics.WorkerStatistics`."""
-
-    finished: int = 0
-    failed: int = 0
-    retried: int = 0
+from coordinator.statistics import ClusterStatistics, WorkerCounts
 
 
 class QueueState:
@@ -165,11 +156,13 @@ class QueueState:
             effects = self.end(closure, ClosureState.CANCELLED, closure.cancelled_error(why))
             effects.ended = attempt
             return effects
+        # Only the runs of the present call were tried.
+        self.split(closure, attempt.runs)
         closure.requeue()
         if not closure.is_queued:
             self.waiting.add(closure, at_front=True)
-        self.retried += 1
-        self.worker_counts[attempt.worker].retried += 1
+        self.retried += closure.runs
+        self.worker_counts[attempt.worker].retried += closure.runs
         return Effects(ended=attempt, is_requeued=True, reason=reason)
 
     def end_input(self, attempt: Attempt, ended: FiniteInput, error: BaseException, scope: ErrorScope) -> Effects:
@@ -201,7 +194,7 @@ class QueueState:
         """
         effects = Effects()
         for closure, starved in self.waiting.starved(worker):
-            if starved.new_error is not new_error:
+            if starved.new_error is not new_error or closure.has_ended:
                 continue
             if closure.live:
                 self.waiting.remove(closure)
@@ -227,9 +220,10 @@ class QueueState:
         attempt.closure.future.worker = attempt.worker
         counts = self.worker_counts[attempt.worker]
         if state is ClosureState.DONE:
-            counts.finished += 1
+            counts.finished += attempt.closure.runs
         else:
-            counts.failed += 1
+            self.split(attempt.closure, attempt.runs)
+            counts.failed += attempt.closure.runs
         return self.end(attempt.closure, state, value, scope)
 
     def end(self, closure: Closure, state: ClosureState, value: Any, scope: ErrorScope = ErrorScope.FUTURE) -> Effects:
@@ -241,10 +235,12 @@ class QueueState:
           value: its result or error, or None if its user cancelled it.
           scope: what the error affects besides; nothing if the closure is internal.
         """
-        self.waiting.remove(closure)
-        closure.end(state)
-        self._ended[state] += 1
         effects = Effects([(closure, value)], closure.live)
+        self._end(closure, state)
+        for other in take_siblings(closure):
+            effects.outcomes.append((other, value))
+            effects.cancelled = (*effects.cancelled, *other.live)
+            self._end(other, ClosureState.CANCELLED)
         if closure.is_internal or scope is ErrorScope.FUTURE:
             return effects
         if scope is ErrorScope.JOIN:
@@ -306,27 +302,35 @@ class QueueState:
         """Returns the counts, without the workers'."""
         return ClusterStatistics(
             waiting=self.waiting.count,
-            running=len({attempt.closure for attempt in self.running if attempt.closure.counts}),
+            running=sum(each.runs for each in {attempt.closure for attempt in self.running} if each.counts),
             finished=self._ended[ClosureState.DONE],
             failed=self._ended[ClosureState.FAILED],
             cancelled=self._ended[ClosureState.CANCELLED],
             retried=self.retried,
         )
 
-    def describe(self) -> str:
-        """Describes what waits and runs, for messages."""
-        now = time.monotonic()
-        shown = [
-            f"{attempt.closure} on worker {attempt.worker} for {now - attempt.started:.1f} s (attempt {attempt.number})"
-            for attempt in list(self.running)[:10]
-        ]
-        more = len(self.running) - len(shown)
-        running = ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "nothing"
-        quiet = "".join(f"strategy.quiet() was entered in {thread.name}" for thread in [*self.quiet.values()][:1])
-        held = f"; no closure is started because {self.paused or quiet}" if self.is_held else ""
-        return f"{self.waiting.count} closures wait, running: {running}{held}"
+    def split(self, closure: Closure, at: int) -> None:
+        """Leaves the first `at` runs to a closure; a new one of the others, if there are any, waits at the front."""
+        if at < closure.runs:
+            rest = split(closure, at)
+            rest.counts = True
+            self.unsettled += 1
+            self.waiting.add(rest, at_front=True)
+
+    def confirm(self, attempt: Attempt) -> int:
+        """Counts the runs of an attempt's latest call, after which it has more to make; returns the first's number."""
+        self._ended[ClosureState.DONE] += attempt.runs
+        self.worker_counts[attempt.worker].finished += attempt.runs
+        return advance(attempt.closure, attempt.runs)
+
+    def _end(self, closure: Closure, state: ClosureState) -> None:
+        self.waiting.remove(closure)
+        closure.end(state)
+        self._ended[state] += closure.runs
 
     def _start(self, closure: Closure, worker: int, cancellation: Cancellation) -> Attempt:
+        if closure.runs > 1:
+            self.split(closure, share(closure, len(self.waiting.inputs.workers)))
         attempt = closure.start(worker, cancellation)
         self.running[attempt] = None
         if not closure.is_internal:
@@ -337,7 +341,7 @@ class QueueState:
         """Cancels what waits, for a reason unless its user does, and what runs; internal closures only if said so."""
         effects = Effects(cancelled=[run for run in self.running if internal or not run.closure.is_internal])
         for closure in list(self.waiting):
-            if closure.is_internal and not internal:
+            if (closure.is_internal and not internal) or closure.has_ended:
                 continue
             if closure.live:
                 self.waiting.remove(closure)

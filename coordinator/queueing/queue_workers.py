@@ -8,8 +8,9 @@ from coordinator.queueing.closure import Attempt, Closure, ErrorScope
 from coordinator.queueing.effects import Effects
 from coordinator.queueing.idle_workers import IdleWorkers
 from coordinator.queueing.interrupts import uninterrupted
-from coordinator.queueing.queue_state import QueueState, WorkerCounts
+from coordinator.queueing.queue_state import QueueState
 from coordinator.runtime import Cancellation, Failure, FiniteInput
+from coordinator.statistics import WorkerCounts
 
 # No number of reconnections.
 _NEVER = -1
@@ -125,6 +126,10 @@ class QueueWorkers:
         """Returns the closures that only this worker may run."""
         with self._lock:
             return self._state.waiting.waiting_for(worker)
+
+    def waiting_with(self, closure: Closure) -> int:
+        """Returns how many closures wait where a running one for all workers did; some may have been cancelled."""
+        return len(self._state.waiting.queue_with(closure))
 
     def idle(self) -> list[int]:
         """Returns the workers that wait in `take`, longest first."""

@@ -144,15 +144,29 @@ class QueueWaits:
         while not is_true():
             now = time.monotonic()
             if deadline is not None and now >= deadline:
-                raise TimeoutError(f"Timed out after {now - start:.1f} s: {awaited}; {self._state.describe()}.")
+                raise TimeoutError(f"Timed out after {now - start:.1f} s: {awaited}; {_description(self._state)}.")
             interval = self._stall_interval if deadline is None else min(self._stall_interval, deadline - now)
             was_notified = condition.wait(interval)
             if not was_notified and interval == self._stall_interval and progress == self._state.progress:
                 waited = time.monotonic() - start
-                report = f"No progress for {waited:.0f} s: {awaited}; {self._state.describe()}."
+                report = f"No progress for {waited:.0f} s: {awaited}; {_description(self._state)}."
                 condition.release()
                 try:
                     self._report_stall(report)
                 finally:
                     condition.acquire()
             progress = self._state.progress
+
+
+def _description(state: QueueState) -> str:
+    """Returns what waits and runs, for messages."""
+    now = time.monotonic()
+    shown = [
+        f"{attempt.closure} on worker {attempt.worker} for {now - attempt.started:.1f} s (attempt {attempt.number})"
+        for attempt in list(state.running)[:10]
+    ]
+    more = len(state.running) - len(shown)
+    running = ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "nothing"
+    quiet = "".join(f"strategy.quiet() was entered in {thread.name}" for thread in [*state.quiet.values()][:1])
+    held = f"; no closure is started because {state.paused or quiet}" if state.is_held else ""
+    return f"{state.waiting.count} closures wait, running: {running}{held}"

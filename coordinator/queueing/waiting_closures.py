@@ -29,7 +29,7 @@ class WaitingClosures:
     """The closures that wait for a worker or for arguments.
 
     Attributes:
-      count: how many scheduled closures wait; internal ones are not counted.
+      count: how many runs of scheduled closures wait; those of internal ones are not counted.
       for_all: the closures that any worker may run; stale entries are skipped.
       inputs: knows which inputs have ended on which workers.
     """
@@ -79,7 +79,7 @@ class WaitingClosures:
     def _pop(self, queue: deque[Closure]) -> Closure:
         closure = queue.popleft()
         closure.is_queued = False
-        self.count -= not closure.is_internal
+        self.count -= 0 if closure.is_internal else closure.runs
         self._remove_stale(queue)
         return closure
 
@@ -114,7 +114,7 @@ class WaitingClosures:
         queue = None if closure.blockers else self._queue_of(closure)
         # Nothing is called between these lines, so Ctrl-C does not come between them.
         closure.is_queued = True
-        self.count += not closure.is_internal
+        self.count += 0 if closure.is_internal else closure.runs
         if queue is None:
             self._blocked[closure] = None
         elif at_front:
@@ -127,7 +127,7 @@ class WaitingClosures:
         if not closure.is_queued:
             return
         closure.is_queued = False
-        self.count -= not closure.is_internal
+        self.count -= 0 if closure.is_internal else closure.runs
         if closure.blockers:
             del self._blocked[closure]
             return

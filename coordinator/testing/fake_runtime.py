@@ -157,13 +157,16 @@ class FakeRuntime:
 
     def run(self, worker: int, work: Callable[[int], Any], cancellation: Cancellation) -> Any:
         """Returns `work(worker)`; raises the fault that came before or during the call, if any."""
+        return self._call(worker, lambda: work(worker), cancellation)
+
+    def _call(self, worker: int, call: Callable[[], Any], cancellation: Cancellation) -> Any:
         assert self._threads[worker] is threading.current_thread(), "bind_thread comes before run, on the same thread"
         assert isinstance(cancellation, FakeCancellation)
         assert not self.is_closed, "run was called after close"
         with self.changed:
             self._calls[worker] = (cancellation, self._connected[worker])
             self._raise_fault(worker)
-        result = work(worker)
+        result = call()
         with self.changed:
             self._raise_fault(worker)
         return result
@@ -178,6 +181,15 @@ class FakeRuntime:
         """Runs one after the other, as one call: an error of one of them is that of the call."""
         self.fused_calls.append((worker, len(works)))
         return [self.run(worker, work, cancellation) for work in works]
+
+    def run_steps(self, worker: int, work: Callable[[int], Any], count: int, cancellation: Cancellation) -> Any:
+        """Returns `work(worker)` of each run; a fault is raised at the beginning or the end of all of them."""
+        self.fused_calls += [(worker, count)] * (count > 1)
+        return self._call(worker, lambda: [work(worker) for _ in range(count)], cancellation)
+
+    def concatenated(self, results: Sequence[Sequence[Any]]) -> list[Any]:
+        """Returns the results of several `run_steps` in one list."""
+        return [result for several in results for result in several]
 
     def classify(self, worker: int, error: BaseException) -> Failure:  # noqa: ARG002 - the class says all
         """Classifies an error by its class."""

@@ -25,7 +25,10 @@ from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.queueing.closure import Closure, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
+from coordinator.queueing.parts import begin
+from coordinator.runs_future import RunsFuture, RunsPart
 from coordinator.runtime import FiniteInput, FusionKey, Runtime, Servers
+from coordinator.setting_checks import check_integer
 from coordinator.workers.cluster import Cluster
 from coordinator.workers.membership_watch import MembershipWatch, WorkerAddresses
 from coordinator.workers.recovery_loop import RecoveryLoop
@@ -57,6 +60,7 @@ class Scheduler:
             options.max_queued_closures, runtime.new_cancellation, self._report_stall, options.stall_report_interval
         )
         self._cancel = queue.cancel
+        self._concatenated = runtime.concatenated
         self.recovery = RecoveryLoop(servers, queue, options)
         self.cluster = Cluster(runtime, servers, queue, self.recovery, options)
         self.listeners = Listeners(queue.events, options.close_timeout)
@@ -71,6 +75,7 @@ class Scheduler:
         work: Any,
         name: str,
         *,
+        steps: int | None = None,
         worker: int | None = None,
         timeout: float | None = None,
         after: Sequence[Future] = (),
@@ -84,6 +89,7 @@ class Scheduler:
         Args:
           work: what the runtime runs.
           name: the function's name, for messages.
+          steps: run it this many times, with one `RunsFuture`; None for once.
           worker: the index of the only worker that may run it; None for any.
           timeout: in seconds; an attempt that takes longer is started on another worker too. None: as the options say.
           after: it is run when these have their results, and fails if one of them has none.
@@ -93,8 +99,10 @@ class Scheduler:
           followers: called with the future before the closure can run.
 
         Raises:
-          ValueError: there is no such worker, a future is of another strategy, or `timeout` is not positive.
+          ValueError: there is no such worker, or `steps` or `timeout` is not positive.
         """
+        if steps is not None:
+            check_integer("steps", steps, 1)
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
         self.cluster.refuse_worker_thread("schedule")
@@ -102,21 +110,26 @@ class Scheduler:
             self.cluster.refuse_unknown(worker)
         needed = tuple(dict.fromkeys(after)) if after else ()
         number = next(self._numbers)
-        future = Future(name, number, origin=origin)
+        runs = None if steps is None else RunsFuture(name, number, steps, self._concatenated, origin)
+        future = runs or Future(name, number, origin=origin)
         closure = Closure(
             work,
             name,
             number,
-            future,
+            RunsPart(runs, 0, runs.steps) if runs else future,
             target=worker,
             timeout=self._options.closure_timeout if timeout is None else timeout,
             blockers=len(needed),
         )
-        if worker is None and closure.timeout is None:
-            closure.fusion_key = fusion_key
         closure.inputs = inputs
-        # A bound method weighs half of a `functools.partial`, and each closure that waits has one.
-        future.on_cancel = types.MethodType(self._cancel, closure)
+        if runs:
+            begin(closure, fusion_key)
+            future.on_cancel = types.MethodType(self.queue.runs.cancel, runs)
+        else:
+            if worker is None and closure.timeout is None:
+                closure.fusion_key = fusion_key
+            # A bound method weighs half of a `functools.partial`, and each closure that waits has one.
+            future.on_cancel = types.MethodType(self._cancel, closure)
         try:
             for follow in followers:
                 follow(future)

@@ -197,9 +197,6 @@ class Worker(BackgroundThread):
             self._reconnect_lost()
             return
         attempts = self._dispatch.gather(attempt)
-        first = attempts[0]
-        waited = first.started - first.closure.waiting_since
-        self._record("closures_started", first.closure.name, len(attempts), waited)
         try:
             results = self._dispatch.run(attempts)
         except BaseException as error:  # noqa: BLE001 - the runtime classifies it
@@ -217,7 +214,7 @@ class Worker(BackgroundThread):
         if is_transient:
             # What refused the call needs a moment; retries at once would all fail.
             self._stop.wait(self._options.reconnect_interval)
-        if len(attempts) == 1:
+        if sum(attempt.runs for attempt in attempts) == 1:
             self._settle_failed_attempt(attempts[0], failure, may_recover)
         else:
             self._settle_failed_call(attempts, failure, may_recover)
@@ -261,7 +258,11 @@ class Worker(BackgroundThread):
         failed = attempts[:1] if is_final else ()
         if not failed:
             name, text = attempts[0].closure.name, "%s: %d calls of %s in one failed and are run again, each alone: %s"
+<<<<<<< HEAD
             _logger.info(text, self.device, len(attempts), name, summary(failure))
+=======
+            _logger.info(text, self.device, sum(attempt.runs for attempt in attempts), name, _summary(failure))
+>>>>>>> 658bcf6 (Many runs of one closure: one future, parts handed out by need, lost runs made again)
         for attempt in reversed(attempts[len(failed) :]):
             if failure.kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
                 attempt.closure.record_failure(self.index, failure.kind)

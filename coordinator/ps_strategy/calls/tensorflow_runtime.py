@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall
+from coordinator.ps_strategy.fusing.stacked_outputs import concatenated
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.per_worker.dataset import EndOfDataError
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
@@ -70,6 +71,14 @@ class TensorFlowRuntime:
     def run_fused(self, worker: int, works: Sequence[ScheduledCall], cancellation: Any) -> Sequence[Any]:
         """Runs scheduled calls of one fusion key as one call; returns their results."""
         return self.run(worker, functools.partial(works[0].run_fused, works), cancellation)
+
+    def run_steps(self, worker: int, work: ScheduledCall, count: int, cancellation: Any) -> Any:
+        """Runs a scheduled call several times as one call; returns the results, stacked along a new first axis."""
+        return self.run(worker, functools.partial(work.run_steps, count), cancellation)
+
+    def concatenated(self, results: Sequence[Any]) -> Any:
+        """Returns results of `run_steps` as one, along their first axis; raises ValueError if their shapes differ."""
+        return concatenated(results)
 
     def classify(self, worker: int, error: BaseException) -> Failure:
         """Classifies an error by which tasks answer; see `failure_of`."""

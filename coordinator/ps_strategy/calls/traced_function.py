@@ -20,6 +20,7 @@ from coordinator.ps_strategy.fusing import repeated_function
 from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
 from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction
 from coordinator.ps_strategy.fusing.stacked_inputs import StackedInputs
+from coordinator.ps_strategy.fusing.stacked_outputs import own_memory, stacked
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator
 from coordinator.ps_strategy.per_worker.elements_taken import elements_per_call
 from coordinator.ps_strategy.per_worker.iterators_in_use import iterators_in_use
@@ -136,9 +137,18 @@ class TracedFunction:
         Raises:
           Exception: what `call_on` raises.
         """
+        columns = self._call_fused(context, inputs)
+        results = zip(*columns, strict=True) if columns else [()] * inputs.length
+        return [structure_outputs(self.concrete, [*map(own_memory, result)]) for result in results]
+
+    def call_stacked(self, context: WorkerContext, inputs: StackedInputs) -> Any:
+        """Does the same, but returns one result, in which each output has the steps along its first axis."""
+        columns = self._call_fused(context, inputs)
+        return structure_outputs(self.concrete, [stacked(column) for column in columns])
+
+    def _call_fused(self, context: WorkerContext, inputs: StackedInputs) -> list[Sequence[Any]]:
         repeated = self._fused_function(inputs.length, inputs.is_shared)
-        results = repeated.call_on(inputs.values, self._captures_on(context), functools.partial(self._run, context))
-        return [structure_outputs(self.concrete, result) for result in results]
+        return repeated.call_on(inputs.values, self._captures_on(context), functools.partial(self._run, context))
 
     def _fused_function(self, count: int, is_shared: tuple[bool, ...]) -> RepeatedFunction:
         """Returns one for all workers: they need it at about the same time, and building it takes seconds."""
@@ -314,6 +324,15 @@ class ScheduledCall:
             self._count_elements(context, len(calls))
             results = self.function.call_fused(context, inputs)
         return [tf.nest.map_structure(on_client, result) for result in results]
+
+    def run_steps(self, count: int, context: WorkerContext) -> Any:
+        """Runs it `count` times in one call; returns the results on the client, stacked along a new first axis."""
+        if count == 1:
+            return tf.nest.map_structure(lambda value: value if value is None else stacked([value]), self(context))
+        values = self.function.inputs_on(context, self.args, self.kwargs)
+        with iterators_in_use(self.iterators, context):
+            self._count_elements(context, count)
+            return self.function.call_stacked(context, StackedInputs(count, values, (True,) * len(values)))
 
     def _count_elements(self, context: WorkerContext, calls: int) -> None:
         """Counts, before these calls, the elements that they take."""

@@ -69,7 +69,7 @@ class RepeatedFunction:
         inputs: Sequence[Any],
         captures: Sequence[Any],
         run: Callable[[Any, Sequence[Any]], Sequence[Any]],
-    ) -> list[list[Any]]:
+    ) -> list[Sequence[Any]]:
         """Runs all steps and copies their results to the client.
 
         Args:
@@ -78,27 +78,23 @@ class RepeatedFunction:
           run: calls a concrete function with its inputs and captures, and returns its flat outputs.
 
         Returns:
-          The flat outputs of the function for each step, as NumPy values.
+          For each flat output of the function its values in all steps: an array with the steps along its first axis,
+          or a list of NumPy values if TensorFlow does not know their shape.
         """
         fetched = [tensor.numpy() for tensor in run(self.concrete, [*inputs, *captures])]
-        results: list[list[Any]] = [[None] * len(self._shapes) for _ in range(self._count)]
+        columns: list[Sequence[Any]] = [()] * len(self._shapes)
         for positions, values in zip(self._joined, fetched, strict=False):
-            self._split(positions, values, results)
-        rest = iter(fetched[len(self._joined) :])
-        for result in results:
-            for position in self._single:
-                result[position] = next(rest)
-        return results
-
-    def _split(self, positions: Sequence[int], values: Any, results: Sequence[list[Any]]) -> None:
-        start = 0
-        for result in results:
-            for position in positions:
-                shape = self._shapes[position]
+            shapes = [self._shapes[position] for position in positions]
+            by_step = values.reshape(self._count, sum(shape.num_elements() for shape in shapes))
+            start = 0
+            for position, shape in zip(positions, shapes, strict=True):
                 end = start + shape.num_elements()
-                # A copy, so that one result does not keep the memory of all steps alive.
-                result[position] = values[start:end].reshape(shape).copy() if shape.rank else values[start]
+                columns[position] = by_step[:, start:end].reshape(self._count, *shape)
                 start = end
+        rest = fetched[len(self._joined) :]
+        for number, position in enumerate(self._single):
+            columns[position] = rest[number :: len(self._single)]
+        return columns
 
 
 def _build(
