@@ -31,6 +31,7 @@ from .ps_strategy.membership.kubernetes_cluster_resolver import KubernetesCluste
 from .ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver as PolledClusterResolver
 from .ps_strategy.parameter_server_strategy import ParameterServerStrategy as ParameterServerStrategy
 from .ps_strategy.per_worker.variable import get_current_worker_index as get_current_worker_index
+from .runs_future import RunsFuture as RunsFuture
 from .statistics import ClusterStatistics as ClusterStatistics
 from .statistics import ParameterServerStatistics as ParameterServerStatistics
 from .statistics import WorkerStatistics as WorkerStatistics

@@ -125,6 +125,24 @@ class RunsPart:
     def is_started(self, value: bool) -> None:
         self.whole.is_started |= value
 
+    @property
+    def worker(self) -> int | None:
+        """The index of the worker that began runs, or ended some, last."""
+        return self.whole.worker
+
+    @worker.setter
+    def worker(self, value: int) -> None:
+        self.whole.worker = value
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts there were of the runs that were attempted most often."""
+        return self.whole.attempts
+
+    @attempts.setter
+    def attempts(self, value: int) -> None:
+        self.whole.attempts = max(self.whole.attempts, value)
+
     def done(self) -> bool:
         """Returns whether its outcome was set."""
         return self._is_done

@@ -11,7 +11,7 @@ strategy = ParameterServerStrategy(resolver)      one client, this process
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -24,6 +24,7 @@ from coordinator.options import Options
 from coordinator.program_settings import with_program_settings
 from coordinator.ps_strategy.calls.left_result import Repeats
 from coordinator.ps_strategy.dashboard_sources import ServerQuestions, UsageCounters, dashboard_of
+from coordinator.ps_strategy.fusing.stacked_outputs import stackable
 from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
 from coordinator.ps_strategy.membership.polled_cluster_resolver import resolver_of
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended, StrategyServices
@@ -103,6 +104,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         *,
+        steps: int | None = None,
         worker: int | None = None,
         timeout: float | None = None,
         fetch: bool = True,
@@ -117,6 +119,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
           args: its positional arguments: tensors, NumPy arrays, Python values, per-worker iterators and datasets, and
             futures of this strategy, in whose place it gets their results; if one fails, so does this function.
           kwargs: its keyword arguments.
+          steps: run it this many times, on all workers, with one `RunsFuture`: see docs/dispatch.md, "Many runs".
           worker: the index of the only worker that may run it; it waits for a lost one (`Options.affinity_timeout`).
           timeout: in seconds; if a worker takes longer, another one runs it as well, and the first result counts.
             None for `Options.closure_timeout`.
@@ -124,7 +127,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             it is lost with the worker, the function is run again when the result is needed.
 
         Returns:
-          A `Future` of what the function returns, in its structure, as NumPy values.
+          A `Future` of what the function returns, in its structure, as NumPy values; stacked with `steps`.
 
         Raises:
           TypeError: `fn` is not a `tf.function` or concrete function.
@@ -137,9 +140,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """
         call, futures = self._tracer.call_of(fn, args, kwargs, self.extended.scheduled_tracing)
         call = call if fetch else call.leaving(Repeats(self._scheduler))
+        call = call if steps is None else stackable(call)
         return self._scheduler.schedule(
             call,
             call.function.name,
+            steps=steps,
             worker=worker,
             timeout=timeout,
             after=futures,
@@ -148,6 +153,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             inputs=call.inputs,
             followers=call.followers,
         )
+
+    def map(self, fn: Any, arguments: Iterable[Sequence[Any]]) -> list[Future]:
+        """Schedules `fn` with each tuple of positional arguments; returns their futures in order."""
+        return [self.schedule(fn, args) for args in arguments]
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until every scheduled function has finished.

@@ -156,7 +156,6 @@ class QueueState:
             effects = self.end(closure, ClosureState.CANCELLED, closure.cancelled_error(why))
             effects.ended = attempt
             return effects
-        # Only the runs of the present call were tried.
         self.split(closure, attempt.runs)
         closure.requeue()
         if not closure.is_queued:

@@ -258,11 +258,7 @@ class Worker(BackgroundThread):
         failed = attempts[:1] if is_final else ()
         if not failed:
             name, text = attempts[0].closure.name, "%s: %d calls of %s in one failed and are run again, each alone: %s"
-<<<<<<< HEAD
-            _logger.info(text, self.device, len(attempts), name, summary(failure))
-=======
-            _logger.info(text, self.device, sum(attempt.runs for attempt in attempts), name, _summary(failure))
->>>>>>> 658bcf6 (Many runs of one closure: one future, parts handed out by need, lost runs made again)
+            _logger.info(text, self.device, sum(attempt.runs for attempt in attempts), name, summary(failure))
         for attempt in reversed(attempts[len(failed) :]):
             if failure.kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
                 attempt.closure.record_failure(self.index, failure.kind)

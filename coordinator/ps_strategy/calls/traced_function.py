@@ -143,8 +143,7 @@ class TracedFunction:
 
     def call_stacked(self, context: WorkerContext, inputs: StackedInputs) -> Any:
         """Does the same, but returns one result, in which each output has the steps along its first axis."""
-        columns = self._call_fused(context, inputs)
-        return structure_outputs(self.concrete, [stacked(column) for column in columns])
+        return structure_outputs(self.concrete, [*map(stacked, self._call_fused(context, inputs))])
 
     def _call_fused(self, context: WorkerContext, inputs: StackedInputs) -> list[Sequence[Any]]:
         repeated = self._fused_function(inputs.length, inputs.is_shared)

@@ -6,20 +6,35 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from coordinator.runs_future import RunsFuture
 
-def refuse_unstackable(name: str, result_spec: Any) -> None:
-    """Raises ValueError if a function returns what cannot be stacked.
 
-    Args:
-      name: of the function.
-      result_spec: the `tf.TypeSpec`s of what it returns.
-    """
-    for spec in tf.nest.flatten(result_spec):
+def stackable(call: Any) -> Any:
+    """Returns a `ScheduledCall` that is to run many times; raises ValueError if that is not possible."""
+    name = call.function.name
+    if call.repeats is not None:
+        raise ValueError(f"The function {name!r} was scheduled with steps= and fetch=False. Leave one of them out.")
+    if call.followers:
+        raise ValueError(
+            f"The function {name!r} was scheduled with steps= and a range of examples, which each run would read "
+            "again. Schedule one call for each range, for example with strategy.map."
+        )
+    for spec in tf.nest.flatten(call.function.result_spec):
         if not (spec is None or isinstance(spec, tf.TensorSpec)):
             raise ValueError(
                 f"The function {name!r} was scheduled with steps=, which stacks what its runs return, but returns "
                 f"{spec}. Return dense tensors, or use strategy.map, which returns a future for each run."
             )
+    return call
+
+
+def spec_of(future: Any) -> Any:
+    """Returns the `tf.TypeSpec`s of the result of a future that `schedule` returned."""
+    spec = future.origin.result_spec
+    if not isinstance(future, RunsFuture):
+        return spec
+    first = tf.TensorShape([future.steps])
+    return tf.nest.map_structure(lambda each: each and tf.TensorSpec(first.concatenate(each.shape), each.dtype), spec)
 
 
 def stacked(values: Any) -> Any:

@@ -28,14 +28,20 @@ class FusedCalls:
     def __init__(self, strategy: coordinator.ParameterServerStrategy, monkeypatch: Any) -> None:
         self.sizes: list[int] = []
         self._strategy = strategy
-        run_fused, steps = TensorFlowRuntime.run_fused, FusionSizeModel.steps
+        run_fused, run_steps = TensorFlowRuntime.run_fused, TensorFlowRuntime.run_steps
+        steps = FusionSizeModel.steps
         fixed = FusionSizeModel(STEPS)
 
         def recorded(runtime: TensorFlowRuntime, worker: int, works: Sequence[Any], cancellation: Any) -> Any:
             self.sizes.append(len(works))
             return run_fused(runtime, worker, works, cancellation)
 
+        def recorded_steps(runtime: TensorFlowRuntime, worker: int, work: Any, count: int, cancellation: Any) -> Any:
+            self.sizes.append(count)
+            return run_steps(runtime, worker, work, count, cancellation)
+
         monkeypatch.setattr(TensorFlowRuntime, "run_fused", recorded)
+        monkeypatch.setattr(TensorFlowRuntime, "run_steps", recorded_steps)
         monkeypatch.setattr(FusionSizeModel, "steps", lambda _, function, available: steps(fixed, function, available))
 
     def run(self, fn: Any, arguments: Iterable[Sequence[Any]]) -> list[coordinator.Future]:

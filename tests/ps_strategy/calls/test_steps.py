@@ -1,0 +1,114 @@
+"""Tests of many runs of one function with one future, and of `map`."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import coordinator
+from tests.ps_strategy.fusing.fused_calls import FusedCalls
+
+TIMEOUT = 60.0
+STEPS = 40
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "fused"])
+def is_fused(request, strategy, monkeypatch):
+    """Runs several steps in a call, or each alone, and checks that this was so."""
+    fused = FusedCalls(strategy, monkeypatch) if request.param else None
+    yield request.param
+    if fused is not None:
+        assert any(size > 1 for size in fused.sizes)
+
+
+def test_each_output_is_stacked_in_the_order_of_the_runs(strategy, is_fused):
+    with strategy.scope():
+        counter = tf.Variable(0)
+
+    @tf.function
+    def step(scale):
+        number = counter.assign_add(1, read_value=True)
+        row = tf.cast(tf.range(3), tf.float32) * scale
+        text = tf.strings.as_string(number)
+        return {"number": number, "row": row, "text": (text, tf.fill([2], text)), "nothing": None, "empty": row[:0]}
+
+    before = strategy.cluster.statistics().finished
+    future = strategy.schedule(step, args=(2.0,), steps=STEPS)
+    result = future.result(TIMEOUT)
+    strategy.join(TIMEOUT)
+    assert counter.numpy() == strategy.cluster.statistics().finished - before == future.completed == STEPS
+    assert (result["number"].shape, result["number"].dtype) == ((STEPS,), np.int32)
+    np.testing.assert_array_equal(result["row"], np.tile([0.0, 2.0, 4.0], [STEPS, 1]))
+    assert result["row"].dtype == np.float32
+    assert [int(text) for text in result["text"][0]] == list(result["number"])
+    assert result["text"][1].shape == (STEPS, 2)
+    assert result["nothing"] is None
+    assert result["empty"].shape == (STEPS, 0)
+
+
+def test_runs_take_the_elements_of_an_iterator_until_it_has_ended_everywhere(strategy, is_fused):
+    def dataset_fn(context):
+        start = 100 * context.input_pipeline_id
+        return tf.data.Dataset.range(start, start + 10)
+
+    iterator = iter(strategy.experimental_distribute_datasets_from_function(dataset_fn))
+
+    @tf.function
+    def step(iterator):
+        return next(iterator)
+
+    workers = len(strategy.cluster.workers)
+    future = strategy.schedule(step, args=(iterator,), steps=10 * workers)
+    expected = [100 * worker + number for worker in range(workers) for number in range(10)]
+    assert sorted(future.result(TIMEOUT)) == expected
+    more = strategy.schedule(step, args=(iterator,), steps=5)
+    with pytest.raises(tf.errors.OutOfRangeError):
+        strategy.join(TIMEOUT)
+    assert isinstance(more.exception(TIMEOUT), tf.errors.OutOfRangeError)
+
+
+def test_an_error_of_a_run_is_that_of_the_future(strategy):
+    with strategy.scope():
+        counter = tf.Variable(0)
+
+    @tf.function
+    def step():
+        number = counter.assign_add(1, read_value=True)
+        with tf.control_dependencies([tf.debugging.assert_less(number, 10)]):
+            return tf.identity(number)
+
+    future = strategy.schedule(step, steps=1000)
+    assert isinstance(future.exception(TIMEOUT), tf.errors.InvalidArgumentError)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        strategy.join(TIMEOUT)
+    assert counter.numpy() < 1000
+
+
+def test_what_cannot_be_stacked_is_refused(strategy):
+    with pytest.raises(ValueError, match="Ragged"):
+        strategy.schedule(tf.function(lambda: tf.ragged.constant([[1], [2, 3]])), steps=2)
+    with strategy.scope():
+        counter = tf.Variable(0)
+    varying = tf.function(lambda: tf.range(counter.assign_add(1, read_value=True)))
+    future = strategy.schedule(varying, steps=3)
+    with pytest.raises(ValueError, match="shapes"):
+        future.result(TIMEOUT)
+    strategy.join(TIMEOUT)
+
+
+def test_a_range_of_examples_is_refused(strategy):
+    epochs = coordinator.data.Epochs(coordinator.data.client(np.arange(8)), batch_size=2)
+    positions = next(iter(epochs.on(strategy)))
+    with pytest.raises(ValueError, match="each run"):
+        strategy.schedule(tf.function(lambda positions: positions), args=(positions,), steps=2)
+
+
+def test_stacked_results_are_arguments_of_later_functions(strategy):
+    rows = strategy.schedule(tf.function(lambda: tf.ones([3])), steps=4)
+    total = strategy.schedule(tf.function(tf.reduce_sum), args=(rows,))
+    assert total.result(TIMEOUT) == 12.0
+
+
+def test_map_returns_futures_in_the_order_of_the_arguments(strategy):
+    double = tf.function(lambda x, y: 2 * x + y)
+    futures = strategy.map(double, ((tf.constant(number), tf.constant(1)) for number in range(20)))
+    assert strategy.local_results(futures) == [2 * number + 1 for number in range(20)]
