@@ -130,15 +130,7 @@ class Scheduler:
                 closure.fusion_key = fusion_key
             # A bound method weighs half of a `functools.partial`, and each closure that waits has one.
             future.on_cancel = types.MethodType(self._cancel, closure)
-        try:
-            for follow in followers:
-                follow(future)
-            self.queue.put(closure, self._options.schedule_timeout)
-        except BaseException:
-            # Ctrl-C, perhaps before it was in the queue: its followers would wait for ever.
-            if followers:
-                future.cancel()
-            raise
+        self._put(closure, future, followers)
         for other in needed:
             other.add_done_callback(lambda done: self._unblock(closure, done))
         if worker is not None:
@@ -221,6 +213,17 @@ class Scheduler:
 
     def __repr__(self) -> str:
         return f"<Scheduler: {self.cluster.statistics()}>"
+
+    def _put(self, closure: Closure, future: Future, followers: Sequence[Callable[[Future], object]]) -> None:
+        try:
+            for follow in followers:
+                follow(future)
+            self.queue.put(closure, self._options.schedule_timeout)
+        except BaseException:
+            # Ctrl-C, perhaps before it was in the queue: its followers would wait for ever.
+            if followers:
+                future.cancel()
+            raise
 
     def _unblock(self, closure: Closure, done: Any) -> None:
         """Records that a future for which a closure waits is done."""
