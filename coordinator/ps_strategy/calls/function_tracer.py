@@ -41,6 +41,9 @@ from coordinator.runtime import FusionKey
 # separate trace, and each iterator an entry.
 _MAX_TRACES = 64
 
+# Kinds of resources that workers may use on the client; the kind is only in the text of a resource.
+_USED_ON_CLIENT = ("LookupInterface", "SummaryWriterInterface")
+
 _LITERALS = frozenset({int, float, bool, str, bytes, type(None)})
 
 # Returns the scope in which functions are traced; passed to each call, since what makes it owns the tracer.
@@ -310,17 +313,13 @@ class FunctionTracer:
         return traced[concrete]
 
     def _refuse_client_resources(self, concrete: Any) -> None:
-        """Raises ValueError if a function uses a resource of the client that is no variable, table or writer.
-
-        A queue would be used there by all workers, and a function that waits for it would block the client; others are
-        unknown to the workers.
-        """
+        """Raises ValueError if a function uses a resource of the client that workers cannot use, such as a queue."""
         for tensor in captured_inputs(concrete):
-            is_resource = tensor.dtype == tf.resource and not tf.is_symbolic_tensor(tensor)
+            if tensor.dtype != tf.resource or tf.is_symbolic_tensor(tensor):
+                continue
             is_known = owner_of_handle(tensor) is not None or self._handles.resource_for(tensor) is not None
-            is_on_client = is_resource and tf.DeviceSpec.from_string(tensor.device).job == CLIENT_JOB
-            # The kind of a resource is only in its text. Summaries are written on the client, as they were meant to be.
-            if is_on_client and not is_known and "SummaryWriterInterface" not in repr(tensor):
+            is_on_client = tf.DeviceSpec.from_string(tensor.device).job == CLIENT_JOB
+            if is_on_client and not is_known and not any(kind in repr(tensor) for kind in _USED_ON_CLIENT):
                 raise ValueError(
                     f"The function {concrete.graph.name!r} uses a resource of the client that workers cannot use, such "
                     "as a queue or an iterator. Create it on each worker: strategy.create_per_worker_resource(lambda: "

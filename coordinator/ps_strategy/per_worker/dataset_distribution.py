@@ -113,7 +113,6 @@ class _TracedShares:
         self, name: str, trace: Callable[[tf.distribute.InputContext], Any], shares: Sequence[InputShare]
     ) -> None:
         self._name = name
-        self._trace = trace
         self._context = _InputContext(shares[0])
         # What it reads is known when it has been traced once.
         first = trace(self._context)
@@ -122,6 +121,8 @@ class _TracedShares:
             if (part := self.part_read(share)) not in self._traces:
                 self._traces[part] = trace(_InputContext(share))
         self.element_spec = _common_element_spec(name, [_element_spec(traced) for traced in self._traces.values()])
+        # A function that reads no share is not traced again, and need not be kept, nor what it refers to.
+        self._trace = trace if any(part is not None for part in self.part_read(shares[0])) else None
 
     def part_read(self, share: InputShare) -> tuple[int | None, int | None]:
         """Returns what the function reads of a share, with None for what it does not read."""
@@ -138,6 +139,7 @@ class _TracedShares:
         """
         part = self.part_read(share)
         if part not in self._traces:
+            assert self._trace is not None
             # Not on the device of the worker that needs it.
             with tf.device(None):
                 traced = self._trace(_InputContext(share))
