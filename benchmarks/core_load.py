@@ -2,10 +2,12 @@
 
     python -m benchmarks.core_load busy 256 20000     workers, closures: closures of 1 ms are scheduled and joined
     python -m benchmarks.core_load loop 256 20000     the same calls by threads without a queue
+    python -m benchmarks.core_load runs 256 500000    workers, runs: one future for many runs of an empty function
     python -m benchmarks.core_load queued 1000000     closures wait in the queue behind one that does not end
 
-It prints a JSON object: for the first two `wall`, `cpu` (seconds of a closure) and `switches` (how often a thread
-waited, for a closure); for the third `bytes` (of memory, for a closure), `schedule_p50` and `schedule_p99` (seconds).
+It prints a JSON object: for the first three `wall`, `cpu` (seconds of a closure or run) and `switches` (how often a
+thread waited, for a closure or run); for the last `bytes` (of memory, for a closure), `schedule_p50` and `schedule_p99`
+(seconds).
 """
 
 import concurrent.futures
@@ -22,6 +24,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from coordinator.options import Options
+from coordinator.runtime import FusionKey
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from coordinator.workers.scheduler import Scheduler
 
@@ -55,6 +58,14 @@ def loop(workers: int, closures: int) -> dict[str, float]:
         return _costs(lambda: list(threads.map(run_on, range(workers))), closures)
 
 
+def runs(workers: int, count: int) -> dict[str, float]:
+    """Schedules many runs of an empty function with one future, and waits for their results."""
+    key = FusionKey("nothing", None)
+    with _scheduler(FakeRuntime(workers)) as scheduler:
+        _spread(scheduler, workers)
+        return _costs(lambda: scheduler.schedule(_nothing, "nothing", steps=count, fusion_key=key).result(), count)
+
+
 def queued(closures: int) -> dict[str, float]:
     """Queues closures behind one that does not end."""
     runtime = FakeRuntime(1)
@@ -77,7 +88,7 @@ def queued(closures: int) -> dict[str, float]:
     }
 
 
-LOADS: dict[str, Callable[..., dict[str, float]]] = {"busy": busy, "loop": loop, "queued": queued}
+LOADS: dict[str, Callable[..., dict[str, float]]] = {"busy": busy, "loop": loop, "runs": runs, "queued": queued}
 
 
 def main() -> None:
@@ -87,6 +98,10 @@ def main() -> None:
 
 def _work(_: int) -> None:
     time.sleep(CLOSURE_SECONDS)
+
+
+def _nothing(_: int) -> None:
+    pass
 
 
 @contextlib.contextmanager

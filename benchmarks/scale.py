@@ -4,8 +4,8 @@
 
 In the first table workers of the fake runtime run closures that take 1 ms and no processor time. Many workers request
 more closures in a second than two cores can dispatch, so what counts is the processor time of a closure and the number
-of thread wake-ups for it; a loop of as many threads without a queue is the baseline. The second table is about closures
-that wait in the queue.
+of thread wake-ups for it; a loop of as many threads without a queue is the baseline. The second table is about one
+future for many runs of an empty function, the third about closures that wait in the queue.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ from coordinator.simulation.text_report import aligned
 
 WORKERS = (4, 64, 256, 1024)
 CLOSURES, QUICK_CLOSURES = 3_000, 2_000
+RUNS, QUICK_RUNS = 500_000, 20_000
 QUEUED, QUICK_QUEUED = 1_000_000, 20_000
 _US = 1e6
 
@@ -35,22 +36,26 @@ class Scale:
     Attributes:
       busy: by number of workers.
       loop: the same without a queue.
+      runs: many runs with one future, by number of workers.
       queued: closures that wait in the queue.
     """
 
     busy: Mapping[int, list[dict[str, float]]]
     loop: Mapping[int, list[dict[str, float]]]
+    runs: Mapping[int, list[dict[str, float]]]
     queued: list[dict[str, float]]
 
 
-def measure(workers: Sequence[int], closures: int, queued: int, repeats: int) -> Scale:
+def measure(workers: Sequence[int], closures: int, runs: int, queued: int, repeats: int) -> Scale:
     """Measures each, repeat by repeat, each time in a fresh process.
 
     Raises:
       subprocess.CalledProcessError: a process failed.
     """
-    found = Scale({count: [] for count in workers}, {count: [] for count in workers}, [])
-    with tqdm(total=repeats * (2 * len(workers) + 1), file=sys.stderr, unit="round") as progress:
+    found = Scale(
+        {count: [] for count in workers}, {count: [] for count in workers}, {count: [] for count in workers}, []
+    )
+    with tqdm(total=repeats * (3 * len(workers) + 1), file=sys.stderr, unit="round") as progress:
 
         def run(load: str, *settings: int) -> dict[str, float]:
             progress.set_description(f"{load} {settings}")
@@ -64,6 +69,7 @@ def measure(workers: Sequence[int], closures: int, queued: int, repeats: int) ->
                 total = max(closures, 2 * count)
                 found.busy[count].append(run("busy", count, total))
                 found.loop[count].append(run("loop", count, total))
+                found.runs[count].append(run("runs", count, runs))
             found.queued.append(run("queued", queued))
     return found
 
@@ -90,6 +96,15 @@ def workers_table(found: Scale) -> str:
     return aligned(head, rows)
 
 
+def runs_table(found: Scale) -> str:
+    """Returns a row for each number of workers, with the processor time of a run in microseconds."""
+    rows = [
+        (f"{count:,}", f"{1 / _median(rounds, 'wall'):,.0f}", f"{_median(rounds, 'cpu') * _US:.2f}")
+        for count, rounds in found.runs.items()
+    ]
+    return aligned(("workers", "runs of one future/s", "cpu us"), rows)
+
+
 def queue_table(found: Scale, queued: int) -> str:
     """Returns the memory of a waiting closure, and the time of a `schedule`."""
     row = (
@@ -108,9 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{machine_line()}, medians of {chosen.repeats}", flush=True)
     workers = WORKERS[:2] if chosen.is_quick else WORKERS
     closures, queued = (QUICK_CLOSURES, QUICK_QUEUED) if chosen.is_quick else (CLOSURES, QUEUED)
-    found = measure(workers, closures, queued, chosen.repeats)
+    runs = QUICK_RUNS if chosen.is_quick else RUNS
+    found = measure(workers, closures, runs, queued, chosen.repeats)
     chosen.write(dataclasses.asdict(found))
-    print(f"\n{workers_table(found)}\n\n{queue_table(found, queued)}")
+    print(f"\n{workers_table(found)}\n\n{runs_table(found)}\n\n{queue_table(found, queued)}")
 
 
 def _run(load: str, *settings: int) -> dict[str, float]:

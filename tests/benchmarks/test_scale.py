@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.scale import Scale, main, queue_table, workers_table
+from benchmarks.scale import Scale, main, queue_table, runs_table, workers_table
 
 
 @pytest.mark.long
@@ -14,7 +14,7 @@ def test_the_core_is_measured_with_workers_and_with_a_full_queue(tmp_path, capsy
     figures = json.loads(path.read_text())
     assert figures["benchmark"] == "scale"
     assert figures["cpus"] > 0
-    for rounds in (*figures["found"]["busy"].values(), *figures["found"]["loop"].values()):
+    for rounds in (each for load in ("busy", "loop", "runs") for each in figures["found"][load].values()):
         assert [set(each) for each in rounds] == [{"wall", "cpu", "switches"}]
         assert all(value > 0 for each in rounds for value in each.values())
     (queued,) = figures["found"]["queued"]
@@ -28,10 +28,11 @@ def test_the_tables_have_medians_and_growth():
         return [{"wall": 2e-5, "cpu": each, "switches": 1.5} for each in (cpu, cpu, 1.0)]
 
     queued = [{"bytes": 480.0, "schedule_p50": 2e-5, "schedule_p99": 1e-4}]
-    found = Scale({4: rounds(2e-5), 64: rounds(3e-5)}, {4: rounds(1e-5), 64: rounds(1e-5)}, queued)
+    found = Scale({4: rounds(2e-5), 64: rounds(3e-5)}, {4: rounds(1e-5), 64: rounds(1e-5)}, {4: rounds(1e-6)}, queued)
     _, _, few, many = workers_table(found).splitlines()
     assert few.split() == ["4", "50,000", "4,000", "20.0", "10.0", "1.00", "1.50", "1.50"]
     assert many.split() == ["64", "50,000", "64,000", "30.0", "10.0", "1.50", "1.50", "1.50"]
+    assert runs_table(found).splitlines()[-1].split() == ["4", "50,000", "1.00"]
     assert queue_table(found, 1000).splitlines()[-1].split() == ["1,000", "480", "20.0", "100.0"]
 
 
