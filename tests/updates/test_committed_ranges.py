@@ -83,7 +83,7 @@ def test_a_repeated_push_finishes_the_update_of_a_dead_worker(make_rule, push_wi
         with tf.device(rule.state.home):
             zero, number = tf.constant(0, tf.int64), tf.constant(7, tf.int64)
             rule.state.workers.pulled_version.scatter_nd_update([[900 + 1]], [0])
-            return log_of(rule).add(tf.identity(ids(1)[0]), zero, zero, tf.identity(number))
+            return log_of(rule).add(tf.identity(ids(1)[0]), zero, zero, zero, tf.identity(number))
 
     accepted, _, update = commit()
     assert accepted

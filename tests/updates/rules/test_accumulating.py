@@ -36,8 +36,8 @@ def commit(rule, push, version=0):
     @tf.function
     def run():
         with tf.device(rule.state.home):
-            arguments = tf.identity(push), tf.constant(version, tf.int64), tf.constant(0, tf.int64)
-            return log_of(rule).add(*arguments)
+            nothing = tf.constant(0, tf.int64)
+            return log_of(rule).add(tf.identity(push), tf.constant(version, tf.int64), nothing, nothing)
 
     accepted, _, update = run()
     assert accepted

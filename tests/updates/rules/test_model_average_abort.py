@@ -157,9 +157,9 @@ def test_a_push_may_be_in_a_nested_function_of_its_pull_and_in_no_other(strategy
 
     assert strategy.schedule(step, worker=0).result(TIMEOUT)
     assert own_models(rule)[0] == 1
-    beside = tf.function(lambda: rule.push([tf.ones_like(weight) for weight in weights], 0))
+    beside = tf.function(lambda version: rule.push([tf.ones_like(weight) for weight in weights], version))
     with pytest.raises(ValueError, match="another function"):
-        strategy.schedule(beside)
+        strategy.schedule(beside, args=(tf.constant(0, tf.int64),))
 
 
 # Workers that die.

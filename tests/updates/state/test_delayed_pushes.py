@@ -22,7 +22,7 @@ def commit(rule, push):
     def run():
         with tf.device(rule.state.home):
             nothing = tf.constant(0, tf.int64)
-            return log_of(rule).add(tf.identity(push), nothing, nothing)[0]
+            return log_of(rule).add(tf.identity(push), nothing, nothing, nothing)[0]
 
     assert run()
 
