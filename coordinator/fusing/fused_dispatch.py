@@ -108,7 +108,7 @@ class FusedDispatch:
         return most
 
     def _record_start(self, first: Attempt, count: int) -> float:
-        """Records that a call of so many runs starts; returns when, in seconds of the `time.monotonic` clock."""
+        """Records that a call of `count` runs starts; returns when, in seconds of the `time.monotonic` clock."""
         closure = first.closure
         waited = first.started - closure.waiting_since
         self._queue.events.record("closures_started", f"worker {self._worker}", closure.name, count, waited)

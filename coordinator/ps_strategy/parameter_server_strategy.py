@@ -299,7 +299,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """Creates a resource on each worker by `fn()`: a queue, a table that changes, a variable, a random generator.
 
         One is also created on the client, and returned. In a scheduled function, which uses it as a variable of Python,
-        it stands for that of the worker. A worker creates its own when it first needs it, and again after a restart.
+        it represents that of the worker. A worker creates its own when it first needs it, and again after a restart.
 
         Args:
           fn: returns the resource, or a list, tuple, dict or `tf.Module` of resources, the same number at each call.

@@ -16,7 +16,7 @@ from coordinator.errors import SettingError
 from coordinator.simulation.distribution import Constant, Distribution, distribution_of
 from coordinator.simulation.quantity import parse_seconds
 
-# From so many draws the quantiles are computed.
+# The number of draws from which the quantiles are computed.
 _DRAWS = 100_000
 
 

@@ -50,8 +50,9 @@ class SimulatedCluster:
         self._setting = setting
         self._environment = simpy.Environment()
         self._over = self._environment.event()
-        learned = LearningModel(setting.learning, streams[3]) if setting.learning else SimulatedModel()
-        self._model = model or learned
+        if model is None:
+            model = LearningModel(setting.learning, streams[3]) if setting.learning else SimulatedModel()
+        self._model = model
         self._rule_run = setting.rule.new_run(self._model)
         self._servers = ServerQueues(setting.ps, setting.distribution("service"), streams[0])
         self._dispatch = setting.distribution("dispatch").sampler(streams[4])

@@ -22,7 +22,7 @@ from coordinator.updates.rules.delayed import Delayed
 from coordinator.updates.state.gate import pause
 from coordinator.updates.update_rule import UpdateRule
 
-# Delays that are drawn are of a table of so many, equally likely: it can be changed without tracing a step again.
+# The size of the table of equally likely delays: the table can be changed without tracing a step again.
 _DELAYS = 256
 
 

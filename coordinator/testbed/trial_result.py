@@ -50,10 +50,6 @@ class TrialResult:
         """Returns the median number of minibatches until the smoothed loss was first below a loss; `inf` for never."""
         return _median([curve.batches_to(loss) for curve in self.curves])
 
-    def seconds_to(self, loss: float) -> float:
-        """Returns the median time until the smoothed loss was first below a loss, in seconds; `inf` for never."""
-        return _median([curve.seconds_to(loss) for curve in self.curves])
-
     def shown(self, name: str, form: str) -> str:
         """Returns the mean of a figure and the standard deviation of the runs as text, such as "0.270 ±0.004"."""
         values = self.values(name)

@@ -89,7 +89,7 @@ class Cluster:
 
         It creates its own iterators, tables and per-worker variables when it first needs them. A dataset function gets
         an `InputContext` of its own there: pipeline 2 of 3 for the worker that is added to two. The others keep theirs,
-        unless `Options.reshard_inputs` divides the data anew among all.
+        unless `Options.reshard_inputs` divides the data again among all.
 
         Args:
           address: `host:port` of a standard TensorFlow server that was started as a worker.

@@ -31,7 +31,7 @@ class ReadAhead:
     """The slots of all workers for one source.
 
     Args:
-      read: reads a range: `Source.read`.
+      read: reads a range: `Source.read_range`.
       slots: how many ranges each worker reads ahead.
       trace: traces a `tf.function` for the types of its arguments, in the scope of the strategy.
 

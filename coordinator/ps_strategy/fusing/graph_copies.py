@@ -23,7 +23,7 @@ _logger = logging.getLogger("coordinator")
 # Building a function with packed messages takes about as long as tracing it, and each worker has to load one more
 # function. It is worth it for functions that are called often.
 _CALLS_BEFORE_PACKING = 16
-# A loop that asks for variables in each iteration is slow at once, but what is called once is not worth building anew.
+# A loop that asks for variables in each iteration is slow at once, but what is called once is not worth building again.
 _CALLS_BEFORE_HOISTING = 2
 # Names of inputs, chosen so that no operation of the function has one of them.
 _INPUT_NAME = "coordinator_input_{}"

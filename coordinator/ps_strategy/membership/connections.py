@@ -102,11 +102,7 @@ class Connections:
           StrategyClosedError: `begin_close` was called.
         """
         with self._lock:
-            if self.is_closing:
-                raise StrategyClosedError(f"{task} cannot be added: the strategy is closed.")
-            check_address(task, address, self.addresses)
-            self._probes = {**self._probes, task: TaskProbe(address)}
-            self.addresses = {**self.addresses, task: address}
+            self._set_address(task, address, "added")
         self._heartbeat.watch(address)
 
     def move(self, task: Task, address: str) -> None:
@@ -117,15 +113,19 @@ class Connections:
           StrategyClosedError: `begin_close` was called.
         """
         with self._lock:
-            if self.is_closing:
-                raise StrategyClosedError(f"{task} cannot be moved: the strategy is closed.")
-            check_address(task, address, self.addresses)
             former, probe = self.addresses[task], self._probes[task]
-            self._probes = {**self._probes, task: TaskProbe(address)}
-            self.addresses = {**self.addresses, task: address}
+            self._set_address(task, address, "moved")
         self._heartbeat.forget(former)
         self._heartbeat.watch(address)
         probe.close()
+
+    def _set_address(self, task: Task, address: str, verb: str) -> None:
+        """Checks and sets the address of a server; the lock is held."""
+        if self.is_closing:
+            raise StrategyClosedError(f"{task} cannot be {verb}: the strategy is closed.")
+        check_address(task, address, self.addresses)
+        self._probes = {**self._probes, task: TaskProbe(address)}
+        self.addresses = {**self.addresses, task: address}
 
     def remove(self, task: Task) -> None:
         """Removes a server that is not connected; it is no longer probed or watched."""

@@ -42,7 +42,7 @@ class Convergence:
     """The slowdown of convergence in the table in the overview of ps-lite.
 
     A training on n examples, in minibatches of b, with up to tau gradients under way at a time, has a mean loss above
-    the optimum (its regret per example) that is so many times that with b = tau = 1:
+    the optimum (its regret per example) that is a multiple of that with b = tau = 1:
 
         synchronous     sqrt(b)
         asynchronous    sqrt(b tau)

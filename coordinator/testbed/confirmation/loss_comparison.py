@@ -21,6 +21,7 @@ from coordinator.testbed.image_data import ImageData
 from coordinator.testbed.loss_curve import WINDOW, LossCurve
 from coordinator.testbed.measurement import measure
 from coordinator.testbed.step_times import StepTimes
+from coordinator.testbed.trial_result import TrialResult, results_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,12 +49,12 @@ class LossComparison:
     @property
     def real_losses(self) -> Any:
         """The mean of the smoothed losses of the real repetitions, float64 [batches]."""
-        return np.mean([curve.smoothed for curve in self.real], axis=0)
+        return TrialResult(self.real).smoothed
 
     @property
     def simulated_losses(self) -> Any:
         """The same of the simulated ones."""
-        return np.mean([curve.smoothed for curve in self.simulated], axis=0)
+        return TrialResult(self.simulated).smoothed
 
     @property
     def difference(self) -> float:
@@ -88,11 +89,8 @@ def compare(experiment: Experiment, data: ImageData) -> list[LossComparison]:
         return StepTimes.of(runs).setting(rule_of(trial))
 
     measure(dataclasses.replace(experiment, simulated=True), data, simulated.append, setting_of)
-    repeats = experiment.repeats
-    return [
-        LossComparison(real[first : first + repeats], simulated[first : first + repeats])
-        for first in range(0, len(real), repeats)
-    ]
+    pairs = zip(results_of(real), results_of(simulated), strict=True)
+    return [LossComparison(on_servers.curves, in_virtual_time.curves) for on_servers, in_virtual_time in pairs]
 
 
 def over_grid(comparisons: Sequence[LossComparison]) -> float:
@@ -109,7 +107,7 @@ def text(experiment: Experiment, comparisons: Sequence[LossComparison]) -> str:
     for each in comparisons:
         row = [str(each.trial)]
         for name, form in (("final_loss", ".3f"), ("mean_staleness", ".1f")):
-            row += [f"{_mean(curves, name):{form}}" for curves in (each.real, each.simulated)]
+            row += [f"{TrialResult(curves).mean(name):{form}}" for curves in (each.real, each.simulated)]
         rows.append([*row, f"{each.share:.1%}"])
     found = over_grid(comparisons)
     verdict = "within" if found <= TOLERANCE else "not within"
@@ -162,7 +160,3 @@ def _draw(comparisons: Sequence[LossComparison], workers: int) -> "Figure":
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
-
-
-def _mean(curves: Sequence[LossCurve], name: str) -> float:
-    return float(np.mean([getattr(curve, name) for curve in curves]))

@@ -25,7 +25,7 @@ _logger = logging.getLogger("coordinator")
 
 # The maximum number of unfinished calls per worker, where any worker may run each.
 CALLS_PER_WORKER = 4
-# The same where these take less than so many seconds together: then one call may run while as many wait as share a
+# The same where these take less than `_SHORT_SECONDS` together: then one call may run while as many wait as share a
 # call (see `coordinator.fusing`), and logs are recent anyway.
 _SHORT_CALLS_PER_WORKER = 8
 _SHORT_SECONDS = 0.4
