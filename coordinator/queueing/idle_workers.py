@@ -115,7 +115,7 @@ class IdleWorkers:
             attempt = state.start_next(idle.index, idle.cancellation)
             idle.wake(attempt)
             count += attempt.runs
-        if state.waiting.has_ended_inputs:
+        if state.waiting.apart:
             for index in [each for each in self.workers if state.may_start(each)]:
                 if self._waking < _MAX_WAKING and state.may_start(index) and (idle := self.pop(index)):
                     attempt = state.start_next(index, idle.cancellation)

@@ -32,6 +32,8 @@ class WaitingClosures:
       count: how many runs of scheduled closures wait; those of internal ones are not counted.
       for_all: the closures that any worker may run; stale entries are skipped.
       inputs: knows which inputs have ended on which workers.
+      apart: closures that not every worker may run, by their inputs, one of which has ended on a worker; none of these
+        deques is empty.
     """
 
     def __init__(self) -> None:
@@ -42,24 +44,18 @@ class WaitingClosures:
         self.for_all = self._queues[None]
         # By the index of their worker.
         self._internal: defaultdict[int, deque[Closure]] = defaultdict(deque)
-        # By their inputs, one of which has ended on a worker; none of these deques is empty.
-        self._apart: dict[tuple[FiniteInput, ...], deque[Closure]] = {}
+        self.apart: dict[tuple[FiniteInput, ...], deque[Closure]] = {}
         self._blocked: dict[Closure, None] = {}
         self._stale = 0
 
     def __iter__(self) -> Iterator[Closure]:
         return (each for each in itertools.chain(*self._all_queues(), self._blocked) if each.is_queued)
 
-    @property
-    def has_ended_inputs(self) -> bool:
-        """Whether closures wait that not every worker may run because an input has ended there."""
-        return bool(self._apart)
-
     def has_next(self, worker: int) -> bool:
         """Returns whether there is a closure that this worker may run."""
         if self.for_all or self._queues.get(worker) or self._internal.get(worker):
             return True
-        return any(self.inputs.has_data(inputs, worker) for inputs in self._apart)
+        return any(self.inputs.has_data(inputs, worker) for inputs in self.apart)
 
     def has_internal(self, worker: int) -> bool:
         """Returns whether there is an internal closure for this worker."""
@@ -68,7 +64,7 @@ class WaitingClosures:
     def pop_next(self, worker: int) -> Closure:
         """Removes the next closure for a worker: internal ones, then its own, then those for all workers."""
         queue = self._internal.get(worker) or self._queues.get(worker) or self.for_all
-        if self._apart and queue is self.for_all:
+        if self.apart and queue is self.for_all:
             queue = min(self._queues_for_all(worker), key=lambda each: each[0].number)
         return self._pop(queue)
 
@@ -80,7 +76,8 @@ class WaitingClosures:
         closure = queue.popleft()
         closure.is_queued = False
         self.count -= 0 if closure.is_internal else closure.runs
-        self._remove_stale(queue)
+        if not queue or not queue[0].is_queued:
+            self._remove_stale(queue)
         return closure
 
     def waiting_for(self, worker: int) -> list[Closure]:
@@ -106,7 +103,7 @@ class WaitingClosures:
         """Returns the closures among which one for all workers waits, or would; to be changed by this class alone."""
         for each in closure.inputs:
             if each.ended:
-                return self._apart.get(closure.inputs) or deque()
+                return self.apart.get(closure.inputs) or deque()
         return self.for_all
 
     def add(self, closure: Closure, at_front: bool = False) -> None:
@@ -154,14 +151,14 @@ class WaitingClosures:
         """Returns the closures that no worker can run; of those for one worker, only those for `worker`."""
         for_worker = () if worker is None else self._queues.get(worker, ())
         found = [(closure, self.inputs.why_starved(closure)) for closure in for_worker]
-        for queue in self._apart.values():
+        for queue in self.apart.values():
             if (reason := self.inputs.why_starved(queue[0])) is not None:
                 found += [(closure, reason) for closure in queue]
         return [(closure, reason) for closure, reason in found if reason is not None and closure.is_queued]
 
     def _queues_for_all(self, worker: int) -> list[deque[Closure]]:
         """Returns the deques that are not empty, for no single worker, and of which this one may run the closures."""
-        apart = [each for inputs, each in self._apart.items() if self.inputs.has_data(inputs, worker)]
+        apart = [each for inputs, each in self.apart.items() if self.inputs.has_data(inputs, worker)]
         return [*apart, self.for_all] if self.for_all else apart
 
     def _queue_of(self, closure: Closure) -> deque[Closure]:
@@ -171,15 +168,15 @@ class WaitingClosures:
         if closure.target is None:
             for each in closure.inputs:
                 if each.ended:
-                    return self._apart.setdefault(closure.inputs, deque())
+                    return self.apart.setdefault(closure.inputs, deque())
         return self._queues[closure.target]
 
     def _all_queues(self) -> Iterable[deque[Closure]]:
-        return (*self._internal.values(), *self._queues.values(), *self._apart.values())
+        return (*self._internal.values(), *self._queues.values(), *self.apart.values())
 
     def _remove_stale(self, queue: deque[Closure]) -> None:
         """Removes closures that do not wait any more from the front of a deque."""
         while queue and not queue[0].is_queued:
             queue.popleft()
-        if not queue and self._apart:
-            self._apart = {inputs: each for inputs, each in self._apart.items() if each}
+        if not queue and self.apart:
+            self.apart = {inputs: each for inputs, each in self.apart.items() if each}

@@ -130,7 +130,10 @@ class Scheduler:
                 closure.fusion_key = fusion_key
             # A bound method weighs half of a `functools.partial`, and each closure that waits has one.
             future.on_cancel = types.MethodType(self._cancel, closure)
-        self._put(closure, future, followers)
+        if followers:
+            self._put_followed(closure, future, followers)
+        else:
+            self.queue.put(closure, self._options.schedule_timeout)
         for other in needed:
             other.add_done_callback(lambda done: self._unblock(closure, done))
         if worker is not None:
@@ -214,15 +217,14 @@ class Scheduler:
     def __repr__(self) -> str:
         return f"<Scheduler: {self.cluster.statistics()}>"
 
-    def _put(self, closure: Closure, future: Future, followers: Sequence[Callable[[Future], object]]) -> None:
+    def _put_followed(self, closure: Closure, future: Future, followers: Sequence[Callable[[Future], object]]) -> None:
         try:
             for follow in followers:
                 follow(future)
             self.queue.put(closure, self._options.schedule_timeout)
         except BaseException:
             # Ctrl-C, perhaps before it was in the queue: its followers would wait for ever.
-            if followers:
-                future.cancel()
+            future.cancel()
             raise
 
     def _unblock(self, closure: Closure, done: Any) -> None:

@@ -1,31 +1,28 @@
 """Turns what is scheduled into calls of traced functions; each function is traced once for each kind of arguments.
 
-    schedule(fn, args) --> TraceCache: the same kind of call was made before --> ScheduledCall
-                                |  not known
-                                v
-                           checked arguments --> TensorFlow looks the trace up, or traces --> ScheduledCall
-
-TensorFlow's own lookup takes longer than all else that `schedule` does, so traces are cached here too.
+schedule(fn, args) --> TraceCache: the same kind of call was made before --> ScheduledCall
+                            |  not known
+                            v
+                       checked arguments --> TensorFlow looks the trace up, or traces --> ScheduledCall
 """
 
 import concurrent.futures
 import contextlib
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from coordinator.data.late_ranges import LateRange
-from coordinator.data.position_range import PositionRange
 from coordinator.future import Future
 from coordinator.ps_strategy.calls.retraced_functions import RetracedFunctions
+from coordinator.ps_strategy.calls.trace_cache import TraceCache, are_late, followers_of, iterators_among
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall, TracedFunction, refuse_unknown_shapes
 from coordinator.ps_strategy.fusing.repeated_function import is_stackable
 from coordinator.ps_strategy.fusing.stacked_outputs import spec_of
 from coordinator.ps_strategy.membership.cluster_definition import CLIENT_JOB
-from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset, PerWorkerIterator, tracing_type
+from coordinator.ps_strategy.per_worker.dataset import tracing_type
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
 from coordinator.ps_strategy.tensorflow_internals.calls import (
     captured_inputs,
@@ -37,127 +34,15 @@ from coordinator.ps_strategy.tensorflow_internals.compilation import compiled_ca
 from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server, owner_of_handle
 from coordinator.runtime import FusionKey
 
-# For one function; when there are more, its entries are dropped. Each value of an argument that is a Python number is a
-# separate trace, and each iterator an entry.
-_MAX_TRACES = 64
-
 # Kinds of resources that workers may use on the client; the kind is only in the text of a resource.
 _USED_ON_CLIENT = ("LookupInterface", "SummaryWriterInterface")
-
-_LITERALS = frozenset({int, float, bool, str, bytes, type(None)})
 
 # Returns the scope in which functions are traced; passed to each call, since what makes it owns the tracer.
 _Scope = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-class _Trace(NamedTuple):
-    """A cached trace: the function, weak references to the per-worker resources among its arguments, and the rest."""
-
-    function: TracedFunction
-    resources: Sequence[weakref.ref[Any]]
-    defaults: Sequence[Any]
-    default_iterators: Sequence[PerWorkerIterator]
-    fusion_key: FusionKey | None
-
-
-class TraceCache:
-    """Remembers, for each function and kind of arguments, the trace and the default values of omitted arguments.
-
-    It is exact or not used: only arguments of a few kinds are cached, by all that a trace may depend on. A per-worker
-    iterator or dataset and a variable are identified by themselves. Neither functions, nor their traces, nor resources
-    are kept alive.
-    """
-
-    def __init__(self) -> None:
-        self._traces: weakref.WeakKeyDictionary[Any, dict[Hashable, _Trace]] = weakref.WeakKeyDictionary()
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        self._traces = weakref.WeakKeyDictionary()
-
-    def find(self, function: Any, args: Any) -> ScheduledCall | None:
-        """Returns a call of a function with these positional arguments; None if such a call is not cached.
-
-        Args:
-          function: what a user scheduled, whatever it is.
-          args: likewise, where a list or tuple is expected.
-        """
-        try:
-            traces = self._traces.get(function)
-        except TypeError:
-            return None
-        if not traces or not isinstance(args, list | tuple) or not tf.executing_eagerly():
-            return None
-        resources: list[Any] = []
-        remote: list[int] = []
-        trace = traces.get(_argument_key(tuple(args), resources, remote))
-        if trace is None:
-            return None
-        for ref, given in zip(trace.resources, resources, strict=True):
-            if ref() is not given:
-                # Its identity, which is in the key, was another object's.
-                return None
-        key = trace.fusion_key
-        if remote and key is not None:
-            key = FusionKey(key.function, (key.arguments, *remote))
-        iterators = (*_iterators(resources), *trace.default_iterators) if resources else trace.default_iterators
-        return ScheduledCall(trace.function, (*args, *trace.defaults), {}, iterators, key)
-
-    def add(self, function: Any, args: Sequence[Any], traced: TracedFunction, defaults: Sequence[Any]) -> None:
-        """Caches a trace, if it can be told exactly for which calls it is right.
-
-        Args:
-          function: a `tf.function`.
-          args: the positional arguments that were given; there were no others.
-          traced: what it was traced into.
-          defaults: the values of the arguments that follow them and were omitted.
-        """
-        resources: list[Any] = []
-        key = _argument_key(tuple(args), resources, [])
-        if key is None or not tf.executing_eagerly():
-            return
-        traces = self._traces.setdefault(function, {})
-        if len(traces) >= _MAX_TRACES:
-            traces.clear()
-        # Calls that find this entry agree in all that their trace depends on, so a new object is their key.
-        fusion_key = FusionKey(traced.token, object()) if traced.may_be_fused and not _are_late(args) else None
-        iterators = _iterators(tf.nest.flatten(list(defaults)))
-        traces[key] = _Trace(traced, [weakref.ref(each) for each in resources], defaults, iterators, fusion_key)
-
-
 def _type_of(value: Any) -> Any:
     return value.ranges.spec if isinstance(value, LateRange) else tracing_type(value)
-
-
-def _iterators(values: Sequence[Any]) -> list[PerWorkerIterator]:
-    return [value for value in values if isinstance(value, PerWorkerIterator)]
-
-
-def _argument_key(value: Any, resources: list[Any], remote: list[int]) -> tuple[Any, ...] | None:
-    """Returns all of an argument that a trace may depend on; None if that cannot be told.
-
-    Args:
-      value: the argument, or a part of it.
-      resources: the per-worker resources in it are added.
-      remote: the identities of tensors that are not on the client are added: calls are fused only if they share them.
-    """
-    kind = type(value)
-    if kind in _LITERALS:
-        return kind, value
-    if kind in (tuple, list, dict):
-        parts = [_argument_key(part, resources, remote) for part in (value.values() if kind is dict else value)]
-        return None if None in parts else (kind, tuple(value) if kind is dict else None, *parts)
-    if kind in (PerWorkerIterator, PerWorkerDataset, LateRange) or isinstance(value, tf.Variable):
-        resource = value.ranges if kind is LateRange else value
-        resources.append(resource)
-        return kind, id(resource)
-    if kind in (np.ndarray, PositionRange) and not value.dtype.hasobject:
-        return kind, value.dtype, value.shape
-    if isinstance(value, tf.Tensor) and value.dtype not in (tf.resource, tf.variant):
-        if not is_stackable(value):
-            remote.append(id(value))
-        return tf.Tensor, value.dtype, tuple(value.shape)
-    return None
 
 
 def _fusion_key_of(function: TracedFunction, leaves: Sequence[Any]) -> FusionKey | None:
@@ -167,14 +52,9 @@ def _fusion_key_of(function: TracedFunction, leaves: Sequence[Any]) -> FusionKey
       function: the function.
       leaves: the flattened arguments, defaults included, without futures.
     """
-    if not function.may_be_fused or _are_late(leaves):
+    if not function.may_be_fused or are_late(leaves):
         return None
     return FusionKey(function.token, tuple(map(_in_common, leaves)))
-
-
-def _are_late(args: Sequence[Any]) -> bool:
-    """Returns whether examples are read ahead for a call, on the worker that takes it."""
-    return any(isinstance(leaf, LateRange) for leaf in tf.nest.flatten(args))
 
 
 def _in_common(leaf: Any) -> Hashable:
@@ -274,7 +154,15 @@ class FunctionTracer:
                 return call, ()
         leaves = tf.nest.flatten((all_args, all_kwargs))
         key = None if futures else _fusion_key_of(function, leaves)
-        call = ScheduledCall(function, all_args, all_kwargs, _iterators(leaves), key, takes_futures=bool(futures))
+        call = ScheduledCall(
+            function,
+            all_args,
+            all_kwargs,
+            iterators_among(leaves),
+            key,
+            takes_futures=bool(futures),
+            followers=followers_of(args, kwargs),
+        )
         return call, futures
 
     def trace(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], scope: _Scope) -> TracedFunction:

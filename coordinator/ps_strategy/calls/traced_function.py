@@ -11,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.data.late_ranges import LateRange
-from coordinator.data.position_range import position_ranges
 from coordinator.errors import ClosureCancelledError
 from coordinator.future import Future
 from coordinator.ps_strategy.calls.left_result import LeftResult, Repeats, on_client, wait_computed
@@ -235,6 +234,7 @@ class ScheduledCall:
       iterators: the per-worker iterators among the arguments.
       fusion_key: calls with equal keys may run in one call; None if this one runs alone.
       takes_futures: whether futures are among the arguments; they are done when it runs.
+      followers: called with the future of this call before it can run: by the ranges of examples among its arguments.
       repeats: its result is left on the worker, and this runs it again if it is lost; None to copy it to the client.
     """
 
@@ -244,6 +244,7 @@ class ScheduledCall:
     iterators: Sequence[PerWorkerIterator] = ()
     fusion_key: FusionKey | None = None
     takes_futures: bool = False
+    followers: Sequence[Callable[[Future], object]] = ()
     repeats: Repeats | None = None
 
     def __call__(self, context: WorkerContext) -> Any:
@@ -265,7 +266,8 @@ class ScheduledCall:
 
     def leaving(self, repeats: Repeats) -> "ScheduledCall":
         """Returns the same call, whose result stays on the worker. It runs alone."""
-        return dataclasses.replace(self, repeats=repeats, fusion_key=None)
+        followers = (*self.followers, repeats.follow)
+        return dataclasses.replace(self, repeats=repeats, followers=followers, fusion_key=None)
 
     @contextlib.contextmanager
     def _running_on(self, context: WorkerContext) -> Iterator[Any]:
@@ -279,12 +281,6 @@ class ScheduledCall:
         with iterators_in_use(self.iterators, context):
             self._count_elements(context, 1)
             yield self.function.call_on(context, args, kwargs)
-
-    @property
-    def followers(self) -> Sequence[Callable[[Future], object]]:
-        """What wants to know of the future of this call: the ranges of examples among its arguments."""
-        ranges: list[Callable[[Future], object]] = [each.follow for each in position_ranges(self.args, self.kwargs)]
-        return ranges if self.repeats is None else [*ranges, self.repeats.follow]
 
     @property
     def inputs(self) -> tuple[FiniteInput, ...]:
