@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale_advice [--workers 1 2 4] [--seconds 10] [--wait 0.02] [--size 1000000]
 
-For each number of workers a cluster of its own runs steps that wait, which uses no processor, and then add to a
+For each number of workers a separate cluster runs steps that wait, which uses no processor, and then add to a
 variable of `size` floats on the one parameter server. The table has the measured rate, and those that the advice and
 the simulation of the trace of each other run expect.
 """

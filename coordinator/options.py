@@ -49,7 +49,7 @@ class Options:
         update of most optimizers for all rows of the table in each step. See docs/embeddings.md.
       reshard_inputs: whether workers that join or leave change the shares that dataset functions are told in their
         `tf.distribute.InputContext`: then endless data begin again with the new shares, and other data with the next
-        `iter()`. Without it a worker that joins has a share of its own, and the others keep theirs; see
+        `iter()`. Without it a worker that joins has its own share, and the others keep theirs; see
         docs/elastic.md.
       checkpoint_memory: in bytes, what saving or restoring a checkpoint may need of a parameter server beside what its
         variables take. Larger variables are saved and restored in blocks, so that updates go on meanwhile. See

@@ -30,7 +30,7 @@ class RunsFuture(Future):
 
     Attributes:
       steps: as given.
-      fusion_key: of runs that were not tried before; None if each is a call of its own. Set by the queue.
+      fusion_key: of runs that were not tried before; None if each is a separate call. Set by the queue.
       parts: the closures whose runs have not all ended, in order of creation. Guarded by the queue's lock.
     """
 

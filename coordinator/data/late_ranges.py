@@ -1,6 +1,6 @@
 """Ranges that are bound to functions late: when a worker takes a function, it gets one that it has read ahead.
 
-    scheduled     f1 f2 f3 f4 f5 ...          each has a range of its own at first: 1 2 3 4 5 ...
+    scheduled     f1 f2 f3 f4 f5 ...          each has its own range at first: 1 2 3 4 5 ...
     worker 0      takes f1 with range 1, begins to read 2 and 3
     worker 1      takes f2 with range 4 (f4 has range 2 now), begins to read 5 and 6
     worker 0      takes f3 with range 2, begins to read 7

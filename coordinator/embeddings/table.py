@@ -91,7 +91,7 @@ class Table(SelfSaving):
 
     Attributes:
       name, dim, capacity: as given.
-      variable: stands for all rows as source of `tape.gradient`, a `tf.Variable` of shape [capacity, dim] without a
+      variable: represents all rows as source of `tape.gradient`, a `tf.Variable` of shape [capacity, dim] without a
         value. Gradients for it are `tf.IndexedSlices` with keys as indices.
       shards: the parts of the table, by parameter server.
     """

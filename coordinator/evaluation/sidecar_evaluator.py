@@ -59,7 +59,7 @@ class SidecarEvaluator:
 
         SidecarEvaluator(module, None, directory, evaluate=lambda step: {"loss": ...}).start()
 
-    With a cluster of its own (`coordinator run --evaluator-workers`), the model is created in the scope of a strategy
+    With a separate cluster (`coordinator run --evaluator-workers`), the model is created in the scope of a strategy
     on it, and evaluated on its workers:
 
         with coordinator.ParameterServerStrategy(resolver) as strategy:

@@ -99,7 +99,7 @@ def _ports(config: TaskConfig) -> Iterator[Finding]:
             yield Finding("this task", str(error), is_problem=True)
     else:
         yield Finding("this task", own)
-    # A client that tries to reach a dead server of its own machine may connect to itself there, and keep it out.
+    # A client that tries to reach a dead server on its own machine may connect to itself there, and keep it out.
     ports = _ephemeral_ports()
     shared = [
         address

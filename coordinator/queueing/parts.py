@@ -22,7 +22,7 @@ def begin(closure: Closure, fusion_key: FusionKey | None) -> None:
 
     Args:
       closure: the closure.
-      fusion_key: of its work; None if each run is a call of its own.
+      fusion_key: of its work; None if each run is a separate call.
     """
     whole = closure.whole
     assert whole is not None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _REPEATED = (
-    "Figures are means of {} runs, each with a seed of its own, with the standard deviation of the runs; batches and\n"
+    "Figures are means of {} runs, each with its own seed, with the standard deviation of the runs; batches and\n"
     "seconds to the loss are medians, with the least and the most."
 )
 LOSSES, TABLE, SUMMARY = "losses.csv", "summary.csv", "summary.txt"

@@ -88,7 +88,7 @@ class Cluster:
         """Adds a worker. It gets closures as soon as it answers.
 
         It creates its own iterators, tables and per-worker variables when it first needs them. A dataset function gets
-        an `InputContext` of its own there: pipeline 2 of 3 for the worker that is added to two. The others keep theirs,
+        its own `InputContext` there: pipeline 2 of 3 for the worker that is added to two. The others keep theirs,
         unless `Options.reshard_inputs` divides the data again among all.
 
         Args:

@@ -125,5 +125,5 @@ def _place(context: WorkerContext) -> tuple[int, int]:
 
 def copy_to_client(value: Any, timeout: float | None = None) -> Any:
     """Returns tensors of a worker, copied; raises OpError if they are lost."""
-    # An executor of its own: that of the present thread would keep the error.
+    # A separate executor: that of the present thread would keep the error.
     return on_own_thread("coordinator-fetch", lambda: tf.nest.map_structure(on_client, value)).result(timeout)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES
 
-# `tf.Variable.read_value` reads in a name scope of its own.
+# `tf.Variable.read_value` reads in its own name scope.
 _READ_VALUE = re.compile(r"(^|/)Read(_\d+)?/ReadVariableOp(_\d+)?$")
 
 

@@ -1,4 +1,4 @@
-"""Makes this process the client of a cluster: a task with a server of its own, which the others call back."""
+"""Makes this process the client of a cluster: a task with its own server, which the others call back."""
 
 import logging
 

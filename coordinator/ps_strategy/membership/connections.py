@@ -219,7 +219,7 @@ class Connections:
         self.settled.clear()
         try:
             is_updated = self._apply_server_def(addresses)
-            # Workers too: what each needs of its own, such as copies of data, may be gone.
+            # Workers too: what each has a copy of, such as copies of data, may be gone.
             gone = self._sentinels.gone([each.number for each in kept.values()])
             self.present = kept = {task: each for task, each in kept.items() if each.number not in gone}
         finally:

@@ -34,7 +34,7 @@ def create_per_worker_resource(create: Callable[[], Any], handles: PerWorkerHand
         with tf.device("/device:CPU:0"):
             return create()
 
-    # A thread of its own: on this one a scope of the strategy may place variables on parameter servers.
+    # A separate thread: on this one a scope of the strategy may place variables on parameter servers.
     with ThreadPoolExecutor(1, "coordinator-resource") as thread:
         value = thread.submit(create_here).result()
     found = list(_handles_in(value))

@@ -39,7 +39,7 @@ class InputShares:
         return self._workers()
 
     def of(self, worker: int) -> InputShare:
-        """Returns the share of a worker. One that is not among them gets a share of its own, as if it were the last."""
+        """Returns the share of a worker. One that is not among them gets its own share, as if it were the last."""
         workers = self._workers()
         if worker in workers:
             return InputShare(len(workers), workers.index(worker))

@@ -25,7 +25,7 @@ _ROWS, _VALUE = "CoordinatorRowsOfUnstoredVariable", "CoordinatorValueOfUnstored
 
 
 class UnstoredVariable(resource_variable_ops.ResourceVariable):
-    """A variable without a value of its own; a subclass says how it is read and changed.
+    """A variable without its own value; a subclass says how it is read and changed.
 
     Args:
       name: without `:0`, name scopes included.
