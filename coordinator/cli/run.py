@@ -120,9 +120,11 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=pathlib.Path, metavar="FILE", help="write a trace for the Perfetto UI")
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as for `python -m`")
     parser.add_argument("program", metavar="PROGRAM", help="a Python program")
-    parser.add_argument(
+    rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, type=_argument, metavar="ARGUMENT", help="passed to the program"
     )
+    # Otherwise a missing program is reported as two missing arguments.
+    rest.required = False
 
 
 def with_dashboard_address(arguments: Sequence[str]) -> list[str]:

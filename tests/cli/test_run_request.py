@@ -139,6 +139,12 @@ def test_unknown_options_are_refused_with_the_usage(capsys: pytest.CaptureFixtur
     assert "usage: coordinator" in capsys.readouterr().err
 
 
+def test_only_the_program_is_missing_if_nothing_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run"])
+    assert capsys.readouterr().err.endswith("arguments are required: PROGRAM\n")
+
+
 @pytest.mark.parametrize(
     ("given", "address"),
     [(["--dashboard"], "127.0.0.1:0"), (["--dashboard", "[::1]:80/a"], "[::1]:80/a"), (["--dashboard=a:1"], "a:1")],
