@@ -111,13 +111,21 @@ def saver(strategy: coordinator.ParameterServerStrategy, model: Model, way: str,
     return save_snapshot
 
 
+def steady_at(finished: Sequence[float], seconds: float) -> float:
+    """Trains for some seconds, and longer if no step has finished in the latter half; returns the time then."""
+    while True:
+        time.sleep(seconds)
+        now = time.monotonic()
+        if finished and finished[-1] > now - seconds / 2:
+            return now
+
+
 def round_of(strategy: coordinator.ParameterServerStrategy, model: Model, way: str, seconds: float) -> dict[str, Any]:
     """Returns the figures of one round."""
     with tempfile.TemporaryDirectory() as folder:
         save = saver(strategy, model, way, folder)
         with training(strategy, model) as finished:
-            time.sleep(seconds)
-            began = time.monotonic()
+            began = steady_at(finished, seconds)
             pause = save()
             ended = time.monotonic()
             time.sleep(AFTER)

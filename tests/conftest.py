@@ -125,6 +125,14 @@ def settled_strategy(request: pytest.FixtureRequest) -> Iterator[None]:
         strategy.join(timeout=SETTLING_TIMEOUT)
 
 
+@pytest.fixture(autouse=True)
+def no_seed() -> Iterator[None]:
+    """Forgets the seed of all random numbers that a test has set, by which others would draw the same ones."""
+    yield
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].random.set_seed(None)
+
+
 @pytest.fixture
 def frequent_thread_switches() -> Iterator[None]:
     """Makes Python switch between threads as often as possible."""

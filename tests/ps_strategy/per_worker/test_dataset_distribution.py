@@ -91,8 +91,6 @@ def test_the_dataset_function_may_be_a_tf_function(strategy):
 
 
 def test_without_a_seed_workers_and_iterators_shuffle_differently(strategy, distribute):  # row 50
-    # A test that ran before may have set the global seed, as Keras does.
-    tf.random.set_seed(None)
     dataset = distribute(lambda: tf.data.Dataset.range(10).shuffle(10))
     orders = [order.tolist() for _ in range(2) for order in on_every_worker(strategy, ten, iter(dataset))]
     assert all(sorted(order) == list(range(10)) for order in orders)

@@ -1,13 +1,12 @@
 """Tests that `fit` trains models with their own steps as without a strategy, built or not."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import coordinator
 from tests.ps_strategy.keras.fit import own_step_models as models
@@ -54,22 +53,15 @@ def variables(model: keras.Model) -> list[Any]:
     return [variable.numpy() for owner in (model, *optimizers) for variable in owner.variables]
 
 
-@pytest.fixture
-def seeds() -> Iterator[Callable[[int], None]]:
-    """Sets the seed of all random numbers, which the next test has no more."""
-    yield keras.utils.set_random_seed
-    tf.random.set_seed(None)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_one_step_after_the_other_gives_the_same_as_without_a_strategy(
-    strategy: coordinator.ParameterServerStrategy, case: str, seeds: Callable[[int], None]
+    strategy: coordinator.ParameterServerStrategy, case: str
 ) -> None:
     make, data = CASES[case]
     results = []
     for scope in (contextlib.nullcontext(), strategy.scope()):
-        seeds(1)
+        keras.utils.set_random_seed(1)
         with scope:
             model = make()
         logs = []
