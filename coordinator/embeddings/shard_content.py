@@ -20,7 +20,7 @@ from coordinator.embeddings.shard_storage import (
     ShardStorage,
     write,
 )
-from coordinator.updates.state.server_mutex import client_may_call, operations_added
+from coordinator.ps_strategy.tensorflow_internals.server_mutex import client_may_call, operations_added
 
 _KEYS = tf.TensorSpec([None], tf.int64)
 _NUMBER = tf.TensorSpec([], tf.int64)

@@ -40,7 +40,7 @@ from coordinator.embeddings.shard_storage import (
 )
 from coordinator.embeddings.table_settings import TableSettings
 from coordinator.ps_strategy.keras.internals.stand_ins import UnsharedRows
-from coordinator.updates.state.server_mutex import operations_added
+from coordinator.ps_strategy.tensorflow_internals.server_mutex import operations_added
 
 # The most rows that are evicted while others wait for the mutex, and of how many rows they are looked for.
 _EVICTED_AT_ONCE, _SEARCHED_AT_ONCE = 1000, 2**14

@@ -17,11 +17,11 @@ from coordinator.data.epochs import Epochs
 from coordinator.ps_strategy.fusing.repeated_function import disable_fusing
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.tensorflow_internals.reads import reads_not_replaced, reads_replaced
+from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex
 from coordinator.updates.gradient_optimizer import gradient_optimizer
 from coordinator.updates.rule_statistics import RuleStatistics
 from coordinator.updates.state.committed_ranges import range_number
 from coordinator.updates.state.rule_state import RuleState
-from coordinator.updates.state.server_mutex import ServerMutex
 from coordinator.updates.transport.gradients import check_number, checked, given_gradients, not_finite, ordered
 from coordinator.updates.transport.model import Model, pull
 from coordinator.updates.transport.pulled_variables import PulledModel, PulledVariable, latest_pull

@@ -7,11 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.data.epochs import Epochs
+from coordinator.ps_strategy.tensorflow_internals.server_mutex import operations_added
 from coordinator.updates import decisions
 from coordinator.updates.rules.accumulating import Accumulating
 from coordinator.updates.settings import AsynchronousSettings
 from coordinator.updates.state.rule_state import RuleState
-from coordinator.updates.state.server_mutex import operations_added
 from coordinator.updates.transport.gradients import flat
 from coordinator.updates.transport.model import bytes_of
 from coordinator.updates.transport.pulled_variables import PulledModel

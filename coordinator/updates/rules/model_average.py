@@ -10,13 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.ps_strategy.tensorflow_internals.server_mutex import operations_added
 from coordinator.updates import decisions
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.settings import ModelAverageSettings
 from coordinator.updates.state.averaging_control import AveragingControl
 from coordinator.updates.state.local_model import AveragedModel
 from coordinator.updates.state.model_sum import ModelSum
-from coordinator.updates.state.server_mutex import operations_added
 from coordinator.updates.transport.model import pull, transfer
 from coordinator.updates.transport.pulled_variables import PulledModel
 from coordinator.workers.worker import WorkerState

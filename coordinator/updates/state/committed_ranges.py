@@ -24,7 +24,7 @@ from coordinator.data.epochs import Epochs
 from coordinator.data.ledger import WINDOW
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.tensorflow_internals.reads import graph_around
-from coordinator.updates.state.server_mutex import ServerMutex, client_may_call
+from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex, client_may_call
 
 # Where the number of a range is in the vector that `Epochs.on` yields.
 _NUMBER = 3

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
+from coordinator.ps_strategy.tensorflow_internals.server_mutex import client_may_call
 from coordinator.updates import decisions
 from coordinator.updates.state.rule_state import NO_CLOCK, NO_STEP, RuleState
-from coordinator.updates.state.server_mutex import client_may_call
 
 # Seconds that a waiting worker pauses before it asks again, times the number of waiting workers. So the home server is
 # asked a thousand times a second, however many workers wait.

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex, client_may_call
 from coordinator.updates.state.gradient_columns import ChosenRows, GradientColumns, item
-from coordinator.updates.state.server_mutex import ServerMutex, client_may_call
 
 
 def new_vector_list(width: int) -> tf.Variable:

@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.ps_strategy.keras.internals.parts import variable_of
+from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex
 from coordinator.updates.gradient_optimizer import GradientOptimizer
 from coordinator.updates.state.rule_state import zeros
-from coordinator.updates.state.server_mutex import ServerMutex
 from coordinator.updates.transport.gradients import flat
 from coordinator.updates.transport.model import Model
 

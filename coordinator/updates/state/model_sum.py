@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
+from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex, client_may_call, operations_added
 from coordinator.updates.state.rule_state import zeros
-from coordinator.updates.state.server_mutex import ServerMutex, client_may_call, operations_added
 
 
 class ModelSum:

@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.ps_strategy.tensorflow_internals.server_mutex import client_may_call
 from coordinator.updates import decisions
 from coordinator.updates.state.gradient_store import PUSH_ID_SIZE, new_vector_list, vector_list, vectors_of
 from coordinator.updates.state.rule_state import NO_STEP, RuleState
-from coordinator.updates.state.server_mutex import client_may_call
 
 # Of a push: its id, the version that its gradient was computed on, and two more numbers: with `DelayedPushes` when it
 # was pushed and its delay, in microseconds; with `PushLog` the number of its range, and 0.

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from coordinator.data.epochs import Epochs
 from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
+from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex, client_may_call
 from coordinator.updates.state.committed_ranges import CommittedRanges
-from coordinator.updates.state.server_mutex import ServerMutex, client_may_call
 
 # Larger staleness counts as this.
 MAX_STALENESS = 1024

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex
 from coordinator.updates.state.model_sum import ModelSum
-from coordinator.updates.state.server_mutex import ServerMutex
 from tests.ps_strategy.every_worker import TIMEOUT
 
 
