@@ -22,6 +22,7 @@ from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.tensorflow_internals.process import client_environment
+from coordinator.ps_strategy.tensorflow_internals.unstored_variable import loops_differentiable
 from coordinator.workers.scheduler import Scheduler
 
 
@@ -67,6 +68,7 @@ class StrategyParts:
         # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
         ending.enter_context(keras_extended(strategy_class, options))
         ending.enter_context(saved_in_blocks(options.checkpoint_memory))
+        ending.enter_context(loops_differentiable())
         scheduler = Scheduler(TensorFlowRuntime(membership), membership, options)
         ending.callback(scheduler.close)
         if isinstance(cluster_resolver, PolledClusterResolver):

@@ -6,7 +6,8 @@ variable of a model.
 
 TensorFlow's kernels `ResourceScatterAdd`, `ResourceScatterUpdate` and so on take a variable's lock shared: two that run
 at the same time may both add to the value that they found in a row. `ResourceScatterNdAdd` and so on take it
-exclusively, and are as fast. There are none for products and quotients.
+exclusively, and are as fast. There are none for products and quotients: those of a server run one after the other, under a
+mutex. The exclusive kernels lock them out, too.
 """
 
 import functools
@@ -17,6 +18,7 @@ from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_v2_func_graphs, resource_variable_ops
 
 from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import VARIABLE
+from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 
@@ -142,11 +144,40 @@ def _scatter_nd(variable: Any, method: str, indices: Any, updates: Any) -> None:
     getattr(variable, method)(indices, updates)
 
 
+def _method_in_turn(method: str) -> Any:
+    """Returns a `scatter_...` method that has a shared kernel alone, and runs it under a mutex."""
+
+    def scatter(self: Any, sparse_delta: Any, use_locking: Any = False, name: str | None = None) -> Any:
+        if not isinstance(sparse_delta, tf.IndexedSlices):
+            raise TypeError(f"Argument `sparse_delta` must be a `tf.IndexedSlices`. Received arg: {sparse_delta}")
+        cpu = _cpu_beside(self.device)
+        if not tf.executing_eagerly():
+            # One for all variables of a server: a function that takes variables is traced for one of each shape.
+            with ServerMutex("coordinator/scatter", cpu).hold([sparse_delta.values, sparse_delta.indices]):
+                return getattr(super(ExclusiveScatter, self), method)(sparse_delta, use_locking, name)
+        values = tf.convert_to_tensor(sparse_delta.values, self.dtype)
+        _scatter_in_turn(self, method, cpu, values, tf.convert_to_tensor(sparse_delta.indices))
+        return self._lazy_read(None)
+
+    return scatter
+
+
+@tf.function(autograph=False, reduce_retracing=True)
+def _scatter_in_turn(variable: Any, method: str, cpu: str, values: Any, indices: Any) -> None:
+    # Traced for each server, as the mutex is there.
+    del cpu
+    getattr(variable, method)(tf.IndexedSlices(values, indices))
+
+
+def _cpu_beside(device: str) -> str:
+    return str(tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string())
+
+
 class ExclusiveScatter:
     """A mixin for classes of variables that changes rows with kernels that lock the variable exclusively.
 
-    Arguments, results and errors of the methods are those of `tf.Variable`. `scatter_mul` and `scatter_div` are not
-    exclusive, and may lose what another worker does to the same row. `batch_scatter_update` is, in TensorFlow.
+    Arguments, results and errors of the methods are those of `tf.Variable`. `batch_scatter_update` is exclusive in
+    TensorFlow; `scatter_mul` and `scatter_div` run under a mutex, which costs two more operations on the server.
     """
 
     scatter_add = _exclusive_method("scatter_nd_add")
@@ -154,6 +185,8 @@ class ExclusiveScatter:
     scatter_max = _exclusive_method("scatter_nd_max")
     scatter_min = _exclusive_method("scatter_nd_min")
     scatter_update = _exclusive_method("scatter_nd_update")
+    scatter_mul = _method_in_turn("scatter_mul")
+    scatter_div = _method_in_turn("scatter_div")
 
     scatter_nd_add = _anywhere_method("scatter_nd_add")
     scatter_nd_sub = _anywhere_method("scatter_nd_sub")
@@ -211,8 +244,7 @@ def make_shared(variable: Any) -> None:
     """Changes the class of a variable, so that functions may change it at the same time without losing additions.
 
     `variable.assign(variable + x)` and `- x` become additions, if the value was read in the same function and not
-    changed by it in between; other assignments are unchanged. `scatter_add`, `scatter_sub`, `scatter_max`,
-    `scatter_min` and `scatter_update` lock the variable exclusively.
+    changed by it in between; other assignments are unchanged. `scatter_add` and so on change rows one after the other.
 
     A scalar that is not trainable is read once by a function, and again after the function has changed it, in the body
     of a loop, and under `tf.control_dependencies`. `read_value()` always reads.

@@ -11,6 +11,8 @@ functions that are called in between.
 
 import contextlib
 import dataclasses
+import functools
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +22,11 @@ from tensorflow.python.eager import record
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops, while_v2
 from tensorflow.python.saved_model import save_context
+
+from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
+
+# The gradient of a loop has the variable's whole shape. Larger ones, in bytes, are refused.
+LARGEST_IN_LOOP = 2**28
 
 _ROWS, _VALUE = "CoordinatorRowsOfUnstoredVariable", "CoordinatorValueOfUnstoredVariable"
 
@@ -174,8 +181,13 @@ def _first(graph: Any, dtypes: list[tf.DType]) -> Any:
 
 def _shape_of(handle: Any) -> list[int]:
     # Private: publicly, only the variable tells the shape. An operation on the handle would run on its server.
-    known = resource_variable_ops.get_eager_safe_handle_data(handle).shape_and_type[0].shape
-    return [each.size for each in known.dim]
+    return [each.size for each in _handle_data(handle).shape.dim]
+
+
+def _handle_data(handle: Any) -> Any:
+    """Returns the shape and the type that a handle of a variable knows, or None."""
+    found = resource_variable_ops.get_eager_safe_handle_data(handle)
+    return found.shape_and_type[0] if found.is_set and len(found.shape_and_type) == 1 else None
 
 
 def _gradient_of_rows(handle: Any, change: Any, indices: Any) -> tf.IndexedSlices:
@@ -190,33 +202,56 @@ _GRADIENTS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _refuse_loops(handle: Any) -> None:
-    """Raises NotImplementedError while the gradient of the body of a loop is traced.
+def _refuse_large_loops(handle: Any) -> None:
+    """Raises ValueError while the gradient of the body of a loop is traced, if the variable is large.
 
-    TensorFlow adds the gradients of all turns to zeros of the shape that the variable's value has, and there is none.
+    TensorFlow adds the gradients of all turns to zeros of the variable's whole shape, on the worker.
     """
+    shape = _shape_of(handle)
+    size = math.prod(shape) * tf.as_dtype(_handle_data(handle).dtype).size
     graph: Any = tf.compat.v1.get_default_graph()
-    while graph is not None:
+    while graph is not None and size > LARGEST_IN_LOOP:
         # Private: nothing public tells such a graph from others.
         if isinstance(graph, while_v2._WhileBodyGradFuncGraph):
-            raise NotImplementedError(
-                f"A sharded variable of shape {_shape_of(handle)} is read inside of the body of a loop (tf.while_loop, "
-                "or for and while in a tf.function), and a gradient is computed through the loop. That is not "
-                "possible: read what the loop needs before it, or have the tape inside of the body."
+            raise ValueError(
+                f"A sharded variable of shape {shape} is read inside of the body of a loop (tf.while_loop, or for and "
+                "while in a tf.function), and a gradient is computed through the loop. TensorFlow would add up "
+                f"gradients of this shape, {size / 2**20:,.0f} MB in each turn. Read what the loop needs before it, or "
+                "have the tape inside of the body."
             )
         graph = getattr(graph, "outer_graph", None)
+
+
+@contextlib.contextmanager
+def loops_differentiable() -> Iterator[None]:
+    """A scope in which gradients are computed through loops that read an unstored variable."""
+    # Private: the zeros to which gradients are added have the shape of the variable's value when the loop runs, and
+    # there is none. The shape of the handle is the same.
+    stock = while_v2._zeros_like
+
+    @functools.wraps(stock)
+    def zeros_like(op_input: Any, op_output: Any) -> Any:
+        if op_output.dtype == tf.resource:
+            data = _handle_data(op_input)
+            shape = tf.TensorShape(data.shape) if data is not None else tf.TensorShape(None)
+            if shape.is_fully_defined():
+                return tf.zeros(shape, data.dtype)
+        return stock(op_input, op_output)
+
+    with attribute_replaced(while_v2, "_zeros_like", zeros_like):
+        yield
 
 
 @tf.RegisterGradient(_ROWS)
 def _rows_backward(operation: Any, change: Any) -> list[Any]:
     _, handle, indices = operation.inputs
-    _refuse_loops(handle)
+    _refuse_large_loops(handle)
     return [None, _gradient_of_rows(handle, change, indices), None]
 
 
 @tf.RegisterGradient(_VALUE)
 def _value_backward(operation: Any, change: Any) -> list[Any]:
-    _refuse_loops(operation.inputs[1])
+    _refuse_large_loops(operation.inputs[1])
     return [None, change]
 
 

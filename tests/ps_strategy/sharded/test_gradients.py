@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from coordinator.ps_strategy.tensorflow_internals import unstored_variable
+
 TIMEOUT = 120.0
 ROWS, WIDTH = 10, 2
 TABLE = np.arange(ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
@@ -64,15 +66,32 @@ def test_gradients_on_the_client_are_those_of_a_plain_variable(table):
         np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=name)
 
 
-def test_there_is_no_gradient_through_a_loop_but_within_it(table):
-    def loss(table):
-        total = tf.constant(0.0)
-        for _ in tf.range(2):
-            total += squares(tf.gather(table, IDS))
-        return total
+def read_in_a_loop(table):
+    total = tf.reduce_sum(tf.gather(table, [0]))
+    for turn in tf.range(3):
+        total += tf.cast(turn, tf.float32) * squares(tf.gather(table, [7, 1, 9, turn])) + squares(table * 2.0)
+    return total
 
-    with pytest.raises(NotImplementedError, match=r"of shape \[10, 2\] is read inside of the body of a loop"):
-        tf.function(lambda: gradient(table, loss))()
+
+@pytest.mark.parametrize("place", ["client", "worker"])
+def test_a_gradient_through_a_loop_is_that_of_a_plain_variable(strategy, table, place):
+    @tf.function
+    def step():
+        return tf.convert_to_tensor(gradient(table, read_in_a_loop))
+
+    plain = tf.Variable(TABLE)
+    expected = tf.function(lambda: gradient(plain, read_in_a_loop))()
+    # So many that they are fused.
+    found = [step()] if place == "client" else [strategy.schedule(step) for _ in range(40)]
+    for each in found:
+        value = each if place == "client" else each.result(TIMEOUT)
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+def test_a_gradient_through_a_loop_is_refused_for_a_large_variable_but_not_within(table, monkeypatch):
+    monkeypatch.setattr(unstored_variable, "LARGEST_IN_LOOP", 4 * ROWS * WIDTH - 1)
+    with pytest.raises(ValueError, match=r"of shape \[10, 2\] is read inside of the body of a loop"):
+        tf.function(lambda: gradient(table, read_in_a_loop))()
 
     @tf.function
     def within():

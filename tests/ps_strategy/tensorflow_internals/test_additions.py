@@ -185,3 +185,17 @@ def test_no_addition_to_rows_is_lost(
 
     run(strategy, step, RACING_STEPS)
     np.testing.assert_array_equal(table, np.full([ROWS, WIDTH], expected * RACING_STEPS * IN_A_STEP))
+
+
+def test_no_product_of_rows_is_lost(strategy: coordinator.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        table = tf.Variable(tf.ones([ROWS, WIDTH]))
+
+    @tf.function
+    def step() -> None:
+        for _ in tf.range(IN_A_STEP):
+            table.scatter_mul(tf.IndexedSlices(2.0 * tf.ones([ROWS, WIDTH]), tf.range(ROWS)))
+            table.scatter_div(tf.IndexedSlices(2.0, tf.range(ROWS)))
+
+    run(strategy, step, RACING_STEPS)
+    np.testing.assert_array_equal(table, np.ones([ROWS, WIDTH]))

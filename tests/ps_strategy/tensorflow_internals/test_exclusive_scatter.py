@@ -222,11 +222,26 @@ def test_batch_scatter_update_uses_an_exclusive_kernel():
     }
 
 
-def test_scatter_mul_and_scatter_div_have_no_exclusive_kernel():
+@pytest.mark.parametrize("is_function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("method", ["scatter_mul", "scatter_div"])
+def test_products_and_quotients_are_those_of_a_plain_variable(method, is_function):
+    for values, indices in ((updates([3, 1], (3,)), [3, 1]), (2.5, [2, 2]), (tf.ones([0, 3]), np.zeros([0], np.int32))):
+        plain, shared = plain_and_shared((3,))
+        found = [change(each, method, values, indices, is_function) for each in (plain, shared)]
+        np.testing.assert_array_equal(*found)
+        np.testing.assert_array_equal(plain, shared)
+    with pytest.raises(TypeError, match=r"must be a `tf\.IndexedSlices`"):
+        getattr(shared, method)(tf.ones([3]))
+
+
+@pytest.mark.parametrize("method", ["scatter_mul", "scatter_div"])
+def test_products_and_quotients_which_have_no_exclusive_kernel_run_under_a_mutex(method):
     _, shared = plain_and_shared((3,))
-    one = slices(tf.ones([1, 3]), [1])
-    assert types_in(lambda: shared.scatter_mul(one)) == {"ResourceScatterMul"}
-    assert types_in(lambda: shared.scatter_div(one)) == {"ResourceScatterDiv"}
+    step = tf.function(lambda: getattr(shared, method)(slices(tf.ones([1, 3]), [1]))).get_concrete_function()
+    operations = {each.type: each for each in step.graph.get_operations()}
+    kernel = operations["ResourceScatter" + method.removeprefix("scatter_").capitalize()]
+    assert operations["MutexLock"] in kernel.control_inputs
+    assert kernel in operations["ConsumeMutexLock"].control_inputs
     assert not any(hasattr(tf.raw_ops, f"ResourceScatterNd{name}") for name in ("Mul", "Div"))
 
 
@@ -251,5 +266,9 @@ def test_rows_of_a_variable_on_a_server_can_be_changed_eagerly(strategy):
         for values, indices in [(number - 1.5, [1, 3]), (tf.ones([1, 3]), [number]), (tf.ones([0, 3]), np.int32([]))]:
             found = [change(each, method, values, indices, is_function=False) for each in (plain, remote)]
             np.testing.assert_array_equal(*found, err_msg=method)
+    for each in (plain, remote):
+        each.scatter_mul(slices(tf.fill([2, 3], 3.0), [1, 3]))
+        each.scatter_div(slices(2.0, [4]))
+    np.testing.assert_array_equal(plain, remote)
     remote.scatter_nd_add([[0]], [[1.0, 2.0, 3.0]])
     np.testing.assert_array_equal(remote[0] - plain[0], [1.0, 2.0, 3.0])
