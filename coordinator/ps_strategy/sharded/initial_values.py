@@ -4,13 +4,15 @@ import dataclasses
 import functools
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 # A value that can only be computed as a whole, on each server, is refused if it is larger, in bytes.
 LARGEST_WHOLE = 2**28
+# What is computed together of a value that can be had by rows, in bytes.
+BLOCK_BYTES = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,11 @@ class InitialValue:
     rows: Callable[[int, int], Any]
     whole: Any
     block_rows: int | None = None
+
+
+def rows_of_block(shape: tf.TensorShape, dtype: tf.DType) -> int:
+    """Returns the number of rows in a block of a value."""
+    return max(1, BLOCK_BYTES // (dtype.size * max(1, shape[1:].num_elements() or 0)))
 
 
 class RowsInBlocks:
@@ -69,7 +76,8 @@ def initial_value_of(value: Any, shape: Any = None, dtype: Any = None, name: str
 
     Args:
       value: a value, or a function without arguments that returns it. A function may take `partition_shape` and
-        `partition_offset`, and return these rows; if not, it is called for each part, and rows are taken of the result.
+        `partition_offset`, and return these rows; then it is called for each block of a part. If not, it is called for
+        each part, and rows are taken of the result.
       shape: None if it is that of the value. If it is None, a function has to be called once to learn it.
       dtype: likewise.
       name: of the variable, for messages.
@@ -79,7 +87,8 @@ def initial_value_of(value: Any, shape: Any = None, dtype: Any = None, name: str
         return InitialValue(value.shape, value.dtype, lambda first, count: value[first : first + count], value)
     if shape is not None and dtype is not None:
         shape, dtype = tf.TensorShape(shape), tf.as_dtype(dtype)
-        return InitialValue(shape, dtype, functools.partial(_rows_of_function, value, shape, dtype, name), value)
+        rows = functools.partial(_rows_of_function, value, shape, dtype, name)
+        return InitialValue(shape, dtype, rows, value, rows_of_block(shape, dtype) if _names_partition(value) else None)
     first = tf.convert_to_tensor(value(), dtype)
     known = initial_value_of(value, first.shape, first.dtype, name)
     return dataclasses.replace(known, whole=first)
@@ -120,9 +129,15 @@ def rows_of_whole(
 
 
 def _takes_partition(function: Callable[..., Any]) -> bool:
+    return _names_partition(function) or any(each.kind is each.VAR_KEYWORD for each in _parameters(function))
+
+
+def _names_partition(function: Callable[..., Any]) -> bool:
+    return {"partition_shape", "partition_offset"} <= {each.name for each in _parameters(function)}
+
+
+def _parameters(function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return False
-    names = {each.name for each in parameters}
-    return {"partition_shape", "partition_offset"} <= names or any(each.kind is each.VAR_KEYWORD for each in parameters)
+        return ()

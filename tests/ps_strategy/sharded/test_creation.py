@@ -58,6 +58,21 @@ def test_initializers_may_return_a_part(strategy):
     np.testing.assert_array_equal(unknown.numpy(), VALUE)
 
 
+def test_a_large_part_is_initialized_block_by_block(strategy, monkeypatch):
+    monkeypatch.setattr("coordinator.ps_strategy.sharded.initial_values.BLOCK_BYTES", 32)
+    asked = []
+
+    def by_part(partition_shape, partition_offset):
+        asked.append((partition_offset[0], partition_shape[0]))
+        return tf.constant(VALUE)[partition_offset[0] :][: partition_shape[0]]
+
+    with strategy.scope(), partitioned(2):
+        table = tf.Variable(by_part, shape=[10, 2], dtype=tf.float32)
+    # Of 4 rows each, wherever the parts begin.
+    assert asked == [(0, 4), (4, 1), (5, 3), (8, 2)]
+    np.testing.assert_array_equal(table.numpy(), VALUE)
+
+
 def test_a_large_value_that_no_part_can_be_had_of_is_refused(strategy):
     with strategy.scope(), partitioned(2), pytest.raises(ValueError, match="would take 512 MB on each"):
         tf.Variable(lambda: tf.zeros([2**21, 64]), shape=[2**21, 64], dtype=tf.float32)
@@ -78,7 +93,7 @@ def test_a_variable_of_keras_has_the_values_that_it_has_in_one_piece(strategy, i
 
 
 def test_large_random_values_do_not_depend_on_the_number_of_parts(strategy, monkeypatch):
-    monkeypatch.setattr("coordinator.ps_strategy.keras.internals.initial_values._BLOCK_BYTES", 64)
+    monkeypatch.setattr("coordinator.ps_strategy.sharded.initial_values.BLOCK_BYTES", 64)
     store = VariableStore()
     monkeypatch.setattr(strategy.extended, "_variables", store)
     tables = []
@@ -104,8 +119,13 @@ with LocalCluster(workers=1, ps=1) as cluster:
         cluster.resolver, tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
     )
 
+    def by_part(partition_shape, partition_offset):
+        return tf.random.stateless_uniform(partition_shape, [1, partition_offset[0]])
+
     def create(rows):
         with strategy.scope():
+            if BY_PART:
+                return tf.Variable(by_part, shape=[rows, 64], dtype=tf.float32)
             return keras.Variable(keras.initializers.GlorotUniform(), shape=(rows, 64), dtype="float32")
 
     def used():
@@ -121,8 +141,9 @@ with LocalCluster(workers=1, ps=1) as cluster:
 
 @pytest.mark.long
 @pytest.mark.cluster
-def test_a_server_needs_little_more_memory_than_the_parts_that_it_creates(run_program):
-    assert 0.9 < float(run_program(CREATION).stdout) < 1.1
+@pytest.mark.parametrize("by_part", [False, True], ids=["of Keras", "by a function"])
+def test_a_server_needs_little_more_memory_than_the_parts_that_it_creates(run_program, by_part):
+    assert 0.9 < float(run_program(f"BY_PART = {by_part}" + CREATION).stdout) < 1.1
 
 
 def test_slots_are_sharded_like_their_variable(strategy):

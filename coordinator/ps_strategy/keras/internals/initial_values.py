@@ -15,9 +15,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.initializers.random_initializers import compute_fans
 
-from coordinator.ps_strategy.sharded.initial_values import InitialValue, rows_of_whole
-
-_BLOCK_BYTES = 2**22
+from coordinator.ps_strategy.sharded.initial_values import InitialValue, rows_of_block, rows_of_whole
 
 _initializers = keras.initializers
 _CONSTANT = {kind.__call__ for kind in (_initializers.Zeros, _initializers.Ones, _initializers.Constant)}
@@ -69,7 +67,7 @@ class _Rows:
     @property
     def block_rows(self) -> int:
         """The number of rows that are drawn together."""
-        return max(1, _BLOCK_BYTES // (self._dtype.size * max(1, self._shape[1:].num_elements() or 0)))
+        return rows_of_block(self._shape, self._dtype)
 
     def _blocks(self, first: int, count: int) -> list[tuple[int, int, int, int]]:
         """Returns the number and size of each block that has some of the rows, and which of its rows these are."""
