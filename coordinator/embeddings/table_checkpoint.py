@@ -40,8 +40,8 @@ from coordinator.ps_strategy.recovery.block_checkpoints import on_each_server
 # In the order of reading.
 _KINDS = ("evicted", "rows", "waiting")
 _GROUPS = 32
-# A server needs a few times as much beside the table, and holds the mutex while it copies it.
-_SLICE_BYTES = 2**22
+# A server needs a few times as much beside the table, and steps wait while it copies and writes it.
+_SLICE_BYTES = 2**21
 _KEYS_IN_SLICE = 2**17
 
 _NUMBER, _TEXT = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.string)
@@ -283,7 +283,7 @@ class _ShardFiles:
                     columns = {"keys": content.read_evicted(first, _KEYS_IN_SLICE)}
                 groups = bucket_of(columns["keys"]) * _GROUPS // BUCKETS
                 parts = [tf.dynamic_partition(column, groups, _GROUPS) for column in columns.values()]
-                names = tf.stack(_names(name, range(_GROUPS), columns))
+                names = _names(name, range(_GROUPS), columns)
                 tensors = [part for each in zip(*parts, strict=True) for part in each]
                 specs = [""] * len(tensors)
                 saved = tf.raw_ops.SaveV2(prefix=path, tensor_names=names, shape_and_slices=specs, tensors=tensors)
@@ -302,12 +302,12 @@ class _ShardFiles:
         @tf.function(autograph=False, input_signature=[_TEXT, _TEXT])
         def load(path: Any, name: Any) -> None:
             with tf.device(self.device):
-                names = _names(name, self._groups, columns)
+                dtypes = [types.get(column, tf.float32) for column in columns] * len(self._groups)
                 tensors = tf.raw_ops.RestoreV2(
                     prefix=path,
-                    tensor_names=tf.stack(names),
-                    shape_and_slices=[""] * len(names),
-                    dtypes=[types.get(column, tf.float32) for column in columns] * len(self._groups),
+                    tensor_names=_names(name, self._groups, columns),
+                    shape_and_slices=[""] * len(dtypes),
+                    dtypes=dtypes,
                 )
                 whole = [tf.concat(tensors[place :: len(columns)], 0) for place in range(len(columns))]
                 is_mine = server_of(bucket_of(tf.ensure_shape(whole[0], [None])), self._servers) == self._number
@@ -325,5 +325,6 @@ class _ShardFiles:
         return load
 
 
-def _names(name: Any, groups: Any, columns: Mapping[str, Any]) -> list[Any]:
-    return [tf.strings.join([name, f"/{group}/{column}"]) for group in groups for column in columns]
+def _names(name: Any, groups: Any, columns: Mapping[str, Any]) -> Any:
+    # One operation: the first save of a table waits until its function has been sent to the server, and steps with it.
+    return tf.strings.join([name, tf.constant([f"/{group}/{column}" for group in groups for column in columns])])
