@@ -13,6 +13,7 @@ from .errors import ClosureInputError as ClosureInputError
 from .errors import ClosureQuarantined as ClosureQuarantined
 from .errors import ClusterSpecError as ClusterSpecError
 from .errors import CoordinatorError as CoordinatorError
+from .errors import DeviceMismatchError as DeviceMismatchError
 from .errors import EvaluationError as EvaluationError
 from .errors import InvalidTransitionError as InvalidTransitionError
 from .errors import LaunchError as LaunchError

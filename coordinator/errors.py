@@ -6,6 +6,7 @@ say where it happened.
     CoordinatorError
      x  ClusterSpecError          (ValueError)      the cluster, TF_CONFIG or an address is wrong
      x  VersionMismatchError      (RuntimeError)    a server runs another TensorFlow than the client
+     x  DeviceMismatchError       (RuntimeError)    a worker has other devices than the rest
      x  TaskLost                                    a server went away
      |   x  WorkerLost
      |   x  ParameterServerLost
@@ -68,6 +69,10 @@ class ClusterSpecError(CoordinatorError, ValueError):
 
 class VersionMismatchError(CoordinatorError, RuntimeError):
     """A server runs another TensorFlow than this program; the message says which, and what to do."""
+
+
+class DeviceMismatchError(CoordinatorError, RuntimeError):
+    """A worker has another number or kind of devices than the other workers; the message says which."""
 
 
 class TaskLost(CoordinatorError):

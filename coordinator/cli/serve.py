@@ -12,6 +12,8 @@ def add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     serving.add_argument("--index", type=int, metavar="N", help="its index (default: TF_CONFIG's task index)")
     text = "where its client reaches it (default: its entry in TF_CONFIG's cluster)"
     serving.add_argument("--address", metavar="HOST:PORT", help=text)
+    text = "divide its CPU into N logical devices; a worker with several devices is as many replicas (default 1)"
+    serving.add_argument("--devices", type=int, metavar="N", help=text)
     text = "the IP address of this machine at which it can be reached (default: all; loopback if its host is localhost)"
     serving.add_argument("--interface", metavar="ADDRESS", help=text)
     text = "answer /healthz and /metrics over HTTP on this port; 0 takes a free one"

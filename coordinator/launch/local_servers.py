@@ -67,6 +67,7 @@ class LocalServers:
       environment: the environment that the processes inherit, as it is now, also those that start later.
       worker_gpus: `CUDA_VISIBLE_DEVICES` of each worker; by default they inherit it.
       starters: what starts a server, by job and index, for those that are not on this machine.
+      worker_devices: the number of logical CPU devices of each worker of the first cluster.
     """
 
     def __init__(
@@ -76,28 +77,33 @@ class LocalServers:
         environment: Mapping[str, str],
         worker_gpus: Sequence[str] = (),
         starters: Mapping[tuple[str, int], ServerStarter] = types.MappingProxyType({}),
+        worker_devices: int = 1,
     ):
         self._log_folder = log_folder
         self._environment = dict(environment)
         self._fork_server = ForkServerProcess(log_folder / "fork-server.log")
         self._starters = starters
         self._servers: dict[tuple[str, str, int], ServerProcess] = {}
-        self.add_cluster(cluster, worker_gpus=worker_gpus)
+        self.add_cluster(cluster, worker_gpus=worker_gpus, worker_devices=worker_devices)
 
     def add_cluster(
-        self, cluster: Mapping[str, Sequence[str]], owner: str = "", worker_gpus: Sequence[str] = ()
+        self,
+        cluster: Mapping[str, Sequence[str]],
+        owner: str = "",
+        worker_gpus: Sequence[str] = (),
+        worker_devices: int = 1,
     ) -> None:
         """Adds the servers of a cluster, not yet started.
 
         Args:
           cluster: as above.
           owner: whose cluster it is, if it is not the first one: part of the names of its servers and of their logs.
-          worker_gpus: as above.
+          worker_gpus, worker_devices: as above.
         """
         for job in SERVED_JOBS:
             for index in range(len(cluster.get(job, ()))):
                 gpus = worker_gpus[index] if job == "worker" and worker_gpus else None
-                self.add(TaskConfig(cluster, job, index), owner, gpus)
+                self.add(TaskConfig(cluster, job, index, worker_devices if job == "worker" else 1), owner, gpus)
 
     def add(self, config: TaskConfig, owner: str = "", gpus: str | None = None) -> ServerProcess:
         """Adds a server, not yet started; `gpus` is its `CUDA_VISIBLE_DEVICES`."""

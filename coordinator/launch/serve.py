@@ -42,6 +42,7 @@ def serve(
     job: str | None = None,
     index: int | None = None,
     address: str | None = None,
+    devices: int | None = None,
     interface: str | None = None,
     health_port: int | None = None,
     until_client_ends: bool = False,
@@ -50,10 +51,11 @@ def serve(
     """Runs one server, until this process ends.
 
     Args:
-      environment: the environment of this process; `TF_CONFIG` in it gives what the next three leave out.
+      environment: the environment of this process; `TF_CONFIG` in it gives what the next four leave out.
       job: the server's job, `worker` or `ps`.
       index: its index in the job.
       address: its `host:port`, by which its client reaches it.
+      devices: into how many logical CPU devices it divides its CPU; a worker with several is as many replicas.
       interface: the IP address of this machine at which the server can be reached. By default that is the loopback
         interface if the host of its own address is `localhost` or a loopback address, and every interface otherwise.
       health_port: answer over HTTP there how the server is (`health.py`).
@@ -70,7 +72,7 @@ def serve(
     try:
         if exit_with_parent is not None and not exit_with_parent > 0:
             raise LaunchError(f"--exit-with-parent must be a number of seconds above 0, got {exit_with_parent:g}.")
-        config = served_task(environment, job=job, index=index, address=address)
+        config = served_task(environment, job=job, index=index, address=address, devices=devices)
         networks = own_network(interface) if interface else networks_of(parse_address(config.address).host)
         check_port_is_free(config.name, config.address)
         if health_port is not None:
@@ -104,6 +106,7 @@ def served_task(
     job: str | None = None,
     index: int | None = None,
     address: str | None = None,
+    devices: int | None = None,
 ) -> TaskConfig:
     """Returns the task to serve, alone in its cluster.
 
@@ -116,7 +119,7 @@ def served_task(
             "TF_CONFIG is not set: give --job, --index and --address, or put the cluster and this task there, as "
             '{"cluster": {"worker": ["host:port"], "ps": ["host:port"]}, "task": {"type": "worker", "index": 0}}.'
         )
-    config = TaskConfig.of_server(text, job=job, index=index, address=address)
+    config = TaskConfig.of_server(text, job=job, index=index, address=address, devices=devices)
     if config.job not in SERVED_JOBS:
         raise ClusterSpecError(
             f"{config.name} is not a server: run your program for it, and `coordinator serve` for jobs "
@@ -130,8 +133,11 @@ def _start_server(config: TaskConfig) -> "tf.distribute.Server":
     import tensorflow as tf
 
     cluster = tf.train.ClusterSpec({config.job: {config.index: config.address}})
+    settings = None if config.devices == 1 else tf.compat.v1.ConfigProto(device_count={"CPU": config.devices})
     try:
-        return tf.distribute.Server(cluster, job_name=config.job, task_index=config.index, protocol="grpc")
+        return tf.distribute.Server(
+            cluster, job_name=config.job, task_index=config.index, protocol="grpc", config=settings
+        )
     except tf.errors.OpError as error:
         # Another process may have taken the port while TensorFlow was loaded.
         reason = f"TensorFlow could not start the server: {error.message.partition(chr(10))[0]}"

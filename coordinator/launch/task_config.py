@@ -26,31 +26,44 @@ class TaskConfig:
         indices are missing. The attribute is the mapping.
       job: the job of this task, such as `worker`.
       index: its index in the job.
+      devices: into how many logical CPU devices a server divides its CPU; `devices` of the task in `TF_CONFIG`.
 
     Raises:
-      ClusterSpecError: the cluster is not of that form, or the task is not in it.
+      ClusterSpecError: the cluster is not of that form, the task is not in it, or the number of devices is not one.
     """
 
     cluster: Mapping[str, Mapping[int, str]]
     job: str
     index: int
+    devices: int
 
-    def __init__(self, cluster: Mapping[str, Sequence[str] | Mapping[int, str]], job: str, index: int):
+    def __init__(
+        self, cluster: Mapping[str, Sequence[str] | Mapping[int, str]], job: str, index: int, devices: int = 1
+    ):
         if not isinstance(cluster, Mapping) or not cluster:
             raise ClusterSpecError(f"'cluster' must name at least one job with its addresses, got {cluster!r}.")
         jobs = {name: _addresses(name, tasks) for name, tasks in cluster.items()}
         object.__setattr__(self, "cluster", types.MappingProxyType(jobs))
         object.__setattr__(self, "job", job)
         object.__setattr__(self, "index", index)
+        object.__setattr__(self, "devices", devices)
         if not isinstance(job, str) or job not in jobs:
             raise ClusterSpecError(f"There is no job {job!r} in the cluster: it has {', '.join(sorted(jobs))}.")
         if not is_integer(index) or index not in jobs[job]:
             indices = ", ".join(map(str, jobs[job]))
             raise ClusterSpecError(f"There is no task {index!r} in job {job!r}: it has {indices}.")
+        if not is_integer(devices, minimum=1):
+            raise ClusterSpecError(f"The devices of a server must be an integer of at least 1, got {devices!r}.")
 
     @classmethod
     def of_server(
-        cls, text: str, *, job: str | None = None, index: int | None = None, address: str | None = None
+        cls,
+        text: str,
+        *,
+        job: str | None = None,
+        index: int | None = None,
+        address: str | None = None,
+        devices: int | None = None,
     ) -> "TaskConfig":
         """Returns the task of a server alone: it needs to know no others, since its client names them to it.
 
@@ -62,6 +75,7 @@ class TaskConfig:
           job: the job, instead of the task's `type`.
           index: the index, instead of the task's `index`.
           address: `host:port` of the server, instead of that in `cluster`.
+          devices: the number of its logical CPU devices, instead of the task's `devices`.
 
         Raises:
           ClusterSpecError: the text is not JSON, or not of the right form, or does not say what is needed.
@@ -77,7 +91,7 @@ class TaskConfig:
         try:
             number = _index(job, number)
             address = _listed_address(config.get("cluster"), job, number) if address is None else address
-            return cls({job: {number: address}}, job, number)
+            return cls({job: {number: address}}, job, number, task.get("devices", 1) if devices is None else devices)
         except ClusterSpecError as error:
             raise ClusterSpecError(f"TF_CONFIG: {error}" if address is None else str(error)) from None
 
@@ -105,7 +119,8 @@ class TaskConfig:
     def to_json(self) -> str:
         """Returns the text for `TF_CONFIG`."""
         cluster = {job: _as_json(tasks) for job, tasks in self.cluster.items()}
-        return json.dumps({"cluster": cluster, "task": {"type": self.job, "index": self.index}})
+        task = {"type": self.job, "index": self.index, **({"devices": self.devices} if self.devices > 1 else {})}
+        return json.dumps({"cluster": cluster, "task": task})
 
     @property
     def name(self) -> str:

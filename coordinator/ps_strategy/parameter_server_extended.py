@@ -1,6 +1,9 @@
 """The hooks that TensorFlow calls on a strategy: where variables are placed, how functions run in a replica.
 
-A worker is one replica and does not wait for others: `num_replicas_in_sync` is 1, and reductions are over one value.
+Each device of a worker that computes is a replica, and workers do not wait for each other: `num_replicas_in_sync` is
+the number of devices of one worker, and reductions are over these. With one device a scheduled function is in its
+replica context; with several it is in the cross-replica context, and `run` calls a function on each.
+
 Variables are on the CPUs of the parameter servers, where an optimizer's updates run too: a gradient is sent to the
 variable and its slots, which are not moved.
 """
@@ -31,6 +34,17 @@ from coordinator.ps_strategy.sharded.sharded_variable import ShardedVariable
 from coordinator.ps_strategy.strategy_parts import StrategyParts
 from coordinator.ps_strategy.tensorflow_internals.handles import resource_creator_scope
 from coordinator.ps_strategy.tensorflow_internals.mutable_tables import KINDS, create_mutable_table, is_created_by_keras
+from coordinator.ps_strategy.tensorflow_internals.replica_threads import call_for_each_replica, is_one_of_several
+from coordinator.ps_strategy.tensorflow_internals.replica_values import (
+    common_part,
+    concatenated,
+    map_replica_values,
+    part_of,
+    parts_of_replicas,
+    reduced,
+    regrouped,
+)
+from coordinator.ps_strategy.tensorflow_internals.replica_variable import make_replicated
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
 
 _logger = logging.getLogger("coordinator")
@@ -110,6 +124,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         self._partitioner = partitioner
         self._placement = Placement(self._parameter_server_devices, self._variables.variables)
         self._scheduling = threading.local()
+        self._worker_devices = parts.worker_devices
         # A function is traced once for all workers, not for each device that it may run on.
         self._retrace_functions_for_each_device = False
 
@@ -118,8 +133,10 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         """The scope in which scheduled functions are traced; in it `run` and `reduce` do not warn."""
         strategy = self._container_strategy()
         self._scheduling.depth = getattr(self._scheduling, "depth", 0) + 1
+        # With several devices the context is that of the worker, in which `run` is called.
+        replica = tf.distribute.ReplicaContext(strategy, replica_id_in_sync_group=0)
         try:
-            with strategy.scope(), tf.distribute.ReplicaContext(strategy, replica_id_in_sync_group=0):
+            with strategy.scope(), contextlib.nullcontext() if self._has_several_replicas else replica:
                 yield
         finally:
             self._scheduling.depth -= 1
@@ -150,7 +167,9 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
     def across_replicas(self, method: Callable[..., Any], *args: Any) -> Any:
         """Calls a method of `tf.distribute.Strategy` that may not be called in a replica context, also in one."""
         replica = self.replica_context()
-        return method(self._container_strategy(), *args) if replica is None else replica.merge_call(method, args=args)
+        if replica is None or self._has_several_replicas:
+            return method(self._container_strategy(), *args)
+        return replica.merge_call(method, args=args)
 
     def replica_context(self) -> tf.distribute.ReplicaContext | None:
         """Returns the strategy's replica context, if the caller is in one."""
@@ -214,11 +233,14 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
           again: the initial value that it gets if it is lost; None for the same as now.
           kwargs: the arguments of its constructor.
         """
+        is_of_keras = initial_value_of_keras(kwargs.get("initial_value") if again is None else again) is not None
         with tf.device(None), tf.device(device):
             variable = next_creator(**kwargs)
             if isinstance(value := kwargs.get("initial_value"), RowsInBlocks):
                 value.write(variable)
         make_shared(variable)
+        if self._has_several_replicas:
+            make_replicated(variable, is_keras=is_of_keras)
         self._variables.add(variable, kwargs.get("initial_value") if again is None else again)
         return variable
 
@@ -240,12 +262,22 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.warn_unless_scheduled("run")
+        if self._has_several_replicas:
+            if tf.executing_eagerly():
+                raise RuntimeError(
+                    f"strategy.run was called on the client, and the replicas are the {len(self._worker_devices)} "
+                    "devices of each worker. Call it inside a tf.function that you give to strategy.schedule."
+                )
+            return call_for_each_replica(self._container_strategy(), fn, args, kwargs, self._worker_devices)
         with tf.distribute.ReplicaContext(self._container_strategy(), replica_id_in_sync_group=0):
             return fn(*args, **kwargs)
 
     def _update(
         self, var: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], group: bool
     ) -> Any:
+        if self._has_several_replicas:
+            first = [common_part(each, var.name) for each in args[:1]]
+            args, kwargs = part_of(0, ((*first, *args[1:]), dict(kwargs)))
         # A per-worker variable has the device of the client, but is updated where the function runs. So is a sharded
         # one: there the update is split into those of its parts.
         is_split = isinstance(var, ShardedVariable) or self._handles.resource_for(var.handle)
@@ -254,19 +286,24 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         return result if group else tf.nest.map_structure(self._local_results, result)
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
-        return value
+        if not self._has_several_replicas:
+            return value
+        return map_replica_values(functools.partial(reduced, reduce_op), value)
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
-        return value
+        return concatenated(value, axis)
 
     def _experimental_distribute_values_from_function(self, value_fn: Callable[[Any], Any]) -> Any:
-        return value_fn(tf.distribute.experimental.ValueContext(replica_id_in_sync_group=0, num_replicas_in_sync=1))
+        count = self._num_replicas_in_sync
+        contexts = [tf.distribute.experimental.ValueContext(number, count) for number in range(count)]
+        values = [value_fn(context) for context in contexts]
+        return regrouped(values) if self._has_several_replicas else values[0]
 
-    def _local_results(self, val: Any) -> tuple[Any]:
-        return (val,)
+    def _local_results(self, val: Any) -> tuple[Any, ...]:
+        return parts_of_replicas(val)
 
     def value_container(self, value: Any) -> Any:
-        """Returns the value itself: there is a single replica."""
+        """Returns the value itself: no variable has a part for each replica."""
         return value
 
     def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> Any:
@@ -276,16 +313,21 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         return replica_id
 
     def _use_merge_call(self) -> bool:
-        return False
+        # In the cross-replica context an optimizer applies gradients as they are, which the caller has reduced.
+        return is_one_of_several()
+
+    @property
+    def _has_several_replicas(self) -> bool:
+        return len(self._worker_devices) > 1
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        return 1
+        return len(self._worker_devices)
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The device that a replica computes on, relative to its worker."""
-        return ("/device:CPU:0",)
+        """The devices that the replicas of a worker compute on, relative to it."""
+        return self._worker_devices
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:

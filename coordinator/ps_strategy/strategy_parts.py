@@ -39,6 +39,7 @@ class StrategyParts:
       variables: those on the parameter servers, with the tables.
       recovery: recovers the parameter servers.
       parameter_servers: by index.
+      worker_devices: those of each worker that compute, relative to it: a replica for each.
     """
 
     scheduler: Scheduler
@@ -49,6 +50,7 @@ class StrategyParts:
     variables: VariableStore
     recovery: VariableRecovery
     parameter_servers: tuple[ParameterServer, ...]
+    worker_devices: tuple[str, ...]
 
     @classmethod
     def connected(
@@ -98,4 +100,5 @@ class StrategyParts:
             variables,
             recovery,
             tuple(ParameterServer(index, device, membership) for index, device in devices),
+            membership.worker_devices,
         )

@@ -38,17 +38,19 @@ class LocalCluster:
     Args:
       workers: how many workers, at least one.
       ps: how many parameter servers, at least one.
+      devices_per_worker: how many logical CPU devices each worker has, at least one; each is a replica.
       start_timeout: how long a server may take until it answers, in seconds.
 
     Raises:
-      ClusterSpecError: there is no worker, or no parameter server.
+      ClusterSpecError: there is no worker, no parameter server, or a worker without a device.
     """
 
-    def __init__(self, workers: int = 2, ps: int = 1, *, start_timeout: float = 120.0):
-        for name, count in (("workers", workers), ("ps", ps)):
+    def __init__(self, workers: int = 2, ps: int = 1, *, devices_per_worker: int = 1, start_timeout: float = 120.0):
+        for name, count in (("workers", workers), ("ps", ps), ("devices_per_worker", devices_per_worker)):
             if not is_integer(count, minimum=1):
                 raise ClusterSpecError(f"LocalCluster needs {name} to be an integer of at least 1, got {count!r}.")
         self._counts = {"worker": workers, "ps": ps}
+        self._devices_per_worker = devices_per_worker
         self._start_timeout = start_timeout
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._spec: dict[str, list[str]] = {}
@@ -67,7 +69,8 @@ class LocalCluster:
         for attempts_left in reversed(range(_MOST_STARTS)):
             self._spec = free_cluster(self._counts)
             self._folder = tempfile.TemporaryDirectory(prefix="local-cluster-")
-            self._servers = LocalServers(self._spec, pathlib.Path(self._folder.name), os.environ)
+            folder = pathlib.Path(self._folder.name)
+            self._servers = LocalServers(self._spec, folder, os.environ, worker_devices=self._devices_per_worker)
             try:
                 self._servers.start()
                 self._servers.wait_ready(self._start_timeout)
@@ -170,10 +173,13 @@ class LocalCluster:
         """
         self._running()[job, index].thaw()
 
-    def start_worker(self) -> str:
+    def start_worker(self, devices: int | None = None) -> str:
         """Starts an additional worker, and returns its address when it answers.
 
         Its index, for `kill` and the other methods, is the next free one; `spec` and `resolver` do not contain it.
+
+        Args:
+          devices: how many logical CPU devices it has; None for `devices_per_worker`.
 
         Raises:
           LaunchError: it did not come up.
@@ -181,7 +187,8 @@ class LocalCluster:
         servers = self._running()
         workers = [server.config.address for server in servers if server.config.job == "worker"]
         [address] = free_addresses(1, besides=[server.config.address for server in servers])
-        config = TaskConfig({**self._spec, "worker": [*workers, address]}, "worker", len(workers))
+        devices = self._devices_per_worker if devices is None else devices
+        config = TaskConfig({**self._spec, "worker": [*workers, address]}, "worker", len(workers), devices)
         server = servers.add(config)
         server.start()
         server.wait_ready(self._start_timeout)

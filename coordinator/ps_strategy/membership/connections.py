@@ -38,6 +38,7 @@ from coordinator.ps_strategy.membership.goodbye import Goodbye
 from coordinator.ps_strategy.membership.handshake import Handshake
 from coordinator.ps_strategy.membership.remote_context import ClientLease
 from coordinator.ps_strategy.membership.sentinel_variable import SentinelVariables
+from coordinator.ps_strategy.membership.worker_devices import WorkerDevices
 from coordinator.ps_strategy.tensorflow_internals.process import context_id
 
 Value = TypeVar("Value")
@@ -179,9 +180,15 @@ class Connections:
         return {task for task, status in self._probe(tasks).items() if status.incarnation not in refused}
 
     def raise_refusal(self) -> None:
-        """Raises the `VersionMismatchError` of a server that was refused, if one was."""
+        """Raises why a server was refused, if one was: `VersionMismatchError` or `DeviceMismatchError`."""
         for error in self._handshake.refused.values():
             raise error
+
+    @property
+    def worker_devices(self) -> WorkerDevices:
+        """The devices of each worker; known once one has answered."""
+        assert self._handshake.devices is not None
+        return self._handshake.devices
 
     def is_in_server_def(self, task: Task) -> bool:
         """Returns True if TensorFlow may be connected to a server, which may be lost."""
@@ -199,6 +206,7 @@ class Connections:
         """
         self.present = present = _without(self.present, without)
         statuses = self._probe({*present, *adding})
+        self._handshake.check_devices(statuses, self.addresses)
         lost = self._losses([task for task in present if task.job == "ps"], present, statuses)
         answering = {
             task: status.incarnation

@@ -1,9 +1,11 @@
 """Which servers take part, of those that TensorFlow has just been connected to.
 
-    connected --> same TensorFlow version --> registered there (`client_registry`) --> admitted
+    answers --> same devices as other workers --> connected --> same TensorFlow version
+                                                                 --> registered there (`client_registry`) --> admitted
 
-Promises: nothing runs on a server of another TensorFlow, unless `Options.version_mismatch` allows it; such a server is
-checked once in its life; a server that dies meanwhile is not admitted.
+Promises: nothing runs on a server of another TensorFlow, unless `Options.version_mismatch` allows it, nor on a worker
+with other devices than the rest; such a server is checked once in its life; a server that dies meanwhile is not
+admitted.
 """
 
 import logging
@@ -11,12 +13,14 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from coordinator.errors import VersionMismatchError
+from coordinator.errors import DeviceMismatchError, VersionMismatchError
+from coordinator.heartbeat.task_probe import TaskStatus
 from coordinator.options import Options
 from coordinator.ps_strategy.membership.bounded_calls import call_within, in_parallel
 from coordinator.ps_strategy.membership.client_registry import Client, register
 from coordinator.ps_strategy.membership.cluster_change import Connection
 from coordinator.ps_strategy.membership.cluster_definition import Task
+from coordinator.ps_strategy.membership.worker_devices import WorkerDevices
 
 _logger = logging.getLogger("coordinator")
 
@@ -32,14 +36,36 @@ class Handshake:
       options: time limits, and what to do about another TensorFlow.
 
     Attributes:
-      refused: the incarnations of the servers that were found to run another TensorFlow, and what to raise about each.
+      refused: the incarnations of the servers that take no part, and what to raise about each.
+      devices: those of each worker; None while no worker has answered.
     """
 
     def __init__(self, client: Client, options: Options) -> None:
         self._client = client
         self._probe_timeout = options.probe_timeout
         self._is_mismatch_error = options.version_mismatch == "error"
-        self.refused: dict[int, VersionMismatchError] = {}
+        self.refused: dict[int, VersionMismatchError | DeviceMismatchError] = {}
+        self.devices: WorkerDevices | None = None
+
+    def check_devices(self, statuses: Mapping[Task, TaskStatus], addresses: Mapping[Task, str]) -> None:
+        """Refuses workers that have other devices than the first worker that answered.
+
+        Args:
+          statuses: what servers answered.
+          addresses: `host:port` of each server.
+        """
+        for task in sorted(task for task in statuses if task.job == "worker"):
+            status = statuses[task]
+            theirs = WorkerDevices.of(status.devices)
+            self.devices = self.devices or theirs
+            if theirs != self.devices and status.incarnation not in self.refused:
+                error = DeviceMismatchError(
+                    f"{task} ({addresses[task]}) has {theirs}, and the other workers have {self.devices}. Functions are "
+                    "traced once for all workers, with one replica for each device: start it with as many devices "
+                    "(`coordinator serve --devices`, or CUDA_VISIBLE_DEVICES for GPUs)."
+                )
+                _logger.error("%s It takes no part.", error)
+                self.refused[status.incarnation] = error
 
     def admit(self, new: Mapping[Task, Connection], addresses: Mapping[Task, str]) -> dict[Task, Connection]:
         """Makes the handshake with servers, all at once.

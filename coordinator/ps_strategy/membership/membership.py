@@ -76,6 +76,11 @@ class Membership:
         """The names of the parameter servers, by index."""
         return [task.device for task in self._parameter_servers]
 
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The devices that compute on each worker, relative to it, such as `/device:GPU:0`."""
+        return self._connections.worker_devices.names
+
     def worker_device(self, worker: int) -> str:
         """Returns the name of a worker, such as `/job:worker/replica:0/task:0`."""
         return _worker(worker).device
@@ -141,6 +146,7 @@ class Membership:
         Raises:
           TimeoutError: they did not answer within `Options.connect_timeout`.
           VersionMismatchError: one runs another TensorFlow, and `Options.version_mismatch` does not allow it.
+          DeviceMismatchError: workers have different numbers of devices.
         """
         limit = self._options.connect_timeout
         began = reported = time.monotonic()

@@ -198,12 +198,12 @@ class ExclusiveScatter:
         # Private: an assignment returns a variable too, of another class, which TensorFlow chooses here.
         unread: Any = super()._lazy_read(operation)  # type: ignore[misc]  # of the other base
         kind: Any = type(unread)
-        unread.__class__ = _with_mixin(ExclusiveScatter, kind)
+        unread.__class__ = with_mixin(ExclusiveScatter, kind)
         return unread
 
 
 @functools.cache
-def _with_mixin(mixin: type, kind: Any) -> Any:
+def with_mixin(mixin: type, kind: Any) -> Any:
     return type(f"{mixin.__name__.strip('_')}{kind.__name__}", (mixin, kind), {"__module__": __name__})
 
 
@@ -253,7 +253,7 @@ def make_shared(variable: Any) -> None:
     # created while a function is traced has a class for that case.
     if isinstance(variable, resource_variable_ops.BaseResourceVariable):
         kind: Any = type(variable)
-        variable.__class__ = _with_mixin(_Shared, kind)
+        variable.__class__ = with_mixin(_Shared, kind)
 
 
 class _Shared(ExclusiveScatter):

@@ -19,6 +19,8 @@ class FakeHandshake:
         self.excluded: set[str] = set()
         self.refused: dict[int, VersionMismatchError] = {}
 
+    def check_devices(self, *_: object) -> None: ...
+
     def admit(self, new: Mapping[Task, Connection], addresses: Mapping[Task, str]) -> dict[Task, Connection]:
         return {task: connection for task, connection in new.items() if addresses[task] not in self.excluded}
 
