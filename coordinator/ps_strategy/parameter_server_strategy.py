@@ -79,7 +79,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             tf.distribute.Strategy.__init__(self, extended)
             extended.services = StrategyServices.of(parts, options)
             self._evaluation = StrategyEvaluation(parts.scheduler.recovery.wait_recovered)
-            self._datasets = DatasetDistribution(parts.input_shares, extended.trace_dataset, parts.copies)
+            self._datasets = DatasetDistribution(
+                parts.input_shares, extended.trace_dataset, parts.copies, self.num_replicas_in_sync
+            )
             if options.trace is not None:
                 self.trace(options.trace)
             self.dashboard_url = ending.enter_context(

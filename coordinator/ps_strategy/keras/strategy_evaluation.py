@@ -24,6 +24,7 @@ from coordinator.ps_strategy.keras.evaluation.shards import (
 )
 from coordinator.ps_strategy.keras.fit.evaluation_feed import EvaluationFeed
 from coordinator.ps_strategy.keras.fit.fit_extension import EndlessnessOnWorkers, check_model
+from coordinator.ps_strategy.keras.fit.replica_steps import whole
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.setting_checks import check_integer
 
@@ -152,7 +153,7 @@ def _functions(model: Any, metrics: Sequence[Any] | None, model_state: str) -> S
     reference: Callable[[], Any] = weakref.ref(model)
     if metrics is None:
         return ShardFunctions(
-            lambda batch: reference().test_step(batch),
+            lambda batch: reference().test_step(whole(batch)),
             lambda: reference().metrics,
             lambda: reference().get_metrics_result(),
             copies,
@@ -163,7 +164,7 @@ def _functions(model: Any, metrics: Sequence[Any] | None, model_state: str) -> S
         return {metric.name: metric.result() for metric in own}
 
     def step(batch: Any) -> dict[str, Any]:
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(whole(batch))
         called = reference()
         outputs = called(x, training=False) if isinstance(called, keras.Model) else called(x)
         for metric in own:

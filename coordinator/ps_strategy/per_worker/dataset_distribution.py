@@ -15,6 +15,7 @@ import tensorflow as tf
 from coordinator.errors import ClosureInputError
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.input_shares import InputShare, InputShares
+from coordinator.ps_strategy.per_worker.replica_elements import divided_among_replicas, one_for_each_replica
 from coordinator.ps_strategy.per_worker.resource import WorkerContext, WorkerCopies
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
@@ -27,6 +28,7 @@ class DatasetDistribution:
       shares: the share of the data that each worker reads.
       trace: traces a function without arguments; returns the `calls.TracedFunction`.
       copies: runs work on the workers.
+      replicas: how many a worker has. With several, elements have a part for each; see `replica_elements`.
     """
 
     def __init__(
@@ -34,7 +36,9 @@ class DatasetDistribution:
         shares: InputShares,
         trace: Callable[[Callable[[], Any]], Any],
         copies: WorkerCopies,
+        replicas: int = 1,
     ) -> None:
+        self._replicas = replicas
         self._shares = shares
         self._trace = trace
         self._copies = copies
@@ -55,6 +59,7 @@ class DatasetDistribution:
             name,
             lambda context: self._trace(_checked(dataset_fn, context, options)),
             [shares.of(worker) for worker in shares.workers],
+            self._replicas,
         )
 
         def build(context: WorkerContext) -> tf.data.Dataset:
@@ -82,6 +87,7 @@ class DatasetDistribution:
                 "goes to experimental_distribute_datasets_from_function."
             )
         _check(options)
+        dataset = divided_among_replicas(dataset, self._replicas)
         graph = _graph_of(dataset)
         element_spec = dataset.element_spec
 
@@ -104,22 +110,28 @@ class _TracedShares:
       name: of the function, for messages.
       trace: traces it with an input context.
       shares: those that are needed now.
+      replicas: how many a worker has.
 
     Attributes:
       element_spec: the common type of the elements.
     """
 
     def __init__(
-        self, name: str, trace: Callable[[tf.distribute.InputContext], Any], shares: Sequence[InputShare]
+        self,
+        name: str,
+        trace: Callable[[tf.distribute.InputContext], Any],
+        shares: Sequence[InputShare],
+        replicas: int,
     ) -> None:
         self._name = name
-        self._context = _InputContext(shares[0])
+        self._replicas = replicas
+        self._context = _InputContext(shares[0], replicas)
         # What it reads is known when it has been traced once.
         first = trace(self._context)
         self._traces = {self.part_read(shares[0]): first}
         for share in shares[1:]:
             if (part := self.part_read(share)) not in self._traces:
-                self._traces[part] = trace(_InputContext(share))
+                self._traces[part] = trace(_InputContext(share, replicas))
         self.element_spec = _common_element_spec(name, [_element_spec(traced) for traced in self._traces.values()])
         # A function that reads no share is not traced again, and need not be kept, nor what it refers to.
         self._trace = trace if any(part is not None for part in self.part_read(shares[0])) else None
@@ -142,7 +154,7 @@ class _TracedShares:
             assert self._trace is not None
             # Not on the device of the worker that needs it.
             with tf.device(None):
-                traced = self._trace(_InputContext(share))
+                traced = self._trace(_InputContext(share, self._replicas))
             spec = _common_element_spec(self._name, [self.element_spec, _element_spec(traced)])
             if spec != self.element_spec:
                 raise ValueError(
@@ -163,8 +175,8 @@ class _PipelineId(int):
 class _InputContext(tf.distribute.InputContext):
     """Records whether the dataset function has read which share it has, which makes the workers' datasets differ."""
 
-    def __init__(self, share: InputShare) -> None:
-        super().__init__(num_input_pipelines=share.pipelines, input_pipeline_id=share.number, num_replicas_in_sync=1)
+    def __init__(self, share: InputShare, replicas: int) -> None:
+        super().__init__(share.pipelines, share.number, replicas)
         self.has_read_pipeline_id = self.has_read_pipelines = False
 
     @property
@@ -189,7 +201,7 @@ def _checked(
                 f"The dataset function {getattr(dataset_fn, '__name__', dataset_fn)!r} must return a tf.data.Dataset, "
                 f"but returned {dataset!r}."
             )
-        return _buffered(dataset, options)
+        return _buffered(one_for_each_replica(dataset, context.num_replicas_in_sync), options)
 
     return make_dataset
 
@@ -231,7 +243,10 @@ def _graph_of(dataset: tf.data.Dataset) -> bytes:
 
 def _check(options: tf.distribute.InputOptions | None) -> None:
     if options is not None and options.experimental_replication_mode != tf.distribute.InputReplicationMode.PER_WORKER:
-        raise ValueError("InputOptions: a worker is one replica, so only InputReplicationMode.PER_WORKER makes sense.")
+        raise ValueError(
+            "InputOptions: a worker has one dataset for all of its replicas, so only InputReplicationMode.PER_WORKER "
+            "makes sense."
+        )
 
 
 def _buffered(dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None) -> tf.data.Dataset:

@@ -14,6 +14,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute import mirrored_run
 
+from coordinator.ps_strategy.tensorflow_internals.replica_values import reduced
+
 def is_one_of_several() -> bool:
     """Returns True in a replica of `call_for_each_replica`."""
     # Private: other replica contexts, which run alone, are of the public class.
@@ -65,3 +67,14 @@ def _placed(device: str, operation: Any) -> str:
 def _own(value: Any) -> Any:
     return tf.nest.map_structure(tf.identity, value, expand_composites=True) if tf.is_tensor(value) else value
 
+
+def apply_once(function: Callable[[Any], object], gradient: Any) -> None:
+    """Calls a function that changes a variable by a gradient; once for all replicas, by the sum of their gradients."""
+    if not is_one_of_several():
+        function(gradient)
+        return
+
+    def merged(_: tf.distribute.Strategy, gradients: Any) -> None:
+        function(reduced(tf.distribute.ReduceOp.SUM, gradients))
+
+    tf.distribute.get_replica_context().merge_call(merged, args=(gradient,))

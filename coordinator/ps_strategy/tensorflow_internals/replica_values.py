@@ -58,8 +58,15 @@ def reduced(reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
     parts = parts_of_replicas(value)
     if isinstance(parts[0], tf.IndexedSlices):
         return _reduced_rows(reduce_op, parts)
-    total = tf.add_n(list(map(tf.convert_to_tensor, parts)))
-    return total if reduce_op is tf.distribute.ReduceOp.SUM else _divided_by(total, len(parts))
+    found = tf.add_n(list(map(tf.convert_to_tensor, parts)))
+    return found if reduce_op is tf.distribute.ReduceOp.SUM else _divided_by(found, len(parts))
+
+
+def total(parts: Sequence[Any]) -> Any:
+    """Returns the sum of the gradients of all replicas for a variable; None if the first has none."""
+    if len(parts) == 1 or parts[0] is None:
+        return parts[0]
+    return reduced(tf.distribute.ReduceOp.SUM, PerReplica(tuple(parts)))
 
 
 def aggregated(value: Any, aggregation: tf.VariableAggregation) -> Any:
@@ -86,8 +93,7 @@ def common_part(value: Any, name: str) -> Any:
         raise ValueError(
             f"The variable {name!r}, of which there is one for all replicas, was to be updated with a value that "
             "differs between the replicas of a worker. Combine it first, with "
-            "tf.distribute.get_replica_context().all_reduce. (A Keras optimizer with gradient_accumulation_steps "
-            "accumulates in each replica, which is not supported.)"
+            "tf.distribute.get_replica_context().all_reduce."
         )
     return parts[0]
 
@@ -100,8 +106,8 @@ def _origin(value: Any) -> Any:
     return value
 
 
-def _divided_by(total: Any, count: int) -> Any:
-    return total / count if total.dtype.is_floating or total.dtype.is_complex else total // count
+def _divided_by(value: Any, count: int) -> Any:
+    return value / count if value.dtype.is_floating or value.dtype.is_complex else value // count
 
 
 def _reduced_rows(reduce_op: tf.distribute.ReduceOp, parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
@@ -122,7 +128,7 @@ def concatenated(value: Any, axis: int) -> Any:
 
 
 def divided(batch: Any, replicas: int) -> Any:
-    """Divides batches by rows, as evenly as their number allows.
+    """Divides batches by rows, as evenly as their number allows; the first parts have more of them.
 
     Args:
       batch: nested dense, ragged or sparse tensors with examples along the first axis; None for what is not there.
@@ -141,11 +147,19 @@ def divided(batch: Any, replicas: int) -> Any:
                 "Batch the dataset, or create it by a function, each of whose elements is for one device."
             )
         size = tensor.shape[0]
-        rows = (tf.cast(_row_count(tensor), tf.int64) if size is None else size)
-        bounds = [rows * number // replicas for number in range(replicas + 1)]
+        rows = tf.cast(_row_count(tensor), tf.int64) if size is None else size
+        bounds = [(rows * number + replicas - 1) // replicas for number in range(replicas + 1)]
         return PerReplica(tuple(_rows(tensor, *between) for between in zip(bounds, bounds[1:], strict=False)))
 
     return tf.nest.map_structure(parts, batch)
+
+
+def first_part_spec(spec: Any) -> Any:
+    """Returns the type of the first replica's part of values of a type, nested alike."""
+    # Private: a `PerReplicaSpec` has no public attribute.
+    return tf.nest.map_structure(
+        lambda each: each._component_specs[0] if isinstance(each, PerReplicaSpec) else each, spec
+    )
 
 
 def _row_count(tensor: Any) -> Any:

@@ -89,7 +89,8 @@ def _change(variable: Any, method: str, value: Any, alone: Callable[..., Any], *
         amount = aggregated(values, aggregation)
         return strategy.extended.update(variable, lambda each: getattr(each, method)(amount, read_value=False))
 
-    tf.distribute.get_replica_context().merge_call(merged, args=(value,))
+    # An identity, since what is the same tensor in all replicas is not a value of each.
+    tf.distribute.get_replica_context().merge_call(merged, args=(tf.identity(value),))
     return variable
 
 

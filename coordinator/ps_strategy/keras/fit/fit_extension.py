@@ -1,6 +1,7 @@
 """What Keras' loop calls for the models of a `ParameterServerStrategy`: their data, and a function for each turn."""
 
 import contextlib
+import functools
 import itertools
 import logging
 import math
@@ -26,6 +27,7 @@ from coordinator.ps_strategy.keras.fit.feeds import (
     schedule_batches,
 )
 from coordinator.ps_strategy.keras.fit.range_fits import RangeFits
+from coordinator.ps_strategy.keras.fit.replica_steps import Step, whole
 from coordinator.ps_strategy.keras.fit.rule_fits import RuleFits
 from coordinator.ps_strategy.keras.fit.source_turns import evaluation_of_source, prediction_of_source
 from coordinator.ps_strategy.keras.fit.steps import ModelSteps
@@ -173,7 +175,7 @@ class FitExtension:
         check_model(model)
         if kind == "predict":
             return self._prediction(model)
-        step, shards = self._rule_fits.step(model) if kind == "train" else model.test_step, None
+        step, shards = self._rule_fits.step(model) if kind == "train" else _on_one_device(model.test_step), None
         if kind == "test":
             shards = ShardFunctions(step, lambda: model.metrics, model.get_metrics_result)
         steps = ModelSteps(step, model.steps_per_execution, shards)
@@ -210,6 +212,11 @@ class FitExtension:
 
     def _note(self, feed: ClientFeed) -> None:
         self._latest_feed = weakref.ref(feed)
+
+
+def _on_one_device(step: Step) -> Step:
+    """Returns a step of evaluation that takes batches of `PerReplica` values, too."""
+    return functools.wraps(step)(lambda batch: step(whole(batch)))
 
 
 def _is_evaluation(arguments: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ fit, each step                    pull, model.train_step, push; once more with a
 fit, the end of each epoch        the rule settles, before validation and callbacks
 """
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from coordinator.ps_strategy.keras.fit.replica_steps import on_replicas
 from coordinator.ps_strategy.keras.internals.captured_gradients import RepeatedStepScope, gradients_captured
+from coordinator.ps_strategy.tensorflow_internals.replica_values import total
 
 Step = Callable[[Any], Any]
 
@@ -43,7 +46,9 @@ class RuleFits:
     def step(self, model: keras.Model) -> Step:
         """Returns what trains a model on a batch: its `train_step`, by its rule if it has one."""
         rule = self._rules.get(model)
-        return model.train_step if rule is None else _step_of(rule, model)
+        if rule is None:
+            return on_replicas(model.train_step, model.distribute_strategy)
+        return _step_of(rule, model)
 
     def callbacks(self, model: keras.Model, given: Any) -> Any:
         """Returns the callbacks of a call of `fit`, and the rule's, which comes first."""
@@ -91,19 +96,34 @@ def _step_of(rule: Any, model: keras.Model) -> Step:
 
 def _repeat(rule: Any, model: keras.Model, batch: Any) -> Any:
     """Runs a step again whose gradients were rejected; the metrics have its examples already."""
-    with rule.pull() as version, RepeatedStepScope():
-        _, gradients = _logs_and_gradients(rule, model, batch)
+    with rule.pull() as version:
+        _, gradients = _logs_and_gradients(rule, model, batch, RepeatedStepScope)
     return rule.push(gradients, version)
 
 
-def _logs_and_gradients(rule: Any, model: keras.Model, batch: Any) -> tuple[Any, list[Any]]:
-    """Runs a model's `train_step`; returns its result, and the gradients in the order of the rule's variables."""
+def _logs_and_gradients(
+    rule: Any,
+    model: keras.Model,
+    batch: Any,
+    scope: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> tuple[Any, list[Any]]:
+    """Runs a model's `train_step` in a scope; returns its result, and the gradients in the order of the rule's variables.
+
+    Those of several replicas are summed, on the worker.
+    """
+
+    def train_step(part: Any) -> Any:
+        # Of the thread: each replica has one.
+        with scope():
+            return model.train_step(part)
+
+    strategy = model.distribute_strategy
     with gradients_captured(rule.keras_optimizer) as captured:
-        logs = model.train_step(batch)
-    if len(captured) != 1:
+        logs = on_replicas(train_step, strategy)(batch)
+    if len(captured) != strategy.num_replicas_in_sync:
         raise ValueError(
             f"The train_step of {model.name!r} has applied the rule's optimizer {len(captured)} times. A model that is "
             "compiled with a rule applies all of its gradients once; otherwise call rule.pull() and rule.push() in "
             "train_step, and compile the model without the rule."
         )
-    return logs, rule.ordered(*captured[0])
+    return logs, list(map(total, zip(*(rule.ordered(*each) for each in captured), strict=True)))

@@ -31,6 +31,7 @@ from keras.src.trainers.trainer import Trainer
 from coordinator.ps_strategy.keras.internals.captured_gradients import RepeatedStepScope
 from coordinator.ps_strategy.keras.internals.evaluation_scope import EvaluationScope
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
+from coordinator.ps_strategy.tensorflow_internals.replica_values import first_part_spec
 
 _logger = logging.getLogger("coordinator")
 
@@ -107,7 +108,7 @@ class EpochIterator(StockEpochIterator):
         super(StockEpochIterator, self).__init__(x=x, **arguments)
         self._is_own_and_uncounted = isinstance(x, OwnData) and self.steps_per_epoch is None
         data = x.dataset if isinstance(x, OwnData) else self.data_adapter.get_tf_dataset()
-        self._element_spec = data.element_spec
+        self._element_spec = first_part_spec(data.element_spec)
         self._distributed_dataset = _Feeds(lambda: create_feed(data))
 
     @property

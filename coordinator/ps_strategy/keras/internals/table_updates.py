@@ -17,6 +17,7 @@ import tensorflow as tf
 from coordinator.ps_strategy.keras.internals.optimizers import clipped, without_repeats
 from coordinator.ps_strategy.keras.internals.parts import variable_of, view_of
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
+from coordinator.ps_strategy.tensorflow_internals.replica_threads import apply_once, is_one_of_several
 from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
 
 # The attribute of an optimizer that has the accumulated gradients of tables, by the id of their variable.
@@ -39,6 +40,12 @@ def table_updates() -> Iterator[None]:
 
     @functools.wraps(stock)
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
+        if self.gradient_accumulation_steps and is_one_of_several():
+            raise ValueError(
+                "An optimizer with gradient_accumulation_steps accumulates in each replica of a worker, which has one "
+                "set of variables for all of its devices. Give it larger batches instead, or start workers with one "
+                "device."
+            )
         if not any(map(is_table, trainable_variables)):
             stock(self, grads, trainable_variables)
         else:
@@ -116,7 +123,7 @@ def _apply(stock: _Apply, optimizer: Any, gradients: Sequence[Any], variables: S
         rows = [without_repeats(mean(gradient, variable)) for gradient, variable in ours]
         found = clipped(optimizer, [*gradients, *rows], optimizer._clip_gradients)
         for gradient, (_, variable) in zip(found[len(gradients) :], ours, strict=True):
-            variable_of(variable).apply_gradients(gradient)
+            apply_once(variable_of(variable).apply_gradients, gradient)
         return found[: len(gradients)]
 
     # Private, both: Keras calls them on the optimizer, one of them in a step.
