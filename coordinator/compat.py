@@ -102,7 +102,8 @@ class ParameterServerStrategy(parameter_server_strategy.ParameterServerStrategy,
             `experimental_get_current_worker_index()` to give each worker its own part of the data.
           options: see the base.
         """
-        whole = _IgnoringContext(dataset_fn, tf.distribute.InputContext())
+        context = tf.distribute.InputContext(num_replicas_in_sync=self.num_replicas_in_sync)
+        whole = _IgnoringContext(dataset_fn, context)
         return super().experimental_distribute_datasets_from_function(whole, options)
 
     distribute_datasets_from_function = experimental_distribute_datasets_from_function

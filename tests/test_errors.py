@@ -10,6 +10,7 @@ from coordinator import errors
 TREE = {
     errors.ClusterSpecError: (errors.CoordinatorError, ValueError),
     errors.VersionMismatchError: (errors.CoordinatorError, RuntimeError),
+    errors.DeviceMismatchError: (errors.CoordinatorError, RuntimeError),
     errors.TaskLost: (errors.CoordinatorError,),
     errors.WorkerLost: (errors.TaskLost,),
     errors.ParameterServerLost: (errors.TaskLost,),

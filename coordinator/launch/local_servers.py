@@ -98,7 +98,8 @@ class LocalServers:
         Args:
           cluster: as above.
           owner: whose cluster it is, if it is not the first one: part of the names of its servers and of their logs.
-          worker_gpus, worker_devices: as above.
+          worker_gpus: as above.
+          worker_devices: as above.
         """
         for job in SERVED_JOBS:
             for index in range(len(cluster.get(job, ()))):

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from coordinator.addresses import check_port_is_free, parse_address
 from coordinator.errors import ClusterSpecError, LaunchError
@@ -36,7 +36,7 @@ _CLIENT_TIMEOUT = 0.25
 UNUSABLE = 2
 
 
-def serve(
+def serve(  # noqa: PLR0913 - all but one are keywords, options of the command
     environment: MutableMapping[str, str],
     *,
     job: str | None = None,
@@ -133,11 +133,11 @@ def _start_server(config: TaskConfig) -> "tf.distribute.Server":
     import tensorflow as tf
 
     cluster = tf.train.ClusterSpec({config.job: {config.index: config.address}})
-    settings = None if config.devices == 1 else tf.compat.v1.ConfigProto(device_count={"CPU": config.devices})
+    settings: dict[str, Any] = {}
+    if config.devices > 1:
+        settings["config"] = tf.compat.v1.ConfigProto(device_count={"CPU": config.devices})
     try:
-        return tf.distribute.Server(
-            cluster, job_name=config.job, task_index=config.index, protocol="grpc", config=settings
-        )
+        return tf.distribute.Server(cluster, job_name=config.job, task_index=config.index, protocol="grpc", **settings)
     except tf.errors.OpError as error:
         # Another process may have taken the port while TensorFlow was loaded.
         reason = f"TensorFlow could not start the server: {error.message.partition(chr(10))[0]}"

@@ -286,16 +286,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         Raises:
           TypeError, ValueError: `dataset_fn` is not callable, returns something else, or creates a variable.
         """
-        if not tf.executing_eagerly():
-            return dataset_fn(tf.distribute.InputContext())
         return self._datasets.from_function(dataset_fn, options)
 
     # TensorFlow has both names.
     distribute_datasets_from_function = experimental_distribute_datasets_from_function
 
     def experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any = None) -> PerWorkerDataset:
-        """Gives each worker the whole of `dataset`; if it is shuffled without a seed, each worker has another order."""
-        return self._datasets.from_dataset(dataset, options) if tf.executing_eagerly() else dataset
+        """Gives each worker all of `dataset`; without a seed of a shuffle, each worker has another order."""
+        return self._datasets.from_dataset(dataset, options)
 
     def create_per_worker_resource(self, fn: Callable[[], Any]) -> Any:
         """Creates a resource on each worker by `fn()`: a queue, a table that changes, a variable, a random generator.
@@ -316,16 +314,16 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         return contextlib.nullcontext(self) if self.extended.replica_context() else tf.distribute.Strategy.scope(self)
 
     def run(self, fn: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, options: Any = None) -> Any:
-        """Calls `fn` in a replica context. Use it inside a scheduled function, which is in one already."""
+        """Calls `fn` on each device of a worker, in a scheduled function; returns `PerReplica`s: docs/devices.md."""
         return self.extended.across_replicas(tf.distribute.Strategy.run, fn, args, kwargs, options)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
-        """Returns the value, reduced along `axis` if one is given; a worker is one replica."""
+        """Combines what `run` returned for the devices of the worker, on it; along `axis` too if one is given."""
         self.extended.warn_unless_scheduled("reduce")
         return self.extended.across_replicas(tf.distribute.Strategy.reduce, reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Returns the value, as there are no other replicas to concatenate it with along `axis`."""
+        """Concatenates what `run` returned for the devices of the worker along `axis`."""
         self.extended.warn_unless_scheduled("gather")
         return self.extended.across_replicas(tf.distribute.Strategy.gather, value, axis)
 

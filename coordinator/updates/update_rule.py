@@ -17,6 +17,7 @@ from coordinator.data.epochs import Epochs
 from coordinator.ps_strategy.fusing.repeated_function import disable_fusing
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.ps_strategy.tensorflow_internals.reads import reads_not_replaced, reads_replaced
+from coordinator.ps_strategy.tensorflow_internals.replica_threads import refuse_replica
 from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex
 from coordinator.updates.gradient_optimizer import gradient_optimizer
 from coordinator.updates.rule_statistics import RuleStatistics
@@ -91,8 +92,7 @@ class UpdateRule(tf.Module):
         # Of the locks on the servers, and of the collection in which a graph stores its pulls.
         self._key = f"coordinator/updates/{self.state.number}"
         self._optimizer = gradient_optimizer(optimizer, self._model.given, learning_rate, allow_duplicate_indices)
-        # Returns the rule that follows this one. TensorFlow would save a rule with the checkpoints of this one, but not
-        # a function.
+        # Returns the rule that follows this one. Not the rule itself, which TensorFlow would save with this one.
         self._successor: Callable[[], UpdateRule] | None = None
         strategy.extended.services.rules.add(self)
 
@@ -317,10 +317,11 @@ class UpdateRule(tf.Module):
         return self._tables.apply(gradients, checks, accepted, may_reject=self.may_reject)
 
     def _prepare_trace(self, called: str) -> None:
-        """Raises outside of a function that is being traced; disables fusing if the rule may wait."""
+        """Raises unless a worker's function is being traced; disables fusing if the rule may wait."""
         self._refuse_closed(called)
         if tf.executing_eagerly():
             raise RuntimeError(f"rule.{called}() is used inside a tf.function that is given to strategy.schedule.")
+        refuse_replica(f"rule.{called}()")
         if self.may_wait:
             disable_fusing()
 

@@ -60,8 +60,8 @@ class Handshake:
             self.devices = self.devices or theirs
             if theirs != self.devices and status.incarnation not in self.refused:
                 error = DeviceMismatchError(
-                    f"{task} ({addresses[task]}) has {theirs}, and the other workers have {self.devices}. Functions are "
-                    "traced once for all workers, with one replica for each device: start it with as many devices "
+                    f"{task} ({addresses[task]}) has {theirs}, and the other workers have {self.devices}. Functions "
+                    "are traced once for all workers, with one replica for each device: start it with as many devices "
                     "(`coordinator serve --devices`, or CUDA_VISIBLE_DEVICES for GPUs)."
                 )
                 _logger.error("%s It takes no part.", error)

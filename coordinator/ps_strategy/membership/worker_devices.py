@@ -3,13 +3,14 @@
 A function is traced once for all workers, with the names of their devices in it, so a worker with others takes no part.
 """
 
+import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
 
-class WorkerDevices(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class WorkerDevices:
     """The devices of a worker that compute.
 
     Attributes:

@@ -43,10 +43,14 @@ class DatasetDistribution:
         self._trace = trace
         self._copies = copies
 
-    def from_function(
-        self, dataset_fn: DatasetFunction, options: tf.distribute.InputOptions | None = None
-    ) -> PerWorkerDataset:
-        """Creates each worker's dataset with `dataset_fn(input_context)`; see `ParameterServerStrategy`."""
+    def from_function(self, dataset_fn: DatasetFunction, options: tf.distribute.InputOptions | None = None) -> Any:
+        """Creates each worker's dataset with `dataset_fn(input_context)`; see `ParameterServerStrategy`.
+
+        In a function that is being traced, such as another dataset function, it returns the dataset itself.
+        """
+        if not tf.executing_eagerly():
+            context = tf.distribute.InputContext(num_replicas_in_sync=self._replicas)
+            return one_for_each_replica(dataset_fn(context), self._replicas)
         if not callable(dataset_fn):
             raise TypeError(
                 "A dataset function takes a tf.distribute.InputContext and returns a tf.data.Dataset; "
@@ -77,10 +81,13 @@ class DatasetDistribution:
 
         return PerWorkerDataset(name, traces.element_spec, build, self._count, self._copies, share_of)
 
-    def from_dataset(
-        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
-    ) -> PerWorkerDataset:
-        """Sends `dataset` as a graph to every worker, which reads all of it; see `ParameterServerStrategy`."""
+    def from_dataset(self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None) -> Any:
+        """Sends `dataset` as a graph to every worker, which reads all of it; see `ParameterServerStrategy`.
+
+        In a function that is being traced, such as a dataset function, it returns the dataset itself.
+        """
+        if not tf.executing_eagerly():
+            return divided_among_replicas(dataset, self._replicas)
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
                 f"experimental_distribute_dataset takes a tf.data.Dataset, got {dataset!r}. A function that makes one "

@@ -13,14 +13,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.replica_values import divided, regrouped
+from coordinator.ps_strategy.tensorflow_internals.replica_values import PerReplicaSpec, divided, regrouped
 
 
 def one_for_each_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     """Returns a dataset of which each element consists of consecutive elements, as `PerReplica` values."""
-    if replicas == 1:
-        return dataset
     spec = dataset.element_spec
+    if replicas == 1 or any(isinstance(each, PerReplicaSpec) for each in tf.nest.flatten(spec)):
+        return dataset
     may_be_empty = _may_be_empty(spec)
     # Optionals, which are scalars whatever is in them, and share it: elements need not have one shape to be batched.
     wrapped = dataset.map(lambda *parts: _wrapped(parts[0] if len(parts) == 1 else parts))

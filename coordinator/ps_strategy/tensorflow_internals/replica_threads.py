@@ -16,6 +16,7 @@ from tensorflow.python.distribute import mirrored_run
 
 from coordinator.ps_strategy.tensorflow_internals.replica_values import reduced
 
+
 def is_one_of_several() -> bool:
     """Returns True in a replica of `call_for_each_replica`."""
     # Private: other replica contexts, which run alone, are of the public class.
@@ -78,3 +79,12 @@ def apply_once(function: Callable[[Any], object], gradient: Any) -> None:
         function(reduced(tf.distribute.ReduceOp.SUM, gradients))
 
     tf.distribute.get_replica_context().merge_call(merged, args=(gradient,))
+
+
+def refuse_replica(what: str) -> None:
+    """Raises RuntimeError in one of several replicas, where each of them would do `what`."""
+    if is_one_of_several():
+        raise RuntimeError(
+            f"{what} is used once for all devices of a worker, and was called on each. Call it in the scheduled "
+            "function, around strategy.run or after it, with gradients that strategy.reduce has summed."
+        )

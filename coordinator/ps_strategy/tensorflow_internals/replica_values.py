@@ -3,6 +3,7 @@
 All is done on the worker that has the replicas, in the function that uses them.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +28,9 @@ def parts_of_replicas(value: Any) -> tuple[Any, ...]:
 
 def part_of(replica: int, structure: Any) -> Any:
     """Returns a structure with the part of one replica in place of `PerReplica` values."""
-    return map_replica_values(lambda value: value.values[replica] if isinstance(value, PerReplica) else value, structure)
+    return map_replica_values(
+        lambda value: value.values[replica] if isinstance(value, PerReplica) else value, structure
+    )
 
 
 def map_replica_values(function: Callable[[Any], Any], structure: Any) -> Any:
@@ -149,7 +152,7 @@ def divided(batch: Any, replicas: int) -> Any:
         size = tensor.shape[0]
         rows = tf.cast(_row_count(tensor), tf.int64) if size is None else size
         bounds = [(rows * number + replicas - 1) // replicas for number in range(replicas + 1)]
-        return PerReplica(tuple(_rows(tensor, *between) for between in zip(bounds, bounds[1:], strict=False)))
+        return PerReplica(tuple(_rows(tensor, *between) for between in itertools.pairwise(bounds)))
 
     return tf.nest.map_structure(parts, batch)
 

@@ -204,6 +204,7 @@ class ExclusiveScatter:
 
 @functools.cache
 def with_mixin(mixin: type, kind: Any) -> Any:
+    """Returns the class of variables that is a subclass of a mixin and of another class of variables."""
     return type(f"{mixin.__name__.strip('_')}{kind.__name__}", (mixin, kind), {"__module__": __name__})
 
 

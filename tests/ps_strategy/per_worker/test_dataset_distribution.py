@@ -262,5 +262,5 @@ def test_input_options_for_several_replicas_on_a_worker_are_refused(distribute):
         experimental_place_dataset_on_device=True,
         experimental_fetch_to_device=False,
     )
-    with pytest.raises(ValueError, match="a worker is one replica"):
+    with pytest.raises(ValueError, match="one dataset for all of its replicas"):
         distribute(lambda: tf.data.Dataset.range(5), options)

@@ -107,7 +107,7 @@ def _logs_and_gradients(
     batch: Any,
     scope: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> tuple[Any, list[Any]]:
-    """Runs a model's `train_step` in a scope; returns its result, and the gradients in the order of the rule's variables.
+    """Runs a model's `train_step` in a scope; returns its result, and the gradients, ordered as the rule's variables.
 
     Those of several replicas are summed, on the worker.
     """
