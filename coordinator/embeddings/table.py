@@ -28,6 +28,7 @@ from coordinator.embeddings.table_settings import TableSettings
 from coordinator.embeddings.table_shard import TableShard
 from coordinator.ps_strategy.keras.internals.optimizers import without_repeats
 from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import SelfSaving, merged
+from coordinator.ps_strategy.tensorflow_internals.replica_threads import alone
 from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
 
 # The name of what a delta has.
@@ -169,7 +170,8 @@ class Table(SelfSaving):
         parts, places = divided = self._divided(unique)
         # Read by `apply_gradients`, since the keys of the gradient are this tensor.
         unique.divided = divided
-        found = [shard.lookup(part, training=training) for shard, part in zip(self.shards, parts, strict=True)]
+        with alone():
+            found = [shard.lookup(part, training=training) for shard, part in zip(self.shards, parts, strict=True)]
         rows = tf.gather(tf.ensure_shape(tf.dynamic_stitch(places, found), [None, self.dim]), positions)
         rows = tf.reshape(rows, tf.concat([tf.shape(keys), [self.dim]], 0))
 

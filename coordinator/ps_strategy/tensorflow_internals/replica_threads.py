@@ -7,8 +7,9 @@ One thread runs at a time, in the order of the replicas, until it calls `merge_c
 of all replicas. All add operations to the graph of the function. The threads end before `call_for_each_replica` does.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -67,6 +68,16 @@ def _placed(device: str, operation: Any) -> str:
 
 def _own(value: Any) -> Any:
     return tf.nest.map_structure(tf.identity, value, expand_composites=True) if tf.is_tensor(value) else value
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """A scope in which a replica reads and changes variables by itself, as if it were another worker."""
+    if not is_one_of_several():
+        yield
+        return
+    with tf.distribute.ReplicaContext(tf.distribute.get_strategy(), replica_id_in_sync_group=0):
+        yield
 
 
 def apply_once(function: Callable[[Any], object], gradient: Any) -> None:
