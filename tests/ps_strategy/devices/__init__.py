@@ -1,0 +1,1 @@
+"""Tests of workers with several devices, each of which is a replica."""
