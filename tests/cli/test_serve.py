@@ -53,6 +53,13 @@ def test_a_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert f"cannot serve on {address}: port {port}: Address already in use" in capsys.readouterr().err
 
 
+def test_a_number_of_devices_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    task = ["--job", "worker", "--index", "0", "--address", free_addresses(1)[0]]
+    assert main(["serve", *task, "--devices", "0"]) == 2
+    words = "The devices of a server must be an integer of at least 1, got 0."
+    assert capsys.readouterr().err == f"coordinator serve: {words}\n"
+
+
 def test_a_port_in_use_is_refused_for_health_too(capsys: pytest.CaptureFixture[str]) -> None:
     [address] = free_addresses(1)
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -125,3 +125,17 @@ def test_errors_name_the_entry_to_change(wrong: str, words: str) -> None:
 def test_a_wrong_address_is_not_blamed_on_tf_config() -> None:
     with pytest.raises(ClusterSpecError, match=r"^Task 0 of job 'worker' must be a 'host:port'"):
         TaskConfig.of_server("", job="worker", index=0, address="here")
+
+
+def test_the_number_of_devices_of_a_server_is_in_its_task() -> None:
+    config = TaskConfig({"worker": ["a:1"]}, "worker", 0, devices=2)
+    assert TaskConfig.of_server(config.to_json()).devices == 2
+    assert TaskConfig.of_server(config.to_json(), devices=3).devices == 3
+    assert "devices" not in TaskConfig({"worker": ["a:1"]}, "worker", 0).to_json()
+
+
+@pytest.mark.parametrize("devices", [0, "2", True])
+def test_a_server_has_at_least_one_device(devices: object) -> None:
+    text = json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0, "devices": devices}})
+    with pytest.raises(ClusterSpecError, match="The devices of a server must be an integer"):
+        TaskConfig.of_server(text)

@@ -21,6 +21,7 @@ PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROO
 
 # Pages whose blocks are one program, with the arguments of `coordinator run`; without them it starts its own servers.
 PROGRAMS = {
+    "docs/devices.md": None,
     "docs/elastic.md": None,
     "docs/migrating_estimator.md": ["--evaluator"],
     "docs/migrating_mirrored.md": [],
@@ -69,6 +70,7 @@ def test_the_blocks_of_a_page_run_as_one_program(run_program: ProgramRunner, tmp
         arguments = ["run", "--workers", 2, "--ps", 1, *options, tmp_path / "program.py"]
         printed = run_program(COORDINATOR, *arguments, timeout=380).stdout
     last = {
+        "docs/devices.md": "100 updates",
         "docs/elastic.md": "2 workers",
         "docs/migrating_estimator.md": "[evaluator] step 300: ",
         "docs/migrating_mirrored.md": "Epoch 2/2",

@@ -214,7 +214,9 @@ def test_an_unknown_server_is_refused(cluster: LocalCluster, verb: str, job: str
         getattr(cluster, verb)(job, index)
 
 
-@pytest.mark.parametrize("counts", [{"workers": 0}, {"ps": 0}, {"workers": 1.5}, {"ps": True}, {"workers": "2"}])
+@pytest.mark.parametrize(
+    "counts", [{"workers": 0}, {"ps": 0}, {"workers": 1.5}, {"ps": True}, {"workers": "2"}, {"devices_per_worker": 0}]
+)
 def test_a_cluster_without_servers_is_refused(counts: dict[str, int]) -> None:
     with pytest.raises(ClusterSpecError, match="at least 1, got"):
         LocalCluster(**counts)

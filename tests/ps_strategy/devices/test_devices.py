@@ -40,7 +40,7 @@ def test_each_device_is_a_replica_and_replicas_combine_their_values(seen):
     assert "the same for all replicas" in found["same for all"]
 
 
-def test_a_variable_is_changed_once_by_what_its_aggregation_makes_of_all_replicas(seen):
+def test_a_variable_is_changed_by_what_its_aggregation_makes_of_all_replicas(seen):
     found = seen["aggregating"]
     # 1 + (1 + 2) - (10 + 20); the first replica's 3; 1 - (1 + 2) / 2.
     assert found["changed"] == [-26.0, 3.0, [-0.5, 1.0]]
@@ -72,7 +72,7 @@ def test_a_loop_on_two_devices_equals_one_device_with_twice_the_batch(seen):
     assert found["devices"] == DEVICES
 
 
-def test_a_variable_is_read_and_changed_once_for_all_devices_of_a_worker(seen):
+def test_a_variable_is_read_and_changed_once_for_all_devices(seen):
     found = seen["loop"]
     assert (found["reads"], found["reads in loops and calls"], found["changes"]) == (4, 0, 4)
 
@@ -129,7 +129,7 @@ def test_models_of_any_kind_are_trained_on_two_devices_or_refused(run_program, t
 
 
 @pytest.mark.long
-def test_a_lost_server_costs_nothing_and_a_worker_with_other_devices_takes_no_part(run_program, tmp_path):
+def test_servers_are_lost_and_a_worker_with_other_devices_takes_no_part(run_program, tmp_path):
     ran = run_program(Path(fit_program.__file__).read_text(), tmp_path, "failures", timeout=280)
     found = json.loads(ran.stdout.splitlines()[-1])["failures"]
     assert found["results"] == [[3] * 20] * 3

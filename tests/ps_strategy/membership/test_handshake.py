@@ -3,7 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from coordinator.errors import VersionMismatchError
+from coordinator.errors import DeviceMismatchError, VersionMismatchError
+from coordinator.heartbeat.task_probe import TaskStatus
 from coordinator.options import Options
 from coordinator.ps_strategy.membership import handshake
 from coordinator.ps_strategy.membership.client_registry import Client
@@ -94,3 +95,17 @@ def test_a_server_that_does_not_answer_its_handshake_may_return(servers, handsha
     assert not handshakes.refused
     del servers.errors["first:1"]
     assert set(handshakes.admit({FIRST: run(1)}, ADDRESSES)) == {FIRST}
+
+
+def test_a_worker_with_other_devices_than_the_first_one_is_refused_once(servers, caplog):
+    handshake = Handshake(CLIENT, Options())
+    one, two = (tuple(f"/job:worker/replica:0/task:0/device:CPU:{n}" for n in range(count)) for count in (1, 2))
+    statuses = {PS: TaskStatus(1, one), SECOND: TaskStatus(2, one), FIRST: TaskStatus(3, two)}
+    for _ in range(2):
+        handshake.check_devices(statuses, ADDRESSES)
+    assert [type(error) for error in handshake.refused.values()] == [DeviceMismatchError]
+    assert str(handshake.refused[2]).startswith("/job:worker/task:1 (second:1) has 1 CPU device, and the other workers")
+    assert len(caplog.records) == 1
+    # It was started again, with as many.
+    handshake.check_devices({SECOND: TaskStatus(4, two)}, ADDRESSES)
+    assert 4 not in handshake.refused

@@ -1,0 +1,27 @@
+"""Which devices of a worker are replicas."""
+
+import pytest
+
+from coordinator.ps_strategy.membership.worker_devices import WorkerDevices
+
+TASK = "/job:worker/replica:0/task:3"
+
+
+@pytest.mark.parametrize(
+    ("names", "replicas"),
+    [
+        (["CPU:0"], ["/device:CPU:0"]),
+        (["CPU:0", "CPU:1"], ["/device:CPU:0", "/device:CPU:1"]),
+        (["CPU:0", "GPU:0"], ["/device:CPU:0"]),
+        (["CPU:0", "CPU:1", "GPU:0"], ["/device:CPU:0"]),
+        (["CPU:0", "GPU:0", "GPU:1"], ["/device:GPU:0", "/device:GPU:1"]),
+        (["CPU:0", "XLA_CPU:0"], ["/device:CPU:0"]),
+    ],
+)
+def test_several_gpus_are_replicas_or_else_the_cpus(names: list[str], replicas: list[str]) -> None:
+    devices = WorkerDevices.of([f"{TASK}/device:{name}" for name in names])
+    assert list(devices.names) == replicas
+
+
+def test_a_number_of_devices_is_named() -> None:
+    assert [str(WorkerDevices("CPU", 1)), str(WorkerDevices("GPU", 2))] == ["1 CPU device", "2 GPU devices"]
