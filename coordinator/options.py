@@ -3,10 +3,10 @@
 import dataclasses
 import os
 import threading
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from coordinator.addresses import parse_page_address
-from coordinator.setting_checks import check_integer, check_number
+from coordinator.setting_checks import check_integer, check_number, check_transfer_dtype
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,8 @@ class Options:
       sparse_updates: what a Keras 3 optimizer does with a sparse gradient of a variable on a parameter server: "rows"
         changes the rows that it has, of the variable and of the slots; "dense" does what Keras does, which computes the
         update of most optimizers for all rows of the table in each step. See docs/embeddings.md.
+      transfer_dtype: the default of the update rules' argument of that name: with `tf.bfloat16` they round what they
+        pull and push to 16 bits while it is sent. A step without a rule is not affected. See docs/updates/rounding.md.
       reshard_inputs: whether workers that join or leave change the shares that dataset functions are told in their
         `tf.distribute.InputContext`: then endless data begin again with the new shares, and other data with the next
         `iter()`. Without it a worker that joins has its own share, and the others keep theirs; see
@@ -68,7 +70,7 @@ class Options:
     Raises:
       ValueError: a switch is not a bool, a count not a positive integer, a time not a positive number of at most
         `threading.TIMEOUT_MAX` (some 292 years), `sparse_updates`, `version_mismatch` or `log_format` another word, or
-        `dashboard` no address, or `trace` no path.
+        `dashboard` no address, or `trace` no path, or `transfer_dtype` another dtype.
     """
 
     max_queued_closures: int = 262_144
@@ -88,6 +90,7 @@ class Options:
     stall_report_interval: float = 60.0
     client_timeout: float = 600.0
     sparse_updates: Literal["rows", "dense"] = "rows"
+    transfer_dtype: Any = None
     reshard_inputs: bool = False
     checkpoint_memory: int = 2**26
     version_mismatch: Literal["error", "warn"] = "error"
@@ -97,6 +100,7 @@ class Options:
     close_timeout: float = 30.0
 
     def __post_init__(self) -> None:
+        check_transfer_dtype("Options.transfer_dtype", self.transfer_dtype)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if get_origin(field.type) is Literal:
@@ -112,7 +116,7 @@ class Options:
             name = f"Options.{field.name}"
             if field.name == "trace" and not isinstance(value, str | os.PathLike | None):
                 raise ValueError(f"{name} must be a path, got {value!r}.")
-            if field.name == "trace" or (value is None and field.default is None):
+            if field.name in ("trace", "transfer_dtype") or (value is None and field.default is None):
                 continue
             if field.type == str | None:
                 parse_page_address(value, name)

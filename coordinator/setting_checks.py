@@ -1,4 +1,7 @@
-"""Checks of settings that are integers or numbers. The error names the setting, what it must be, and what it was."""
+"""Checks of settings that are integers, numbers or dtypes.
+
+The error names the setting, what it must be, and what it was.
+"""
 
 import math
 import numbers
@@ -78,3 +81,18 @@ def check_number(
         bounds = ""
     error = SettingError if is_number else SettingTypeError
     raise error(name, f"must be a number{unit and ' of ' + unit}{bounds}{note}, got {value!r}.")
+
+
+def check_transfer_dtype(name: str, value: Any) -> None:
+    """Checks the dtype of messages with variables and gradients: `tf.bfloat16`; None and `tf.float32` round nothing.
+
+    Raises:
+      SettingError: it is another dtype, or none (then it is a `TypeError` as well).
+    """
+    # By its name, since this is imported without TensorFlow.
+    found = None if value is None or isinstance(value, str) else getattr(value, "name", None)
+    if value is None or found in ("bfloat16", "float32"):
+        return
+    reason = " (its numbers end at 65,504, and smaller ones than 6e-8 become 0)" if found == "float16" else ""
+    error = SettingTypeError if found is None else SettingError
+    raise error(name, f"must be tf.bfloat16, tf.float32 or None, got {value!r}{reason}.")

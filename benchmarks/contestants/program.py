@@ -49,6 +49,7 @@ WORKLOADS = {
     "latency": ("latencies", "Latencies"),
     "recommender": ("recommender_steps", "RecommenderSteps"),
     "dense": ("digits_steps", "DigitsSteps"),
+    "layers": ("layers_steps", "LayersSteps"),
     "recurrent": ("recurrent_steps", "RecurrentSteps"),
     "embeddings": ("sparse_updates", "SparseUpdates"),
     "sharded": ("sharded_steps", "ShardedSteps"),

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coordinator.errors import SettingError
-from coordinator.setting_checks import SettingTypeError, check_integer, check_number
+from coordinator.setting_checks import SettingTypeError, check_integer, check_number, check_transfer_dtype
 from coordinator.updates import decisions
 
 # An int64 above every number of updates.
@@ -53,6 +53,33 @@ def _takes(function: Any, number: int) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundingSettings:
+    """Settings of what all rules round on its way; a simulation sends nothing, and has none.
+
+    Attributes:
+      transfer_dtype: `tf.bfloat16`; None and `tf.float32` round nothing.
+      error_feedback: whether each worker adds to a push what rounding took from its earlier ones.
+    """
+
+    transfer_dtype: Any = None
+    error_feedback: bool = False
+
+    def __post_init__(self) -> None:
+        check_transfer_dtype("transfer_dtype", self.transfer_dtype)
+        if not isinstance(self.error_feedback, bool):
+            raise SettingTypeError("error_feedback", f"must be True or False, got {self.error_feedback!r}.")
+        if self.error_feedback and self.dtype is None:
+            raise SettingError(
+                "error_feedback", "needs transfer_dtype=tf.bfloat16, of the rule or of Options: nothing is rounded."
+            )
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype that is rounded to; None if nothing is."""
+        return None if self.transfer_dtype is None or self.transfer_dtype.name == "float32" else self.transfer_dtype
 
 
 @dataclasses.dataclass(frozen=True)

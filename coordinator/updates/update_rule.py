@@ -21,8 +21,11 @@ from coordinator.ps_strategy.tensorflow_internals.replica_threads import refuse_
 from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex
 from coordinator.updates.gradient_optimizer import gradient_optimizer
 from coordinator.updates.rule_statistics import RuleStatistics
+from coordinator.updates.settings import RoundingSettings
 from coordinator.updates.state.committed_ranges import range_number
+from coordinator.updates.state.rounding_errors import RoundingErrors
 from coordinator.updates.state.rule_state import RuleState
+from coordinator.updates.switching import switch
 from coordinator.updates.transport.gradients import check_number, checked, given_gradients, not_finite, ordered
 from coordinator.updates.transport.model import Model, pull
 from coordinator.updates.transport.pulled_variables import PulledModel, PulledVariable, latest_pull
@@ -52,6 +55,10 @@ class UpdateRule(tf.Module):
       once: `coordinator.data.Epochs` of which the rule commits each range once; None for none. See `push`.
       require_finite: whether a push with an infinite value or NaN raises `tf.errors.InvalidArgumentError`, before
         anything is sent. By default it is taken, and counted in `statistics().not_finite`.
+      transfer_dtype: `tf.bfloat16` rounds dense float32 variables and gradients while they are sent, to half of the
+        bytes; `tf.float32` rounds nothing; None is `Options.transfer_dtype`. Variables, slots and sums stay float32.
+      error_feedback: whether each worker adds to a push what rounding took from its earlier ones, for which it has a
+        copy of each variable.
 
     Raises:
       RuntimeError: not in the scope of a `coordinator.ParameterServerStrategy`.
@@ -59,7 +66,7 @@ class UpdateRule(tf.Module):
       TypeError, ValueError: an argument is wrong.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two are keywords
         self,
         optimizer: Any,
         variables: Sequence[Any],
@@ -69,6 +76,8 @@ class UpdateRule(tf.Module):
         allow_duplicate_indices: bool = False,
         once: Epochs | None = None,
         require_finite: bool = False,
+        transfer_dtype: Any = None,
+        error_feedback: bool = False,
     ) -> None:
         super().__init__(type(self).__name__)
         strategy = tf.distribute.get_strategy()
@@ -87,7 +96,11 @@ class UpdateRule(tf.Module):
                 "A rule with once= cannot have tables: a table applies its rows itself, apart from what the rule "
                 "commits. Give the rule the other variables, and the table a rule without once=."
             )
-        self._model = Model(self._tables.others(variables), embeddings)
+        if transfer_dtype is None:
+            transfer_dtype = strategy.extended.services.options.transfer_dtype
+        rounding = RoundingSettings(transfer_dtype, error_feedback)
+        self._model = Model(self._tables.others(variables), embeddings, rounding.dtype)
+        self._errors = RoundingErrors(self._model, are_kept=error_feedback)
         self.state = RuleState(once)
         # Of the locks on the servers, and of the collection in which a graph stores its pulls.
         self._key = f"coordinator/updates/{self.state.number}"
@@ -207,24 +220,7 @@ class UpdateRule(tf.Module):
           Exception: what `join` raises; then nothing is switched.
         """
         self._refuse_closed("switch_to")
-        current = self.current
-        if rule is current or rule._successor or current._strategy is not rule._strategy:
-            raise ValueError("switch_to takes a rule of the same strategy that was not used before.")
-        mine, theirs = ([id(v) for v in (*each._model.variables, *each._tables.variables)] for each in (current, rule))
-        if mine != theirs:
-            raise ValueError("switch_to takes a rule that was created for the same variables, in the same order.")
-        if current._once is not rule._once:
-            raise ValueError("switch_to takes a rule that was created with the same once= as this one.")
-        strategy = current._strategy
-        strategy.join()
-        current._finish()
-        rule.state = current.state
-        rule._use_state()
-        current._successor = lambda: rule.current
-        strategy.extended.services.rules.discard(current)
-        change = f"{type(current).__name__} to {type(rule).__name__}"
-        strategy.events.record("rule_changed", name=type(rule).__name__, detail=change)
-        strategy.extended.services.retrace()
+        switch(self.current, rule)
 
     # Overridden by the rules.
 
@@ -253,7 +249,8 @@ class UpdateRule(tf.Module):
         numbers = self._model.pulled_at_once()
         variables = [*(self._model.variables[number] for number in numbers), *self._optimizer.scalars]
         only_on = None if self._pulls_after_version else self.state.home
-        values, size = pull(variables, [version], only_on, is_packed=self.may_wait)
+        options = {"is_packed": self.may_wait, "transfer_dtype": self._model.transfer_dtype}
+        values, size = pull(variables, [version], only_on, **options)
         return PulledModel(version, values[len(numbers) :], dict(zip(numbers, values, strict=False)), size, 1)
 
     def settle(self) -> None:
@@ -290,7 +287,7 @@ class UpdateRule(tf.Module):
         worker = self._strategy.extended.services.worker_index()
         model = self._pull_model(self._begin_step())
         variables = self._model.wholes
-        copies = list(map(PulledVariable, variables, self._model.joined(model.values)))
+        copies = list(map(PulledVariable, variables, self._model.joined(model.values), self._model.transfer_dtypes()))
         # Stored in the graph, whose tensors it holds, so that both are freed together.
         graph = tf.compat.v1.get_default_graph()
         graph.add_to_collection(self._key, dataclasses.replace(model, worker=worker))
@@ -313,7 +310,9 @@ class UpdateRule(tf.Module):
         with reads_not_replaced(model.wholes):
             found = {"version": version, "number": number, "not_finite": not_finite(gradients)}
             pulled = dataclasses.replace(self._latest_pull(version), **found)
-            accepted = self._push(model.divided(dict(zip(given, prepared, strict=True))), pulled.after(checks))
+            exact = self._errors.added_to(model.divided(dict(zip(given, prepared, strict=True))))
+            accepted = self._push(model.rounded(exact), pulled.after(checks))
+            self._errors.keep(exact, pulled.not_finite, accepted if self.may_reject else True)
         return self._tables.apply(gradients, checks, accepted, may_reject=self.may_reject)
 
     def _prepare_trace(self, called: str) -> None:

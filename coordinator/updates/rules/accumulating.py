@@ -35,7 +35,7 @@ class Accumulating(UpdateRule):
     pushes have gradients for the same variables. The arguments are those of `Synchronous`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two are keywords
         self,
         optimizer: Any,
         variables: Sequence[Any],
@@ -45,6 +45,8 @@ class Accumulating(UpdateRule):
         learning_rate: Any = None,
         once: Epochs | None = None,
         require_finite: bool = False,
+        transfer_dtype: Any = None,
+        error_feedback: bool = False,
     ) -> None:
         SynchronousSettings(grads_to_wait)
         super().__init__(
@@ -54,6 +56,8 @@ class Accumulating(UpdateRule):
             learning_rate=learning_rate,
             once=once,
             require_finite=require_finite,
+            transfer_dtype=transfer_dtype,
+            error_feedback=error_feedback,
         )
         self._grads_to_wait = grads_to_wait
         self._stores = self._new_stores()

@@ -62,7 +62,8 @@ class Asynchronous(UpdateRule):
     (arXiv 1511.05950); other gradients that are pushed concurrently are not affected.
 
     Args:
-      optimizer, variables, embeddings, learning_rate, allow_duplicate_indices, require_finite: see `UpdateRule`.
+      optimizer, variables, embeddings, learning_rate, allow_duplicate_indices, require_finite, transfer_dtype,
+        error_feedback: see `UpdateRule`.
       once: see `UpdateRule`. A push is then stored on all servers, committed, and applied on all; if its worker dies
         after the commit, another one applies it. Always locked, and without modulation.
       use_locking: True applies one gradient at a time to the variables of a server and the optimizer's slots.
@@ -87,6 +88,8 @@ class Asynchronous(UpdateRule):
         allow_duplicate_indices: bool = False,
         once: Epochs | None = None,
         require_finite: bool = False,
+        transfer_dtype: Any = None,
+        error_feedback: bool = False,
     ) -> None:
         scale = AsynchronousSettings(lr_staleness_modulation).learning_rate_scale
         super().__init__(
@@ -96,6 +99,8 @@ class Asynchronous(UpdateRule):
             learning_rate=learning_rate,
             allow_duplicate_indices=allow_duplicate_indices,
             require_finite=require_finite,
+            transfer_dtype=transfer_dtype,
+            error_feedback=error_feedback,
         )
         self._use_locking = use_locking
         self._scale = tf.function(scale) if scale else None

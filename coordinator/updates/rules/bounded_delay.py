@@ -25,7 +25,8 @@ class BoundedDelay(Accumulating):
     concurrently, with 1 one after another. `float("inf")` is asynchronous: no worker waits.
 
     Args:
-      optimizer, variables, embeddings, learning_rate, once, require_finite: see `UpdateRule`.
+      optimizer, variables, embeddings, learning_rate, once, require_finite, transfer_dtype, error_feedback: see
+        `UpdateRule`.
       max_delay: the largest number of updates between a gradient's pull and its own update; None is no limit.
       grads_to_wait: the number of gradients in an update, at least 1.
 
@@ -34,7 +35,7 @@ class BoundedDelay(Accumulating):
         `UpdateRule`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two are keywords
         self,
         optimizer: Any,
         variables: Sequence[Any],
@@ -45,6 +46,8 @@ class BoundedDelay(Accumulating):
         learning_rate: Any = None,
         once: Epochs | None = None,
         require_finite: bool = False,
+        transfer_dtype: Any = None,
+        error_feedback: bool = False,
     ) -> None:
         self._max_delay = BoundedDelaySettings(max_delay, grads_to_wait).largest_delay
         super().__init__(
@@ -55,6 +58,8 @@ class BoundedDelay(Accumulating):
             learning_rate=learning_rate,
             once=once,
             require_finite=require_finite,
+            transfer_dtype=transfer_dtype,
+            error_feedback=error_feedback,
         )
 
     def _use_state(self) -> None:

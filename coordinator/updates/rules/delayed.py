@@ -33,8 +33,8 @@ class Delayed(Accumulating):
     times are those of one clock, the home server's.
 
     Args:
-      optimizer, variables, embeddings, learning_rate, require_finite: see `UpdateRule`. A gradient is applied with
-        the learning rate and the count of updates that its step has pulled.
+      optimizer, variables, embeddings, learning_rate, require_finite, transfer_dtype, error_feedback: see
+        `UpdateRule`. A gradient is applied with the learning rate and the count of updates that its step has pulled.
       delay: seconds, `math.inf` for until `flush`; or a function that takes a worker's index, an int64 scalar, and the
         time of the push in seconds since 1970, a float64 scalar, and returns seconds, a scalar. It is called for
         each push, in a graph: AutoGraph converts its conditions, and random numbers are those of `tf.random`. Results
@@ -57,6 +57,8 @@ class Delayed(Accumulating):
         embeddings: Sequence[Any] | None = None,
         learning_rate: Any = None,
         require_finite: bool = False,
+        transfer_dtype: Any = None,
+        error_feedback: bool = False,
     ) -> None:
         self._delay = _delay_function(DelayedSettings(delay).delay)
         super().__init__(
@@ -66,6 +68,8 @@ class Delayed(Accumulating):
             embeddings=embeddings,
             learning_rate=learning_rate,
             require_finite=require_finite,
+            transfer_dtype=transfer_dtype,
+            error_feedback=error_feedback,
         )
 
     def settle(self) -> None:

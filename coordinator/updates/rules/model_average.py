@@ -42,6 +42,9 @@ class ModelAverage(Asynchronous):
 
     Embeddings have no local copies: their gradients are pushed as with `Asynchronous`, each as a separate update.
 
+    Nothing is rounded, whatever `Options.transfer_dtype` is: a model, unlike a gradient, would lose with each averaging
+    all changes that are smaller than its rounding.
+
     Args:
       optimizer, variables, embeddings, learning_rate, require_finite: see `UpdateRule`.
       use_locking: see `Asynchronous`; for the gradients that are pushed, those for embeddings and of the warm-up.
@@ -75,6 +78,7 @@ class ModelAverage(Asynchronous):
             embeddings=embeddings,
             learning_rate=learning_rate,
             require_finite=require_finite,
+            transfer_dtype=tf.float32,
         )
         self._period = float(period)
         self._warmup_steps = warmup_steps

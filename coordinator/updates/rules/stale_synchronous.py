@@ -21,6 +21,7 @@ from coordinator.updates.state.gate import Gate
 from coordinator.updates.state.local_model import LocalModel
 from coordinator.updates.transport.model import pull
 from coordinator.updates.transport.pulled_variables import PulledModel
+from coordinator.updates.transport.rounding import restored
 
 
 class StaleSynchronous(Asynchronous):
@@ -37,8 +38,9 @@ class StaleSynchronous(Asynchronous):
     has steps to do. Idle and dead workers are not waited for; one that returns continues at the clock of the slowest.
 
     Args:
-      optimizer, variables, embeddings, learning_rate, require_finite: see `UpdateRule`. Each worker has an optimizer
-        of this kind for its copy, with its own slots and the learning rate of the shared one.
+      optimizer, variables, embeddings, learning_rate, require_finite, transfer_dtype, error_feedback: see `UpdateRule`.
+        Each worker has an optimizer of this kind for its copy, with its own slots and the learning rate of the shared
+        one.
       get_model_frequency: a worker pulls once in this number of steps; 1 pulls before each.
       max_lead: at least 1, with which the workers run in lockstep; None never waits.
       grads_to_wait: the number of gradients in an update of the shared model, which applies their mean; each worker
@@ -65,6 +67,8 @@ class StaleSynchronous(Asynchronous):
         learning_rate: Any = None,
         once: Epochs | None = None,
         require_finite: bool = False,
+        transfer_dtype: Any = None,
+        error_feedback: bool = False,
     ) -> None:
         StaleSynchronousSettings(get_model_frequency, max_lead, lr_staleness_modulation, grads_to_wait)
         self._grads_to_wait = grads_to_wait
@@ -77,6 +81,8 @@ class StaleSynchronous(Asynchronous):
             learning_rate=learning_rate,
             once=once,
             require_finite=require_finite,
+            transfer_dtype=transfer_dtype,
+            error_feedback=error_feedback,
         )
         self._frequency = get_model_frequency
         self._max_lead = max_lead
@@ -135,7 +141,12 @@ class StaleSynchronous(Asynchronous):
     def _push(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
         is_accepted = super()._push(gradients, pulled)
         local = self._local
-        dense = {number: gradient for number, gradient in gradients.items() if number not in self._model.embeddings}
+        model = self._model
+        dense = {
+            number: restored(gradient, model.variables[number])
+            for number, gradient in gradients.items()
+            if number not in model.embeddings
+        }
         with tf.control_dependencies(list(pulled.checks)):
             local.apply(dense, self._optimizer.learning_rate(pulled.scalars, pulled.version))
             local.steps.assign_add(1, read_value=False)
@@ -144,7 +155,9 @@ class StaleSynchronous(Asynchronous):
     def _pull_all(self, version: Any) -> list[Any]:
         """Refreshes the local data; returns the dense variables, their version, the size in bytes, and 1 pull."""
         local = self._local
-        values, size = pull([self._model.variables[number] for number in local.numbers], [version])
+        model = self._model
+        variables = [model.variables[number] for number in local.numbers]
+        values, size = pull(variables, [version], transfer_dtype=model.transfer_dtype)
         local.assign(values)
         local.steps.assign(0, read_value=False)
         local.version.assign(version, read_value=False)

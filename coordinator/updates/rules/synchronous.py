@@ -17,7 +17,8 @@ class Synchronous(Accumulating):
     A gradient whose push returned False is in no update. (ElasticDL, "Asynchronous SGD": synchronous mode.)
 
     Args:
-      optimizer, variables, embeddings, learning_rate, once, require_finite: see `UpdateRule`.
+      optimizer, variables, embeddings, learning_rate, once, require_finite, transfer_dtype, error_feedback: see
+        `UpdateRule`.
       grads_to_wait: the number of gradients in an update, at least 1.
 
     Raises:

@@ -41,7 +41,7 @@ class LocalModel:
         self.numbers = model.dense
         _report_large(model)
         originals = [model.originals[number] for number in self.numbers]
-        with tf.variable_creator_scope(_make_per_worker):
+        with tf.variable_creator_scope(make_per_worker):
             self.steps = zeros([], tf.int64, "local_steps")
             self.version = zeros([], tf.int64, "pulled_version")
             self.variables = [_copy_of(original) for original in originals]
@@ -89,7 +89,7 @@ class AveragedModel(LocalModel):
 
     def __init__(self, model: Model, optimizer: GradientOptimizer, lock_name: str) -> None:
         super().__init__(model, optimizer)
-        with tf.variable_creator_scope(_make_per_worker):
+        with tf.variable_creator_scope(make_per_worker):
             self.averaged_at = zeros([], tf.float64, "averaged_at")
             # 0 on a new or restarted worker; see `AveragingControl`.
             self._generation = zeros([], tf.int64, "generation")
@@ -158,7 +158,8 @@ def _report_large(model: Model) -> None:
         )
 
 
-def _make_per_worker(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+def make_per_worker(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    """Creates a variable of which each worker has its own; for `tf.variable_creator_scope`."""
     return next_creator(**kwargs, per_worker_variable=True)
 
 

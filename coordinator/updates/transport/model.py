@@ -13,6 +13,7 @@ import tensorflow as tf
 from coordinator.ps_strategy.fusing.message_packing import MAX_PACKED_BYTES, is_worth_packing, pack
 from coordinator.ps_strategy.keras.internals.parts import gradients_of_parts, parts_of, variable_of
 from coordinator.updates.transport.gradients import flat, rebuilt
+from coordinator.updates.transport.rounding import is_rounded, restored, rounded
 
 
 class Model:
@@ -22,6 +23,7 @@ class Model:
       variables: `tf.Variable`s or `keras.Variable`s on parameter servers.
       embeddings: those of them whose rows are looked up one by one, and which are never copied as a whole. By default
         the sharded variables and those of `Embedding` layers.
+      transfer_dtype: the dtype of messages with dense variables and gradients; None for that of the variables.
 
     Raises:
       ValueError: there is no variable, one is listed twice, one is not on a parameter server, or an embedding is not
@@ -36,10 +38,17 @@ class Model:
       embeddings, dense: the positions of the embeddings, and of the other variables.
       by_device: the positions of the variables on each server, by its CPU's name.
       are_embeddings_given: whether somebody has said which variables are embeddings.
+      transfer_dtype: as given.
     """
 
-    def __init__(self, variables: Sequence[Any], embeddings: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self,
+        variables: Sequence[Any],
+        embeddings: Sequence[Any] | None = None,
+        transfer_dtype: tf.DType | None = None,
+    ) -> None:
         self.given = list(variables)
+        self.transfer_dtype = transfer_dtype
         self.wholes = [variable_of(variable) for variable in self.given]
         if not self.wholes:
             raise ValueError("A rule needs at least one variable to update; the list of variables is empty.")
@@ -94,13 +103,16 @@ class Model:
           is_packed: see `transfer`.
 
         Returns:
-          These gradients and the further tensors, on the server; the size of all in bytes, an int64 scalar.
+          These gradients, in the dtypes of their variables, and the further tensors, on the server; the size of all
+          messages in bytes, an int64 scalar.
         """
         mine = {number: gradients[number] for number in self.by_device.get(device, ()) if number in gradients}
         tensors = flat(mine)
         arrived, size = transfer([*tensors, *extras], None, device, is_packed=is_packed)
         with tf.device(device):
-            return rebuilt(mine, arrived[: len(tensors)]), arrived[len(tensors) :], size
+            there = rebuilt(mine, arrived[: len(tensors)])
+            gradients_there = {number: restored(each, self.variables[number]) for number, each in there.items()}
+            return gradients_there, arrived[len(tensors) :], size
 
     def joined(self, values: Mapping[int, Any]) -> list[Any]:
         """Returns the values of whole variables, for values by position; None for those that are not complete."""
@@ -114,6 +126,21 @@ class Model:
     def pulled_at_once(self) -> list[int]:
         """Returns the positions of the variables that are pulled before they are read: small, and not embeddings."""
         return [number for number in self.dense if not self.is_large(number)]
+
+    def is_rounded(self, number: int) -> bool:
+        """Returns whether the variable at a position, and dense gradients for it, are rounded when they are sent."""
+        return self.transfer_dtype is not None and number not in self.embeddings and is_rounded(self.variables[number])
+
+    def rounded(self, gradients: Mapping[int, Any]) -> dict[int, Any]:
+        """Returns gradients by position as they are sent: in the dtype of messages where they are rounded."""
+        return {
+            number: rounded(gradient, self.transfer_dtype) if self.is_rounded(number) else gradient
+            for number, gradient in gradients.items()
+        }
+
+    def transfer_dtypes(self) -> list[tf.DType | None]:
+        """Returns the dtype of messages with each of the whole variables; None for its own."""
+        return [self.transfer_dtype if self.is_rounded(positions[0]) else None for positions in self._positions]
 
     def is_large(self, number: int) -> bool:
         """Returns whether the variable at a position has more than 1 MB, or an unknown size."""
@@ -172,7 +199,12 @@ def bytes_of(tensors: Sequence[Any], source: str | None) -> tf.Tensor:
 
 
 def pull(
-    variables: Sequence[Any], after: Sequence[Any], only_on: str | None = None, *, is_packed: bool = True
+    variables: Sequence[Any],
+    after: Sequence[Any],
+    only_on: str | None = None,
+    *,
+    is_packed: bool = True,
+    transfer_dtype: tf.DType | None = None,
 ) -> tuple[list[Any], Any]:
     """Transfers the values of variables to the worker.
 
@@ -181,18 +213,22 @@ def pull(
       after: tensors; nothing is read before they are available.
       only_on: the device whose variables wait for these; None is all devices.
       is_packed: see `transfer`.
+      transfer_dtype: the dtype of messages with tensors that are rounded; None rounds nothing.
 
     Returns:
-      The values, and their size in bytes, an int64 scalar.
+      The values, in the dtypes of the variables, and the size of the messages in bytes, an int64 scalar.
     """
     values: dict[int, Any] = {}
     sizes = [tf.constant(0, tf.int64)]
     for device, numbers in _by_device(variables).items():
         awaited = list(after) if only_on in (None, device) else []
         with tf.device(device), tf.control_dependencies(awaited):
-            read = [variables[number].read_value() for number in numbers]
+            read = [rounded(variables[number].read_value(), transfer_dtype) for number in numbers]
         arrived, size = transfer(read, device, None, is_packed=is_packed)
-        values.update(zip(numbers, arrived, strict=True))
+        with tf.device(None):
+            values.update(
+                (number, restored(value, variables[number])) for number, value in zip(numbers, arrived, strict=True)
+            )
         sizes.append(size)
     return [values[number] for number in range(len(variables))], tf.add_n(sizes)
 

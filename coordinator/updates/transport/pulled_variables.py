@@ -6,8 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.ps_strategy.tensorflow_internals.reads import graph_around, is_within, read_variable
+from coordinator.ps_strategy.tensorflow_internals.reads import graph_around, is_within
 from coordinator.updates.transport.gradients import after_checks
+from coordinator.updates.transport.rounding import read_rounded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,15 +69,17 @@ class PulledVariable:
     Args:
       variable: a `tf.Variable`.
       copy: a tensor; None to copy the variable when it is read.
+      transfer_dtype: of the message with that copy; None for the variable's own.
 
     Attributes:
-      read_later: the copy if it was created by a read, and the rows that were looked up.
+      read_later: what was sent for the copy if it was created by a read, and the rows that were looked up.
     """
 
-    def __init__(self, variable: Any, copy: Any) -> None:
+    def __init__(self, variable: Any, copy: Any, transfer_dtype: tf.DType | None = None) -> None:
         self.read_later: list[Any] = []
         self._variable = variable
         self._copy = copy
+        self._transfer_dtype = transfer_dtype
         self._graph = tf.compat.v1.get_default_graph()
 
     def copy(self, *, may_make: bool) -> Any:
@@ -86,8 +89,8 @@ class PulledVariable:
         if self._copy is None and may_make:
             # In the outer graph, whichever branch or loop reads it first, so that all share it.
             with self._graph.as_default(), tf.control_dependencies(None):
-                self._copy = read_variable(self._variable)
-            self.read_later.append(self._copy)
+                self._copy, sent = read_rounded(self._variable, self._transfer_dtype)
+            self.read_later += sent
         return self._copy
 
     def note_rows(self, rows: Any) -> None:
