@@ -48,7 +48,8 @@ class Options:
         changes the rows that it has, of the variable and of the slots; "dense" does what Keras does, which computes the
         update of most optimizers for all rows of the table in each step. See docs/embeddings.md.
       transfer_dtype: the default of the update rules' argument of that name: with `tf.bfloat16` they round what they
-        pull and push to 16 bits while it is sent. A step without a rule is not affected. See docs/updates/rounding.md.
+        pull and push to 16 bits while it is sent. `ModelAverage` and steps without a rule round nothing, so that what
+        they compute does not depend on it. See docs/updates/README.md.
       reshard_inputs: whether workers that join or leave change the shares that dataset functions are told in their
         `tf.distribute.InputContext`: then endless data begin again with the new shares, and other data with the next
         `iter()`. Without it a worker that joins has its own share, and the others keep theirs; see

@@ -13,17 +13,18 @@ SWITCHES = [name for name, default in DEFAULTS.items() if type(default) is bool]
 UNSET_COUNTS = ["steps_per_dispatch"]
 ADDRESSES = ["dashboard"]
 PATHS = ["trace"]
+DTYPES = ["transfer_dtype"]
 TIMES = [
     name
     for name, default in DEFAULTS.items()
-    if type(default) is float or (default is None and name not in UNSET_COUNTS + ADDRESSES + PATHS)
+    if type(default) is float or (default is None and name not in UNSET_COUNTS + ADDRESSES + PATHS + DTYPES)
 ]
 UNLIMITED = [name for name, default in DEFAULTS.items() if default is None]
 
 
 def test_every_option_has_a_default_that_passes() -> None:
     words = ["sparse_updates", "version_mismatch", "log_format"]
-    assert {*COUNTS, *UNSET_COUNTS, *SWITCHES, *TIMES, *ADDRESSES, *PATHS, *words} == set(DEFAULTS)
+    assert {*COUNTS, *UNSET_COUNTS, *SWITCHES, *TIMES, *ADDRESSES, *PATHS, *DTYPES, *words} == set(DEFAULTS)
     assert Options() == Options()
 
 

@@ -1,10 +1,11 @@
 import math
+import types
 
 import numpy as np
 import pytest
 
 from coordinator.errors import SettingError
-from coordinator.setting_checks import SettingTypeError, check_integer, check_number
+from coordinator.setting_checks import SettingTypeError, check_integer, check_number, check_transfer_dtype
 
 
 @pytest.mark.parametrize("value", [1, 5, 2**70])
@@ -61,3 +62,17 @@ def test_a_number_out_of_bounds_is_refused(value: float, bounds: dict[str, float
 def test_a_value_that_is_not_a_number_is_a_type_error_too(value: object) -> None:
     with pytest.raises(SettingTypeError, match=r"^time must be a number of at least 0, got "):
         check_number("time", value, 0)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float32"])
+def test_a_dtype_of_messages_passes(name: str) -> None:
+    check_transfer_dtype("transfer_dtype", types.SimpleNamespace(name=name))
+    check_transfer_dtype("transfer_dtype", None)
+
+
+def test_another_dtype_of_messages_is_refused_and_float16_with_the_reason() -> None:
+    with pytest.raises(SettingError, match=r"^transfer_dtype must be .*\(its numbers end at 65,504, and smaller ones"):
+        check_transfer_dtype("transfer_dtype", types.SimpleNamespace(name="float16"))
+    for value in ("bfloat16", 16, True):
+        with pytest.raises(SettingTypeError, match=rf"^transfer_dtype must be tf.bfloat16, .*, got {value!r}\.$"):
+            check_transfer_dtype("transfer_dtype", value)

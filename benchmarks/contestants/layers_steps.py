@@ -19,7 +19,7 @@ _SEED = 0
 
 
 class LayersSteps:
-    """A `Workload` of steps: `plain` has its own SGD, `rule` pulls and pushes, `16 bits` does so in bfloat16.
+    """A `Workload` of steps: `plain` has its own SGD; `32 bits`, `16 bits` and `feedback` pull and push.
 
     Args:
       side: runs them.
@@ -56,7 +56,8 @@ class LayersSteps:
                 use_locking=False,
                 embeddings=(),
                 learning_rate=LEARNING_RATE,
-                transfer_dtype=tf.bfloat16 if work == "16 bits" else tf.float32,
+                transfer_dtype=tf.float32 if work == "32 bits" else tf.bfloat16,
+                error_feedback=work == "feedback",
             )
 
         def step(batches: Any) -> None:

@@ -249,8 +249,8 @@ class UpdateRule(tf.Module):
         numbers = self._model.pulled_at_once()
         variables = [*(self._model.variables[number] for number in numbers), *self._optimizer.scalars]
         only_on = None if self._pulls_after_version else self.state.home
-        options = {"is_packed": self.may_wait, "transfer_dtype": self._model.transfer_dtype}
-        values, size = pull(variables, [version], only_on, **options)
+        dtype = self._model.transfer_dtype
+        values, size = pull(variables, [version], only_on, is_packed=self.may_wait, transfer_dtype=dtype)
         return PulledModel(version, values[len(numbers) :], dict(zip(numbers, values, strict=False)), size, 1)
 
     def settle(self) -> None:

@@ -67,7 +67,18 @@ def test_a_contestant_that_does_not_answer_in_time_is_killed(tmp_path):
 
 
 def test_every_workload_and_side_has_a_name():
-    kinds = {"dispatch", "latency", "recommender", "recurrent", "dense", "embeddings", "sharded", "tables", "data"}
+    kinds = {
+        "dispatch",
+        "latency",
+        "recommender",
+        "recurrent",
+        "dense",
+        "layers",
+        "embeddings",
+        "sharded",
+        "tables",
+        "data",
+    }
     assert set(WORKLOADS) == kinds
     plain = {"ours", "alone", "dense", "peer", "bare", "hand", "single"}
     assert set(SIDES) == plain | {"sharded", "peer sharded"}

@@ -61,12 +61,18 @@ class RoundingErrors:
           not_finite: 1 if the push has a value that is not finite, otherwise 0; an int64 scalar.
           accepted: whether it is accepted; a bool, or a bool scalar.
         """
-        is_kept = tf.logical_and(tf.equal(not_finite, 0), accepted)
         for number, gradient in gradients.items():
             if self._is_kept(number, gradient):
                 lost = gradient - tf.cast(rounded(gradient, self._dtype), gradient.dtype)
-                error = self._errors[number]
-                error.assign(tf.where(is_kept, lost, error.read_value()), read_value=False)
+                self._assign_if(tf.logical_and(tf.equal(not_finite, 0), accepted), self._errors[number], lost)
+
+    @staticmethod
+    def _assign_if(condition: Any, error: tf.Variable, lost: Any) -> None:
+        def assign() -> Any:
+            error.assign(lost, read_value=False)
+            return tf.no_op()
+
+        tf.cond(condition, assign, tf.no_op)
 
     def _is_kept(self, number: int, gradient: Any) -> bool:
         return number in self._errors and is_rounded(gradient)

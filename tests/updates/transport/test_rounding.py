@@ -1,0 +1,182 @@
+"""Tests of what rules round while it is sent: where it is cast, and what stays exact."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.updates import Asynchronous, Delayed, ModelAverage, StaleSynchronous, Synchronous
+from coordinator.updates.transport.rounding import restored, rounded
+from tests.ps_strategy.every_worker import concrete_function
+from tests.ps_strategy.sharded.partitioners import partitioned
+from tests.updates.descent import descend, mostly_long, run
+from tests.updates.parts_of_rules import model_of
+
+# Of 1 and 1 + 2**-9, the nearest numbers with 8 bits are 1.
+FINE = 1 + 2**-9
+
+
+def sent_to_16_bits(values):
+    """Rounds float32 values to the nearest of 8 significant bits, ties to even; with integers, as IEEE 754 says."""
+    bits = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    kept = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return kept.astype(np.uint32).view(np.float32)
+
+
+def step_with(rule, variables, gradients):
+    """Returns a step that pushes these gradients, and returns the variables that it has read."""
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            found = [tf.identity(variable) for variable in variables]
+        rule.push(gradients, version)
+        return found
+
+    return step
+
+
+def test_a_round_trip_gives_the_nearest_number_of_eight_bits():
+    random = np.random.default_rng(0)
+    values = (random.normal(size=10_000) * 10.0 ** random.integers(-30, 30, 10_000)).astype(np.float32)
+    values[:3] = 0.0, -0.0, FINE
+    variable = tf.Variable(values)
+    found = restored(rounded(variable.read_value(), tf.bfloat16), variable)
+    assert found.dtype == tf.float32
+    np.testing.assert_array_equal(found, sent_to_16_bits(values))
+    assert np.max(np.abs(found - values) / np.maximum(np.abs(values), 1e-37)) <= 2**-8
+    again = restored(rounded(found, tf.bfloat16), variable)
+    np.testing.assert_array_equal(again, found)
+
+
+def test_infinite_values_and_nan_stay_what_they_are():
+    found = tf.cast(rounded(tf.constant([np.inf, -np.inf, np.nan]), tf.bfloat16), tf.float32).numpy()
+    assert found[:2].tolist() == [np.inf, -np.inf]
+    assert np.isnan(found[2])
+
+
+def test_scalars_other_dtypes_and_rows_are_not_rounded():
+    rows = tf.IndexedSlices(tf.constant([[FINE]]), tf.constant([0]))
+    for tensor in (tf.constant(FINE), tf.constant([FINE], tf.float64), tf.constant([257]), rows):
+        assert rounded(tensor, tf.bfloat16) is tensor
+    assert rounded(tf.constant([FINE]), None).dtype == tf.float32
+
+
+RULES = {
+    "Asynchronous": Asynchronous,
+    "Synchronous": lambda *args, **options: Synchronous(*args, grads_to_wait=1, **options),
+    "StaleSynchronous": lambda *args, **options: StaleSynchronous(*args, get_model_frequency=1, **options),
+    "Delayed": lambda *args, **options: Delayed(*args, delay=0.0, **options),
+}
+
+
+@pytest.mark.parametrize("name", mostly_long(RULES, "Asynchronous", "Synchronous"))
+def test_a_rule_rounds_pulls_and_pushes_and_counts_what_it_sends(strategy, name):
+    large = [2**18 + 1]
+    with strategy.scope():
+        vector, matrix, table = (tf.Variable(tf.fill(shape, FINE)) for shape in ([3], large, [4, 2]))
+        scalar = tf.Variable(FINE)
+        variables = [vector, matrix, table, scalar]
+        exact = RULES[name](descend, variables, learning_rate=1.0, embeddings=[table], transfer_dtype=tf.float32)
+        rule = RULES[name](descend, variables, learning_rate=1.0, embeddings=[table], transfer_dtype=tf.bfloat16)
+    gradients = [tf.fill([3], -FINE), tf.fill(large, -FINE), tf.fill([4, 2], -FINE), tf.constant(-FINE)]
+
+    found = run(strategy, step_with(rule, variables, gradients), 0)
+    if name == "Delayed":
+        rule.flush()
+    assert [np.unique(value).tolist() for value in found] == [[1.0], [1.0], [FINE], [FINE]]
+    assert [np.unique(variable).tolist() for variable in variables] == [[FINE + 1]] * 2 + [[2 * FINE]] * 2
+    of_16_bits = rule.statistics()
+    run(strategy, step_with(exact, variables, gradients), 0)
+    of_32_bits = exact.statistics()
+    assert of_32_bits.bytes_pulled - of_16_bits.bytes_pulled == 2 * (3 + large[0])
+    assert of_32_bits.bytes_pushed - of_16_bits.bytes_pushed == 2 * (3 + large[0])
+
+
+def test_no_float32_vector_leaves_its_device(strategy):
+    with strategy.scope():
+        variables = [tf.Variable(tf.ones([300])), tf.Variable(tf.ones([300])), tf.Variable(tf.ones([2**18 + 1]))]
+        rule = Asynchronous(descend, variables, learning_rate=1.0, embeddings=(), transfer_dtype=tf.bfloat16)
+    gradients = [tf.ones_like(variable) for variable in variables]
+    graph = concrete_function(strategy, step_with(rule, variables, gradients)).graph
+    sent = [
+        tensor
+        for operation in graph.get_operations()
+        for tensor in operation.inputs
+        if job_of(tensor.op) != job_of(operation) and tensor.shape.rank == 1 and tensor.shape[0] >= 300
+    ]
+    # To the worker and back.
+    assert len({tensor.ref() for tensor in sent}) == 2 * len(variables)
+    assert {tensor.dtype for tensor in sent} == {tf.bfloat16}
+
+
+def job_of(operation):
+    """Returns where an operation runs: on a parameter server if its device is one, or it is called with its handles."""
+    return tf.DeviceSpec.from_string(operation.device).job or "worker"
+
+
+def test_the_mean_of_rounded_gradients_is_not_rounded(strategy):
+    with strategy.scope():
+        variable = tf.Variable(tf.zeros([2]))
+        rule = Synchronous(descend, [variable], learning_rate=1.0, grads_to_wait=2, transfer_dtype=tf.bfloat16)
+
+    @tf.function
+    def step(value):
+        with rule.pull() as version:
+            gradient = tf.fill([2], value)
+        return rule.push([gradient], version)
+
+    for value in (256.0, 1.0):
+        assert run(strategy, step, 0, tf.constant(value))
+    # 257 has nine significant bits.
+    np.testing.assert_array_equal(variable.numpy(), [-128.5, -128.5])
+
+
+def test_parts_of_a_sharded_variable_are_rounded_if_they_are_no_embedding(strategy):
+    with strategy.scope(), partitioned(2):
+        variable = tf.Variable(tf.fill([4, 3], FINE))
+        assert len(variable.parts) == 2
+        rule = Asynchronous(descend, [variable], learning_rate=1.0, embeddings=(), transfer_dtype=tf.bfloat16)
+    found = run(strategy, step_with(rule, [variable], [tf.fill([4, 3], -FINE)]), 0)
+    assert np.unique(found[0]).tolist() == [1.0]
+    assert np.unique(variable.numpy()).tolist() == [FINE + 1]
+    assert rule.statistics().bytes_pulled == 2 * 4 * 3
+
+
+def test_models_are_averaged_unrounded(strategy):
+    with strategy.scope():
+        variable = tf.Variable([FINE])
+        rule = ModelAverage(descend, [variable], learning_rate=1.0)
+        with pytest.raises(TypeError, match="transfer_dtype"):
+            ModelAverage(descend, [variable], learning_rate=1.0, transfer_dtype=tf.bfloat16)
+    found = run(strategy, step_with(rule, [variable], [tf.constant([-FINE])]), 0)
+    assert found[0].tolist() == [FINE]
+
+
+def test_rules_have_the_default_of_the_options_unless_they_say_otherwise(strategy, monkeypatch):
+    services = strategy.extended.services
+    options = dataclasses.replace(services.options, transfer_dtype=tf.bfloat16)
+    monkeypatch.setattr(strategy.extended, "services", dataclasses.replace(services, options=options))
+    with strategy.scope():
+        variable = tf.Variable([1.0])
+        rounds = Asynchronous(descend, [variable], learning_rate=1.0, error_feedback=True)
+        is_exact = Asynchronous(descend, [variable], learning_rate=1.0, transfer_dtype=tf.float32)
+        averages = ModelAverage(descend, [variable], learning_rate=1.0)
+    assert [model_of(rule).transfer_dtype for rule in (rounds, is_exact, averages)] == [tf.bfloat16, None, None]
+
+
+def test_a_rule_refuses_other_dtypes_in_words(strategy):
+    with strategy.scope():
+        variable = tf.Variable([1.0])
+        for dtype, message in (
+            (tf.float16, r"^transfer_dtype must be tf.bfloat16, tf.float32 or None, got tf.float16 \(its numbers end"),
+            (tf.int8, r"^transfer_dtype must be tf.bfloat16, tf.float32 or None, got tf.int8\.$"),
+            ("bfloat16", r"^transfer_dtype must be tf.bfloat16, tf.float32 or None, got 'bfloat16'\.$"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                Asynchronous(descend, [variable], learning_rate=1.0, transfer_dtype=dtype)
+        with pytest.raises(ValueError, match=r"^error_feedback needs transfer_dtype=tf.bfloat16, of the rule or"):
+            Asynchronous(descend, [variable], learning_rate=1.0, error_feedback=True)
+        with pytest.raises(TypeError, match=r"^error_feedback must be True or False, got 1\.$"):
+            Asynchronous(descend, [variable], learning_rate=1.0, transfer_dtype=tf.bfloat16, error_feedback=1)
