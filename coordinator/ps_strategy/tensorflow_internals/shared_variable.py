@@ -6,8 +6,8 @@ variable of a model.
 
 TensorFlow's kernels `ResourceScatterAdd`, `ResourceScatterUpdate` and so on take a variable's lock shared: two that run
 at the same time may both add to the value that they found in a row. `ResourceScatterNdAdd` and so on take it
-exclusively, and are as fast. There are none for products and quotients: those of a server run one after the other, under a
-mutex. The exclusive kernels lock them out, too.
+exclusively, and are as fast. There are none for products and quotients: those of a server run one after the other,
+under a mutex. The exclusive kernels lock them out, too.
 """
 
 import functools
