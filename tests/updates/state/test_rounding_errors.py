@@ -96,6 +96,7 @@ def test_a_push_that_is_not_finite_leaves_the_error_as_it_was(strategy):
     assert variable.numpy().tolist() == [-(2**-8), -(2**-9)]
 
 
+@pytest.mark.long
 def test_each_worker_has_errors_and_a_restarted_one_begins_with_zero(strategy, shared_cluster):
     with strategy.scope():
         variable = tf.Variable([0.0])
