@@ -98,3 +98,44 @@ def test_another_strategy_is_refused():
     other = tf.distribute.OneDeviceStrategy("/cpu:0")
     with other.scope(), pytest.raises(RuntimeError, match=r"inside strategy\.scope"):
         Table("words", DIM, 100, subtract)
+
+
+INDEX = """
+import numpy as np, tensorflow as tf
+from coordinator.embeddings import Table
+
+ROWS, SOME, ROW = 3_000_000, 2**16, 4 + 8 + 4  # a number, the key, the stamp
+
+def used():
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * 4096
+
+def create(rows):
+    table = Table("words", 1, rows, lambda rows, gradient: rows.assign_sub(gradient))
+
+    @tf.function
+    def step(keys):
+        with tf.GradientTape() as tape:
+            rows = table.lookup(keys, training=True)
+        table.apply_gradients(tape.gradient(rows, table.variable))
+
+    return table, step
+
+random = np.random.default_rng(0)
+keys = random.integers(-(2**63), 2**63 - 1, ROWS)
+create(SOME)[1](tf.constant(keys[:SOME]))  # what is loaded once
+before = used()
+table, step = create(ROWS)
+created = used()
+for first in range(0, ROWS - SOME, SOME):
+    step(tf.constant(keys[first : first + SOME]))
+print((created - before) / ROWS, (used() - before) / table.size() - ROW)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_the_index_and_all_else_beside_rows_take_at_most_60_bytes_for_a_key(run_program):
+    created, full = map(float, run_program(INDEX).stdout.split())
+    assert created < 60
+    assert full < 60
