@@ -14,6 +14,7 @@ import enum
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from coordinator.build_turns import BuildTurns
 from coordinator.errors import ParameterServerLost
 
 
@@ -88,6 +89,10 @@ class Cancellation(Protocol):
 
 class Runtime(Protocol):
     """Runs work on numbered workers."""
+
+    @property
+    def turns(self) -> BuildTurns:
+        """Which workers may run a function for the first time now."""
 
     def bind_thread(self, worker: int) -> None:
         """Prepares the calling thread to run work on `worker`; called once at the thread's start."""

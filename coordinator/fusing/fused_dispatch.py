@@ -7,6 +7,7 @@
 Guarantees:
 - A call never waits for closures that are not there yet.
 - No worker takes more than a fair share of what waits, so that workers stay balanced.
+- While a worker makes a call of a new size, which takes long to build, the others make those that they know.
 - A closure that was tried before runs alone. So a closure that kills its worker, or raises an error, is distinguished
   from those that ran in the same call.
 
@@ -51,10 +52,12 @@ class FusedDispatch:
         self._model = FusionSizeModel(self._limit)
         # The function of the latest call, if its duration is to be recorded.
         self._function: Hashable | None = None
+        # Whether the worker may make a call of a size that it did not make before.
+        self._has_turn = False
 
     def reset(self) -> None:
-        """Forgets what was learned, since the worker is another process now."""
-        self._model = FusionSizeModel(self._limit)
+        """Has each size of a call built again, since the worker is another process now."""
+        self._model.restart()
 
     def gather(self, attempt: Attempt) -> list[Attempt]:
         """Returns the attempts to run in one call, `attempt` the first of them."""
@@ -64,13 +67,22 @@ class FusedDispatch:
         function = self._function
         waiting = 1 + self._queue.workers.waiting_with(attempt.closure)
         share = -(-waiting // max(self._live_workers(), 1))
-        limit = self._model.steps(function, min(share, most))
+        limit = self._model.steps(function, min(share, most), self._take_turn)
         if limit == 1:
             return [attempt]
-        return self._queue.take_batch(attempt, limit, lambda available: self._model.steps(function, available))
+        # The queue's lock is held meanwhile: no turn is taken then.
+        return self._queue.take_batch(
+            attempt, limit, lambda available: self._model.steps(function, available, lambda: self._has_turn)
+        )
 
     def run(self, attempts: Sequence[Attempt]) -> Sequence[Any]:
         """Runs the attempts that were gathered last; returns their results. Raises what the runtime raises."""
+        try:
+            return self._run_gathered(attempts)
+        finally:
+            self._give_turn_back()
+
+    def _run_gathered(self, attempts: Sequence[Attempt]) -> Sequence[Any]:
         first = attempts[0]
         if first.closure.whole is not None:
             return (self._run_steps(first),)
@@ -90,13 +102,14 @@ class FusedDispatch:
         started = time.monotonic()
         while True:
             most = min(attempt.closure.runs, self._most(attempt))
-            count = 1 if most < 2 else self._model.steps(self._function, most)
+            count = 1 if most < 2 else self._model.steps(self._function, most, self._take_turn)
             self._queue.runs.begin(attempt, count)
             start = self._record_start(attempt, count)
             result = self._runtime.run_steps(self._worker, attempt.work, count, attempt.cancellation)
             end = time.monotonic()
             if self._function is not None:
                 self._model.record(self._function, count, end - start)
+            self._give_turn_back()
             if not self._queue.runs.confirm(attempt, result, may_continue=end - started < _MAX_SECONDS):
                 return result
 
@@ -106,6 +119,15 @@ class FusedDispatch:
         most = 1 if key is None or not self._is_allowed else self._runtime.most_fused(self._worker, attempt.work)
         self._function = key.function if key is not None and most > 1 else None
         return most
+
+    def _take_turn(self) -> bool:
+        self._has_turn = self._has_turn or self._runtime.turns.take(self._worker)
+        return self._has_turn
+
+    def _give_turn_back(self) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            self._runtime.turns.give_back(self._worker)
 
     def _record_start(self, first: Attempt, count: int) -> float:
         """Records that a call of `count` runs starts; returns when, in seconds of the `time.monotonic` clock."""

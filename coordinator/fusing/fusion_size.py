@@ -7,6 +7,7 @@ keep the call short.
 A call of a new number of steps is built (traced, sent to the worker, prepared there) when it first runs, which takes
 about as long for each step as building the function itself. So there are few such numbers, and a larger one is first
 tried when it would already have saved a good part of its building time; training lasts longer than it has so far.
+A worker builds it only when it has its turn (`BuildTurns`), and makes the calls that it knows until then.
 
 Guarantee: nothing is fused unless it is known to pay. A function that failed in a call of several steps runs alone
 afterwards, since all of that call had to be run again.
@@ -15,7 +16,7 @@ afterwards, since all of that call had to be run again.
 import dataclasses
 import math
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 # The overhead of a call may take this part of its time.
 _OVERHEAD = 0.025
@@ -46,14 +47,26 @@ class FusionSizeModel:
         self._limit = limit
         self._costs: OrderedDict[Hashable, _FunctionCost] = OrderedDict()
 
-    def steps(self, function: Hashable, available: int) -> int:
-        """Returns how many steps the next call is to have, at least one, when this many are available."""
+    def restart(self) -> None:
+        """Notes that the worker is another process now, in which no function was run; the times are kept."""
+        for cost in self._costs.values():
+            cost.built = []
+
+    def steps(self, function: Hashable, available: int, may_build: Callable[[], bool] = lambda: True) -> int:
+        """Returns how many steps the next call is to have, at least one.
+
+        Args:
+          function: what the steps run.
+          available: the number of steps that there are.
+          may_build: called before a number of steps is returned that was not run on the worker before; returns whether
+            it may be.
+        """
         cost = self._costs.get(function)
         if available < 2 or (cost is not None and cost.runs_alone):
             return 1
         if self._limit is not None:
             return self._limit if self._limit <= available else min(1 << (available.bit_length() - 1), self._limit)
-        return 1 if cost is None else cost.steps(available)
+        return 1 if cost is None else cost.steps(available, may_build)
 
     def record(self, function: Hashable, steps: int, seconds: float) -> None:
         """Records the duration of a successful call."""
@@ -77,15 +90,17 @@ class _FunctionCost:
 
     Attributes:
       runs_alone: whether it is never to run with others.
-      built: the sizes that were run at least once, smallest first.
+      known: the sizes that were run at least once, smallest first.
+      built: those that were run in the present process of the worker.
       average: the moving average of the seconds of a call, by its size, without the first call, which builds it.
       latest: the last size above one that was run; 1 before there was one.
       calls: the number of calls.
       building: the seconds that building one more step takes.
-      wasted: the seconds that the size above the largest built one would have saved so far.
+      wasted: the seconds that the size above the largest known one would have saved so far.
     """
 
     runs_alone: bool = False
+    known: list[int] = dataclasses.field(default_factory=list)
     built: list[int] = dataclasses.field(default_factory=list)
     average: dict[int, float] = dataclasses.field(default_factory=dict)
     latest: int = 1
@@ -93,19 +108,26 @@ class _FunctionCost:
     building: float = 0.0
     wasted: float = 0.0
 
-    def steps(self, available: int) -> int:
-        if 1 not in self.average:
+    def steps(self, available: int, may_build: Callable[[], bool]) -> int:
+        if 1 not in self.average or not self.built:
             return 1
+        size = self._choice(available)
+        if size in self.built or may_build():
+            return size
+        return max((each for each in self.built if each <= size), default=1)
+
+    def _choice(self, available: int) -> int:
+        """Returns the size of the next call, whether it has been built or not."""
         wanted = self._wanted()
         if self.latest > 1 and self.calls % _CALLS_PER_CHECK == 0:
             wanted = 1 if wanted > 1 else self.latest
-        following = min(wanted, _GROWTH * self.built[-1])
+        following = min(wanted, _GROWTH * self.known[-1])
         is_worth_it = _FORESIGHT * self.wasted >= following * self.building
-        if self.built[-1] < following <= available and is_worth_it:
+        if self.known[-1] < following <= available and is_worth_it:
             return following
         limit = max(1, min(self._max_size(), available))
-        possible = [size for size in self.built if size <= limit]
-        # A built size above the wanted one costs nothing.
+        possible = [size for size in self.known if size <= limit]
+        # A known size above the wanted one costs nothing.
         return next((size for size in possible if size >= wanted), possible[-1])
 
     def record(self, steps: int, seconds: float) -> None:
@@ -113,15 +135,17 @@ class _FunctionCost:
         if steps > 1:
             self.latest = steps
         if steps not in self.built:
-            # The first call of one step mostly waits for connections between servers: count half of it.
-            self.building = seconds / steps if self.built else seconds / 2
             self.built = sorted([*self.built, steps])
-            self.wasted = 0.0
+            if steps not in self.known:
+                # The first call of one step mostly waits for connections between servers: count half of it.
+                self.building = seconds / steps if self.known else seconds / 2
+                self.known = sorted([*self.known, steps])
+                self.wasted = 0.0
             return
         average = self.average.get(steps, seconds)
         self.average[steps] = average + _WEIGHT * (min(seconds, _OUTLIER * average) - average)
         following = min(self._wanted(), _GROWTH * steps) if 1 in self.average else steps
-        if steps == self.built[-1] < following:
+        if steps == self.known[-1] < following:
             overhead, _ = self._parts()
             self.wasted += overhead * (1 - steps / following)
 
@@ -134,7 +158,7 @@ class _FunctionCost:
         return one - each, each
 
     def _wanted(self) -> int:
-        """Returns the size that would be right if it were built."""
+        """Returns the size that would be right if it were known."""
         if self.latest == 1:
             return _GROWTH if _GROWTH * self.average[1] <= _MAX_SECONDS else 1
         if self.latest not in self.average:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from coordinator.build_turns import BuildTurns
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost, TaskLost, WorkerLost
 from coordinator.runtime import Cancellation, Failure, FailureKind, FiniteInput
 
@@ -56,12 +57,14 @@ class FakeRuntime:
 
     Attributes:
       is_closed: whether `close` was called.
+      turns: which workers may run a function for the first time.
       fused_calls: the worker and the number of works of each fused call.
     """
 
     def __init__(self, workers: int = 2) -> None:
         self._addresses = {index: f"worker{index}:2222" for index in range(workers)}
         self.is_closed = False
+        self.turns = BuildTurns()
         self.fused_calls: list[tuple[int, int]] = []
         self.changed = threading.Condition()
         self._threads: dict[int, threading.Thread] = {}

@@ -289,4 +289,5 @@ class Cluster:
     def _set_workers(self, workers: dict[int, Worker]) -> None:
         # Replaced as a whole, so that both may be read without a lock.
         self._workers = workers
+        self._runtime.turns.workers = len(workers)
         self._threads = frozenset(worker.thread for worker in workers.values())

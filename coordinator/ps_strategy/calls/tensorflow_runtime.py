@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.build_turns import BuildTurns
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall
 from coordinator.ps_strategy.fusing.stacked_outputs import concatenated
@@ -39,9 +40,13 @@ class TensorFlowRuntime:
 
     Args:
       membership: the connections to them.
+
+    Attributes:
+      turns: see `Runtime`.
     """
 
     def __init__(self, membership: Membership) -> None:
+        self.turns = BuildTurns()
         self._membership = membership
         # Holds the executor of each worker's thread: a thread whose executor is dropped falls back to the default one.
         self._of_thread = threading.local()
@@ -56,7 +61,7 @@ class TensorFlowRuntime:
         connection = self._membership.begin_attempt(worker)
         if connection is None:
             raise tf.errors.UnavailableError(None, None, f"{device} is not connected.")
-        context = WorkerContext(worker, f"{device}/device:CPU:0", connection.number, cancellation)
+        context = WorkerContext(worker, f"{device}/device:CPU:0", connection.number, cancellation, self.turns)
         try:
             return work(context)
         except BaseException:

@@ -95,7 +95,8 @@ class TracedFunction:
           tf.errors.OpError: it failed.
         """
         inputs = [*self.inputs_on(context, args, kwargs or {}), *self._captures_on(context)]
-        return self._run(context, self._alone.for_next_call(), inputs, self.concrete)
+        run = functools.partial(self._run, context, inputs=inputs, stands_for=self.concrete)
+        return self._alone.call_on(context.index, context.connection_number, context.turns, run)
 
     def inputs_on(self, context: WorkerContext, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Returns the tensors to pass to the function on a worker for these arguments, without its captures.

@@ -5,18 +5,22 @@ between the servers. Copies are ordered like the iterations of a loop in one fun
 variable, dataset or other resource run one after the other.
 """
 
-import itertools
+import concurrent.futures
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from coordinator.build_turns import BuildTurns
 from coordinator.ps_strategy.fusing import hoisted_reads
 from coordinator.ps_strategy.fusing.message_packing import pack_transfers
 from coordinator.ps_strategy.tensorflow_internals.calls import captured_inputs
 from coordinator.ps_strategy.tensorflow_internals.compilation import built_function
 from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data, is_on_parameter_server, variable_of
+
+Result = TypeVar("Result")
 
 _logger = logging.getLogger("coordinator")
 
@@ -120,7 +124,8 @@ class GraphCopies:
 class PackedFunction:
     """Replaces a function that is called often, or reads variables in loops, by a copy with packed messages.
 
-    The copy has the same effects and results, but draws other random numbers. Thread-safe.
+    The copy has the same effects and results, but draws other random numbers. It is built once, and each worker begins
+    to use it when it has its turn, see `BuildTurns`. Thread-safe.
 
     Args:
       concrete: a `tf.types.experimental.ConcreteFunction`.
@@ -129,24 +134,55 @@ class PackedFunction:
 
     def __init__(self, concrete: Any, *, may_be_copied: bool) -> None:
         self._concrete = concrete
-        self._present = concrete
         # With one resource there are no messages to pack.
         has_loops = may_be_copied and hoisted_reads.has_loops(concrete)
-        is_worth_it = has_loops or (may_be_copied and len(servers_of_resources(concrete)) > 1)
+        self._is_worth_it = has_loops or (may_be_copied and len(servers_of_resources(concrete)) > 1)
         self._calls_before = _CALLS_BEFORE_HOISTING if has_loops else _CALLS_BEFORE_PACKING
-        self._calls = itertools.count(1) if is_worth_it else itertools.repeat(0)
+        # Several threads count; a few calls more or less do not matter.
+        self._calls = 0
+        self._lock = threading.Lock()
+        self._packed: concurrent.futures.Future[Any] | None = None
+        # By worker, the number of the connection with which it was run there.
+        self._used_on: dict[int, int] = {}
 
-    def for_next_call(self) -> Any:
-        """Returns the function to call, with the same inputs, outputs, and names of operations."""
-        # `next` returns each number to one thread only.
-        if next(self._calls) == self._calls_before:
+    def call_on(self, worker: int, connection: int, turns: BuildTurns, call: Callable[[Any], Result]) -> Result:
+        """Calls one of the two functions on a worker.
+
+        Args:
+          worker: its index.
+          connection: the number of the connection to it.
+          turns: say whether it may run the other function for the first time.
+          call: takes the function to call, which has the same inputs, outputs, and names of operations either way.
+
+        Returns:
+          What `call` returns.
+        """
+        if self._packed is not None and self._used_on.get(worker) == connection:
+            return call(self._packed.result())
+        self._calls += 1
+        if not self._is_worth_it or self._calls < self._calls_before or not turns.take(worker):
+            return call(self._concrete)
+        try:
+            result = call(self._built())
+            self._used_on[worker] = connection
+        finally:
+            turns.give_back(worker)
+        return result
+
+    def _built(self) -> Any:
+        with self._lock:
+            built, is_own = self._packed, self._packed is None
+            if built is None:
+                built = self._packed = concurrent.futures.Future()
+        if is_own:
             try:
-                self._present = packed_function(self._concrete) or self._concrete
+                built.set_result(packed_function(self._concrete) or self._concrete)
             except Exception:
                 _logger.warning(
                     "The messages of %s could not be packed; it runs unchanged.", self._concrete, exc_info=True
                 )
-        return self._present
+                built.set_result(self._concrete)
+        return built.result()
 
 
 def packed_function(concrete: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.build_turns import BuildTurns
 from coordinator.errors import ClosureCancelledError, ClosureInputError, WorkerLost
 from coordinator.options import Options
 from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
@@ -39,12 +40,14 @@ class WorkerContext:
       device: the full name of its CPU.
       connection_number: the number of the connection, which changes whenever the worker has lost its state.
       cancellation: cancels the calls of this piece of work.
+      turns: which workers may run a function for the first time now.
     """
 
     index: int
     device: str
     connection_number: int
     cancellation: CancellationManager
+    turns: BuildTurns
 
 
 class PerWorkerResource:

@@ -5,6 +5,7 @@ import concurrent.futures
 import pytest
 import tensorflow as tf
 
+from coordinator.build_turns import BuildTurns
 from coordinator.errors import ClosureCancelledError
 from coordinator.ps_strategy.calls import renewed_functions, traced_function
 from coordinator.ps_strategy.calls.renewed_functions import RenewedFunctions
@@ -77,7 +78,7 @@ def test_a_traced_function_runs_under_another_name_with_the_new_variable(monkeyp
     monkeypatch.setattr(traced_function, "call_concrete", recorded)
 
     def run(manager):
-        return traced.call_on(WorkerContext(0, "/device:CPU:0", 0, manager)).numpy()
+        return traced.call_on(WorkerContext(0, "/device:CPU:0", 0, manager, BuildTurns())).numpy()
 
     def recover(value):
         replace_handles([(variable, new_handle(variable))])

@@ -6,6 +6,7 @@ import threading
 import pytest
 import tensorflow as tf
 
+from coordinator.build_turns import BuildTurns
 from coordinator.ps_strategy.calls import traced_function
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.fusing.stacked_inputs import StackedInputs
@@ -48,7 +49,7 @@ def call():
     """Starts a call of two steps, as a worker does, and returns its future. Each step returns 3."""
     function = tf.function(lambda: tf.constant(3.0))
     traced = TracedFunction(function.get_concrete_function(), PerWorkerHandles())
-    context = WorkerContext(0, "/device:CPU:0", 0, CancellationManager())
+    context = WorkerContext(0, "/device:CPU:0", 0, CancellationManager(), BuildTurns())
     with concurrent.futures.ThreadPoolExecutor(2 * WORKERS) as pool:
         yield lambda: pool.submit(traced.call_fused, context, StackedInputs.of_steps([[], []]))
 

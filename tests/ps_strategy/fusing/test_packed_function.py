@@ -6,6 +6,7 @@ import logging
 import pytest
 import tensorflow as tf
 
+from coordinator.build_turns import BuildTurns
 from coordinator.ps_strategy.calls import traced_function
 from coordinator.ps_strategy.fusing import graph_copies
 from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
@@ -85,13 +86,13 @@ def test_a_packed_function_reads_finite_data_to_its_end(strategy, pair, called):
         first.assign_add([0.0, 1.0])
         return tf.cast(next(iterator), tf.float32) * second[0, 0] * first[0]
 
-    # One worker has packed it by then, so that all following calls use it.
+    # One worker has packed it by then. Others use it when they have their turn.
     seen = one_by_one(strategy, step, *[[iterator]] * 3)
     workers = len(strategy.cluster.workers)
     futures = [strategy.schedule(step, (iterator,)) for _ in range(9 * workers)]
     with pytest.raises(tf.errors.OutOfRangeError):
         strategy.join(TIMEOUT)
-    assert all(called[2:])
+    assert called[2]
     seen += [future.result(TIMEOUT) for future in futures if future.exception(TIMEOUT) is None]
     # Each worker gets each element twice, unless it got no step for the last of them.
     assert set(seen) <= {0.0, 3.0, 6.0, 9.0}
@@ -180,25 +181,58 @@ def test_a_function_that_cannot_be_copied_runs_unchanged(strategy, pair, called,
     assert "no copies today" in caplog.text
 
 
-def test_one_caller_packs_the_function_while_others_run_the_original(monkeypatch):
+def functions_called(packed, turns, workers, connection=0):
+    return [packed.call_on(worker, connection, turns, lambda function: function) for worker in workers]
+
+
+def test_one_worker_packs_the_function_while_others_run_the_original(monkeypatch):
     made = []
     monkeypatch.setattr(graph_copies, "servers_of_resources", lambda _: {"a": "there", "b": "there"})
     monkeypatch.setattr(graph_copies.hoisted_reads, "has_loops", lambda _: False)
 
     def make(concrete):
-        # Another caller gets the original function meanwhile.
-        made.append(packed.for_next_call())
+        # Another worker gets the original function meanwhile.
+        made.extend(functions_called(packed, turns, [1]))
         return "packed"
 
     monkeypatch.setattr(graph_copies, "packed_function", make)
-    packed = PackedFunction("itself", may_be_copied=True)
-    assert [packed.for_next_call() for _ in range(5)] == ["itself"] * 2 + ["packed"] * 3
+    packed, turns = PackedFunction("itself", may_be_copied=True), BuildTurns()
+    assert functions_called(packed, turns, [0] * 5) == ["itself"] * 2 + ["packed"] * 3
     assert made == ["itself"]
 
 
-def test_a_function_with_loops_is_built_anew_when_it_is_called_again(monkeypatch):
+def test_a_worker_first_runs_a_packed_function_when_it_has_its_turn(monkeypatch):
+    monkeypatch.setattr(graph_copies, "servers_of_resources", lambda _: {"a": "there", "b": "there"})
+    monkeypatch.setattr(graph_copies.hoisted_reads, "has_loops", lambda _: False)
+    monkeypatch.setattr(graph_copies, "packed_function", lambda _: "packed")
+    packed, turns = PackedFunction("itself", may_be_copied=True), BuildTurns()
+    assert functions_called(packed, turns, [0] * 3) == ["itself"] * 2 + ["packed"]
+    assert turns.take(2)
+    assert functions_called(packed, turns, [0, 1]) == ["packed", "itself"]
+    # A worker that was connected again is another process.
+    assert functions_called(packed, turns, [0], connection=1) == ["itself"]
+    turns.give_back(2)
+    assert functions_called(packed, turns, [0, 1], connection=1) == ["packed", "packed"]
+
+
+def test_a_failed_call_gives_its_turn_back(monkeypatch):
+    monkeypatch.setattr(graph_copies, "servers_of_resources", lambda _: {"a": "there", "b": "there"})
+    monkeypatch.setattr(graph_copies.hoisted_reads, "has_loops", lambda _: False)
+    monkeypatch.setattr(graph_copies, "packed_function", lambda _: "packed")
+    packed, turns = PackedFunction("itself", may_be_copied=True), BuildTurns()
+    functions_called(packed, turns, [0] * 2)
+
+    def fail(function):
+        raise OSError(function)
+
+    with pytest.raises(OSError, match="packed"):
+        packed.call_on(0, 0, turns, fail)
+    assert turns.take(1)
+
+
+def test_a_function_with_loops_is_built_again_at_its_second_call(monkeypatch):
     monkeypatch.setattr(graph_copies.hoisted_reads, "has_loops", lambda _: True)
     monkeypatch.setattr(graph_copies, "packed_function", lambda _: "packed")
     monkeypatch.setattr(graph_copies, "servers_of_resources", lambda _: {"a": "there"})
     packed = PackedFunction("itself", may_be_copied=True)
-    assert [packed.for_next_call() for _ in range(3)] == ["itself", "packed", "packed"]
+    assert functions_called(packed, BuildTurns(), [0] * 3) == ["itself", "packed", "packed"]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from coordinator.build_turns import BuildTurns
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution
 from coordinator.ps_strategy.per_worker.input_shares import InputShares
@@ -13,7 +14,7 @@ from tests.ps_strategy.failure_programs import resharded_inputs
 
 
 def context(worker: int, connection_number: int = 1) -> WorkerContext:
-    return WorkerContext(worker, "/device:CPU:0", connection_number, cancellation=None)
+    return WorkerContext(worker, "/device:CPU:0", connection_number, cancellation=None, turns=BuildTurns())
 
 
 class Traced:

@@ -6,11 +6,12 @@ import pytest
 import tensorflow as tf
 
 from coordinator import ClosureCancelledError, ClosureInputError
+from coordinator.build_turns import BuildTurns
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
 
 
 def context(worker: int = 0, connection_number: int = 1) -> WorkerContext:
-    return WorkerContext(worker, "/device:CPU:0", connection_number, cancellation=None)
+    return WorkerContext(worker, "/device:CPU:0", connection_number, cancellation=None, turns=BuildTurns())
 
 
 class Workshop:
