@@ -22,6 +22,7 @@ from coordinator.events.trace import Trace
 from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.program_settings import with_program_settings
+from coordinator.ps_strategy.brief_collections import BriefCollections
 from coordinator.ps_strategy.calls.left_result import Repeats
 from coordinator.ps_strategy.dashboard_sources import ServerQuestions, UsageCounters, dashboard_of
 from coordinator.ps_strategy.fusing.stacked_outputs import stackable
@@ -36,7 +37,7 @@ from coordinator.ps_strategy.strategy_parts import StrategyParts
 from coordinator.workers.cluster import Cluster
 
 
-class ParameterServerStrategy(tf.distribute.Strategy):
+class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     """Trains on workers with variables on parameter servers, driven by this one program.
 
     Create it before any variable: variables that exist when a process connects to its first cluster become unusable.
@@ -67,9 +68,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     ) -> None:
         check_partitioner(variable_partitioner)
         options = with_program_settings(options, os.environ)
-        cluster_resolver = resolver_of(cluster_resolver)
-        self._cluster_resolver = cluster_resolver
+        self._cluster_resolver = cluster_resolver = resolver_of(cluster_resolver)
         with contextlib.ExitStack() as ending:
+            ending.callback(self.end_brief_collections)
             parts = StrategyParts.connected(ParameterServerStrategy, cluster_resolver, options, ending)
             self._scheduler, self._tracer, self._handles = parts.scheduler, parts.tracer, parts.handles
             self._recovery, self.parameter_servers = parts.recovery, parts.parameter_servers
@@ -338,12 +339,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
+        with contextlib.closing(self):
             if kind is None:
                 self.join()
-        finally:
-            self.close()
 
     def __repr__(self) -> str:
-        servers = len(self.parameter_servers)
-        return f"<ParameterServerStrategy: {servers} parameter servers, {self.cluster.statistics()}>"
+        return (
+            f"<ParameterServerStrategy: {len(self.parameter_servers)} parameter servers, {self.cluster.statistics()}>"
+        )

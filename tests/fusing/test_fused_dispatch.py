@@ -72,6 +72,27 @@ def test_short_steps_are_fused_by_default(runtime: FakeRuntime) -> None:
             results(futures)
 
 
+def test_a_worker_makes_a_larger_call_only_when_it_has_its_turn(runtime: FakeRuntime) -> None:
+    with running_scheduler(runtime) as scheduler:
+
+        def run_many() -> None:
+            gate = behind_a_gate(scheduler, runtime)
+            futures = schedule(scheduler, [lambda _: None] * 64)
+            gate.open()
+            results(futures)
+
+        assert runtime.turns.take(1)
+        for _ in range(5):
+            run_many()
+        assert not runtime.fused_calls
+        runtime.turns.give_back(1)
+        while not runtime.fused_calls:
+            run_many()
+        scheduler.join(LIMIT)
+        # The turn has ended with the call.
+        assert runtime.turns.take(1)
+
+
 def test_no_worker_takes_more_than_its_share_of_the_waiting_closures() -> None:
     runtime = FakeRuntime(2)
     with running_scheduler(runtime, dataclasses.replace(OPTIONS, steps_per_dispatch=64)) as scheduler:

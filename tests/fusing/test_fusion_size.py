@@ -97,3 +97,31 @@ def test_measurements_of_unused_functions_are_dropped() -> None:
     for number in range(1000):
         model.record(number, 1, 1e-3)
     assert model.steps("first", ENOUGH) == 4
+
+
+def test_a_new_size_is_run_only_when_it_may_be_built() -> None:
+    model = FusionSizeModel(None)
+    for _ in range(100):
+        assert model.steps("step", ENOUGH, lambda: False) == 1
+        model.record("step", 1, 1e-3)
+    assert train(model, 1e-3, 1e-6, 1) == [4]
+    assert model.steps("step", ENOUGH, lambda: False) == 4
+
+
+def test_a_worker_that_was_restarted_builds_what_is_known_at_once() -> None:
+    model = FusionSizeModel(None)
+    train(model, 1e-3, 1e-6, 1000)
+    model.restart()
+    assert train(model, 1e-3, 1e-6, 2, tracing=1.0) == [1, 64]
+    # The first call of a size, which takes longer, is not counted.
+    assert model.steps("step", ENOUGH) == 64
+
+
+def test_a_worker_that_was_restarted_makes_the_calls_that_it_has_built_until_it_may_build_more() -> None:
+    model = FusionSizeModel(None)
+    train(model, 1e-3, 1e-6, 1000)
+    model.restart()
+    model.record("step", 1, 1e-3)
+    assert model.steps("step", ENOUGH, lambda: False) == 1
+    model.record("step", 4, 1e-3)
+    assert model.steps("step", ENOUGH, lambda: False) == 4

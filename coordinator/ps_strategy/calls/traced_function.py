@@ -15,9 +15,8 @@ from coordinator.errors import ClosureCancelledError
 from coordinator.future import Future
 from coordinator.ps_strategy.calls.left_result import LeftResult, Repeats, on_client, wait_computed
 from coordinator.ps_strategy.calls.renewed_functions import RenewedFunctions
-from coordinator.ps_strategy.fusing import repeated_function
 from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
-from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction
+from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction, may_be_fused
 from coordinator.ps_strategy.fusing.stacked_inputs import StackedInputs
 from coordinator.ps_strategy.fusing.stacked_outputs import own_memory, stacked
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator
@@ -113,7 +112,7 @@ class TracedFunction:
     def may_be_fused(self) -> bool:
         """Whether its graph may be copied, and several calls of it run as one."""
         is_transferable = all(tensor.dtype not in (tf.resource, tf.variant) for tensor in self.concrete.outputs)
-        return is_transferable and repeated_function.may_be_fused(self.concrete)
+        return is_transferable and may_be_fused(self.concrete)
 
     @functools.cached_property
     def elements_per_call(self) -> float:

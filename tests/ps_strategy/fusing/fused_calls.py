@@ -42,7 +42,9 @@ class FusedCalls:
 
         monkeypatch.setattr(TensorFlowRuntime, "run_fused", recorded)
         monkeypatch.setattr(TensorFlowRuntime, "run_steps", recorded_steps)
-        monkeypatch.setattr(FusionSizeModel, "steps", lambda _, function, available: steps(fixed, function, available))
+        monkeypatch.setattr(
+            FusionSizeModel, "steps", lambda _, function, available, *__: steps(fixed, function, available)
+        )
 
     def run(self, fn: Any, arguments: Iterable[Sequence[Any]]) -> list[coordinator.Future]:
         """Schedules calls that all wait before the first begins; returns their futures when all have ended."""
