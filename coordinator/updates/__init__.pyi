@@ -1,6 +1,7 @@
 from . import decisions as decisions
 from .rule_statistics import RuleStatistics as RuleStatistics
 from .rule_statistics import Staleness as Staleness
+from .rules.accumulating import Accumulating as Accumulating
 from .rules.asynchronous import Asynchronous as Asynchronous
 from .rules.bounded_delay import BoundedDelay as BoundedDelay
 from .rules.delayed import Delayed as Delayed

@@ -209,7 +209,6 @@ class UpdateRule(tf.Module):
 
         Waits until all scheduled functions have finished, as `strategy.join()`. Version, clocks and counters continue.
         Functions are retraced when they are next scheduled; a concrete function keeps the rule that it was traced with.
-        (Sync-Switch, arXiv 2104.08364: synchronous first, asynchronous later.)
 
         Args:
           rule: for the same variables, and not in use.
@@ -224,8 +223,14 @@ class UpdateRule(tf.Module):
 
     # Overridden by the rules.
 
-    # Whether `push` may return False.
-    may_reject = False
+    # Whether a push sends the pulled values of dense variables with their gradients; see `Accumulating`.
+    sends_pulled_values = False
+
+    @property
+    def may_reject(self) -> bool:
+        """Whether `push` may return False."""
+        return False
+
     # Whether all servers are read after the version, which costs a message to each.
     _pulls_after_version = True
     # Whether a step checks the ids of rows before it sends any: some operations for each variable.
@@ -246,7 +251,7 @@ class UpdateRule(tf.Module):
         raise NotImplementedError
 
     def _pull_model(self, version: Any) -> PulledModel:
-        numbers = self._model.pulled_at_once()
+        numbers = self._model.pulled_at_once(with_large=self.sends_pulled_values)
         variables = [*(self._model.variables[number] for number in numbers), *self._optimizer.scalars]
         only_on = None if self._pulls_after_version else self.state.home
         dtype = self._model.transfer_dtype
@@ -263,11 +268,7 @@ class UpdateRule(tf.Module):
         """Applies all that was pushed to the shared model; nothing is scheduled meanwhile."""
 
     def _use_state(self) -> None:
-        """Creates what depends on `state`.
-
-        A rule that overrides it calls it in `__init__`; it is called again if the rule continues with the state of
-        another one.
-        """
+        """Creates what depends on `state`; a rule calls it in `__init__`, and again with another rule's state."""
 
     # Used by the rules.
 

@@ -6,11 +6,33 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.updates import Asynchronous, BoundedDelay, Delayed, ModelAverage, StaleSynchronous, Synchronous
+from coordinator.updates import (
+    Accumulating,
+    Asynchronous,
+    BoundedDelay,
+    Delayed,
+    ModelAverage,
+    StaleSynchronous,
+    Synchronous,
+)
 from tests.updates.descent import descend, run
+
+
+class OwnRule(Accumulating):
+    """A rule of a user, whose methods are not reached by what is refused."""
+
+    sends_pulled_values = True
+
+    def is_accepted(self, worker, pulled_version):
+        return self.version >= pulled_version
+
+    def combine(self, variable, gradients, workers, pulled):
+        return tf.reduce_sum(gradients + 0.0 * pulled, 0)
+
 
 RULES = {
     "asynchronous": Asynchronous,
+    "own": OwnRule,
     "several at a time": lambda *model, **common: StaleSynchronous(
         *model, get_model_frequency=2, grads_to_wait=2, **common
     ),

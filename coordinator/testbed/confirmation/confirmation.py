@@ -13,7 +13,7 @@ from coordinator.errors import SettingError
 from coordinator.options import Options
 from coordinator.setting_checks import check_integer, check_number
 from coordinator.simulation.rule import Rule
-from coordinator.simulation.rules import Asynchronous, BoundedDelay, StaleSynchronous, Synchronous
+from coordinator.simulation.rules import Asynchronous, BoundedDelay, ModelAverage, StaleSynchronous, Synchronous
 from coordinator.testbed.experiment import MOST_WORKERS, Experiment
 from coordinator.testbed.measurement import new_progress_bar, new_strategy
 from coordinator.testbed.step_times import Run, Sleeps
@@ -27,6 +27,7 @@ RULES: Mapping[str, Callable[[int], Rule]] = {
     "sync": Synchronous,
     "SSP": lambda _: StaleSynchronous(get_model_frequency=2, max_lead=2),
     "bounded delay": lambda _: BoundedDelay(max_delay=3),
+    "model average": lambda _: ModelAverage(),
 }
 _SLEEPS = Sleeps()
 

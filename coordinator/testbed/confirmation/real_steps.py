@@ -20,6 +20,7 @@ from coordinator.testbed.rule_counts import RuleCounts
 from coordinator.testbed.step_times import FINISHED, RECORDED, Run, Sleeps
 from coordinator.updates.rules.asynchronous import Asynchronous
 from coordinator.updates.rules.bounded_delay import BoundedDelay
+from coordinator.updates.rules.model_average import ModelAverage
 from coordinator.updates.rules.stale_synchronous import StaleSynchronous
 from coordinator.updates.rules.synchronous import Synchronous
 from coordinator.updates.state.gate import pause
@@ -33,7 +34,7 @@ _MORE = 50
 _DEADLINE = 300.0
 _VARIABLE_SHAPE = [16]
 _KINDS: dict[str, Callable[..., UpdateRule]] = {
-    kind.__name__: kind for kind in (Asynchronous, Synchronous, StaleSynchronous, BoundedDelay)
+    kind.__name__: kind for kind in (Asynchronous, Synchronous, StaleSynchronous, BoundedDelay, ModelAverage)
 }
 
 

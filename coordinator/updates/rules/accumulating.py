@@ -12,6 +12,7 @@ update before it is accepted; one that never is, is dropped.
 """
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,9 @@ import tensorflow as tf
 
 from coordinator.data.epochs import Epochs
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
+from coordinator.updates.rules.overridden import combined_by, decided
 from coordinator.updates.settings import SynchronousSettings
+from coordinator.updates.state.gate import Gate
 from coordinator.updates.state.gradient_columns import ChosenRows, GradientColumns
 from coordinator.updates.state.gradient_store import PUSH_ID_SIZE, GradientStore
 from coordinator.updates.state.push_log import PushLog
@@ -32,7 +35,22 @@ class Accumulating(UpdateRule):
     """Collects gradients on the parameter servers, and applies the mean of each `grads_to_wait` of them.
 
     Updates are made one after another, so there is no choice of locking. Each pull is followed by one push, and all
-    pushes have gradients for the same variables. The arguments are those of `Synchronous`.
+    pushes have gradients for the same variables. By itself it accepts each gradient, and lets no worker wait.
+
+    It is the base of rules of one's own, which override `may_begin`, `is_accepted` or `combine`. These are called while
+    a step is traced, and AutoGraph converts their conditions. What they may read, on the home server: `self.version`,
+    `self.waiting()`, `self.state.slowest_clock(besides=worker)`, and variables of the rule that are on this server.
+
+    Args:
+      optimizer, variables, embeddings, learning_rate, once, require_finite: see `UpdateRule`.
+      grads_to_wait: the number of gradients in an update, at least 1.
+
+    Attributes:
+      sends_pulled_values: whether `combine` gets the values that dense gradients were computed on. A subclass that
+        needs them sets it to True; a push is about twice as large then.
+
+    Raises:
+      ValueError: `grads_to_wait` is not an integer of at least 1; and see `UpdateRule`.
     """
 
     def __init__(  # noqa: PLR0913 - all but two are keywords
@@ -40,7 +58,7 @@ class Accumulating(UpdateRule):
         optimizer: Any,
         variables: Sequence[Any],
         *,
-        grads_to_wait: int,
+        grads_to_wait: int = 1,
         embeddings: Sequence[Any] | None = None,
         learning_rate: Any = None,
         once: Epochs | None = None,
@@ -94,16 +112,85 @@ class Accumulating(UpdateRule):
     # A wrong id would fail the update that contains it, perhaps in a later step, and on one server only.
     _checks_ids = True
 
-    def _is_accepted(self, worker: Any, pulled_version: Any) -> Any:
-        """Decides about a push of a worker, for the version that it has pulled; both are int64 scalars.
+    def may_begin(self, worker: Any, clock: Any) -> Any:
+        """Decides whether a worker may begin a step, on the home server, under the lock of the rule's state.
 
-        Called on the home server, under the state's lock; returns a bool scalar.
+        If it is overridden, a worker that may not begin asks again until it may. Idle and lost workers do not ask.
+
+        Args:
+          worker: its index, an int64 scalar.
+          clock: the number of steps that it has finished, an int64 scalar.
+
+        Returns:
+          A bool scalar.
         """
-        raise NotImplementedError
+        del worker, clock
+        return tf.constant(True)
+
+    def is_accepted(self, worker: Any, pulled_version: Any) -> Any:
+        """Decides whether a push is accepted, on the home server, under the lock of the rule's state.
+
+        If it is overridden, `push` may return False, and `run` repeats the step then.
+
+        Args:
+          worker: the index of the worker that has pushed, an int64 scalar.
+          pulled_version: the version that its gradients were computed on, an int64 scalar.
+
+        Returns:
+          A bool scalar.
+        """
+        del worker, pulled_version
+        return tf.constant(True)
+
+    def combine(self, variable: tf.Variable, gradients: Any, workers: Any, pulled: Any) -> Any:
+        """Returns the gradient of an update, on the server of its variable, under that server's lock.
+
+        Called for each variable with dense gradients, or part of a sharded one. Rows (`tf.IndexedSlices`) have a mean.
+
+        Args:
+          variable: as it is before the update.
+          gradients: of the pushes of the update, in their order, [n, *shape]; float32 if the variable has 16 bits.
+          workers: that have pushed them, by index, int64 [n].
+          pulled: the values of the variable that they were computed on, as `gradients`; None unless the rule has
+            `sends_pulled_values`.
+
+        Returns:
+          A tensor of the shape of the variable. The optimizer applies it.
+        """
+        del variable, pulled
+        return tf.reduce_sum(gradients, 0) / tf.cast(tf.size(workers), gradients.dtype)
+
+    @property
+    def may_reject(self) -> bool:
+        """Whether `push` may return False: `is_accepted` is overridden."""
+        return type(self).is_accepted is not Accumulating.is_accepted
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a step may wait for other workers, or is repeated until they have pushed. Then it is not fused."""
+        return self._has_gate or self.may_reject
+
+    @property
+    def _has_gate(self) -> bool:
+        return type(self).may_begin is not Accumulating.may_begin
+
+    def waiting(self) -> Any:
+        """Returns the number of accepted gradients that are in no update yet, an int64 scalar; for the decisions."""
+        return self._log.waiting()
 
     def _new_log(self) -> PushLog:
         """Creates the log of pushes; called in the strategy's scope."""
-        return PushLog(self.state, self._grads_to_wait, self._is_accepted)
+        return PushLog(self.state, self._grads_to_wait, self._accepts)
+
+    def _begin_step(self) -> Any:
+        return super()._begin_step() if self._gate is None else self._gate.wait_open()
+
+    def _accepts(self, worker: Any, pulled_version: Any) -> Any:
+        if self._gate is None:
+            return decided(self.is_accepted, worker, pulled_version)
+        # Not a push of an abandoned call, for which no worker has waited.
+        is_awaited = self.state.workers.pulled_version.sparse_read(worker) == pulled_version
+        return is_awaited & decided(self.is_accepted, worker, pulled_version)
 
     def _make_last_updates(self) -> int:
         """Applies all waiting gradients, on the client; returns their number."""
@@ -135,9 +222,10 @@ class Accumulating(UpdateRule):
             return tf.cond(is_repeated, drop, lambda: tf.constant(False))
 
     def _apply_rows(self, columns: GradientColumns, rows: ChosenRows) -> None:
-        """Has the optimizer change a server's variables by the mean of some gradients."""
+        """Has the optimizer change a server's variables by what `combine` makes of some gradients."""
         *scalars, rate = columns.scalars(rows)
-        self._apply(columns.device, columns.mean(rows), scalars, rate)
+        combined = columns.combined(rows, functools.partial(combined_by, self.combine))
+        self._apply(columns.device, combined, scalars, rate)
 
     def _build_updates(self, ids: Any) -> Any:
         """Makes the updates of some accepted pushes, and of those that are complete by then; returns a dependency."""
@@ -162,6 +250,8 @@ class Accumulating(UpdateRule):
     def _use_state(self) -> None:
         with self._strategy.scope():
             self._log = self._new_log()
+        begins = functools.partial(decided, self.may_begin)
+        self._gate = Gate(self._strategy, self.state, begins) if self._has_gate else None
         if self._once is not None:
             self.state.committed.read_waiting = self._log.waiting_ranges
 
@@ -193,12 +283,15 @@ class Accumulating(UpdateRule):
             microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)
             push = tf.stack([pulled.worker, self._strategy.extended.services.connection_number(), microseconds])
         scalars = [*pulled.scalars, self._optimizer.learning_rate(pulled.scalars, pulled.version)]
+        values_of = pulled.values_of(gradients, self._model.variables) if self.sends_pulled_values else {}
         sizes, stored = [], []
         for store in self._stores:
-            arrived, (push_there, *scalars_there), size = self._model.send(
-                store.device, gradients, [push, *scalars], is_packed=self.may_wait
+            values = {n: values_of[n] for n in self._model.by_device.get(store.device, ()) if n in values_of}
+            arrived, (push_there, *rest), size = self._model.send(
+                store.device, gradients, [push, *values.values(), *scalars], is_packed=self.may_wait
             )
-            stored.append(store.add(push_there, store.columns.row(arrived, scalars_there)))
+            values_there, scalars_there = dict(zip(values, rest, strict=False)), rest[len(values) :]
+            stored.append(store.add(push_there, store.columns.row(arrived, scalars_there, values_there)))
             sizes.append(size)
         ranges = [] if pulled.number is None else [pulled.number]
         entry = [push, pulled.version, tf.add_n(sizes), pulled.not_finite, *ranges]
@@ -241,7 +334,7 @@ class Accumulating(UpdateRule):
         is_sparse: dict[int, bool] | None = None if self._has_kinds else {}
 
         def new_store(device: str, variable: tf.Variable) -> GradientStore:
-            columns = GradientColumns(self._model, device, dtypes, is_sparse)
+            columns = GradientColumns(self._model, device, dtypes, is_sparse, has_pulled=self.sends_pulled_values)
 
             def use(rows: ChosenRows) -> None:
                 self._apply_rows(columns, rows)

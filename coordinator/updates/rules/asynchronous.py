@@ -51,9 +51,6 @@ class CollectedPushes(Accumulating):
         self.state = state
         self._use_state()
 
-    def _is_accepted(self, _: Any, __: Any) -> Any:
-        return tf.constant(True)
-
 
 class Asynchronous(UpdateRule):
     """Applies every gradient when it arrives, to whatever the model has become meanwhile.

@@ -10,7 +10,6 @@ from coordinator.ps_strategy.membership.cluster_definition import MAX_WORKERS
 from coordinator.updates import decisions
 from coordinator.updates.rules.accumulating import Accumulating
 from coordinator.updates.settings import BoundedDelaySettings
-from coordinator.updates.state.gate import Gate
 from coordinator.updates.state.rule_state import NO_STEP
 
 
@@ -62,23 +61,13 @@ class BoundedDelay(Accumulating):
             error_feedback=error_feedback,
         )
 
-    def _use_state(self) -> None:
-        super()._use_state()
-        self._gate = Gate(self._strategy, self.state, self._may_begin)
-
-    def _begin_step(self) -> Any:
-        return self._gate.wait_open()
-
-    def _may_begin(self, worker: Any, _: Any) -> Any:
-        """Returns whether a worker may compute a gradient; on the home server, under the state's lock."""
+    def may_begin(self, worker: Any, clock: Any) -> Any:
+        """See `Accumulating`."""
+        del clock
         state = self.state
         version, in_flight = state.version.read_value(), state.workers.pulled_version.read_value()
         is_other = (in_flight != NO_STEP) & (tf.range(MAX_WORKERS, dtype=tf.int64) != worker)
-        pushed = version * self._grads_to_wait + self._log.waiting()
+        pushed = version * self._grads_to_wait + self.waiting()
         oldest = tf.reduce_min(tf.where(is_other, tf.minimum(in_flight, version), version))
         before = pushed + tf.math.count_nonzero(is_other)
         return decisions.may_start(before, oldest, self._grads_to_wait, self._max_delay)
-
-    def _is_accepted(self, worker: Any, pulled_version: Any) -> Any:
-        """Accepts all pushes but those of abandoned calls, for which no worker has waited."""
-        return self.state.workers.pulled_version.sparse_read(worker) == pulled_version

@@ -72,6 +72,11 @@ class Delayed(Accumulating):
             error_feedback=error_feedback,
         )
 
+    @property
+    def may_wait(self) -> bool:
+        """True: a pull applies what is due, which may be much."""
+        return True
+
     def settle(self) -> None:
         """Does nothing: the gradients in the queue are to be late, also those of the end of an epoch."""
 

@@ -25,8 +25,7 @@ class Synchronous(Accumulating):
       ValueError: `grads_to_wait` is not an integer of at least 1; and see `UpdateRule`.
     """
 
-    may_reject = True
-
-    def _is_accepted(self, _: Any, pulled_version: Any) -> Any:
-        version, waiting = self.state.version.read_value(), self._log.waiting()
-        return decisions.is_accepted(version, pulled_version, waiting, self._grads_to_wait)
+    def is_accepted(self, worker: Any, pulled_version: Any) -> Any:
+        """See `Accumulating`."""
+        del worker
+        return decisions.is_accepted(self.version.read_value(), pulled_version, self.waiting(), self._grads_to_wait)

@@ -1,10 +1,11 @@
 """The layout in columns of the gradients of one server's variables.
 
-    per variable: values | indices | kind     per optimizer: scalar | scalar ...
+    per variable: values | indices | kind | pulled     per optimizer: scalar | scalar ...
 
 Usually all pushes have the same kinds of gradients: `kind` does not exist, and the indices of dense gradients are left
 out. With `has_kinds`, each row has all columns and tells its kinds itself: the step that applies a gradient may have
-been traced before any push, or in another program.
+been traced before any push, or in another program. `pulled`, the value that a dense gradient was computed on, exists
+only for rules that ask for it.
 """
 
 import dataclasses
@@ -33,6 +34,11 @@ class ChosenRows:
     lists: Sequence[Any]
     places: Any
     is_chosen: Any
+
+    @property
+    def workers(self) -> Any:
+        """The workers that have pushed them, int64 [n]: the first number of the ids, which are the last list."""
+        return self.stacked(len(self.lists) - 1, tf.int64, tf.TensorShape([None]))[:, 0]
 
     def first(self, column: int, dtype: tf.DType) -> Any:
         """Returns a column of the first row, in the shape that it was added with."""
@@ -74,6 +80,7 @@ class GradientColumns:
       scalars: the dtypes of the scalars that the optimizer needs.
       is_sparse: by the positions of the variables that have gradients, whether these are `tf.IndexedSlices`; filled
         when a push is traced, and shared by all servers. None if each push may have other kinds of gradients.
+      has_pulled: whether a dense gradient is stored with the value that it was computed on.
 
     Attributes:
       device, is_sparse: as given.
@@ -84,26 +91,36 @@ class GradientColumns:
     """
 
     def __init__(
-        self, model: Model, device: str, scalars: Sequence[tf.DType], is_sparse: dict[int, bool] | None
+        self,
+        model: Model,
+        device: str,
+        scalars: Sequence[tf.DType],
+        is_sparse: dict[int, bool] | None,
+        *,
+        has_pulled: bool = False,
     ) -> None:
         self.device = device
         self.has_kinds = is_sparse is None
         self.is_sparse = {} if is_sparse is None else is_sparse
         self._variables = {number: model.variables[number] for number in model.by_device.get(device, ())}
-        per_variable = 3 if self.has_kinds else 2
+        per_variable = 2 + self.has_kinds + has_pulled
+        self._pulled = per_variable - 1 if has_pulled else None
         self._column = {number: per_variable * place for place, number in enumerate(self._variables)}
         self._scalars = dict(enumerate(scalars, start=per_variable * len(self._variables)))
         self.dtypes: list[tf.DType] = []
         for variable in self._variables.values():
-            self.dtypes += [variable.dtype, tf.int64, tf.int32][:per_variable]
+            kind, pulled = [tf.int32] * self.has_kinds, [variable.dtype] * has_pulled
+            self.dtypes += [variable.dtype, tf.int64, *kind, *pulled]
         self.dtypes += self._scalars.values()
         of_variables = per_variable * len(model.variables)
         self.width = of_variables + len(scalars)
         self.places = [per_variable * number + part for number in self._variables for part in range(per_variable)]
         self.places += range(of_variables, self.width)
 
-    def row(self, gradients: Mapping[int, Any], scalars: Sequence[Any]) -> dict[int, Any]:
-        """Returns the columns of a push, from the gradients by the positions of their variables."""
+    def row(
+        self, gradients: Mapping[int, Any], scalars: Sequence[Any], pulled: Mapping[int, Any] | None = None
+    ) -> dict[int, Any]:
+        """Returns the columns of a push, from the gradients and pulled values by the positions of their variables."""
         found: dict[int, Any] = {}
         for number, column in self._column.items():
             dtype, gradient = self._variables[number].dtype, gradients.get(number)
@@ -115,6 +132,8 @@ class GradientColumns:
                 found |= {column: tf.cast(gradient.values, dtype), column + 1: tf.cast(gradient.indices, tf.int64)}
             elif gradient is not None:
                 found[column] = tf.cast(gradient, dtype)
+                if self._pulled is not None and pulled is not None:
+                    found[column + self._pulled] = pulled[number]
         return found | dict(zip(self._scalars, scalars, strict=True))
 
     def used(self) -> list[int]:
@@ -124,16 +143,26 @@ class GradientColumns:
         found: list[int] = []
         for number, column in self._column.items():
             if number in self.is_sparse:
-                found += [column, column + 1] if self.is_sparse[number] else [column]
+                pulled = [] if self._pulled is None else [column + self._pulled]
+                found += [column, column + 1] if self.is_sparse[number] else [column, *pulled]
         return [*found, *self._scalars]
 
     def scalars(self, rows: ChosenRows) -> list[Any]:
         """Returns the scalars of the last push among the rows."""
         return [rows.stacked(column, dtype, tf.TensorShape([]))[-1] for column, dtype in self._scalars.items()]
 
-    def mean(self, rows: ChosenRows) -> dict[int, Any]:
-        """Returns the means of gradients by the positions of their variables, computed in float32 if less precise."""
-        return {number: self._mean_of(number, rows) for number in self._variables if number in self.is_sparse}
+    def combined(self, rows: ChosenRows, combine: Callable[..., Any]) -> dict[int, Any]:
+        """Returns the gradients of an update by the positions of their variables, computed in float32 if less precise.
+
+        Args:
+          rows: those of the update.
+          combine: makes one of several dense gradients, see `Accumulating.combine`. Sparse ones have a mean.
+        """
+        return {
+            number: self._mean_of_rows(number, rows) if is_sparse else self._combined_of(number, rows, combine)
+            for number, is_sparse in sorted(self.is_sparse.items())
+            if number in self._variables
+        }
 
     def apply_first(self, rows: ChosenRows, apply: Callable[[int, Any], None]) -> None:
         """Applies the first gradient of rows that tell their kinds.
@@ -149,13 +178,17 @@ class GradientColumns:
                 kinds.append(self._branch(number, rows, apply, is_sparse=True))
             tf.switch_case(tf.ensure_shape(rows.first(column + 2, tf.int32), []), kinds)
 
-    def _mean_of(self, number: int, rows: ChosenRows) -> Any:
+    def _combined_of(self, number: int, rows: ChosenRows, combine: Callable[..., Any]) -> Any:
         variable, column = self._variables[number], self._column[number]
-        dtype = tf.float32 if variable.dtype in (tf.float16, tf.bfloat16) else variable.dtype
+        dtype = _precise(variable.dtype)
+        columns = [column, *([] if self._pulled is None else [column + self._pulled])]
+        gradients, *pulled = (tf.cast(rows.stacked(each, variable.dtype, variable.shape), dtype) for each in columns)
+        return tf.cast(combine(variable, gradients, rows.workers, *(pulled or [None])), variable.dtype)
+
+    def _mean_of_rows(self, number: int, rows: ChosenRows) -> Any:
+        variable, column = self._variables[number], self._column[number]
+        dtype = _precise(variable.dtype)
         count = tf.cast(tf.size(rows.places), dtype)
-        if not self.is_sparse[number]:
-            stacked = rows.stacked(column, variable.dtype, variable.shape)
-            return tf.cast(tf.reduce_sum(tf.cast(stacked, dtype), 0) / count, variable.dtype)
         values = tf.cast(rows.concatenated(column, variable.dtype, variable.shape[1:].as_list()), dtype)
         indices = rows.concatenated(column + 1, tf.int64, [])
         shape = _shape_of(variable)
@@ -178,6 +211,10 @@ class GradientColumns:
             return True
 
         return branch
+
+
+def _precise(dtype: tf.DType) -> tf.DType:
+    return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 
 
 def _shape_of(variable: tf.Variable) -> Any:

@@ -123,9 +123,9 @@ class Model:
             found.append(None if not is_complete else parts[0] if len(parts) == 1 else tf.concat(parts, 0))
         return found
 
-    def pulled_at_once(self) -> list[int]:
+    def pulled_at_once(self, *, with_large: bool = False) -> list[int]:
         """Returns the positions of the variables that are pulled before they are read: small, and not embeddings."""
-        return [number for number in self.dense if not self.is_large(number)]
+        return [number for number in self.dense if with_large or not self.is_large(number)]
 
     def is_rounded(self, number: int) -> bool:
         """Returns whether the variable at a position, and dense gradients for it, are rounded when they are sent."""

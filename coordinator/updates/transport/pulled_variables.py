@@ -46,6 +46,20 @@ class PulledModel:
         version, worker, *scalars = (after_checks(checks, each) for each in (self.version, self.worker, *self.scalars))
         return dataclasses.replace(self, version=version, worker=worker, scalars=scalars, checks=checks)
 
+    def values_of(self, gradients: Mapping[int, Any], variables: Sequence[Any]) -> dict[int, Any]:
+        """Returns the values of the variables that have dense gradients, by position; they depend on the checks.
+
+        Raises:
+          ValueError: one was not pulled.
+        """
+        dense = [number for number, gradient in gradients.items() if not isinstance(gradient, tf.IndexedSlices)]
+        if missing := [variables[number].name for number in dense if number not in self.values]:
+            raise ValueError(
+                f"The rule sends pulled values with the gradients, and has none of {missing[0]}. Call rule.pull() and "
+                "rule.push() in one function; a variable of embeddings= must have gradients of rows, tf.IndexedSlices."
+            )
+        return {number: after_checks(self.checks, self.values[number]) for number in dense}
+
 
 def latest_pull(key: str) -> PulledModel | None:
     """Returns the last pull of the function that is being traced, of those stored in its graph under this key."""

@@ -1,0 +1,234 @@
+"""Tests of rules that users write: subclasses of `Accumulating` with the methods that are theirs to override."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coordinator.data import Epochs, arrays
+from coordinator.updates import Accumulating
+from coordinator.updates.rules.overridden import decided
+from tests.ps_strategy.every_worker import TIMEOUT
+from tests.updates.descent import descend, run
+
+
+class Corrected(Accumulating):
+    """Delay compensation: the gradient plus a multiple of what has changed since the pull."""
+
+    sends_pulled_values = True
+
+    def combine(self, variable, gradients, workers, pulled):
+        assert workers.shape.rank == 1
+        return tf.reduce_mean(gradients + 0.5 * gradients * gradients * (variable - pulled), 0)
+
+
+class Median(Accumulating):
+    """An update is the median of three gradients, which one wrong worker cannot move."""
+
+    def combine(self, variable, gradients, workers, pulled):
+        assert pulled is None
+        return tf.sort(gradients, axis=0)[1]
+
+
+class Fresh(Accumulating):
+    """Rejects gradients that are more than one update old; counts those of each worker in its own variable."""
+
+    def __init__(self, *model, **settings):
+        super().__init__(*model, **settings)
+        with tf.distribute.get_strategy().extended.colocate_vars_with(self.version):
+            self.refused = tf.Variable(tf.zeros([8], tf.int64), trainable=False)
+
+    def is_accepted(self, worker, pulled_version):
+        if self.version - pulled_version > 1:  # converted by AutoGraph
+            self.refused.scatter_nd_add([[worker]], [1])
+            return False
+        return True
+
+
+class InTurn(Accumulating):
+    """Lets a worker begin only if it has not finished more steps than the slowest other one."""
+
+    def may_begin(self, worker, clock):
+        return clock <= self.state.slowest_clock(besides=worker)
+
+
+def new_rule(strategy, kind, variables, **settings):
+    with strategy.scope():
+        return kind(descend, variables, learning_rate=1.0, **settings)
+
+
+def step_of(rule, value, version=None):
+    """Returns a step that pushes this value for each element, for the pulled version or another one."""
+
+    @tf.function
+    def step():
+        with rule.pull() as pulled:
+            gradients = [tf.fill(variable.shape, float(value)) for variable in rule.trained]
+        return rule.push(gradients, pulled if version is None else tf.constant(version, tf.int64))
+
+    return step
+
+
+@pytest.fixture
+def make(strategy, variables):
+    def make(kind, **settings):
+        rule = new_rule(strategy, kind, variables, **settings)
+        rule.trained = tuple(variables)
+        return rule
+
+    return make
+
+
+def test_combine_gets_the_values_that_gradients_were_computed_on(strategy, variables, make):
+    rule = make(Corrected, grads_to_wait=2)
+    for _ in range(2):
+        run(strategy, step_of(rule, 2.0), worker=0)
+    # Twice of 0 for 0: nothing has changed since the pull.
+    assert {float(v) for variable in variables for v in variable.numpy().ravel()} == {-2.0}
+
+    @tf.function
+    def late():
+        with rule.pull() as version:
+            gradients = [tf.fill(variable.shape, 2.0) for variable in variables]
+            with tf.control_dependencies([variable.assign_add(tf.ones_like(variable)) for variable in variables]):
+                gradients = [tf.identity(gradient) for gradient in gradients]
+        return rule.push(gradients, version)
+
+    run(strategy, late)
+    run(strategy, late)
+    # The first was computed on -2, the second on -1, and both are applied to 0: 2 + 0.5 * 4 * (2 or 1), 6 and 4.
+    for variable in variables:
+        np.testing.assert_allclose(variable.numpy(), np.full(variable.shape, -5.0))
+    statistics = rule.statistics()
+    assert (statistics.updates, statistics.pushes, statistics.rejected) == (2, 4, 0)
+
+
+def test_combine_makes_one_gradient_of_several(strategy, variables, make):
+    rule = make(Median, grads_to_wait=3)
+    for value in (1.0, 1000.0, 3.0, -5.0):
+        run(strategy, step_of(rule, value))
+    assert {float(v) for variable in variables for v in variable.numpy().ravel()} == {-3.0}
+    assert rule.statistics().updates == 1
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        rule.flush()  # one gradient has no median of three
+    assert not rule.may_reject
+    assert not rule.may_wait
+
+
+def test_a_push_that_is_not_accepted_is_in_no_update(strategy, variables, make):
+    rule = make(Fresh)
+    assert rule.may_reject
+    good = step_of(rule, 1.0)
+    for _ in range(2):
+        assert run(strategy, good, worker=0)
+    assert not run(strategy, step_of(rule, 100.0, version=0), worker=1)
+    assert run(strategy, good, worker=1)
+    assert {float(v) for variable in variables for v in variable.numpy().ravel()} == {-3.0}
+    statistics = rule.statistics()
+    assert (statistics.updates, statistics.pushes, statistics.rejected) == (3, 4, 1)
+    assert rule.refused.numpy().tolist() == [0, 1] + [0] * 6
+
+
+def test_a_worker_that_may_not_begin_waits(strategy, variables, make):
+    rule = make(InTurn)
+    step = step_of(rule, 1.0)
+    futures = [strategy.schedule(step, worker=worker) for worker in (0, 1) for _ in range(5)]
+    for future in futures:
+        assert future.result(TIMEOUT)
+    statistics = rule.statistics()
+    assert statistics.updates == 10
+    assert {statistics.clocks[0], statistics.clocks[1]} == {5}
+    assert rule.may_wait
+
+
+class ClockAsAnswer(Accumulating):
+    """Answers with a number."""
+
+    def may_begin(self, worker, clock):
+        return clock
+
+
+class ListAsAnswer(Accumulating):
+    """Answers with a list."""
+
+    def is_accepted(self, worker, pulled_version):
+        return [True]
+
+
+class AllGradients(Accumulating):
+    """Combines nothing."""
+
+    def combine(self, variable, gradients, workers, pulled):
+        return gradients
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (ClockAsAnswer, "ClockAsAnswer.may_begin must return a bool scalar, got .*int64"),
+        (ListAsAnswer, "ListAsAnswer.is_accepted must return a bool scalar"),
+        (AllGradients, r"AllGradients.combine must return float32 of shape \(3,\) .*first dimension has to go"),
+    ],
+)
+def test_a_method_that_returns_something_else_is_named(strategy, make, kind, message):
+    rule = make(kind)
+    with pytest.raises(TypeError, match=message):
+        strategy.schedule(step_of(rule, 1.0))
+    assert rule.statistics().pushes == 0
+
+
+def test_pulled_values_need_the_pull_and_the_push_in_one_function(strategy, make):
+    rule = make(Corrected)
+
+    @tf.function
+    def step(version):
+        return rule.push([tf.ones(variable.shape) for variable in rule.trained], version)
+
+    with pytest.raises(ValueError, match=r"Call rule.pull\(\) and rule.push\(\) in one function"):
+        strategy.schedule(step, args=(tf.constant(0, tf.int64),))
+
+
+def test_what_is_decided_is_added_to_the_graph_that_holds_the_lock():
+    class Alone:
+        def is_accepted(self, worker, pulled_version):
+            if worker > 0:
+                return pulled_version > 3
+            return True
+
+    with tf.Graph().as_default() as graph:
+        decided(Alone().is_accepted, tf.constant(0), tf.constant(1))
+    # In a function that is called, reads would not wait for the lock.
+    assert {operation.type for operation in graph.get_operations()} & {"If", "StatelessIf", "Cond", "Switch"}
+    assert not [operation for operation in graph.get_operations() if operation.type.endswith("PartitionedCall")]
+
+
+@pytest.mark.long
+def test_an_own_rule_commits_each_range_once(strategy, variables):
+    epochs = Epochs(arrays(np.arange(24.0, dtype=np.float32)), batch_size=4, epochs=1, shuffle=None)
+    rule = new_rule(strategy, Corrected, variables, once=epochs)
+
+    @tf.function
+    def step(positions):
+        numbers = epochs.source.read(positions)
+        with rule.pull() as version:
+            gradients = [0.0 * variable + tf.reduce_sum(numbers) for variable in variables]
+        return rule.push(gradients, version, positions=positions)
+
+    for positions in epochs.on(strategy):
+        strategy.schedule(step, args=(positions,))
+    strategy.join(TIMEOUT)
+    assert rule.statistics().updates == 6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [Corrected, Fresh])
+def test_fit_trains_by_an_own_rule(strategy, kind):
+    inputs = np.random.default_rng(0).normal(size=(96, 3)).astype(np.float32)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        rule = kind(keras.optimizers.SGD(0.1), model.trainable_variables)
+        model.compile(optimizer=rule, loss="mse")
+    losses = model.fit(inputs, inputs @ [[1.0], [2.0], [3.0]], batch_size=8, epochs=6, verbose=0).history["loss"]
+    assert losses[-1] < losses[0] / 4
+    assert rule.statistics().updates == 72
+    assert int(model.optimizer.iterations.numpy()) == 72
