@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from coordinator.events.event_stream import EventStream
 from coordinator.options import Options
+from coordinator.ps_strategy.calls.client_functions import ClientFunctions
 from coordinator.ps_strategy.calls.read_ahead import ReadAhead
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.keras.internals.initial_values import initial_value_of_keras
@@ -109,9 +110,11 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     Attributes:
       services: set by the strategy.
+      client_functions: likewise.
     """
 
     services: StrategyServices
+    client_functions: ClientFunctions
 
     def __init__(
         self, strategy: tf.distribute.Strategy, parts: StrategyParts, partitioner: Partitioner | None = None
@@ -140,6 +143,10 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
                 yield
         finally:
             self._scheduling.depth -= 1
+
+    def client_functions_traced(self) -> ClientFunctions | None:
+        """Returns `client_functions` if a function on the client is traced, and not one for the workers."""
+        return None if getattr(self._scheduling, "depth", 0) else self.client_functions
 
     def read_ahead(self, read: Callable[[Any], Any], slots: int) -> ReadAhead:
         """Returns what reads ranges ahead on the workers; see `ReadAhead`."""

@@ -4,7 +4,6 @@ strategy = ParameterServerStrategy(resolver)      one client, this process
   .scope()       variables are placed on the parameter servers, round robin     ParameterServerExtended
   .schedule(fn)  traces `fn` once, queues a call; a worker runs it              FunctionTracer, Scheduler
   .join()        waits until everything has finished; raises the first error    Scheduler
-  .cancel_all()  withdraws what waits and cancels what runs                     Scheduler
   .cluster       the workers and their statistics                               Cluster
 """
 
@@ -23,6 +22,7 @@ from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.program_settings import with_program_settings
 from coordinator.ps_strategy.brief_collections import BriefCollections
+from coordinator.ps_strategy.calls.client_functions import of_client_functions
 from coordinator.ps_strategy.calls.left_result import Repeats
 from coordinator.ps_strategy.dashboard_sources import ServerQuestions, UsageCounters, dashboard_of
 from coordinator.ps_strategy.fusing.stacked_outputs import stackable
@@ -45,8 +45,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that names the `worker` and `ps` addresses.
-        A `PolledClusterResolver`, or a function or a `pathlib.Path` for one, may add and remove workers later, and so
-        does a `KubernetesClusterResolver`.
+        A `PolledClusterResolver`, a function or `pathlib.Path` for one, and a `KubernetesClusterResolver` change them.
       variable_partitioner: divides large variables into parts, see docs/embeddings.md; None for none.
       options: limits and times, see `Options`.
 
@@ -79,6 +78,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
             extended = ParameterServerExtended(self, parts, variable_partitioner)
             tf.distribute.Strategy.__init__(self, extended)
             extended.services = StrategyServices.of(parts, options)
+            extended.client_functions = ending.enter_context(parts.client_functions(extended, self.schedule))
             self._evaluation = StrategyEvaluation(parts.scheduler.recovery.wait_recovered)
             self._datasets = DatasetDistribution(
                 parts.input_shares, extended.trace_dataset, parts.copies, self.num_replicas_in_sync
@@ -101,6 +101,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """The resolver with which the strategy was created."""
         return self._cluster_resolver
 
+    @of_client_functions
     def schedule(
         self,
         fn: Any,
@@ -161,6 +162,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """Schedules `fn` with each tuple of positional arguments; returns their futures in order."""
         return [self.schedule(fn, args) for args in arguments]
 
+    @of_client_functions
     def join(self, timeout: float | None = None) -> None:
         """Waits until every scheduled function has finished.
 
@@ -177,6 +179,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """
         self._scheduler.join(timeout)
 
+    @of_client_functions
     def done(self) -> bool:
         """Returns whether all scheduled functions have finished. Raises what `join` raises."""
         return self._scheduler.done()
@@ -184,9 +187,8 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     def cancel_all(self) -> None:
         """Cancels every scheduled function; afterwards none runs, and the strategy is ready for more.
 
-        What a function has changed by then stays changed. Earlier errors that `join` has not raised yet are forgotten.
-        Iterators continue where they are. A call that does not end within `Options.close_timeout` is reported in the
-        log and not waited for any more; until it ends, its worker runs nothing else.
+        What a function has changed stays changed, iterators continue where they are, and errors not yet raised are
+        forgotten. If a call does not end within `Options.close_timeout`, the log says so; its worker is busy until then.
 
         Raises:
           RuntimeError: in a callback of a future that a worker's thread runs.
@@ -273,9 +275,10 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """Writes what happens to a file for the Perfetto UI, until `close` or the end of a block; see docs/trace.md."""
         return self._scheduler.trace(path, UsageCounters(ServerQuestions(self.parameter_servers)))
 
+    @of_client_functions
     def local_results(self, structure: Any) -> Any:
         """Waits for the futures in a structure, and returns it with their results; None where they failed."""
-        return tf.nest.map_structure(lambda at: at.result_or_none() if isinstance(at, Future) else at, structure)
+        return tf.nest.map_structure(self.extended.client_functions.result_or_none, structure)
 
     def experimental_distribute_datasets_from_function(self, dataset_fn: DatasetFunction, options: Any = None) -> Any:
         """Creates a dataset on each worker by `dataset_fn(input_context)`.
@@ -289,7 +292,6 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """
         return self._datasets.from_function(dataset_fn, options)
 
-    # TensorFlow has both names.
     distribute_datasets_from_function = experimental_distribute_datasets_from_function
 
     def experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any = None) -> PerWorkerDataset:

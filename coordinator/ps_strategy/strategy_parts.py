@@ -6,10 +6,13 @@ No part may keep the strategy alive: threads refer to the parts, and a strategy 
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from coordinator.events.json_log import log_written_as
+from coordinator.future import Future
 from coordinator.options import Options
+from coordinator.ps_strategy.calls.client_functions import ClientFunctions
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.tensorflow_runtime import ParameterServer, TensorFlowRuntime
 from coordinator.ps_strategy.keras.extended import keras_extended
@@ -51,6 +54,17 @@ class StrategyParts:
     recovery: VariableRecovery
     parameter_servers: tuple[ParameterServer, ...]
     worker_devices: tuple[str, ...]
+
+    def client_functions(
+        self, extended: Any, schedule: Callable[..., Future]
+    ) -> contextlib.AbstractContextManager[ClientFunctions]:
+        """Returns a scope in which functions on the client may schedule.
+
+        Args:
+          extended: the strategy's hooks.
+          schedule: the strategy's method, which is not kept alive.
+        """
+        return ClientFunctions(self.scheduler, self.tracer, extended.scheduled_tracing, schedule).open()
 
     @classmethod
     def connected(

@@ -26,6 +26,7 @@ from coordinator.events.event_stream import EventStream
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope, shared_cancellations
 from coordinator.queueing.effects import Effects
 from coordinator.queueing.idle_workers import IdleWorkers
+from coordinator.queueing.interruptible_waits import InterruptibleWaits
 from coordinator.queueing.interrupts import uninterrupted
 from coordinator.queueing.queue_runs import QueueRuns
 from coordinator.queueing.queue_state import QueueState
@@ -48,7 +49,7 @@ class ClosureQueue:
     Attributes:
       capacity: as given.
       workers: the workers that take closures from it.
-      quiet: the periods in which no scheduled closure runs.
+      quiet, interruptible: the periods in which no scheduled closure runs; waits that may be given up.
       runs: the parts of closures that stand for many runs.
       events: what happens to closures is recorded there.
     """
@@ -73,6 +74,7 @@ class ClosureQueue:
             self._lock, self._state, self._idle, self._unused_cancellations, self._hand_out, self._carry_out
         )
         self.quiet = QuietPeriods(self._lock, self._state, self._idle, self._waits, self._hand_out_all)
+        self.interruptible = InterruptibleWaits(self._lock, self._state, self._waits, capacity)
         self.runs = QueueRuns(self._lock, self._state, self.events, self._hand_out, self.cancel)
 
     def put(self, closure: Closure, timeout: float | None = None) -> None:

@@ -85,11 +85,26 @@ class QueueWaits:
                 return is_starved()
             self.to_raise("schedule waits to raise an earlier error", deadline)
 
-    def to_settle(self, deadline: float | None) -> None:
-        """Waits until every closure has its outcome, and raises the pending error."""
+    def to_settle(self, deadline: float | None, unless: Callable[[], bool] = lambda: False) -> None:
+        """Waits until every closure has its outcome, and raises the pending error; gives up if `unless()`."""
         self._refuse_in_quiet("join was called")
-        self._until(self._settled, lambda: self._state.is_settled, "join waits for closures", deadline)
-        self._raise_pending_error()
+        self._until(self._settled, lambda: self._state.is_settled or unless(), "join waits for closures", deadline)
+        if not unless():
+            self._raise_pending_error()
+
+    def to_be_free(self, capacity: int, deadline: float | None, unless: Callable[[], bool]) -> None:
+        """Waits until fewer than `capacity` closures wait or an error can be raised; gives up if `unless()`."""
+        state = self._state
+
+        def is_over() -> bool:
+            return state.stopped or state.error is not None or unless()
+
+        awaited = "schedule waits for room in the full queue"
+        self._until(self.has_room, lambda: is_over() or state.waiting.count < capacity, awaited, deadline)
+        awaited = "schedule waits to raise an earlier error"
+        self._until(self._settled, lambda: state.error is None or state.is_settled or unless(), awaited, deadline)
+        # If it was given up, another thread may use the room.
+        self.has_room.notify()
 
     def to_raise(self, awaited: str, deadline: float | None) -> None:
         """If an error is pending, waits until what ran has ended, and raises the error unless another thread did."""

@@ -155,6 +155,10 @@ class Scheduler:
         self.cluster.refuse_worker_thread("join")
         self.queue.wait_settled(timeout)
 
+    def wait_for_room(self, unless: Callable[[], bool]) -> None:
+        """Waits until `schedule` would not wait, or until `unless()`; see `InterruptibleWaits.for_room`."""
+        self.queue.interruptible.for_room(self._options.schedule_timeout, unless)
+
     def done(self) -> bool:
         """Returns whether no scheduled closure is pending. Raises the error of an earlier closure, once."""
         self.cluster.refuse_worker_thread("done")

@@ -1,0 +1,342 @@
+"""`schedule`, `join`, `done` and `local_results` in a `tf.function` that the program calls on the client.
+
+    @tf.function
+    def train(steps):                                     when it is traced          when it runs
+        for _ in tf.range(steps):
+            future = strategy.schedule(step, (iterator,))   traces `step`              schedules a call
+        strategy.join()                                                              waits
+        return strategy.local_results(future)               the types of the results   the results
+
+Each call is an operation that calls Python on the client. They run in the order of the program, with all else that has
+effects; see `barriers_in_order`.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from coordinator.errors import StrategyClosedError
+from coordinator.future import Future
+from coordinator.ps_strategy.calls.client_call import ClientCall, ClientCalls
+from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
+from coordinator.ps_strategy.tensorflow_internals.client_functions import barriers_in_order, call_time_values
+from coordinator.workers.scheduler import Scheduler
+
+# The number of a call, and the handle of its queue.
+_CALL = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource))
+_HANDLE, _BOOL = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool)
+# TensorFlow uses the memory of an array, and does not copy it, if its address is a multiple of this, in bytes.
+_ALIGNMENT = 64
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+class GraphFuture(tf.experimental.ExtensionType):
+    """The result of a function that a function on the client schedules, before it exists.
+
+    It may be an argument of `strategy.schedule` and of `strategy.local_results`, a variable of a loop, and a result.
+
+    Attributes:
+      handle: int64 []; identifies the future. The future lives as long as this tensor or an alias of it.
+      result_type: the number of the type of its result.
+    """
+
+    handle: tf.Tensor
+    result_type: int
+
+
+class _Handle(np.ndarray):
+    """The memory of the handle of a future, which TensorFlow's tensors share; an int64 scalar.
+
+    Attributes:
+      future: the future.
+    """
+
+    future: Future
+
+
+class _Futures:
+    """The futures whose handles are in use."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._handles: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary()
+
+    def add(self, future: Future) -> _Handle:
+        """Returns a handle of a future."""
+        memory = np.empty(_ALIGNMENT + 8, np.uint8)
+        start = -memory.ctypes.data % _ALIGNMENT
+        # NumPy leaves out views of another type between an array and the memory, so there are two views of this type.
+        handle = memory[start : start + 8].view(np.int64).view(_Handle).reshape([])
+        number = next(self._numbers)
+        handle[...] = number
+        handle.future = future
+        self._handles[number] = handle
+        return handle
+
+    def __getitem__(self, handle: Any) -> Future:
+        """Returns the future with a handle."""
+        return self._handles[int(handle)].future
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+
+class _Arguments:
+    """The arguments of a call, some of which are tensors of the graph.
+
+    Args:
+      given: a nested structure.
+      futures: those whose handles are in use.
+      types: the types of results, by number.
+
+    Attributes:
+      inputs: the tensors.
+      specs: the structure, with `tf.TypeSpec`s in place of what has tensors.
+    """
+
+    def __init__(self, given: Any, futures: _Futures, types: Sequence[Any]) -> None:
+        self.inputs: list[Any] = []
+        self._futures = futures
+        self._types = types
+        # How each leaf is made when the graph runs, and from how many values.
+        self._leaves: list[tuple[Callable[..., Any], int]] = []
+        self.specs = tf.nest.map_structure(self._add, given)
+        self._structure = tf.nest.map_structure(lambda _: 0, given)
+
+    def _add(self, leaf: Any) -> Any:
+        """Adds a leaf; returns its `tf.TypeSpec`, or the leaf itself if it has no tensor of the graph."""
+        if isinstance(leaf, GraphFuture):
+            self.inputs.append(leaf.handle)
+            self._leaves.append((self._futures.__getitem__, 1))
+            return self._types[leaf.result_type]
+        tensors = tf.nest.flatten(leaf, expand_composites=True)
+        if not any(tf.is_symbolic_tensor(tensor) for tensor in tensors):
+            self._leaves.append((lambda: leaf, 0))
+            return leaf
+        if any(tensor.dtype in (tf.resource, tf.variant) for tensor in tensors):
+            raise TypeError(
+                f"{leaf!r} cannot be passed to schedule in a tf.function on the client. Refer to the variable, "
+                "iterator or dataset that was made outside of it, in place of an argument of the tf.function."
+            )
+        self.inputs.extend(tensors)
+        spec = tf.type_spec_from_value(leaf)
+        self._leaves.append((functools.partial(_with_values, spec), len(tensors)))
+        return spec
+
+    def with_values(self, values: Sequence[Any]) -> Any:
+        """Returns the structure with the values of `inputs`."""
+        rest = iter(values)
+        leaves = [make(*itertools.islice(rest, count)) for make, count in self._leaves]
+        return tf.nest.pack_sequence_as(self._structure, leaves)
+
+
+def _with_values(spec: tf.TypeSpec, *values: Any) -> Any:
+    """Returns a value of a type, with the values of its components."""
+    if isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string:
+        return np.asarray(values[0])
+    components = tf.nest.flatten(spec, expand_composites=True)
+    tensors = [tf.constant(value, each.dtype) for value, each in zip(values, components, strict=True)]
+    return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
+
+
+def _components(result: Any) -> list[Any]:
+    """Returns the components of a result, or of its type, that are not None."""
+    return [part for part in tf.nest.flatten(result, expand_composites=True) if part is not None]
+
+
+def _stacked_type(result_type: Any, steps: Any) -> Any:
+    """Returns the type of the result of many runs."""
+    first = tf.TensorShape([None if tf.is_tensor(steps) else steps])
+    return tf.nest.map_structure(
+        lambda each: each and tf.TensorSpec(first.concatenate(each.shape), each.dtype), result_type
+    )
+
+
+class ClientFunctions:
+    """What functions on the client call.
+
+    Args:
+      scheduler: of the strategy.
+      tracer: traces what is scheduled.
+      scope: that in which it is traced.
+      schedule: that of the strategy, which is not kept alive.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        tracer: FunctionTracer,
+        scope: Callable[[], Any],
+        schedule: Callable[..., Future],
+    ) -> None:
+        self._scheduler = scheduler
+        self._tracer = tracer
+        self._scope = scope
+        self._schedule = weakref.WeakMethod(schedule)
+        self._waits = scheduler.queue.interruptible
+        self._calls = ClientCalls(self._waits.wake)
+        self._futures = _Futures()
+        self._types: list[Any] = []
+
+    @contextlib.contextmanager
+    def open(self) -> "Iterator[ClientFunctions]":
+        """A scope in which functions on the client may schedule."""
+        with barriers_in_order(self), self._calls.open():
+            yield self
+
+    def result_or_none(self, value: Any) -> Any:
+        """Waits for the result of a future, also of a graph; None if it failed. Returns other values as they are."""
+        future = self._futures[value.handle] if isinstance(value, GraphFuture) else value
+        return future.result_or_none() if isinstance(future, Future) else value
+
+    def schedule(
+        self, fn: Any, args: Any = None, kwargs: Any = None, *, steps: Any = None, **options: Any
+    ) -> GraphFuture:
+        """Adds an operation that calls `ParameterServerStrategy.schedule`; `fn` is traced now."""
+        given = (() if args is None else args, {} if kwargs is None else kwargs, {"steps": steps, **options})
+        arguments = _Arguments(given, self._futures, self._types)
+        with tf.init_scope():
+            traced, _ = self._tracer.call_of(fn, *arguments.specs[:2], self._scope)
+
+        def schedule(values: Sequence[Any]) -> Future:
+            args, kwargs, options = arguments.with_values(values)
+            options = {name: getattr(value, "item", lambda value=value: value)() for name, value in options.items()}
+            return self._present_schedule()(fn, args, kwargs, **options)
+
+        def attempt(call: ClientCall, *values: Any) -> tuple[Any, bool]:
+            if self._waits.is_free:
+                return self._futures.add(schedule(values)), False
+            call.begin_wait(lambda: self._schedule_when_free(call, lambda: schedule(values)))
+            return np.int64(-1), True
+
+        def wait() -> Any:
+            self._wakeup()
+            return self._python(lambda call: [self._futures.add(call.end_wait())], [], [_HANDLE])[0]
+
+        handle, is_waiting = self._python(attempt, arguments.inputs, [_HANDLE, _BOOL])
+        handle = tf.cond(is_waiting, wait, lambda: handle)
+        result_type = traced.function.result_spec
+        return GraphFuture(handle, self._number_of(result_type if steps is None else _stacked_type(result_type, steps)))
+
+    def join(self, timeout: float | None = None) -> None:
+        """Adds operations that wait as `ParameterServerStrategy.join` does."""
+
+        def begin(call: ClientCall) -> list[Any]:
+            call.begin_wait(lambda: self._waits.to_settle(timeout, call.cut.done))
+            return []
+
+        def end(call: ClientCall) -> list[Any]:
+            call.end_wait()
+            return []
+
+        self._python(begin, [], [])
+        self._wakeup()
+        self._python(end, [], [])
+
+    def done(self) -> Any:
+        """Adds an operation that calls `ParameterServerStrategy.done`; returns its result, a bool scalar."""
+        return self._python(lambda call: [self._scheduler.done()], [], [_BOOL])[0]
+
+    def local_results(self, structure: Any) -> Any:
+        """Adds operations that wait for futures; returns the structure with their results, which are tensors."""
+        found = [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, GraphFuture)]
+        if not found:
+            return structure
+        futures = _Arguments(found, self._futures, self._types)
+        specs = _components(futures.specs)
+
+        def begin(call: ClientCall, *handles: Any) -> list[Any]:
+            awaited = futures.with_values(handles)
+            is_waiting = not all(future.done() for future in awaited)
+            if is_waiting:
+                call.begin_wait(lambda: _wait_for(awaited, call.cut))
+            return [is_waiting]
+
+        def end(call: ClientCall, *handles: Any) -> list[Any]:
+            call.end_wait()
+            parts = [part for future in futures.with_values(handles) for part in _components(future.result())]
+            return [part.numpy() if tf.is_tensor(part) else part for part in parts]
+
+        tf.cond(self._python(begin, futures.inputs, [_BOOL])[0], self._wakeup, lambda: False)
+        values = iter(self._python(end, futures.inputs, specs))
+        results = iter(
+            [tf.nest.map_structure(lambda spec: spec and _packed(spec, values), each) for each in futures.specs]
+        )
+        return tf.nest.map_structure(lambda leaf: next(results) if isinstance(leaf, GraphFuture) else leaf, structure)
+
+    def _present_schedule(self) -> Any:
+        schedule = self._schedule()
+        if schedule is None:
+            raise StrategyClosedError("A function on the client schedules, and its strategy does not exist any more.")
+        return schedule
+
+    def _schedule_when_free(self, call: ClientCall, schedule: Callable[[], Future]) -> Future | None:
+        """Waits for room, and schedules unless the call was cut meanwhile."""
+        self._scheduler.wait_for_room(call.cut.done)
+        return None if call.cut.done() else schedule()
+
+    def _number_of(self, result_type: Any) -> int:
+        if result_type not in self._types:
+            self._types.append(result_type)
+        return self._types.index(result_type)
+
+    def _call(self) -> Any:
+        return call_time_values(self._calls.begin, _CALL, self)
+
+    def _wakeup(self) -> Any:
+        """Adds an operation that waits for the end of the wait of this call."""
+        with tf.device(None), tf.device(self._calls.device):
+            return tf.raw_ops.QueueDequeueV2(handle=self._call()[1], component_types=[tf.bool])[0]
+
+    def _python(
+        self, work: Callable[..., list[Any]], inputs: Sequence[Any], specs: Sequence[tf.TensorSpec]
+    ) -> list[Any]:
+        """Adds an operation that calls `work(call, *values of the inputs)` on the client; returns its outputs."""
+
+        def run(number: Any, *values: Any) -> list[Any]:
+            call = self._calls[number]
+            return call.run(lambda: work(call, *values))
+
+        with tf.device(None), tf.device(self._calls.device):
+            outputs = tf.numpy_function(run, [self._call()[0], *inputs], [spec.dtype for spec in specs])
+        for output, spec in zip(outputs if specs else (), specs, strict=True):
+            output.set_shape(spec.shape)
+        return outputs
+
+
+def _packed(spec: Any, values: Iterator[Any]) -> Any:
+    """Returns a tensor, or a composite tensor, of the next of `values`."""
+    parts = list(itertools.islice(values, len(_components(spec))))
+    return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
+
+
+def _wait_for(futures: Sequence[Future], cut: concurrent.futures.Future[None]) -> None:
+    """Waits until all futures are done, or `cut` is."""
+    for future in futures:
+        concurrent.futures.wait([future, cut], return_when=concurrent.futures.FIRST_COMPLETED)
+        if cut.done():
+            return
+
+
+def of_client_functions(method: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Decorates a method of the strategy that `ClientFunctions` does in a function on the client."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Any:
+        functions = None if tf.executing_eagerly() else args[0].extended.client_functions_traced()
+        if functions is None:
+            return method(*args, **kwargs)
+        # AutoGraph would convert the code of this library, too.
+        return tf.autograph.experimental.do_not_convert(getattr(functions, name))(*args[1:], **kwargs)
+
+    return call
