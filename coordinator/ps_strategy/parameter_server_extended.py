@@ -144,9 +144,14 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         finally:
             self._scheduling.depth -= 1
 
-    def client_functions_traced(self) -> ClientFunctions | None:
-        """Returns `client_functions` if a function on the client is traced, and not one for the workers."""
-        return None if getattr(self._scheduling, "depth", 0) else self.client_functions
+    def client_functions_traced(self, verb: str) -> ClientFunctions:
+        """Returns `client_functions`; raises RuntimeError if a function for the workers is being traced."""
+        if getattr(self._scheduling, "depth", 0):
+            raise RuntimeError(
+                f"strategy.{verb} was called in a function that is scheduled, and runs on a worker. Functions are "
+                "scheduled and awaited on the client: in the program, or in a tf.function that the program calls."
+            )
+        return self.client_functions
 
     def read_ahead(self, read: Callable[[Any], Any], slots: int) -> ReadAhead:
         """Returns what reads ranges ahead on the workers; see `ReadAhead`."""

@@ -188,7 +188,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """Cancels every scheduled function; afterwards none runs, and the strategy is ready for more.
 
         What a function has changed stays changed, iterators continue where they are, and errors not yet raised are
-        forgotten. If a call does not end within `Options.close_timeout`, the log says so; its worker is busy until then.
+        forgotten. If a call does not end within `Options.close_timeout`, the log says so, and its worker stays busy.
 
         Raises:
           RuntimeError: in a callback of a future that a worker's thread runs.

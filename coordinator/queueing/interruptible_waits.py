@@ -1,6 +1,6 @@
-"""Waits of the library's own threads for the queue that are given up when their user does not wait any more.
+"""Waits for the queue that are given up when their user does not wait any more.
 
-They stand for a user's call that TensorFlow runs, where the user's thread cannot wait itself.
+A thread of the library makes them in place of the user's thread, which runs a function of TensorFlow meanwhile.
 """
 
 import threading

@@ -108,7 +108,7 @@ class ClientCalls:
         self._wake = wake
         self._numbers = itertools.count()
         self._calls: dict[int, ClientCall] = {}
-        self._interrupts: Interrupts | None = None
+        self._interrupts = Interrupts(self._cut_calls, self._is_call_ending)
 
     def __getitem__(self, number: Any) -> ClientCall:
         """Returns a call by its number."""
@@ -117,28 +117,28 @@ class ClientCalls:
     def begin(self) -> tuple[Any, Any]:
         """Begins a call by the calling thread; returns tensors with its number and its queue.
 
-        It ends when the first is not referenced any more.
+        It ends with an error that `error_in` has returned, or when the first is not referenced any more.
         """
         call = ClientCall(next(self._numbers), self.device)
         with tf.device(None), tf.device(self.device):
             number = tf.constant(np.int64(call.number))
         self._calls[call.number] = call
-        weakref.finalize(number, self._calls.pop, call.number, None).atexit = False
+        weakref.finalize(number, self._end, call.number).atexit = False
         if call.is_of_main_thread:
-            if self._interrupts is None:
-                self._interrupts = Interrupts(self._cut_calls, self._is_call_ending)
             self._interrupts.watch()
-            weakref.finalize(number, self._interrupts.unwatch).atexit = False
         return number, call.queue
 
+    def _end(self, number: int) -> ClientCall | None:
+        call = self._calls.pop(number, None)
+        if call is not None and call.is_of_main_thread:
+            self._interrupts.unwatch()
+        return call
+
     def error_in(self, message: str) -> BaseException | None:
-        """Returns the error of the call that a message of TensorFlow names, once."""
+        """Ends the call that a message of TensorFlow names, and returns its error."""
         found = _NUMBER.search(message)
-        call = self._calls.get(int(found[1])) if found else None
-        if call is None:
-            return None
-        error, call.error = call.error, None
-        return error
+        call = self._end(int(found[1])) if found else None
+        return None if call is None else call.error
 
     def _of_main_thread(self) -> list[ClientCall]:
         return [call for call in list(self._calls.values()) if call.is_of_main_thread]
@@ -157,13 +157,9 @@ class ClientCalls:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """A scope in which calls are made; at its end, those that wait are cut."""
-        with errors_raised_as(self.error_in):
-            try:
-                yield
-            finally:
-                if self._interrupts is not None:
-                    self._interrupts.close()
+        """A scope in which calls are made."""
+        with contextlib.closing(self._interrupts), errors_raised_as(self.error_in):
+            yield
 
 
 class Interrupts:

@@ -26,68 +26,17 @@ from coordinator.errors import StrategyClosedError
 from coordinator.future import Future
 from coordinator.ps_strategy.calls.client_call import ClientCall, ClientCalls
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
+from coordinator.ps_strategy.calls.graph_future import Futures, GraphFuture
+from coordinator.ps_strategy.fusing.stacked_outputs import spec_of
 from coordinator.ps_strategy.tensorflow_internals.client_functions import barriers_in_order, call_time_values
 from coordinator.workers.scheduler import Scheduler
 
 # The number of a call, and the handle of its queue.
 _CALL = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource))
 _HANDLE, _BOOL = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool)
-# TensorFlow uses the memory of an array, and does not copy it, if its address is a multiple of this, in bytes.
-_ALIGNMENT = 64
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
-
-
-class GraphFuture(tf.experimental.ExtensionType):
-    """The result of a function that a function on the client schedules, before it exists.
-
-    It may be an argument of `strategy.schedule` and of `strategy.local_results`, a variable of a loop, and a result.
-
-    Attributes:
-      handle: int64 []; identifies the future. The future lives as long as this tensor or an alias of it.
-      result_type: the number of the type of its result.
-    """
-
-    handle: tf.Tensor
-    result_type: int
-
-
-class _Handle(np.ndarray):
-    """The memory of the handle of a future, which TensorFlow's tensors share; an int64 scalar.
-
-    Attributes:
-      future: the future.
-    """
-
-    future: Future
-
-
-class _Futures:
-    """The futures whose handles are in use."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._handles: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary()
-
-    def add(self, future: Future) -> _Handle:
-        """Returns a handle of a future."""
-        memory = np.empty(_ALIGNMENT + 8, np.uint8)
-        start = -memory.ctypes.data % _ALIGNMENT
-        # NumPy leaves out views of another type between an array and the memory, so there are two views of this type.
-        handle = memory[start : start + 8].view(np.int64).view(_Handle).reshape([])
-        number = next(self._numbers)
-        handle[...] = number
-        handle.future = future
-        self._handles[number] = handle
-        return handle
-
-    def __getitem__(self, handle: Any) -> Future:
-        """Returns the future with a handle."""
-        return self._handles[int(handle)].future
-
-    def __len__(self) -> int:
-        return len(self._handles)
 
 
 class _Arguments:
@@ -103,7 +52,7 @@ class _Arguments:
       specs: the structure, with `tf.TypeSpec`s in place of what has tensors.
     """
 
-    def __init__(self, given: Any, futures: _Futures, types: Sequence[Any]) -> None:
+    def __init__(self, given: Any, futures: Futures, types: Sequence[Any]) -> None:
         self.inputs: list[Any] = []
         self._futures = futures
         self._types = types
@@ -169,6 +118,9 @@ class ClientFunctions:
       tracer: traces what is scheduled.
       scope: that in which it is traced.
       schedule: that of the strategy, which is not kept alive.
+
+    Attributes:
+      futures: those whose handles are in use.
     """
 
     def __init__(
@@ -184,7 +136,7 @@ class ClientFunctions:
         self._schedule = weakref.WeakMethod(schedule)
         self._waits = scheduler.queue.interruptible
         self._calls = ClientCalls(self._waits.wake)
-        self._futures = _Futures()
+        self.futures = Futures()
         self._types: list[Any] = []
 
     @contextlib.contextmanager
@@ -195,7 +147,7 @@ class ClientFunctions:
 
     def result_or_none(self, value: Any) -> Any:
         """Waits for the result of a future, also of a graph; None if it failed. Returns other values as they are."""
-        future = self._futures[value.handle] if isinstance(value, GraphFuture) else value
+        future = self.futures[value.handle] if isinstance(value, GraphFuture) else value
         return future.result_or_none() if isinstance(future, Future) else value
 
     def schedule(
@@ -203,24 +155,24 @@ class ClientFunctions:
     ) -> GraphFuture:
         """Adds an operation that calls `ParameterServerStrategy.schedule`; `fn` is traced now."""
         given = (() if args is None else args, {} if kwargs is None else kwargs, {"steps": steps, **options})
-        arguments = _Arguments(given, self._futures, self._types)
+        arguments = _Arguments(given, self.futures, self._types)
         with tf.init_scope():
-            traced, _ = self._tracer.call_of(fn, *arguments.specs[:2], self._scope)
+            traced, _ = self._tracer.call_of(fn, arguments.specs[0], arguments.specs[1], self._scope)
 
         def schedule(values: Sequence[Any]) -> Future:
             args, kwargs, options = arguments.with_values(values)
             options = {name: getattr(value, "item", lambda value=value: value)() for name, value in options.items()}
             return self._present_schedule()(fn, args, kwargs, **options)
 
-        def attempt(call: ClientCall, *values: Any) -> tuple[Any, bool]:
+        def attempt(call: ClientCall, *values: Any) -> list[Any]:
             if self._waits.is_free:
-                return self._futures.add(schedule(values)), False
+                return [self.futures.add(schedule(values)), False]
             call.begin_wait(lambda: self._schedule_when_free(call, lambda: schedule(values)))
-            return np.int64(-1), True
+            return [np.int64(-1), True]
 
         def wait() -> Any:
             self._wakeup()
-            return self._python(lambda call: [self._futures.add(call.end_wait())], [], [_HANDLE])[0]
+            return self._python(lambda call: [self.futures.add(call.end_wait())], [], [_HANDLE])[0]
 
         handle, is_waiting = self._python(attempt, arguments.inputs, [_HANDLE, _BOOL])
         handle = tf.cond(is_waiting, wait, lambda: handle)
@@ -248,11 +200,12 @@ class ClientFunctions:
 
     def local_results(self, structure: Any) -> Any:
         """Adds operations that wait for futures; returns the structure with their results, which are tensors."""
-        found = [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, GraphFuture)]
+        found = [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, GraphFuture | Future)]
         if not found:
             return structure
-        futures = _Arguments(found, self._futures, self._types)
-        specs = _components(futures.specs)
+        futures = _Arguments(found, self.futures, self._types)
+        types = [spec_of(each) if isinstance(each, Future) else each for each in futures.specs]
+        specs = _components(types)
 
         def begin(call: ClientCall, *handles: Any) -> list[Any]:
             awaited = futures.with_values(handles)
@@ -268,10 +221,10 @@ class ClientFunctions:
 
         tf.cond(self._python(begin, futures.inputs, [_BOOL])[0], self._wakeup, lambda: False)
         values = iter(self._python(end, futures.inputs, specs))
-        results = iter(
-            [tf.nest.map_structure(lambda spec: spec and _packed(spec, values), each) for each in futures.specs]
+        results = iter([tf.nest.map_structure(lambda spec: spec and _packed(spec, values), each) for each in types])
+        return tf.nest.map_structure(
+            lambda leaf: next(results) if isinstance(leaf, GraphFuture | Future) else leaf, structure
         )
-        return tf.nest.map_structure(lambda leaf: next(results) if isinstance(leaf, GraphFuture) else leaf, structure)
 
     def _present_schedule(self) -> Any:
         schedule = self._schedule()
@@ -310,7 +263,7 @@ class ClientFunctions:
             outputs = tf.numpy_function(run, [self._call()[0], *inputs], [spec.dtype for spec in specs])
         for output, spec in zip(outputs if specs else (), specs, strict=True):
             output.set_shape(spec.shape)
-        return outputs
+        return list(outputs) if specs else []
 
 
 def _packed(spec: Any, values: Iterator[Any]) -> Any:
@@ -333,9 +286,10 @@ def of_client_functions(method: Callable[_Parameters, _Result]) -> Callable[_Par
 
     @functools.wraps(method)
     def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Any:
-        functions = None if tf.executing_eagerly() else args[0].extended.client_functions_traced()
-        if functions is None:
+        if tf.executing_eagerly():
             return method(*args, **kwargs)
+        strategy: Any = args[0]
+        functions = strategy.extended.client_functions_traced(name)
         # AutoGraph would convert the code of this library, too.
         return tf.autograph.experimental.do_not_convert(getattr(functions, name))(*args[1:], **kwargs)
 

@@ -8,6 +8,7 @@ from unittest import mock
 
 import keras
 import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps
 
 
 def function_in(graph: Any, name: str) -> Any:
@@ -71,3 +72,8 @@ def table_update_hooks() -> list[Callable[..., Any]]:
         base._overwrite_model_variables_with_average_value,
         keras.optimizers.LossScaleOptimizer.check_finite,
     ]
+
+
+def resource_resolvers() -> list[str]:
+    """Returns the names of the hooks of automatic control dependencies."""
+    return list(auto_control_deps._acd_resource_resolvers_registry.list())

@@ -1,0 +1,84 @@
+"""Tests of waits that are given up when their user does not wait any more."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from coordinator.errors import StrategyClosedError
+from coordinator.future import Future
+from coordinator.queueing.closure import Closure, ErrorScope
+from coordinator.queueing.closure_queue import ClosureQueue
+from coordinator.testing import FakeRuntime
+
+TIMEOUT = 30.0
+
+
+@pytest.fixture
+def queue() -> ClosureQueue:
+    """One closure waits, and there is no room for another."""
+    queue = ClosureQueue(1, FakeRuntime().new_cancellation, pytest.fail, 60)
+    queue.put(new_closure())
+    return queue
+
+
+def new_closure() -> Closure:
+    return Closure(None, "step", 0, Future("step", 0))
+
+
+def waiting(wait: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            wait()
+        except Exception as error:  # noqa: BLE001 - compared by the test
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, errors
+
+
+@pytest.mark.parametrize("name", ["for_room", "to_settle"])
+def test_a_wait_is_given_up_when_it_is_woken_and_its_condition_holds(queue: ClosureQueue, name: str) -> None:
+    given_up = threading.Event()
+    thread, errors = waiting(lambda: getattr(queue.interruptible, name)(None, given_up.is_set))
+    given_up.set()
+    queue.interruptible.wake()
+    thread.join(TIMEOUT)
+    assert not thread.is_alive()
+    assert not errors
+    assert not queue.interruptible.is_free
+
+
+def test_room_ends_the_wait_for_it_and_the_deadline_does(queue: ClosureQueue) -> None:
+    with pytest.raises(TimeoutError, match="schedule waits for room in the full queue"):
+        queue.interruptible.for_room(0.01, lambda: False)
+    thread, errors = waiting(lambda: queue.interruptible.for_room(TIMEOUT, lambda: False))
+    assert queue.take(0, TIMEOUT) is not None
+    thread.join(TIMEOUT)
+    assert not errors
+    assert queue.interruptible.is_free
+    queue.put(new_closure())
+
+
+def test_the_pending_error_is_raised_unless_the_wait_was_given_up(queue: ClosureQueue) -> None:
+    attempt = queue.take(0, TIMEOUT)
+    assert attempt is not None
+    queue.fail(attempt, ValueError("mine"), ErrorScope.EVERYTHING)
+    assert not queue.interruptible.is_free
+    queue.interruptible.for_room(TIMEOUT, lambda: False)
+    queue.interruptible.to_settle(TIMEOUT, lambda: True)
+    with pytest.raises(ValueError, match="mine"):
+        queue.interruptible.to_settle(TIMEOUT, lambda: False)
+    assert queue.interruptible.is_free
+
+
+def test_a_wait_ends_when_the_queue_is_stopped(queue: ClosureQueue) -> None:
+    thread, errors = waiting(lambda: queue.interruptible.for_room(None, lambda: False))
+    queue.stop()
+    thread.join(TIMEOUT)
+    assert not errors
+    with pytest.raises(StrategyClosedError):
+        queue.put(new_closure())
