@@ -66,7 +66,7 @@ def test_room_ends_the_wait_for_it_and_the_deadline_does(queue: ClosureQueue) ->
 def test_the_pending_error_is_raised_unless_the_wait_was_given_up(queue: ClosureQueue) -> None:
     attempt = queue.take(0, TIMEOUT)
     assert attempt is not None
-    queue.fail(attempt, ValueError("mine"), ErrorScope.EVERYTHING)
+    queue.fail(attempt, ValueError("mine"), ErrorScope.ALL_CLOSURES)
     assert not queue.interruptible.is_free
     queue.interruptible.for_room(TIMEOUT, lambda: False)
     queue.interruptible.to_settle(TIMEOUT, lambda: True)
