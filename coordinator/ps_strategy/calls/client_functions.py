@@ -28,6 +28,7 @@ from coordinator.ps_strategy.calls.client_call import ClientCall, ClientCalls
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.graph_future import Futures, GraphFuture
 from coordinator.ps_strategy.fusing.stacked_outputs import spec_of
+from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
 from coordinator.ps_strategy.tensorflow_internals.client_functions import barriers_in_order, call_time_values
 from coordinator.workers.scheduler import Scheduler
 
@@ -156,8 +157,11 @@ class ClientFunctions:
         """Adds an operation that calls `ParameterServerStrategy.schedule`; `fn` is traced now."""
         given = (() if args is None else args, {} if kwargs is None else kwargs, {"steps": steps, **options})
         arguments = _Arguments(given, self.futures, self._types)
-        with tf.init_scope():
-            traced, _ = self._tracer.call_of(fn, arguments.specs[0], arguments.specs[1], self._scope)
+        # On a thread that is in no graph: in `tf.init_scope`, functions would be traced without gradients.
+        traced, _ = on_own_thread(
+            "coordinator-trace",
+            lambda: self._tracer.call_of(fn, arguments.specs[0], arguments.specs[1], self._scope),
+        ).result()
 
         def schedule(values: Sequence[Any]) -> Future:
             args, kwargs, options = arguments.with_values(values)
@@ -209,9 +213,9 @@ class ClientFunctions:
 
         def begin(call: ClientCall, *handles: Any) -> list[Any]:
             awaited = futures.with_values(handles)
-            is_waiting = not all(future.done() for future in awaited)
+            is_waiting = not all(map(_has_result, awaited))
             if is_waiting:
-                call.begin_wait(lambda: _wait_for(awaited, call.cut))
+                call.begin_wait(lambda: self._wait_for(awaited, call.cut))
             return [is_waiting]
 
         def end(call: ClientCall, *handles: Any) -> list[Any]:
@@ -236,6 +240,15 @@ class ClientFunctions:
         """Waits for room, and schedules unless the call was cut meanwhile."""
         self._scheduler.wait_for_room(call.cut.done)
         return None if call.cut.done() else schedule()
+
+    def _wait_for(self, futures: Sequence[Future], cut: concurrent.futures.Future[None]) -> None:
+        """Waits until all futures are done, or `cut` is. Raises the error that has cancelled one of them."""
+        for future in futures:
+            concurrent.futures.wait([future, cut], return_when=concurrent.futures.FIRST_COMPLETED)
+            if cut.done():
+                return
+        if not all(map(_has_result, futures)):
+            self._scheduler.done()
 
     def _number_of(self, result_type: Any) -> int:
         if result_type not in self._types:
@@ -272,12 +285,8 @@ def _packed(spec: Any, values: Iterator[Any]) -> Any:
     return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
 
 
-def _wait_for(futures: Sequence[Future], cut: concurrent.futures.Future[None]) -> None:
-    """Waits until all futures are done, or `cut` is."""
-    for future in futures:
-        concurrent.futures.wait([future, cut], return_when=concurrent.futures.FIRST_COMPLETED)
-        if cut.done():
-            return
+def _has_result(future: Future) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def of_client_functions(method: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:

@@ -81,6 +81,26 @@ def test_a_function_that_schedules_may_be_called_by_others_and_in_loops(strategy
     assert [value.numpy() for value in train()] == [6, 10]
 
 
+def test_a_step_with_gradients_is_traced_as_outside(strategy):
+    with strategy.scope():
+        weight = tf.Variable(2.0)
+
+    @tf.function
+    def step(scale):
+        with tf.GradientTape() as tape:
+            loss = scale * weight**2
+        weight.assign_sub(0.25 * tape.gradient(loss, weight))
+        return loss
+
+    @tf.function
+    def train(scale):
+        with tf.device("/job:ps/task:0"):
+            return strategy.local_results(strategy.schedule(step, args=(scale,)))
+
+    assert train(tf.constant(1.0)).numpy() == 4.0
+    assert weight.numpy() == 1.0
+
+
 def test_results_are_tensors_of_the_types_that_the_function_returns(strategy):
     @tf.function
     def compute(rows, text):
@@ -177,8 +197,16 @@ def test_the_error_of_a_function_is_raised_as_itself_and_the_strategy_goes_on(st
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
         tf.function(lambda: strategy.local_results(strategy.schedule(check, args=(tf.constant(7),))))()
+    # Once: as the error of its future, and not again in `join`.
+    strategy.join(TIMEOUT)
+
+    @tf.function
+    def cancelled():
+        futures = [strategy.schedule(check, args=(tf.constant(5 * number),)) for number in range(40)]
+        return strategy.local_results(futures[-1:])
+
     with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
-        strategy.join(TIMEOUT)
+        cancelled()
     tf.function(lambda: strategy.schedule(add, args=(1,)))()
     strategy.join(TIMEOUT)
     assert counter.numpy() == 1
