@@ -122,6 +122,7 @@ class ClientFunctions:
 
     Attributes:
       futures: those whose handles are in use.
+      device: the client's, on which all operations are that are added.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class ClientFunctions:
         self._schedule = weakref.WeakMethod(schedule)
         self._waits = scheduler.queue.interruptible
         self._calls = ClientCalls(self._waits.wake)
+        self.device = self._calls.device
         self.futures = Futures()
         self._types: list[Any] = []
 
@@ -260,8 +262,7 @@ class ClientFunctions:
 
     def _wakeup(self) -> Any:
         """Adds an operation that waits for the end of the wait of this call."""
-        with tf.device(None), tf.device(self._calls.device):
-            return tf.raw_ops.QueueDequeueV2(handle=self._call()[1], component_types=[tf.bool])[0]
+        return tf.raw_ops.QueueDequeueV2(handle=self._call()[1], component_types=[tf.bool])[0]
 
     def _python(
         self, work: Callable[..., list[Any]], inputs: Sequence[Any], specs: Sequence[tf.TensorSpec]
@@ -272,8 +273,7 @@ class ClientFunctions:
             call = self._calls[number]
             return call.run(lambda: work(call, *values))
 
-        with tf.device(None), tf.device(self._calls.device):
-            outputs = tf.numpy_function(run, [self._call()[0], *inputs], [spec.dtype for spec in specs])
+        outputs = tf.numpy_function(run, [self._call()[0], *inputs], [spec.dtype for spec in specs])
         for output, spec in zip(outputs if specs else (), specs, strict=True):
             output.set_shape(spec.shape)
         return list(outputs) if specs else []
@@ -300,6 +300,7 @@ def of_client_functions(method: Callable[_Parameters, _Result]) -> Callable[_Par
         strategy: Any = args[0]
         functions = strategy.extended.client_functions_traced(name)
         # AutoGraph would convert the code of this library, too.
-        return tf.autograph.experimental.do_not_convert(getattr(functions, name))(*args[1:], **kwargs)
+        with tf.device(None), tf.device(functions.device):
+            return tf.autograph.experimental.do_not_convert(getattr(functions, name))(*args[1:], **kwargs)
 
     return call
