@@ -9,30 +9,25 @@ variable and its slots, which are not moved.
 """
 
 import contextlib
-import dataclasses
 import functools
-import itertools
 import logging
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from coordinator.events.event_stream import EventStream
-from coordinator.options import Options
 from coordinator.ps_strategy.calls.client_functions import ClientFunctions
 from coordinator.ps_strategy.calls.read_ahead import ReadAhead
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.keras.internals.initial_values import initial_value_of_keras
-from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes, worker_number
-from coordinator.ps_strategy.recovery.variable_store import VariableStore
+from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes
 from coordinator.ps_strategy.sharded.creation import Partitioner, create_sharded, part_sizes, partition_by
 from coordinator.ps_strategy.sharded.initial_values import RowsInBlocks, initial_value_of
 from coordinator.ps_strategy.sharded.placement import Placement
 from coordinator.ps_strategy.sharded.sharded_variable import ShardedVariable
 from coordinator.ps_strategy.strategy_parts import StrategyParts
+from coordinator.ps_strategy.strategy_services import StrategyServices
 from coordinator.ps_strategy.tensorflow_internals.handles import resource_creator_scope
 from coordinator.ps_strategy.tensorflow_internals.mutable_tables import KINDS, create_mutable_table, is_created_by_keras
 from coordinator.ps_strategy.tensorflow_internals.replica_threads import call_for_each_replica, is_one_of_several
@@ -49,53 +44,6 @@ from coordinator.ps_strategy.tensorflow_internals.replica_variable import make_r
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import make_shared
 
 _logger = logging.getLogger("coordinator")
-
-
-@dataclasses.dataclass(frozen=True)
-class StrategyServices:
-    """What the library's update rules need of a strategy, and users do not: `strategy.extended.services`.
-
-    Attributes:
-      worker_index: called inside a scheduled function, returns the index of the worker that runs it.
-      connection_number: likewise, returns a number that grows with each connection that the worker has, so that what an
-        abandoned call does can be told from the rest.
-      unique_numbers: for names on the servers that no other object of this strategy has.
-      retrace: has each `tf.function` traced again when it is scheduled next.
-      add_idle_callback: see `Cluster.add_idle_callback`.
-      refuse_closed: see `ClosureQueue.refuse_stopped`.
-      variables: those on the parameter servers, with the tables.
-      options: those of the strategy.
-      events: what happens, as a stream.
-      rules: the update rules that still exist, for the dashboard.
-    """
-
-    worker_index: Callable[[], Any]
-    connection_number: Callable[[], Any]
-    unique_numbers: Iterator[int]
-    retrace: Callable[[], None]
-    add_idle_callback: Callable[[Callable[[int], object]], None]
-    refuse_closed: Callable[[str], None]
-    variables: VariableStore
-    options: Options
-    events: EventStream
-    rules: weakref.WeakSet[Any]
-
-    @classmethod
-    def of(cls, parts: StrategyParts, options: Options) -> "StrategyServices":
-        """Returns those of a strategy with these parts."""
-        handles, scheduler = parts.handles, parts.scheduler
-        return cls(
-            worker_index=worker_number("worker index", handles, lambda context: context.index),
-            connection_number=worker_number("connection number", handles, lambda context: context.connection_number),
-            unique_numbers=itertools.count(),
-            retrace=parts.tracer.reset,
-            add_idle_callback=scheduler.cluster.add_idle_callback,
-            refuse_closed=scheduler.queue.refuse_stopped,
-            variables=parts.variables,
-            options=options,
-            events=scheduler.queue.events,
-            rules=weakref.WeakSet(),
-        )
 
 
 class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):

@@ -28,12 +28,13 @@ from coordinator.ps_strategy.dashboard_sources import ServerQuestions, UsageCoun
 from coordinator.ps_strategy.fusing.stacked_outputs import stackable
 from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
 from coordinator.ps_strategy.membership.polled_cluster_resolver import resolver_of
-from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended, StrategyServices
+from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended
 from coordinator.ps_strategy.per_worker.created_resource import create_per_worker_resource
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution, DatasetFunction
 from coordinator.ps_strategy.sharded.creation import Partitioner, check_partitioner
 from coordinator.ps_strategy.strategy_parts import StrategyParts
+from coordinator.ps_strategy.strategy_services import StrategyServices
 from coordinator.workers.cluster import Cluster
 
 
@@ -346,6 +347,4 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
                 self.join()
 
     def __repr__(self) -> str:
-        return (
-            f"<ParameterServerStrategy: {len(self.parameter_servers)} parameter servers, {self.cluster.statistics()}>"
-        )
+        return f"<ParameterServerStrategy: {len(self.parameter_servers)} ps, {self.cluster.statistics()}>"
