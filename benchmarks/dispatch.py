@@ -1,10 +1,11 @@
-"""Small functions per second: this library, TensorFlow's own coordinator, and a loop without any.
+"""Small functions per second: this library, its runs with one future, TensorFlow's coordinator, and a bare loop.
 
     python -m benchmarks.dispatch [--repeats 5] [--quick] [--json FILE]
 
 Many closures of one function are scheduled at once and joined; the rate is their number over the time from the first
-`schedule` to the return of `join`. The bare loop is one Python thread per worker that calls the function on its device.
-Each contestant has a separate process and cluster, and they take turns; the figures are medians.
+`schedule` to the return of `join`. "runs" schedules them by one call: `schedule(function, steps=count)`. The bare loop
+is one Python thread per worker that calls the function on its device. Each contestant has a separate process and
+cluster, and they take turns; the figures are medians.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,8 @@ from benchmarks.rate_table import rate_table
 from benchmarks.speed_arguments import SpeedArguments, machine_line
 
 FUNCTIONS = {"empty": "nothing", "scalar": "returns a scalar", "assign_add": "one assign_add"}
-SIDES = ("ours", "peer", "bare")
-RATIOS = (("ours", "peer"), ("ours", "bare"))
+SIDES = ("ours", "runs", "peer", "bare")
+RATIOS = (("ours", "peer"), ("ours", "bare"), ("runs", "ours"))
 WORKERS = (1, 2, 4)
 SECONDS, QUICK_SECONDS = 1.0, 0.3
 

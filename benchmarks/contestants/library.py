@@ -64,3 +64,12 @@ class Library:
     def restore_from(self, manager: tf.train.CheckpointManager) -> None:
         """See `RecoverySide`."""
         self.strategy.restore_from(manager)
+
+
+class LibraryRuns(Library):
+    """The library, with one future for all calls of a function."""
+
+    def run(self, function: Any, args: Sequence[Any], count: int) -> None:
+        """See `Side`."""
+        self.strategy.schedule(function, args=args, steps=count)
+        self.strategy.join()

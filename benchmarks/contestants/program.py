@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from benchmarks.contestants.bare_loop import BareLoop
-from benchmarks.contestants.library import Library
+from benchmarks.contestants.library import Library, LibraryRuns
 from benchmarks.contestants.peer import Peer
 from benchmarks.contestants.side import Side
 from benchmarks.contestants.single_process import SingleProcess
@@ -34,6 +34,7 @@ def _partitioner() -> Any:
 
 SIDES: dict[str, Callable[[Any], Side]] = {
     "ours": Library,
+    "runs": LibraryRuns,
     "alone": functools.partial(Library, steps_per_dispatch=1),
     "dense": functools.partial(Library, sparse_updates="dense"),
     "sharded": lambda resolver: Library(resolver, _partitioner()),

@@ -5,6 +5,8 @@ import pytest
 import tensorflow as tf
 
 import coordinator
+from coordinator.updates.state.gate import pause
+from tests.deadline import wait_until
 from tests.ps_strategy.fusing.fused_calls import FusedCalls
 
 TIMEOUT = 60.0
@@ -82,6 +84,37 @@ def test_an_error_of_a_run_is_that_of_the_future(strategy):
     with pytest.raises(tf.errors.InvalidArgumentError):
         strategy.join(TIMEOUT)
     assert counter.numpy() < 1000
+
+
+@pytest.mark.long
+def test_only_the_runs_of_a_killed_worker_are_made_again(strategy, shared_cluster):
+    with strategy.scope():
+        counter, begun = tf.Variable(0), tf.Variable([0, 0, 0])
+
+    @tf.function
+    def step():
+        worker = coordinator.get_current_worker_index()
+        begin = begun.scatter_add(tf.IndexedSlices(1, worker))
+        with tf.control_dependencies([begin]), tf.control_dependencies([pause(tf.constant(1e-2, tf.float64))]):
+            return worker, tf.identity(counter.assign_add(1))
+
+    before = strategy.cluster.statistics()
+    future = strategy.schedule(step, steps=900)
+    wait_until(lambda: future.completed and begun.numpy()[1])
+    try:
+        shared_cluster.kill("worker", 1)
+        workers, numbers = future.result(TIMEOUT)
+        strategy.join(TIMEOUT)
+    finally:
+        shared_cluster.restart("worker", 1)
+        wait_until(strategy.cluster.workers[1].healthy)
+    after = strategy.cluster.statistics()
+    again = after.retried - before.retried
+    assert after.workers[1].losses == before.workers[1].losses + 1
+    assert future.completed == after.finished - before.finished == len(numbers) == len(set(numbers)) == 900
+    assert counter.numpy() <= 900 + again
+    assert again < 450
+    assert {0, 2} <= set(workers)
 
 
 def test_what_cannot_be_stacked_is_refused(strategy):
