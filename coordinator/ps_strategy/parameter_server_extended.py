@@ -193,14 +193,13 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
           again: the initial value that it gets if it is lost; None for the same as now.
           kwargs: the arguments of its constructor.
         """
-        is_of_keras = initial_value_of_keras(kwargs.get("initial_value") if again is None else again) is not None
         with tf.device(None), tf.device(device):
             variable = next_creator(**kwargs)
             if isinstance(value := kwargs.get("initial_value"), RowsInBlocks):
                 value.write(variable)
         make_shared(variable)
         if self._has_several_replicas:
-            make_replicated(variable, is_keras=is_of_keras)
+            make_replicated(variable, is_keras=is_created_by_keras())
         self._variables.add(variable, kwargs.get("initial_value") if again is None else again)
         return variable
 

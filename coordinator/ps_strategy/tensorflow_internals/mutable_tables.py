@@ -16,9 +16,9 @@ _ANONYMOUS = "experimental_is_anonymous"
 
 
 def is_created_by_keras() -> bool:
-    """Returns True if a layer of Keras is creating the present table for itself.
+    """Returns True if Keras is creating the present table or variable for itself.
 
-    Such a table counts words while the layer is adapted on the client; no step uses it.
+    Such a table counts words while a layer is adapted on the client; no step uses it.
     """
     # Private: TensorFlow does not tell a creator who creates, and the layers of Keras 2 and 3 have no hook.
     frame: Any = sys._getframe()

@@ -12,7 +12,7 @@ from tensorflow.python.eager import record
 from tensorflow.python.ops import resource_variable_ops
 
 from coordinator.ps_strategy.tensorflow_internals.replica_threads import is_one_of_several
-from coordinator.ps_strategy.tensorflow_internals.replica_values import aggregated
+from coordinator.ps_strategy.tensorflow_internals.replica_values import aggregated, parts_of_replicas
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import change_of, value_read_before, with_mixin
 
 _AGGREGATION = tf.VariableAggregation
@@ -23,9 +23,10 @@ def make_replicated(variable: Any, *, is_keras: bool) -> None:
     """Changes the class of a variable, so that the replicas of a worker share its reads, and aggregate its changes.
 
     Args:
-      variable: was created with an aggregation. Without one, replicas may not change it, as in TensorFlow; but Keras
-        changes its own so, floating-point ones by their mean, as that of a `BatchNormalization`, and integers in the
-        order of the replicas, as the state of a seed, from which no two replicas get the same numbers.
+      variable: was created with an aggregation. Without one, replicas may not change it, as in TensorFlow. Keras
+        changes its own so, which become the mean of what the replicas assign, as in `BatchNormalization`; integers are
+        changed by one replica after the other, as the state of a seed, of which each replica draws other numbers. But
+        what replicas add to a weight is refused.
       is_keras: whether it belongs to a Keras variable.
     """
     if isinstance(variable, resource_variable_ops.BaseResourceVariable):
@@ -68,30 +69,45 @@ class _Replicated:
 def _change(variable: Any, method: str, value: Any, alone: Callable[..., Any], *rest: Any) -> Any:
     if not is_one_of_several():
         return alone(value, *rest)
+    value = tf.convert_to_tensor(value, variable.dtype)
+    added = _added(variable, value) if method == "assign" else None
     aggregation = variable.aggregation
     if aggregation == _AGGREGATION.NONE:
-        if not variable.is_of_keras:
+        is_addition = method != "assign" or added is not None
+        # What is added to a weight is a part of a gradient, of which only the program knows how parts are combined.
+        if not variable.is_of_keras or (variable.trainable and is_addition):
             raise _not_aggregated(variable, method)
         if not variable.dtype.is_floating:
             alone(value, *rest)
             return variable
         aggregation = _AGGREGATION.MEAN
-    value = tf.convert_to_tensor(value, variable.dtype)
-    if method == "assign" and (change := change_of(variable, value)):
-        method, value = "assign_add" if change[0] else "assign_sub", change[1]
-    elif method == "assign" and aggregation == _AGGREGATION.SUM and variable.is_of_keras:
-        raise ValueError(
-            f"A replica assigned a value to {variable.name!r} that is not its value plus something, so it cannot be "
-            "said what the sum over the replicas is to be. Write it as variable.assign(variable + change)."
-        )
 
-    def merged(strategy: tf.distribute.Strategy, values: Any) -> Any:
-        amount = aggregated(values, aggregation)
-        return strategy.extended.update(variable, lambda each: getattr(each, method)(amount, read_value=False))
+    def merged(strategy: tf.distribute.Strategy, values: Any, all_added: Any) -> Any:
+        name, amounts = method, values
+        if method == "assign":
+            if None not in parts_of_replicas(all_added):
+                name, amounts = "assign_add", all_added
+            elif aggregation == _AGGREGATION.SUM and variable.is_of_keras:
+                raise _no_addition(variable)
+        amount = aggregated(amounts, aggregation)
+        return strategy.extended.update(variable, lambda each: getattr(each, name)(amount, read_value=False))
 
     # An identity, since what is the same tensor in all replicas is not a value of each.
-    tf.distribute.get_replica_context().merge_call(merged, args=(tf.identity(value),))
+    tf.distribute.get_replica_context().merge_call(merged, args=(tf.identity(value), added))
     return variable
+
+
+def _added(variable: Any, value: Any) -> Any | None:
+    """Returns what an assignment adds to a variable; None if it is no addition."""
+    change = change_of(variable, value)
+    return None if change is None else tf.identity(change[1]) if change[0] else tf.negative(change[1])
+
+
+def _no_addition(variable: Any) -> ValueError:
+    return ValueError(
+        f"A replica assigned a value to {variable.name!r} that is not its value plus something, so it cannot be said "
+        "what the sum over the replicas is to be. Write it as variable.assign(variable + change)."
+    )
 
 
 def _not_aggregated(variable: Any, method: str) -> ValueError:

@@ -63,6 +63,15 @@ def adam() -> keras.optimizers.Optimizer:
     return keras.optimizers.Adam(0.01)
 
 
+def decaying_adam() -> keras.optimizers.Optimizer:
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.9)
+    return keras.optimizers.AdamW(schedule, weight_decay=0.1, use_ema=True)
+
+
+# They change variables of their own in a step, beside slots.
+OPTIMIZERS = {"Nadam": lambda: keras.optimizers.Nadam(0.01), "AdamW": decaying_adam}
+
+
 class OneDevice:
     """What one device makes of a model in two epochs.
 
@@ -72,10 +81,10 @@ class OneDevice:
       history: of `fit`.
     """
 
-    def __init__(self, make: Callable[[], keras.Model], x: Any) -> None:
+    def __init__(self, make: Callable[[], keras.Model], x: Any, optimizer: Callable[[], Any] = adam) -> None:
         keras.utils.set_random_seed(1)
         model = make()
-        model.compile(adam(), loss(), metrics=["accuracy"])
+        model.compile(optimizer(), loss(), metrics=["accuracy"])
         self.initial = model.get_weights()
         arguments = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0}
         self.history = model.fit(x, Y, **arguments).history
@@ -88,7 +97,8 @@ class OneDevice:
 @functools.cache
 def one_device(name: str) -> OneDevice:
     """Returns what one device makes of a model; called first before the client connects, which takes variables away."""
-    return OneDevice(*{"dense": (dense_model, X), "recurrent": (recurrent_model, SERIES)}[name])
+    known = {"dense": (dense_model, X), "recurrent": (recurrent_model, SERIES)}
+    return OneDevice(*known[name]) if name in known else OneDevice(dense_model, X, OPTIMIZERS[name])
 
 
 class Client:
@@ -130,7 +140,7 @@ def replica_number() -> Any:
 def write_observations(kind: type[Client]) -> None:
     """Prints a JSON object with what the methods return that the arguments of the program name, after the folder."""
     folder, *names = sys.argv[1:]
-    for model in ("dense", *(["recurrent"] if "recurrent" in names else [])):
+    for model in ("dense", *(OPTIMIZERS if "optimizers" in names else ()), *{"recurrent"}.intersection(names)):
         one_device(model)
     options = coordinator.Options(reconnect_interval=0.1, heartbeat_interval=0.2)
     with (

@@ -12,6 +12,7 @@ from tests.ps_strategy.devices.client import (
     BATCH,
     EXAMPLES,
     KEYS,
+    OPTIMIZERS,
     SUM,
     Client,
     OwnStep,
@@ -81,6 +82,18 @@ class Fits(Client):
             "difference of validation": abs(history.get("val_loss", evaluated[:1])[-1] - evaluated[0]),
             "updates": int(model.optimizer.iterations.numpy()),
         }
+
+    def optimizers(self) -> Any:
+        """`fit` with optimizers that have more than slots; returns the differences."""
+        found = {}
+        for name, optimizer in OPTIMIZERS.items():
+            with self.strategy.scope():
+                model = dense_model()
+                model.set_weights(one_device(name).initial)
+                model.compile(optimizer(), loss())
+            model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+            found[name] = one_device(name).difference(model)
+        return found
 
     def own_steps(self) -> Any:
         """Models with a step of their own, with layers that change variables, and what is refused."""

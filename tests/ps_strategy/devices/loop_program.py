@@ -72,8 +72,15 @@ class Loops(Client):
             none = tf.Variable(0.0)
             state = keras.random.SeedGenerator(7)
             metric = keras.metrics.Mean()
+            weight = keras.Variable("ones", shape=(1,))
+
+        def descend() -> None:
+            with tf.GradientTape() as tape:
+                gradient = tape.gradient(weight * 2.0, weight.value)
+            weight.assign_sub(gradient)
 
         def replica() -> Any:
+            weight.assign(tf.nn.relu(weight - 4.0 * tf.cast(replica_number(), tf.float32)))
             number = tf.cast(replica_number(), tf.float32) + 1.0
             total.assign_add(number)
             total.assign(total - number * 10.0)
@@ -83,13 +90,14 @@ class Loops(Client):
             return total.read_value(), state.next()
 
         reads, seeds = self.results(lambda: self.strategy.run(replica))
-        changed = [each.numpy().tolist() for each in (total, first, mean)]
+        changed = [each.numpy().tolist() for each in (total, first, mean, weight)]
         return {
             "changed": changed,
             "read": reads,
             "seeds": seeds,
             "metric": [metric.result().numpy().item(), metric.count.numpy().item()],
             "refused": self.refusal(lambda: self.strategy.run(lambda: none.assign_add(1.0))),
+            "refused weight": self.refusal(lambda: self.strategy.run(descend)),
             "refused rows": self.refusal(lambda: self.strategy.run(lambda: mean.scatter_update(_row()))),
             "refused metric": self.refusal(lambda: self.strategy.run(lambda: metric.total.assign(5.0))),
         }
