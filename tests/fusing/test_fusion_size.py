@@ -108,7 +108,7 @@ def test_a_new_size_is_run_only_when_it_may_be_built() -> None:
     assert model.steps("step", ENOUGH, lambda: False) == 4
 
 
-def test_a_worker_that_was_restarted_builds_what_is_known_at_once() -> None:
+def test_a_restarted_worker_builds_what_is_known_at_once() -> None:
     model = FusionSizeModel(None)
     train(model, 1e-3, 1e-6, 1000)
     model.restart()
@@ -117,7 +117,7 @@ def test_a_worker_that_was_restarted_builds_what_is_known_at_once() -> None:
     assert model.steps("step", ENOUGH) == 64
 
 
-def test_a_worker_that_was_restarted_makes_the_calls_that_it_has_built_until_it_may_build_more() -> None:
+def test_a_restarted_worker_makes_the_calls_it_has_until_it_may_build_more() -> None:
     model = FusionSizeModel(None)
     train(model, 1e-3, 1e-6, 1000)
     model.restart()
