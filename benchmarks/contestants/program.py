@@ -48,6 +48,7 @@ SIDES: dict[str, Callable[[Any], Side]] = {
 WORKLOADS = {
     "dispatch": ("closures", "Closures"),
     "latency": ("latencies", "Latencies"),
+    "pauses": ("first_seconds", "FirstSeconds"),
     "recommender": ("recommender_steps", "RecommenderSteps"),
     "dense": ("digits_steps", "DigitsSteps"),
     "layers": ("layers_steps", "LayersSteps"),

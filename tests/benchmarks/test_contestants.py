@@ -78,9 +78,10 @@ def test_every_workload_and_side_has_a_name():
         "sharded",
         "tables",
         "data",
+        "pauses",
     }
     assert set(WORKLOADS) == kinds
-    plain = {"ours", "alone", "dense", "peer", "bare", "hand", "single"}
+    plain = {"ours", "runs", "alone", "dense", "peer", "bare", "hand", "single"}
     assert set(SIDES) == plain | {"sharded", "peer sharded"}
 
 
