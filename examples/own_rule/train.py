@@ -1,4 +1,4 @@
-"""Trains on handwritten digits with an update rule of its own: delay compensation (DC-ASGD, arXiv 1609.08326).
+"""Trains on handwritten digits with its own update rule: delay compensation (DC-ASGD, arXiv 1609.08326).
 
 coordinator run --workers 3 --ps 2 examples/own_rule/train.py
 

@@ -36,7 +36,7 @@ def call_time_values(make: Callable[[], Sequence[Any]], specs: Sequence[tf.Tenso
         graph.capture_call_time_value(make, list(specs), key=key)
 
         def values() -> Sequence[Any]:
-            # TensorFlow would look for the values in the body of a loop, which nobody passes anything to.
+            # TensorFlow would look for the values in the body of a loop, to which nothing is passed.
             return make() if tf.executing_eagerly() else call_time_values(make, specs, key)
 
         values.output_spec = captures.by_ref_external[key].output_spec  # type: ignore[attr-defined]

@@ -38,7 +38,7 @@ def call_for_each_replica(
       devices: of the replicas. What uses a resource is placed with that resource instead.
 
     Returns:
-      What it returned, nested alike, with `PerReplica` values in place of tensors.
+      What it returned, in the same structure, with `PerReplica` values in place of tensors.
 
     Raises:
       RuntimeError: the replicas make different numbers of merge calls, or one in a nested function or branch.

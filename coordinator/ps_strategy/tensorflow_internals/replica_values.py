@@ -16,7 +16,7 @@ PerReplicaSpec = values.PerReplicaSpec
 
 
 def regrouped(parts: Sequence[Any]) -> Any:
-    """Returns values of all replicas, nested alike, as one structure with `PerReplica` values."""
+    """Returns values of all replicas, with the same structure, as one structure with `PerReplica` values."""
     # Private: as above.
     return distribute_utils.regroup(tuple(parts), always_wrap=True)
 
@@ -158,7 +158,7 @@ def divided(batch: Any, replicas: int) -> Any:
 
 
 def first_part_spec(spec: Any) -> Any:
-    """Returns the type of the first replica's part of values of a type, nested alike."""
+    """Returns the type of the first replica's part of values of a type, in the same structure."""
     # Private: a `PerReplicaSpec` has no public attribute.
     return tf.nest.map_structure(
         lambda each: each._component_specs[0] if isinstance(each, PerReplicaSpec) else each, spec
