@@ -149,7 +149,7 @@ class Accumulating(UpdateRule):
 
         Args:
           variable: as it is before the update.
-          gradients: of the pushes of the update, in their order, [n, *shape]; float32 if the variable has 16 bits.
+          gradients: of the pushes of the update, in their order, `[n, *shape]`; float32 if the variable has 16 bits.
           workers: that have pushed them, by index, int64 [n].
           pulled: the values of the variable that they were computed on, as `gradients`; None unless the rule has
             `sends_pulled_values`.
