@@ -1,7 +1,7 @@
 """Fixtures of all tests: one real cluster for the whole run, programs in separate processes, a check for leftovers.
 
-Tests run in the order of what they need: first those without a cluster, then those that start a cluster of their own,
-which may take long, then those of the shared cluster.
+Tests run in the order of what they need: those of a process that was never connected, those without a cluster, those
+that start their own cluster, which may take long, and those of the shared cluster.
 """
 
 import contextlib
@@ -44,6 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _cost(item: pytest.Item) -> int:
+    if item.get_closest_marker("unconnected") is not None:
+        return -1
     is_shared = "shared_cluster" in getattr(item, "fixturenames", ())
     return 2 if is_shared else int(item.get_closest_marker("cluster") is not None)
 

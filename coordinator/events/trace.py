@@ -8,6 +8,7 @@ Promises: it is written by a separate thread, while training runs, and can be op
 """
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -124,7 +125,10 @@ class Trace:
             name = event.kind.replace("_", " ")
             self._file.slice("checkpoints", name, at - event.seconds, event.seconds, _details(event))
         elif event.kind == "value_reported":
-            self._file.counter(event.name, at, {event.name: float(event.detail)})
+            value = float(event.detail)
+            # JSON has no others.
+            if math.isfinite(value):
+                self._file.counter(event.name, at, {event.name: value})
         else:
             self._file.instant(event.task or _CLIENT, event.kind.replace("_", " "), at, _details(event))
 

@@ -11,6 +11,9 @@ from coordinator.evaluation.checkpoint_file import CheckpointFile
 from coordinator.evaluation.checkpoint_loader import CheckpointLoader
 from tests.embeddings.tables import DIM, make_step, subtract
 
+# One that has a strategy refuses such tables.
+pytestmark = pytest.mark.unconnected
+
 KEYS = np.arange(40)
 
 

@@ -29,6 +29,7 @@ from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.graph_future import Futures, GraphFuture
 from coordinator.ps_strategy.fusing.stacked_outputs import spec_of
 from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
+from coordinator.ps_strategy.per_worker.resource import PerWorkerResource
 from coordinator.ps_strategy.tensorflow_internals.client_functions import barriers_in_order, call_time_values
 from coordinator.workers.scheduler import Scheduler
 
@@ -68,7 +69,9 @@ class _Arguments:
             self.inputs.append(leaf.handle)
             self._leaves.append((self._futures.__getitem__, 1))
             return self._types[leaf.result_type]
-        tensors = tf.nest.flatten(leaf, expand_composites=True)
+        # With `coordinator.compat`, an iterator of the workers is taken for a composite tensor.
+        is_per_worker = isinstance(leaf, PerWorkerResource)
+        tensors = [] if is_per_worker else tf.nest.flatten(leaf, expand_composites=True)
         if not any(tf.is_symbolic_tensor(tensor) for tensor in tensors):
             self._leaves.append((lambda: leaf, 0))
             return leaf

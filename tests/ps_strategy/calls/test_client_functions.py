@@ -237,7 +237,16 @@ def interrupt_when(is_true):
     return thread
 
 
+@pytest.fixture
+def python_handler():
+    """The handler that raises `KeyboardInterrupt`: a process that runs in the background may have none."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
 @pytest.mark.parametrize("wait", ["join", "local_results"])
+@pytest.mark.usefixtures("python_handler")
 def test_ctrl_c_ends_a_call_that_waits_and_nothing_else(strategy, wait):
     gate = Gate(strategy)
     [first] = gate.occupy()

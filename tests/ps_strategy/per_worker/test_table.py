@@ -169,7 +169,7 @@ def test_a_table_with_out_of_vocabulary_buckets_works(strategy):
 def test_a_table_that_cannot_be_created_on_a_worker_is_an_input_error(strategy, growing_table, tmp_path):
     (tmp_path / "words.txt").unlink()
     with pytest.raises(coordinator.ClosureInputError, match="lookup table could not be created on /job:worker"):
-        on_every_worker(strategy, tf.function(growing_table.size))
+        strategy.schedule(tf.function(growing_table.size), worker=1).result(120)
     with pytest.raises(coordinator.ClosureInputError, match="lookup table could not be created on /job:worker"):
         strategy.join(120)
 
