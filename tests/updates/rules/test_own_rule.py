@@ -79,6 +79,7 @@ def make(strategy, variables):
     return make
 
 
+@pytest.mark.long
 def test_combine_gets_the_values_that_gradients_were_computed_on(strategy, variables, make):
     rule = make(Corrected, grads_to_wait=2)
     for _ in range(2):
@@ -129,6 +130,7 @@ def test_a_push_that_is_not_accepted_is_in_no_update(strategy, variables, make):
     assert rule.refused.numpy().tolist() == [0, 1] + [0] * 6
 
 
+@pytest.mark.long
 def test_a_worker_that_may_not_begin_waits(strategy, variables, make):
     rule = make(InTurn)
     step = step_of(rule, 1.0)

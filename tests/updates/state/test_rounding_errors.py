@@ -65,6 +65,7 @@ def test_what_is_too_small_for_one_push_arrives_with_later_ones(strategy):
     assert found[-1] > 5.0
 
 
+@pytest.mark.long
 def test_a_rejected_push_leaves_the_error_as_it_was(strategy):
     with strategy.scope():
         variable = tf.Variable([0.0])
@@ -114,6 +115,7 @@ def test_each_worker_has_errors_and_a_restarted_one_begins_with_zero(strategy, s
     assert variable.numpy().tolist() == [-2.0 - 2**-9]
 
 
+@pytest.mark.long
 def test_errors_of_fused_steps_are_kept_from_step_to_step(strategy):
     with strategy.scope():
         variable = tf.Variable([0.0])

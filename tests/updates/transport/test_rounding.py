@@ -120,6 +120,7 @@ def job_of(operation):
     return tf.DeviceSpec.from_string(operation.device).job or "worker"
 
 
+@pytest.mark.long
 def test_the_mean_of_rounded_gradients_is_not_rounded(strategy):
     with strategy.scope():
         variable = tf.Variable(tf.zeros([2]))
