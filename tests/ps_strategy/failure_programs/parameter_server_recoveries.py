@@ -176,10 +176,12 @@ def lose_and_recover(program: Program, servers: Sequence[int], meanwhile: Callab
         ],
     }
     program.reach_servers()
+    retried = program.strategy.cluster.statistics().retried
     program.train()
     step, words = program.module.step, program.module.words
     return {
         **seen,
+        "retried": program.strategy.cluster.statistics().retried - retried,
         "step after training on": [int(program.optimizer.iterations), int(step.numpy()), *words.numpy().tolist()],
         "traced again": len(program.traces) - traces,
     }

@@ -62,7 +62,9 @@ def test_tables_in_no_checkpoint_have_their_initial_content(seen, case):
 def test_functions_are_not_retraced_on_the_workers_or_the_client(seen, case):
     assert seen[case]["outputs are those of the checkpoint"]
     after = seen[case]["rolled back"]["step_after"] + STEPS
-    assert seen[case]["step after training on"] == [after, after, str(after), str(after)], seen["errors"]
+    # A step that a lost connection ended is run again, and may have changed some of the variables before.
+    possible = range(after, after + seen[case]["retried"] + 1)
+    assert all(int(step) in possible for step in seen[case]["step after training on"]), seen["errors"]
     assert seen[case]["traced again"] == 0
 
 
