@@ -11,15 +11,14 @@ accepted then are shut down. The filter lasts as long as the sockets, whose conn
 
 import ctypes
 import ipaddress
-import os
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import psutil
-
 from coordinator.errors import LaunchError
+from coordinator.heartbeat.open_connections import Endpoint, OpenConnections, shut_down
 
 # Linux's SO_ATTACH_FILTER; Python has no name for it.
 _ATTACH_FILTER = 26
@@ -97,22 +96,30 @@ def accept_only_at(networks: tuple[Network, ...], port: int) -> None:
     program = _program(networks)
     code = ctypes.create_string_buffer(b"".join(each.packed() for each in program))
     argument = struct.pack("HL", len(program), ctypes.addressof(code))
-    listening = [each for each in _connections(port) if each.status == psutil.CONN_LISTEN]
+    listening = False
+    for each in _sockets_at(port):
+        if _is_listening(each):
+            each.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, argument)
+            listening = True
     if not listening:
         raise OSError(f"no socket of this process listens on port {port}")
-    for each in listening:
-        with socket.socket(fileno=os.dup(each.fd)) as duplicate:
-            duplicate.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, argument)
-    for each in _connections(port):
-        own = ipaddress.ip_address(each.laddr.ip)
-        own = getattr(own, "ipv4_mapped", None) or own
-        if each.status != psutil.CONN_LISTEN and not any(own in network for network in networks):
-            with socket.socket(fileno=os.dup(each.fd)) as duplicate:
-                duplicate.shutdown(socket.SHUT_RDWR)
+    for each in _sockets_at(port):
+        own = Endpoint.of(each.getsockname()[0], port).ip
+        if not _is_listening(each) and not any(own in network for network in networks):
+            shut_down(each)
 
 
-def _connections(port: int) -> "list[psutil._ntuples.pconn]":
-    return [each for each in psutil.Process().net_connections("tcp") if each.fd >= 0 and each.laddr.port == port]
+def _sockets_at(port: int) -> Iterator[socket.socket]:
+    """Yields a duplicate of each TCP socket of this process that has a port; it is open until the next one is taken."""
+    for duplicate in OpenConnections().sockets():
+        with duplicate:
+            is_tcp = duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM
+            if is_tcp and duplicate.getsockname()[1] == port:
+                yield duplicate
+
+
+def _is_listening(duplicate: socket.socket) -> bool:
+    return bool(duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _program(networks: tuple[Network, ...]) -> list[_Instruction]:
