@@ -22,8 +22,6 @@ _TF_CONFIG = '{"cluster": {"worker": ["host:port"], "ps": ["host:port"]}, "task"
 
 # The number of workers that a cluster may have: update rules keep their state in variables of this length.
 MAX_WORKERS = 1024
-# Filters can be set only when a process joins its first cluster, so they are set for every task that may ever join.
-_FILTERED_TASKS = 4096
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -100,9 +98,11 @@ def client_server_def(protocol: str, client_address: str) -> Any:
     parameter servers: no worker may depend on another one, which may be lost.
     """
     definition = server_def(protocol, client_address, {})
+    # Filters can be set only when a process joins its first cluster, so they are set for all tasks that may ever join.
+    # Each costs TensorFlow some microseconds. Parameter servers beyond this number see each other, too.
     for job, visible in (("worker", "/job:ps"), ("ps", "/job:worker")):
         filters = definition.cluster_device_filters.jobs.add(name=job)
-        for index in range(_FILTERED_TASKS):
+        for index in range(MAX_WORKERS):
             filters.tasks[index].device_filters.extend([visible, f"/job:{CLIENT_JOB}"])
     return definition
 

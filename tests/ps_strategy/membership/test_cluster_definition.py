@@ -7,7 +7,13 @@ import tensorflow as tf
 
 import coordinator
 from coordinator.errors import ClusterSpecError
-from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition, Task, client_server_def, server_def
+from coordinator.ps_strategy.membership.cluster_definition import (
+    MAX_WORKERS,
+    ClusterDefinition,
+    Task,
+    client_server_def,
+    server_def,
+)
 
 SPEC = {"worker": ["w0:1", "w1:1"], "ps": ["p0:1"]}
 
@@ -140,8 +146,9 @@ def test_the_server_definition_contains_only_the_given_tasks():
 
 def test_workers_do_not_see_each_other():
     filters = client_server_def("grpc", "c:1").cluster_device_filters
-    seen = {job.name: list(job.tasks[0].device_filters) for job in filters.jobs}
-    assert seen == {"worker": ["/job:ps", "/job:chief"], "ps": ["/job:worker", "/job:chief"]}
+    expected = {"worker": ["/job:ps", "/job:chief"], "ps": ["/job:worker", "/job:chief"]}
+    for index in (0, MAX_WORKERS - 1):
+        assert {job.name: list(job.tasks[index].device_filters) for job in filters.jobs} == expected
 
 
 def test_more_workers_than_update_rules_support_are_refused():
