@@ -34,12 +34,12 @@ _ASKING_INTERVAL = 2.0
 
 @contextlib.contextmanager
 def dashboard_of(
-    address: str | None, scheduler: Scheduler, servers: Sequence[ParameterServer], rules: Collection[Any]
-) -> Iterator[str | None]:
+    address: str, scheduler: Scheduler, servers: Sequence[ParameterServer], rules: Collection[Any]
+) -> Iterator[str]:
     """A scope with a dashboard.
 
     Args:
-      address: see `Options.dashboard`; None for no dashboard.
+      address: see `Options.dashboard`.
       scheduler: of the strategy.
       servers: the parameter servers.
       rules: the update rules, each with `statistics()`; those that come later, too.
@@ -47,9 +47,6 @@ def dashboard_of(
     Yields:
       The page's URL.
     """
-    if address is None:
-        yield None
-        return
     questions = ServerQuestions(servers, rules)
     sources = Sources(scheduler.cluster.statistics, scheduler.queue.events, questions.usage, questions.rules)
     with contextlib.closing(Dashboard(parse_page_address(address, "Options.dashboard"), sources)) as dashboard:

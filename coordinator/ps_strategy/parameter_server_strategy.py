@@ -24,9 +24,7 @@ from coordinator.program_settings import with_program_settings
 from coordinator.ps_strategy.brief_collections import BriefCollections
 from coordinator.ps_strategy.calls.client_functions import of_client_functions
 from coordinator.ps_strategy.calls.left_result import Repeats
-from coordinator.ps_strategy.dashboard_sources import ServerQuestions, UsageCounters, dashboard_of
 from coordinator.ps_strategy.fusing.stacked_outputs import stackable
-from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
 from coordinator.ps_strategy.membership.polled_cluster_resolver import resolver_of
 from coordinator.ps_strategy.parameter_server_extended import ParameterServerExtended
 from coordinator.ps_strategy.per_worker.created_resource import create_per_worker_resource
@@ -72,7 +70,12 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         with contextlib.ExitStack() as ending:
             ending.callback(self.end_brief_collections)
             parts = StrategyParts.connected(ParameterServerStrategy, cluster_resolver, options, ending)
-            self._scheduler, self._tracer, self._handles = parts.scheduler, parts.tracer, parts.handles
+            self._parts, self._scheduler, self._tracer, self._handles = (
+                parts,
+                parts.scheduler,
+                parts.tracer,
+                parts.handles,
+            )
             self._recovery, self.parameter_servers = parts.recovery, parts.parameter_servers
             self.events = parts.scheduler.queue.events
             self.cluster.schedule_with(self.schedule)
@@ -80,15 +83,12 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
             tf.distribute.Strategy.__init__(self, extended)
             extended.services = StrategyServices.of(parts, options)
             extended.client_functions = ending.enter_context(parts.client_functions(extended, self.schedule))
-            self._evaluation = StrategyEvaluation(parts.scheduler.recovery.wait_recovered)
             self._datasets = DatasetDistribution(
                 parts.input_shares, extended.trace_dataset, parts.copies, self.num_replicas_in_sync
             )
             if options.trace is not None:
                 self.trace(options.trace)
-            self.dashboard_url = ending.enter_context(
-                dashboard_of(options.dashboard, parts.scheduler, self.parameter_servers, extended.services.rules)
-            )
+            self.dashboard_url = ending.enter_context(parts.dashboard(options.dashboard, extended.services.rules))
             # Closes when the strategy is forgotten, and at the end of the program.
             self._closing = weakref.finalize(self, ending.pop_all().close)
 
@@ -261,7 +261,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         Raises:
           ValueError: the data, a metric or the model cannot be evaluated in shards; the message says why.
         """
-        return self._evaluation.evaluate(self, model, data, metrics, batch_size, shards, model_state)
+        return self._parts.evaluation.evaluate(self, model, data, metrics, batch_size, shards, model_state)
 
     def on_event(self, callback: Callable[[Event], object]) -> Callable[[], None]:
         """Calls `callback` with each `Event` on a library thread; returns a function that ends this: docs/events.md."""
@@ -274,7 +274,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
         """Writes what happens to a file for the Perfetto UI, until `close` or the end of a block; see docs/trace.md."""
-        return self._scheduler.trace(path, UsageCounters(ServerQuestions(self.parameter_servers)))
+        return self._scheduler.trace(path, self._parts.usage_counters())
 
     @of_client_functions
     def local_results(self, structure: Any) -> Any:

@@ -1,13 +1,15 @@
 """What a strategy is made of: the connections, the threads and the bookkeeping behind its methods.
 
 No part may keep the strategy alive: threads refer to the parts, and a strategy that its program forgets is closed.
+What few strategies need, the dashboard and evaluation, is imported when it is used: importing it would take a tenth of
+the time until a strategy can be used.
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
 
 from coordinator.events.json_log import log_written_as
 from coordinator.future import Future
@@ -27,6 +29,10 @@ from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.tensorflow_internals.process import client_environment
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import loops_differentiable
 from coordinator.workers.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from coordinator.ps_strategy.dashboard_sources import UsageCounters
+    from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +71,32 @@ class StrategyParts:
           schedule: the strategy's method, which is not kept alive.
         """
         return ClientFunctions(self.scheduler, self.tracer, extended.scheduled_tracing, schedule).open()
+
+    def dashboard(self, address: str | None, rules: Collection[Any]) -> contextlib.AbstractContextManager[str | None]:
+        """Returns a scope with a dashboard, whose URL it gives, or None if there is none.
+
+        Args:
+          address: see `Options.dashboard`; None for no dashboard.
+          rules: the update rules, each with `statistics()`; those that come later, too.
+        """
+        if address is None:
+            return contextlib.nullcontext()
+        from coordinator.ps_strategy.dashboard_sources import dashboard_of
+
+        return dashboard_of(address, self.scheduler, self.parameter_servers, rules)
+
+    def usage_counters(self) -> "UsageCounters":
+        """Returns the counters of a trace that say how busy the parameter servers are."""
+        from coordinator.ps_strategy.dashboard_sources import ServerQuestions, UsageCounters
+
+        return UsageCounters(ServerQuestions(self.parameter_servers))
+
+    @functools.cached_property
+    def evaluation(self) -> "StrategyEvaluation":
+        """Evaluates models."""
+        from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
+
+        return StrategyEvaluation(self.scheduler.recovery.wait_recovered)
 
     @classmethod
     def connected(

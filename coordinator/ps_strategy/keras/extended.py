@@ -1,11 +1,11 @@
 """What Keras does otherwise while a strategy is open: all of its functions that are replaced."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 from coordinator.options import Options
-from coordinator.ps_strategy.keras.fit.fit_extension import FitExtension
 from coordinator.ps_strategy.keras.internals import patches
 from coordinator.ps_strategy.keras.internals.backups import backups_extended
 from coordinator.ps_strategy.keras.internals.row_updates import row_updates
@@ -25,7 +25,33 @@ def keras_extended(strategy_class: type[Any], options: Options) -> Iterator[None
         stack.enter_context(row_updates(by_rows=options.sparse_updates == "rows"))
         # After them, so that they see no gradient of a table.
         stack.enter_context(table_updates())
-        extension = FitExtension(strategy_class)
+        extension = _Extension(strategy_class)
         stack.enter_context(patches.trainer_extended(extension))
         stack.enter_context(backups_extended(extension))
         yield
+
+
+class _Extension:
+    """A `FitExtension` for the models of strategies, imported and created for the first model that is compiled.
+
+    A program that trains in its own loop does not wait for the import.
+
+    Args:
+      strategy_class: the class of the strategies.
+    """
+
+    def __init__(self, strategy_class: type[Any]) -> None:
+        self._strategy_class = strategy_class
+
+    def is_for(self, strategy: Any) -> bool:
+        """Returns True if models of this strategy are trained on workers."""
+        return isinstance(strategy, self._strategy_class)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fit_extension, name)
+
+    @functools.cached_property
+    def _fit_extension(self) -> Any:
+        from coordinator.ps_strategy.keras.fit.fit_extension import FitExtension
+
+        return FitExtension()

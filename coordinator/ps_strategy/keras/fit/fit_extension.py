@@ -41,14 +41,9 @@ _logger = logging.getLogger("coordinator")
 
 
 class FitExtension:
-    """Schedules the steps of `fit`, `evaluate` and `predict`; `keras_patches.trainer_extended` has Keras' loop use it.
+    """Schedules the steps of `fit`, `evaluate` and `predict`; Keras' loop uses it (`patches.trainer_extended`)."""
 
-    Args:
-      strategy_class: the class of the strategies whose models are trained this way.
-    """
-
-    def __init__(self, strategy_class: type[Any]) -> None:
-        self._strategy_class = strategy_class
+    def __init__(self) -> None:
         self._latest_feed: Callable[[], ClientFeed | None] = lambda: None
         self._range_fits = RangeFits()
         self._rule_fits = RuleFits()
@@ -56,10 +51,6 @@ class FitExtension:
         self.saving, self.restored = self._range_fits.saving, self._range_fits.restored
         self._has_warned = False
         self._is_endless_on_workers = EndlessnessOnWorkers()
-
-    def is_for(self, strategy: Any) -> bool:
-        """Returns True if models of this strategy are trained here."""
-        return isinstance(strategy, self._strategy_class)
 
     def epoch_iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> keras_patches.EpochIterator:
         """Returns the turns of an epoch.
