@@ -15,7 +15,8 @@ from typing import Any, Self
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _TAIL_LINES = 15
-_UNSET = ("TF_CONFIG", "GRPC_FAIL_FAST", "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE")
+# With the last one, Python would compile this checkout at each start; an installed library is compiled once.
+_UNSET = ("TF_CONFIG", "GRPC_FAIL_FAST", "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "PYTHONDONTWRITEBYTECODE")
 
 
 def client_environment() -> dict[str, str]:

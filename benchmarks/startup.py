@@ -1,10 +1,12 @@
-"""The time until training can begin: the import, and connecting to a cluster.
+"""The time until training can begin: the import, connecting to a cluster, and the first function.
 
     python -m benchmarks.startup [--repeats 5] [--quick] [--json FILE]
 
 `import coordinator` is timed in a fresh interpreter, with the time of `import tensorflow` beside it. Connecting is the
-time to create the strategy (and the peer's coordinator), with TensorFlow loaded and the servers running. Each time is
-that of a fresh process; both sides take turns on one cluster; the figures are medians.
+time to create the strategy (and the peer's coordinator), with TensorFlow loaded and the servers running. The time
+until the first result ends when a worker has added to a variable: TensorFlow's own coordinator connects to a server
+when it first uses it, not when it is created. Each time is that of a fresh process; both sides take turns on one
+cluster; the figures are medians.
 """
 
 import functools
@@ -13,7 +15,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -22,7 +24,7 @@ from benchmarks.alternated import alternated
 from benchmarks.contest import Found, plain
 from benchmarks.contestants.contestant_process import ContestantProcess
 from benchmarks.piped_process import ROOT, client_environment
-from benchmarks.rounds import ratio
+from benchmarks.rounds import Rounds, ratio
 from benchmarks.speed_arguments import SpeedArguments, machine_line
 from coordinator.launch.local_servers import free_addresses
 from coordinator.simulation.text_report import aligned
@@ -52,14 +54,22 @@ def import_seconds(module: str) -> dict[str, Any]:
 
 
 def connect_seconds(side: str, cluster: LocalCluster) -> dict[str, Any]:
-    """Measures how long a fresh process of a side takes to connect, and returns an answer with `seconds`."""
+    """Measures how long a fresh process of a side takes to connect, and to run its first function.
+
+    Returns:
+      An answer: `seconds` until it is connected, and `first_result`, from the same beginning.
+    """
     spec = cluster.spec
     spec["chief"] = free_addresses(1, besides=[address for job in spec.values() for address in job])
     with (
         tempfile.TemporaryDirectory(prefix="startup-") as folder,
-        ContestantProcess("dispatch", side, spec, pathlib.Path(folder) / "log") as process,
+        ContestantProcess("first", side, spec, pathlib.Path(folder) / "log") as process,
     ):
-        return {"figures": {"seconds": process.wait_connected()}}
+        connected = process.wait_connected()
+        answer = process.run("add", 0.0)
+        if "error" in answer:
+            return answer
+        return {"figures": {"seconds": connected, "first_result": connected + answer["figures"]["seconds"]}}
 
 
 def measure(sizes: Sequence[tuple[int, int]], repeats: int) -> Found:
@@ -90,16 +100,18 @@ def measure(sizes: Sequence[tuple[int, int]], repeats: int) -> Found:
 
 
 def table(found: Found) -> str:
-    """Returns a row for each kind of start, in seconds."""
-    rows = [
-        (
-            row,
-            *(columns[side].text("seconds", ".3f") for side in SIDES),
-            ratio(columns["ours"], columns["peer"], "seconds"),
-        )
-        for row, columns in found.items()
-    ]
+    """Returns a row for each kind of start, in seconds; after one that connects, a row until the first result."""
+    rows = []
+    for name, columns in found.items():
+        rows.append(_row(name, columns, "seconds"))
+        if name.startswith("connect"):
+            rows.append(_row("  until the first result", columns, "first_result"))
     return aligned(("seconds", *SIDES, "ours / peer"), rows)
+
+
+def _row(name: str, columns: Mapping[str, Rounds], figure: str) -> tuple[str, ...]:
+    ours, peer = (columns[side] for side in SIDES)
+    return name, ours.text(figure, ".3f"), peer.text(figure, ".3f"), ratio(ours, peer, figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -47,6 +47,7 @@ SIDES: dict[str, Callable[[Any], Side]] = {
 # The module and class of each workload, which imports only what it needs.
 WORKLOADS = {
     "dispatch": ("closures", "Closures"),
+    "first": ("first_result", "FirstResult"),
     "latency": ("latencies", "Latencies"),
     "pauses": ("first_seconds", "FirstSeconds"),
     "recommender": ("recommender_steps", "RecommenderSteps"),

@@ -69,6 +69,7 @@ def test_a_contestant_that_does_not_answer_in_time_is_killed(tmp_path):
 def test_every_workload_and_side_has_a_name():
     kinds = {
         "dispatch",
+        "first",
         "latency",
         "recommender",
         "recurrent",

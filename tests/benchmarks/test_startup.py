@@ -27,6 +27,8 @@ def test_both_sides_connect(run_program, tmp_path):
     for columns in found.values():
         assert {side: rounds["error"] for side, rounds in columns.items()} == dict.fromkeys(SIDES)
         assert all(each["seconds"] > 0 for rounds in columns.values() for each in rounds["figures"])
+    for rounds in found["connect to 2 workers, 1 ps"].values():
+        assert all(each["first_result"] > each["seconds"] for each in rounds["figures"])
 
 
 def test_importing_the_library_is_timed_and_loads_no_tensorflow():

@@ -15,6 +15,14 @@ from tests.program_runner import ProgramRunner
 
 HEAVY = ("google.protobuf", "grpc", "keras", "numpy", "psutil", "tensorflow")
 SECONDS_OF_PROCESSOR = 0.2
+SELDOM_USED = (
+    "coordinator.dashboard",
+    "coordinator.embeddings",
+    "coordinator.launch",
+    "coordinator.ps_strategy.keras.evaluation",
+    "coordinator.ps_strategy.keras.fit",
+    "coordinator.updates",
+)
 
 
 def test_importing_the_package_loads_nothing_heavy(run_program: ProgramRunner) -> None:
@@ -30,6 +38,16 @@ def test_importing_the_package_is_quick(run_program: ProgramRunner) -> None:
     """In processor time, which does not depend on the load of the machine."""
     source = "import time; start = time.process_time(); import coordinator; print(time.process_time() - start)"
     assert float(run_program(source, fresh=True).stdout) < SECONDS_OF_PROCESSOR
+
+
+@pytest.mark.long
+def test_a_strategy_loads_only_what_each_strategy_needs(run_program: ProgramRunner) -> None:
+    source = """
+        import sys, coordinator
+        coordinator.ParameterServerStrategy
+        print([name for name in sys.argv[1:] if name in sys.modules])
+    """
+    assert run_program(source, *SELDOM_USED, fresh=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("name", coordinator.__all__)
