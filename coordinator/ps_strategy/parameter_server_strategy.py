@@ -70,13 +70,9 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         with contextlib.ExitStack() as ending:
             ending.callback(self.end_brief_collections)
             parts = StrategyParts.connected(ParameterServerStrategy, cluster_resolver, options, ending)
-            self._parts, self._scheduler, self._tracer, self._handles = (
-                parts,
-                parts.scheduler,
-                parts.tracer,
-                parts.handles,
-            )
-            self._recovery, self.parameter_servers = parts.recovery, parts.parameter_servers
+            self._parts, self._scheduler, self._tracer = parts, parts.scheduler, parts.tracer
+            self._handles, self._recovery = parts.handles, parts.recovery
+            self.parameter_servers = parts.parameter_servers
             self.events = parts.scheduler.queue.events
             self.cluster.schedule_with(self.schedule)
             extended = ParameterServerExtended(self, parts, variable_partitioner)
