@@ -188,14 +188,6 @@ class ClosureQueue:
             # Perhaps only the worker that was removed had data left.
             self.workers.fail_starved(attempt.worker)
 
-    def requeue_overdue(self) -> float | None:
-        """Requeues each closure that exceeded its timeout, and returns the next deadline; see `QueueState`."""
-        with self._lock:
-            overdue, deadline = self._state.requeue_overdue()
-            for closure in overdue:
-                self._hand_out(closure.target)
-            return deadline
-
     def finish(self, attempts: Sequence[Attempt], results: Sequence[object]) -> None:
         """Records the results of a call; each decides its closure unless another attempt was earlier."""
         with self._lock:

@@ -5,16 +5,15 @@ follows from them comes out as attempts to run and as `Effects`. `ClosureQueue` 
 """
 
 import threading
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
 from coordinator.queueing.effects import Effects
 from coordinator.queueing.parts import advance, share, split, take_siblings
 from coordinator.queueing.waiting_closures import WaitingClosures
-from coordinator.runtime import Cancellation, FailureKind, FiniteInput
+from coordinator.runtime import Cancellation, FiniteInput
 from coordinator.statistics import ClusterStatistics, WorkerCounts
 
 
@@ -104,27 +103,6 @@ class QueueState:
         if is_last:
             self.waiting.add(closure)
 
-    def requeue_overdue(self) -> tuple[list[Closure], float | None]:
-        """Puts each closure that exceeded its timeout at the front, to be tried beside its latest attempt.
-
-        Returns:
-          These closures, and when the next one will exceed its timeout (`time.monotonic`); None if none can.
-        """
-        now = time.monotonic()
-        overdue, deadlines = [], []
-        for attempt in self.running:
-            closure = attempt.closure
-            if closure.timeout is None or closure.has_ended or closure.is_queued or closure.live[-1] is not attempt:
-                continue
-            deadline = attempt.started + closure.timeout
-            if deadline > now:
-                deadlines.append(deadline)
-            elif not self.is_unwanted(closure):
-                overdue.append(closure)
-        for closure in overdue:
-            self.waiting.add(closure, at_front=True)
-        return overdue, min(deadlines, default=None)
-
     def start_next(self, worker: int, cancellation: Cancellation) -> Attempt:
         """Starts the next closure on a worker: the worker's own closures come before those for all workers."""
         return self._start(self.waiting.pop_next(worker), worker, cancellation)
@@ -163,43 +141,6 @@ class QueueState:
         self.retried += closure.runs
         self.worker_counts[attempt.worker].retried += closure.runs
         return Effects(ended=attempt, is_requeued=True, reason=reason)
-
-    def end_input(self, attempt: Attempt, ended: FiniteInput, error: BaseException, scope: ErrorScope) -> Effects:
-        """Ends an attempt for which its worker had no data left, without an outcome unless no worker has data left.
-
-        Args:
-          attempt: the attempt.
-          ended: the input whose part on the worker has ended.
-          error: what the closure ends with if no worker can run it.
-          scope: what that error affects.
-        """
-        self.waiting.end_input(ended, attempt.worker, scope)
-        starved = self.waiting.inputs.why_starved(attempt.closure)
-        if starved is None or starved.new_error is not ended.new_error:
-            return self.requeue(attempt, FailureKind.END_OF_DATA.value)
-        self.end_attempt(attempt)
-        effects = self.decide(attempt, ClosureState.FAILED, error, scope)
-        effects.ended = attempt
-        effects.outcomes += self.fail_starved(attempt.worker, ended.new_error, error).outcomes
-        return effects
-
-    def fail_starved(self, worker: int | None, new_error: Callable[[], BaseException], error: BaseException) -> Effects:
-        """Ends the closures that no worker can run.
-
-        Args:
-          worker: of those for one worker, only those for this one.
-          new_error: only those whose errors it creates.
-          error: has been created by it.
-        """
-        effects = Effects()
-        for closure, starved in self.waiting.starved(worker):
-            if starved.new_error is not new_error or closure.has_ended:
-                continue
-            if closure.live:
-                self.waiting.remove(closure)
-            else:
-                effects.outcomes += self.end(closure, ClosureState.FAILED, error, starved.scope).outcomes
-        return effects
 
     def finish(self, attempts: Sequence[Attempt], results: Sequence[Any]) -> Effects:
         """Decides the closures of a call by their results; see `decide`."""

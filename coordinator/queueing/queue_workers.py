@@ -2,14 +2,15 @@
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable
 
-from coordinator.queueing.closure import Attempt, Closure, ErrorScope
+from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
 from coordinator.queueing.effects import Effects
 from coordinator.queueing.idle_workers import IdleWorkers
 from coordinator.queueing.interrupts import uninterrupted
 from coordinator.queueing.queue_state import QueueState
-from coordinator.runtime import Cancellation, Failure, FiniteInput
+from coordinator.runtime import Cancellation, Failure, FailureKind, FiniteInput
 from coordinator.statistics import WorkerCounts
 
 # No number of reconnections.
@@ -34,7 +35,7 @@ class QueueWorkers:
         state: QueueState,
         idle: IdleWorkers,
         unused_cancellations: dict[int, Cancellation],
-        hand_out: Callable[[], None],
+        hand_out: Callable[..., None],
         carry_out: Callable[[Effects], None],
     ) -> None:
         self._lock = lock
@@ -90,9 +91,8 @@ class QueueWorkers:
           failure: names the input, and has the error with which closures end once it has ended on all workers.
           scope: what that error affects.
         """
-        assert failure.ended is not None
         with self._lock:
-            effects = self._state.end_input(attempt, failure.ended, failure.error, scope)
+            effects = self._end_input(attempt, failure, scope)
             self._hand_out()
         self._carry_out(effects)
         self.fail_starved(attempt.worker)
@@ -108,8 +108,29 @@ class QueueWorkers:
             _, reason = starved[0]
             error = reason.new_error()
             with self._lock:
-                effects = self._state.fail_starved(worker, reason.new_error, error)
+                effects = self._fail_starved(worker, reason.new_error, error)
             self._carry_out(effects)
+
+    def requeue_overdue(self) -> float | None:
+        """Puts each closure that exceeded its timeout at the front, to be tried beside its latest attempt.
+
+        Returns:
+          When the next one will exceed its timeout, on the `time.monotonic` clock; None if none can.
+        """
+        state, now = self._state, time.monotonic()
+        deadlines = []
+        with self._lock:
+            for attempt in list(state.running):
+                closure = attempt.closure
+                if closure.timeout is None or closure.has_ended or closure.is_queued or closure.live[-1] is not attempt:
+                    continue
+                deadline = attempt.started + closure.timeout
+                if deadline > now:
+                    deadlines.append(deadline)
+                elif not state.is_unwanted(closure):
+                    state.waiting.add(closure, at_front=True)
+                    self._hand_out(closure.target)
+        return min(deadlines, default=None)
 
     def interrupt(self, worker: int) -> None:
         """Makes `take` return nothing, if a worker waits in it."""
@@ -140,3 +161,37 @@ class QueueWorkers:
         """Returns what the attempts on a worker came to."""
         with self._lock:
             return dataclasses.replace(self._state.worker_counts[worker])
+
+    def _end_input(self, attempt: Attempt, failure: Failure, scope: ErrorScope) -> Effects:
+        """Ends an attempt, without an outcome unless no worker has data left."""
+        state, ended = self._state, failure.ended
+        assert ended is not None
+        state.waiting.end_input(ended, attempt.worker, scope)
+        starved = state.waiting.inputs.why_starved(attempt.closure)
+        if starved is None or starved.new_error is not ended.new_error:
+            return state.requeue(attempt, FailureKind.END_OF_DATA.value)
+        state.end_attempt(attempt)
+        effects = state.decide(attempt, ClosureState.FAILED, failure.error, scope)
+        effects.ended = attempt
+        effects.outcomes += self._fail_starved(attempt.worker, ended.new_error, failure.error).outcomes
+        return effects
+
+    def _fail_starved(
+        self, worker: int | None, new_error: Callable[[], BaseException], error: BaseException
+    ) -> Effects:
+        """Ends the closures that no worker can run.
+
+        Args:
+          worker: of those for one worker, only those for this one.
+          new_error: only those whose errors it creates.
+          error: has been created by it.
+        """
+        state, effects = self._state, Effects()
+        for closure, starved in state.waiting.starved(worker):
+            if starved.new_error is not new_error or closure.has_ended:
+                continue
+            if closure.live:
+                state.waiting.remove(closure)
+            else:
+                effects.outcomes += state.end(closure, ClosureState.FAILED, error, starved.scope).outcomes
+        return effects

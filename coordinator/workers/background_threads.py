@@ -99,6 +99,6 @@ class StragglerWatch(BackgroundThread):
                 while (remaining := self._deadline - time.monotonic()) > 0:
                     self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
                 self._deadline = math.inf
-            following = self._queue.requeue_overdue()
+            following = self._queue.workers.requeue_overdue()
             if following is not None:
                 self._wake_at(following)

@@ -105,7 +105,7 @@ def overrun(queue: ClosureQueue) -> Closure:
     closure = put_new(queue, target=WORKERS + 1, timeout=0.0)
     queue.take(WORKERS + 1, LIMIT)
     closure.target = None
-    wait_until(lambda: (queue.requeue_overdue(), len(closure.live) == 2)[1])
+    wait_until(lambda: (queue.workers.requeue_overdue(), len(closure.live) == 2)[1])
     return closure
 
 

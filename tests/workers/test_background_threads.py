@@ -69,13 +69,13 @@ def test_the_watch_for_stragglers_sleeps_until_the_earliest_deadline(monkeypatch
     gate = Gate(runtime)
     checked_at: list[float] = []
     with running_scheduler(runtime, QUICK) as scheduler:
-        requeue_overdue = scheduler.queue.requeue_overdue
+        requeue_overdue = scheduler.queue.workers.requeue_overdue
 
         def counted() -> float | None:
             checked_at.append(time.monotonic())
             return requeue_overdue()
 
-        monkeypatch.setattr(scheduler.queue, "requeue_overdue", counted)
+        monkeypatch.setattr(scheduler.queue.workers, "requeue_overdue", counted)
         scheduler.schedule(index_of, "short", timeout=0.001).result(LIMIT)
         futures = [scheduler.schedule(gate, "long", timeout=LIMIT * 100) for _ in range(2)]
         gate.wait_arrived(2)
