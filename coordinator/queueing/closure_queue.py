@@ -25,7 +25,6 @@ from coordinator.errors import StrategyClosedError
 from coordinator.events.event_stream import EventStream
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope, shared_cancellations
 from coordinator.queueing.effects import Effects
-from coordinator.queueing.idle_workers import IdleWorkers
 from coordinator.queueing.interruptible_waits import InterruptibleWaits
 from coordinator.queueing.interrupts import uninterrupted
 from coordinator.queueing.queue_runs import QueueRuns
@@ -68,14 +67,11 @@ class ClosureQueue:
         self._unused_cancellations: dict[int, Cancellation] = {}
         self._lock = threading.Lock()
         self._state = QueueState()
-        self._idle = IdleWorkers()
         self._waits = QueueWaits(self._lock, self._state, report_stall, stall_interval)
-        self.workers = QueueWorkers(
-            self._lock, self._state, self._idle, self._unused_cancellations, self._hand_out, self._carry_out
-        )
-        self.quiet = QuietPeriods(self._lock, self._state, self._idle, self._waits, self._hand_out_all)
+        self.workers = QueueWorkers(self._lock, self._state, self._unused_cancellations, self._carry_out)
+        self.quiet = QuietPeriods(self._lock, self._state, self._waits)
         self.interruptible = InterruptibleWaits(self._lock, self._state, self._waits, capacity)
-        self.runs = QueueRuns(self._lock, self._state, self.events, self._hand_out, self.cancel)
+        self.runs = QueueRuns(self._lock, self._state, self.events, self._state.wake, self.cancel)
 
     def put(self, closure: Closure, timeout: float | None = None) -> None:
         """Adds a closure, waiting for room if the queue is full. An internal closure never waits.
@@ -102,14 +98,18 @@ class ClosureQueue:
                 if starved is None:
                     is_added = True
                     state.add(closure)
-                    if self._idle.workers:
-                        self._hand_out(closure.target)
+                    if state.idle:
+                        state.wake(closure.target)
                 else:
                     state.ends.pop(closure.inputs, None)
             if starved is not None:
                 raise starved.new_error()
         except BaseException:
-            if not is_added:
+            if is_added:
+                # Ctrl-C, perhaps before a worker was woken for it.
+                with self._lock:
+                    state.wake(closure.target)
+            else:
                 self.cancel(closure, closure.cancelled_error("it could not be scheduled: see what schedule raised"))
             raise
 
@@ -119,7 +119,7 @@ class ClosureQueue:
         with self._lock:
             if not closure.has_ended:
                 self._state.unblock(closure)
-                self._hand_out(closure.target)
+                self._state.wake(closure.target)
             is_starved = closure.inputs and self._state.waiting.inputs.why_starved(closure)
         if is_starved:
             self.workers.fail_starved(closure.target)
@@ -136,21 +136,26 @@ class ClosureQueue:
           quiet period waits for the worker to report that it is idle.
         """
         cancellation = self._unused_cancellations.pop(worker, None) or self._new_cancellation()
-        with self._lock:
-            if self._state.may_start(worker):
-                return self._start_next(worker, cancellation)
-            if self._state.is_over_for(worker) or (self._state.quiet and worker in self._state.active):
-                self._unused_cancellations[worker] = cancellation
-                return None
-            idle = self._idle.add(worker, cancellation)
-        was_woken = idle.wait(timeout)
-        with self._lock:
-            self._idle.remove(idle)
-            attempt = idle.attempt
-            if attempt is None and not was_woken and self._state.may_start(worker):
-                # No worker was woken for it, because enough others are waking up already.
-                attempt = self._start_next(worker, cancellation)
-            self._hand_out()
+        state, idle, is_late = self._state, None, False
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._lock:
+                if idle is not None:
+                    # It was woken, or has waited for long enough.
+                    state.idle.pop(worker, None)
+                    state.waking.pop(worker, None)
+                is_interrupted = idle is not None and idle.is_interrupted
+                attempt = None if is_interrupted else state.start_next(worker, cancellation)
+                if attempt is not None:
+                    self._waits.has_room.notify(attempt.runs)
+                if idle is not None:
+                    state.wake()
+                is_over = is_late or is_interrupted or (state.quiet and worker in state.active)
+                if attempt is not None or is_over or state.is_over_for(worker):
+                    break
+                # Also if another worker has taken what it was woken for.
+                idle = state.wait(worker)
+            is_late = not idle.wait(None if deadline is None else deadline - time.monotonic())
         if attempt is None:
             self._unused_cancellations[worker] = cancellation
         return attempt
@@ -175,13 +180,20 @@ class ClosureQueue:
             if count == 1:
                 return [attempt]
             self._waits.has_room.notify(count - 1)
-            return state.start_batch(attempt, shared_cancellations(attempt.call_cancellation, count))
+            attempt.cancellation, *others = shared_cancellations(attempt.call_cancellation, count)
+            attempts = [attempt]
+            for cancellation in others:
+                other = state.start_next(attempt.worker, cancellation, beside=closure)
+                assert other is not None
+                other.call_cancellation = attempt.call_cancellation
+                attempts.append(other)
+            return attempts
 
     def requeue(self, attempt: Attempt, reason: str = "") -> None:
         """Ends an attempt without an outcome; its closure waits at the front, unless it is not wanted any more."""
         with self._lock:
             effects = self._state.requeue(attempt, reason)
-            self._hand_out(attempt.closure.target)
+            self._state.wake(attempt.closure.target)
             is_over = self._state.is_over_for(attempt.worker)
         self._carry_out(effects)
         if is_over:
@@ -273,15 +285,15 @@ class ClosureQueue:
         """Undoes `pause`."""
         with self._lock:
             self._state.paused = ""
-            self._hand_out_all()
+            self._state.wake_all()
 
     @uninterrupted
     def stop(self) -> None:
         """Cancels everything, and makes every `take` return. May be called again."""
         with self._lock:
             effects = self._state.stop()
-            for worker in list(self._idle.workers):
-                self._idle.wake_empty(worker)
+            for worker in list(self._state.idle):
+                self._state.interrupt(worker)
             self._waits.notify_all()
         self._carry_out(effects)
 
@@ -306,21 +318,6 @@ class ClosureQueue:
             effects = self._state.cancel_all()
         self._carry_out(effects)
         return effects.cancelled
-
-    def _start_next(self, worker: int, cancellation: Cancellation) -> Attempt:
-        attempt = self._state.start_next(worker, cancellation)
-        self._waits.has_room.notify(attempt.runs)
-        return attempt
-
-    @uninterrupted
-    def _hand_out(self, worker: int | None = None) -> None:
-        self._waits.has_room.notify(self._idle.hand_out(self._state, worker))
-
-    def _hand_out_all(self) -> None:
-        for worker in list(self._idle.workers):
-            if self._state.waiting.waiting_for(worker):
-                self._hand_out(worker)
-        self._hand_out()
 
     def _carry_out(self, effects: Effects, ended: Sequence[Attempt] = ()) -> None:
         """Sets futures and cancels attempts; only then are their closures settled, and the attempts `ended` over."""

@@ -20,7 +20,7 @@ class QueueRuns:
       lock: the queue's lock.
       state: the queue's state.
       events: what happens to closures is recorded there.
-      hand_out: starts closures on idle workers; called with the lock held.
+      hand_out: wakes idle workers for a closure; called with the lock held.
       cancel: cancels a closure; called without the lock.
     """
 

@@ -1,20 +1,32 @@
 """What a closure queue knows: which closures wait, what runs, what was decided, and which error is to be raised.
 
-A plain data structure without a lock, a thread or a call to other code: events come in as method calls, and what
-follows from them comes out as attempts to run and as `Effects`. `ClosureQueue` guards it and carries out the effects.
+A plain data structure without a thread or a call to other code: events come in as method calls, and what follows from
+them comes out as attempts to run, as workers that wake up, and as `Effects`. `ClosureQueue` guards it and carries out
+the effects.
+
+    take ---> idle ---wake, interrupt---> waking ---> takes a closure, or none
+                \\----------- timed out ----------------/
+
+Guarantees: a closure wakes one worker, however many are idle; of closures for all workers, each wakes one, but only a
+few workers are waking up at a time. The others are woken as these have woken up.
 """
 
+import itertools
 import threading
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
 from coordinator.queueing.effects import Effects
 from coordinator.queueing.parts import advance, share, split, take_siblings
-from coordinator.queueing.waiting_closures import WaitingClosures
+from coordinator.queueing.waiting_closures import IdleWorker, WaitingClosures
 from coordinator.runtime import Cancellation, FiniteInput
 from coordinator.statistics import ClusterStatistics, WorkerCounts
+
+# A thread that has woken up and waits for the interpreter's lock asks for it every few milliseconds. Hundreds of them
+# cost more than the work that they are woken for.
+_MAX_WAKING = 4
 
 
 class QueueState:
@@ -22,6 +34,8 @@ class QueueState:
 
     Attributes:
       waiting: the closures that wait, for a worker or for arguments.
+      idle: the workers that wait for a closure, by index, in the order in which they became idle.
+      waking: the workers that were woken and have not taken the queue's lock yet.
       running: the live attempts.
       unsettled: how many scheduled closures have no outcome yet, or were cancelled and still run.
       error: the pending error, which cancelled all other closures.
@@ -38,6 +52,8 @@ class QueueState:
 
     def __init__(self) -> None:
         self.waiting = WaitingClosures()
+        self.idle: OrderedDict[int, IdleWorker] = OrderedDict()
+        self.waking: dict[int, None] = {}
         self.running: dict[Attempt, None] = {}
         self.unsettled = 0
         self.error: BaseException | None = None
@@ -61,12 +77,6 @@ class QueueState:
     def progress(self) -> tuple[int, ...]:
         """A value that changes whenever a closure makes progress."""
         return (*self._ended.values(), self.retried)
-
-    def may_start(self, worker: int) -> bool:
-        """Returns whether there is a closure that this worker may start now."""
-        if self.paused or self.stopped or worker in self.dismissed:
-            return False
-        return self.waiting.has_internal(worker) if self.quiet else self.waiting.has_next(worker)
 
     @property
     def is_held(self) -> bool:
@@ -103,19 +113,70 @@ class QueueState:
         if is_last:
             self.waiting.add(closure)
 
-    def start_next(self, worker: int, cancellation: Cancellation) -> Attempt:
-        """Starts the next closure on a worker: the worker's own closures come before those for all workers."""
-        return self._start(self.waiting.pop_next(worker), worker, cancellation)
+    def wait(self, worker: int) -> IdleWorker:
+        """Adds a worker that begins to wait for a closure."""
+        assert worker not in self.idle, f"two threads take for worker {worker}"
+        self.idle[worker] = idle = IdleWorker(worker)
+        return idle
 
-    def start_batch(self, attempt: Attempt, cancellations: Sequence[Cancellation]) -> list[Attempt]:
-        """Starts those that wait behind its closure in the call of `attempt`, one for each further cancellation."""
-        attempt.cancellation = cancellations[0]
-        attempts = [attempt]
-        for cancellation in cancellations[1:]:
-            other = self._start(self.waiting.pop_with(attempt.closure), attempt.worker, cancellation)
-            other.call_cancellation = attempt.call_cancellation
-            attempts.append(other)
-        return attempts
+    def interrupt(self, worker: int) -> None:
+        """Wakes a worker without a closure, if it is idle."""
+        idle = self.idle.pop(worker, None)
+        if idle is not None:
+            self.waking[worker] = None
+            idle.is_interrupted = True
+            idle.asleep.release()
+
+    def wake(self, worker: int | None = None) -> None:
+        """Wakes idle workers that may start a closure: this one, or for None the longest idle, a few at a time."""
+        waiting = self.waiting
+        woken: Sequence[int] = ()
+        if self.paused:
+            return
+        if worker is not None:
+            if worker in self.idle and (waiting.has_internal(worker) if self.quiet else waiting.has_next(worker)):
+                woken = (worker,)
+        elif not self.quiet:
+            able: Iterable[int] = self.idle
+            count = len(waiting.for_all)
+            if waiting.apart:
+                able = (each for each in self.idle if waiting.has_next(each))
+                count += sum(map(len, waiting.apart.values()))
+            woken = tuple(itertools.islice(able, max(0, min(count, _MAX_WAKING) - len(self.waking))))
+        for index in woken:
+            idle = self.idle[index]
+            # Nothing is called between these lines, so Ctrl-C does not come between them.
+            del self.idle[index]
+            self.waking[index] = None
+            idle.asleep.release()
+
+    def wake_all(self) -> None:
+        """Wakes the idle workers that may start a closure, after none could."""
+        for worker in list(self.idle):
+            if self.waiting.waiting_for(worker):
+                self.wake(worker)
+        self.wake()
+
+    def start_next(self, worker: int, cancellation: Cancellation, beside: Closure | None = None) -> Attempt | None:
+        """Starts the next closure that a worker may start; returns None if there is none.
+
+        Args:
+          worker: the worker's index.
+          cancellation: of the attempt.
+          beside: starts one of those among which this closure, for all workers, has waited; None for any.
+        """
+        if self.paused or self.stopped or worker in self.dismissed:
+            return None
+        closure = self.waiting.pop_next(worker, beside, is_quiet=bool(self.quiet))
+        if closure is None:
+            return None
+        if closure.future.runs > 1:
+            self.split(closure, share(closure, len(self.waiting.inputs.workers)))
+        attempt = closure.start(worker, cancellation)
+        self.running[attempt] = None
+        if not closure.is_internal:
+            self.active.add(worker)
+        return attempt
 
     def end_attempt(self, attempt: Attempt) -> None:
         """Records that an attempt ended."""
@@ -267,15 +328,6 @@ class QueueState:
         self.waiting.remove(closure)
         closure.end(state)
         self._ended[state] += closure.runs
-
-    def _start(self, closure: Closure, worker: int, cancellation: Cancellation) -> Attempt:
-        if closure.runs > 1:
-            self.split(closure, share(closure, len(self.waiting.inputs.workers)))
-        attempt = closure.start(worker, cancellation)
-        self.running[attempt] = None
-        if not closure.is_internal:
-            self.active.add(worker)
-        return attempt
 
     def _cancel_all(self, reason: str | None, *, internal: bool) -> Effects:
         """Cancels what waits, for a reason unless its user does, and what runs; internal closures only if said so."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
 from coordinator.queueing.effects import Effects
-from coordinator.queueing.idle_workers import IdleWorkers
 from coordinator.queueing.interrupts import uninterrupted
 from coordinator.queueing.queue_state import QueueState
 from coordinator.runtime import Cancellation, Failure, FailureKind, FiniteInput
@@ -23,9 +22,7 @@ class QueueWorkers:
     Args:
       lock: the queue's lock.
       state: the queue's state.
-      idle: the workers that wait for a closure.
       unused_cancellations: of workers whose last `take` returned nothing.
-      hand_out: starts closures on idle workers; called with the lock held.
       carry_out: carries out effects; called without the lock.
     """
 
@@ -33,16 +30,12 @@ class QueueWorkers:
         self,
         lock: threading.Lock,
         state: QueueState,
-        idle: IdleWorkers,
         unused_cancellations: dict[int, Cancellation],
-        hand_out: Callable[..., None],
         carry_out: Callable[[Effects], None],
     ) -> None:
         self._lock = lock
         self._state = state
-        self._idle = idle
         self._unused_cancellations = unused_cancellations
-        self._hand_out = hand_out
         self._carry_out = carry_out
 
     def admit(self, worker: int) -> None:
@@ -57,7 +50,7 @@ class QueueWorkers:
         with self._lock:
             self._state.dismissed.add(worker)
             self._state.waiting.inputs.workers.discard(worker)
-            self._idle.wake_empty(worker)
+            self._state.interrupt(worker)
         self._unused_cancellations.pop(worker, None)
         self.fail_starved(worker)
 
@@ -75,7 +68,7 @@ class QueueWorkers:
             renewed.ended = dict.fromkeys(renewed.ended, _NEVER)
             for inputs in [each for each in self._state.ends if renewed in each]:
                 del self._state.ends[inputs]
-            self._hand_out()
+            self._state.wake()
 
     def give_up(self, worker: int, new_error: Callable[[], BaseException]) -> None:
         """Stops waiting for a lost worker: fails the closures for which only such workers have data left."""
@@ -93,7 +86,7 @@ class QueueWorkers:
         """
         with self._lock:
             effects = self._end_input(attempt, failure, scope)
-            self._hand_out()
+            self._state.wake()
         self._carry_out(effects)
         self.fail_starved(attempt.worker)
 
@@ -129,13 +122,13 @@ class QueueWorkers:
                     deadlines.append(deadline)
                 elif not state.is_unwanted(closure):
                     state.waiting.add(closure, at_front=True)
-                    self._hand_out(closure.target)
+                    state.wake(closure.target)
         return min(deadlines, default=None)
 
     def interrupt(self, worker: int) -> None:
         """Makes `take` return nothing, if a worker waits in it."""
         with self._lock:
-            self._idle.wake_empty(worker)
+            self._state.interrupt(worker)
 
     def cancel_attempts(self, worker: int) -> None:
         """Cancels what a worker runs, which is then requeued."""
@@ -155,7 +148,7 @@ class QueueWorkers:
     def idle(self) -> list[int]:
         """Returns the workers that wait in `take`, longest first."""
         with self._lock:
-            return list(self._idle.workers)
+            return list(self._state.idle)
 
     def counts(self, worker: int) -> WorkerCounts:
         """Returns what the attempts on a worker came to."""

@@ -13,10 +13,9 @@ Guarantees:
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from coordinator.errors import StrategyClosedError
-from coordinator.queueing.idle_workers import IdleWorkers
 from coordinator.queueing.interrupts import uninterrupted
 from coordinator.queueing.queue_state import QueueState
 from coordinator.queueing.waiting import QueueWaits
@@ -28,24 +27,18 @@ class QuietPeriods:
     Args:
       lock: the queue's lock.
       state: the queue's state.
-      idle: the workers that wait for a closure.
       waits: wait for the queue.
-      hand_out: starts closures on all idle workers; called with the lock held.
     """
 
     def __init__(
         self,
         lock: threading.Lock,
         state: QueueState,
-        idle: IdleWorkers,
         waits: QueueWaits,
-        hand_out: Callable[[], None],
     ) -> None:
         self._lock = lock
         self._state = state
-        self._idle = idle
         self._waits = waits
-        self._hand_out = hand_out
 
     @contextlib.contextmanager
     def period(self, timeout: float | None) -> Iterator[None]:
@@ -85,11 +78,11 @@ class QuietPeriods:
         with self._lock:
             self._state.quiet[period] = threading.current_thread()
             for worker in self._state.active:
-                self._idle.wake_empty(worker)
+                self._state.interrupt(worker)
 
     @uninterrupted
     def _end(self, period: object) -> None:
         with self._lock:
             self._state.quiet.pop(period, None)
             if not self._state.quiet:
-                self._hand_out()
+                self._state.wake_all()

@@ -9,11 +9,12 @@ Those that wait for arguments are kept besides. A closure that stops waiting in 
 `is_queued` cleared, and is skipped later; so each closure that waits costs 8 bytes here, and cancelling one costs the
 same wherever it is. Invariant: the first closure of a deque is queued, so nothing waits in a deque only if it is empty.
 
-A plain data structure, guarded by the queue's lock.
+Plain data structures, guarded by the queue's lock: these, and `IdleWorker`, a worker that waits for a closure.
 """
 
 import itertools
 import sys
+import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 
@@ -61,22 +62,31 @@ class WaitingClosures:
         """Returns whether there is an internal closure for this worker."""
         return bool(self._internal.get(worker))
 
-    def pop_next(self, worker: int) -> Closure:
-        """Removes the next closure for a worker: internal ones, then its own, then those for all workers."""
-        queue = self._internal.get(worker) or self._queues.get(worker) or self.for_all
-        if self.apart and queue is self.for_all:
-            queue = min(self._queues_for_all(worker), key=lambda each: each[0].number)
-        return self._pop(queue)
+    def pop_next(self, worker: int, beside: Closure | None = None, *, is_quiet: bool = False) -> Closure | None:
+        """Removes the next closure for a worker: internal ones, then its own, then those for all workers.
 
-    def pop_with(self, closure: Closure) -> Closure:
-        """Removes the next of the closures among which a running one for all workers was."""
-        return self._pop(self.queue_with(closure))
+        Args:
+          worker: the worker's index.
+          beside: only those among which this closure, for all workers, has waited; None for all.
+          is_quiet: whether only internal ones may start.
 
-    def _pop(self, queue: deque[Closure]) -> Closure:
+        Returns:
+          The closure; None if there is none.
+        """
+        if beside is not None:
+            queue = self.queue_with(beside)
+        elif is_quiet:
+            queue = self._internal[worker]
+        else:
+            queue = self._internal.get(worker) or self._queues.get(worker) or self.for_all
+            if self.apart and queue is self.for_all:
+                queue = min(self._queues_for_all(worker), key=lambda each: each[0].number, default=queue)
+        if not queue:
+            return None
         closure = queue.popleft()
         closure.is_queued = False
-        self.count -= 0 if closure.is_internal else closure.runs
-        if not queue or not queue[0].is_queued:
+        self.count -= 0 if closure.is_internal else closure.future.runs
+        if self.apart or (queue and not queue[0].is_queued):
             self._remove_stale(queue)
         return closure
 
@@ -111,7 +121,7 @@ class WaitingClosures:
         queue = None if closure.blockers else self._queue_of(closure)
         # Nothing is called between these lines, so Ctrl-C does not come between them.
         closure.is_queued = True
-        self.count += 0 if closure.is_internal else closure.runs
+        self.count += 0 if closure.is_internal else closure.future.runs
         if queue is None:
             self._blocked[closure] = None
         elif at_front:
@@ -124,7 +134,7 @@ class WaitingClosures:
         if not closure.is_queued:
             return
         closure.is_queued = False
-        self.count -= 0 if closure.is_internal else closure.runs
+        self.count -= 0 if closure.is_internal else closure.future.runs
         if closure.blockers:
             del self._blocked[closure]
             return
@@ -180,3 +190,28 @@ class WaitingClosures:
             queue.popleft()
         if not queue and self.apart:
             self.apart = {inputs: each for inputs, each in self.apart.items() if each}
+
+
+class IdleWorker:
+    """One wait of one worker for a closure.
+
+    Args:
+      index: the worker's index.
+
+    Attributes:
+      index: as given.
+      asleep: is released when the worker is to wake up.
+      is_interrupted: whether it is to take no closure then.
+    """
+
+    __slots__ = ("asleep", "index", "is_interrupted")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.is_interrupted = False
+        self.asleep = threading.Lock()
+        self.asleep.acquire()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Waits, without the queue's lock, at most `timeout` seconds; returns whether the worker was woken."""
+        return self.asleep.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))

@@ -88,7 +88,7 @@ def test_a_scheduled_closure_is_cancelled_wherever_it_is(
     assert tuple(effects.cancelled) == closure.live
     assert (len(closure.live), state.waiting.count) == (live, 0)
     assert closure.state is (ClosureState.CANCELLED if is_cancelled else ClosureState.DONE)
-    assert not any(state.may_start(worker) for worker in range(4))
+    assert [state.start_next(worker, cancellation()) for worker in range(4)] == [None] * 4
     for ended, value in effects.outcomes:
         ended.report(value)
         state.uncount(ended)

@@ -11,7 +11,8 @@ import pytest
 
 from coordinator.queueing.closure import Attempt, Closure
 from coordinator.queueing.closure_queue import ClosureQueue
-from coordinator.queueing.idle_workers import IdleWorker, IdleWorkers
+from coordinator.queueing.queue_state import QueueState
+from coordinator.queueing.waiting_closures import IdleWorker
 from tests.deadline import LIMIT, wait_until
 from tests.queueing.closure_queue_bench import Stalls, new_closure, new_internal, new_queue, put_new
 
@@ -25,15 +26,16 @@ def queue() -> ClosureQueue:
 
 @pytest.fixture
 def woken(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """How often each worker was woken."""
+    """How often each worker has woken up because it was to."""
     counts: Counter[int] = Counter()
-    wake = IdleWorker.wake
+    wait = IdleWorker.wait
 
-    def count(idle: IdleWorker, attempt: Attempt | None) -> None:
-        counts[idle.index] += 1
-        wake(idle, attempt)
+    def count(idle: IdleWorker, timeout: float | None) -> bool:
+        was_woken = wait(idle, timeout)
+        counts[idle.index] += was_woken
+        return was_woken
 
-    monkeypatch.setattr(IdleWorker, "wake", count)
+    monkeypatch.setattr(IdleWorker, "wait", count)
     return counts
 
 
@@ -138,7 +140,7 @@ def test_no_worker_is_woken_while_paused_and_one_for_each_closure_afterwards(
         ordinary = [put_new(queue, number) for number in range(10)]
         own = new_closure(queue, 99, target=20)
         queue.put(own)
-        assert not woken
+        assert queue.workers.idle() == list(range(WORKERS))
         queue.resume()
         taken = dict(closure_taken(got) for _ in range(11))
         assert taken.pop(20) is own
@@ -191,23 +193,56 @@ def test_an_unused_cancellation_is_kept_for_the_workers_next_attempt() -> None:
     assert [first.cancellation, second.cancellation] == made
 
 
-def test_only_a_few_workers_are_woken_at_a_time() -> None:
-    idle_workers = IdleWorkers()
+def test_only_a_few_workers_are_woken_at_a_time(queue: ClosureQueue) -> None:
+    state = QueueState()
     for index in range(10):
-        idle_workers.add(index, None)  # type: ignore[arg-type]
-    waking = []
-    while (idle := idle_workers.pop_longest()) is not None:
-        waking.append(idle)
-    assert [idle.index for idle in waking] == [0, 1, 2, 3]
-    idle_workers.remove(waking[2])
-    following = idle_workers.pop_longest()
-    assert following is not None
-    assert following.index == 4
-    assert idle_workers.pop_longest() is None
+        state.wait(index)
+    for number in range(10):
+        state.add(new_closure(queue, number))
+        state.wake()
+    assert list(state.idle) == [4, 5, 6, 7, 8, 9]
+    del state.waking[2]
+    state.wake()
+    assert list(state.idle) == [5, 6, 7, 8, 9]
     # The only worker that may run a closure is woken at once.
-    certain = idle_workers.pop(8)
-    assert certain is not None
-    assert list(idle_workers.workers) == [5, 6, 7, 9]
+    state.add(new_closure(queue, 10, target=8))
+    state.wake(8)
+    assert list(state.idle) == [5, 6, 7, 9]
+
+
+def test_no_more_workers_are_woken_than_closures_wait(queue: ClosureQueue) -> None:
+    state = QueueState()
+    waits = [state.wait(index) for index in range(4)]
+    for number in range(2):
+        state.add(new_closure(queue, number))
+        state.wake()
+        state.wake()
+    assert list(state.idle) == [2, 3]
+    assert [each.wait(0) for each in waits] == [True, True, False, False]
+
+
+def test_a_worker_whose_closure_another_has_taken_waits_on(
+    queue: ClosureQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_wake, wait = threading.Event(), IdleWorker.wait
+
+    def wake_late(idle: IdleWorker, timeout: float | None) -> bool:
+        was_woken = wait(idle, timeout)
+        assert may_wake.wait(LIMIT)
+        return was_woken
+
+    monkeypatch.setattr(IdleWorker, "wait", wake_late)
+    with asleep(queue, workers=1) as got:
+        closure = put_new(queue, 1)
+        assert queue.workers.idle() == []
+        attempt = queue.take(1, LIMIT)
+        assert attempt is not None
+        assert attempt.closure is closure
+        may_wake.set()
+        wait_until(lambda: queue.workers.idle() == [0])
+        assert got.empty()
+        following = put_new(queue, 2)
+        assert closure_taken(got) == (0, following)
 
 
 def test_a_worker_whose_wait_times_out_takes_a_closure_meant_for_a_waking_one(
@@ -218,7 +253,7 @@ def test_a_worker_whose_wait_times_out_takes_a_closure_meant_for_a_waking_one(
 
     def wake_late(idle: IdleWorker, timeout: float | None) -> bool:
         if idle.index == 9:
-            wait_until(lambda: queue.statistics().waiting)
+            wait_until(lambda: queue.statistics().waiting == 5)
             return False
         was_woken = wait(idle, timeout)
         assert may_wake.wait(LIMIT)
@@ -229,5 +264,5 @@ def test_a_worker_whose_wait_times_out_takes_a_closure_meant_for_a_waking_one(
         for number in range(5):
             put_new(queue, number)
         worker, closure = closure_taken(got)
-        assert (worker, closure.number) == (9, 4)
+        assert (worker, closure.number) == (9, 0)
         may_wake.set()
