@@ -86,7 +86,7 @@ class ClosureQueue:
           BaseException: the pending error of an earlier closure, or the end of the closure's input on all workers.
         """
         state = self._state
-        starved, is_added = None, False
+        starved = None
         try:
             with self._lock:
                 if closure.inputs:
@@ -96,7 +96,6 @@ class ClosureQueue:
                     deadline = None if timeout is None else time.monotonic() + timeout
                     starved = self._waits.for_room(closure, self.capacity, deadline)
                 if starved is None:
-                    is_added = True
                     state.add(closure)
                     if state.idle:
                         state.wake(closure.target)
@@ -105,12 +104,8 @@ class ClosureQueue:
             if starved is not None:
                 raise starved.new_error()
         except BaseException:
-            if is_added:
-                # Ctrl-C, perhaps before a worker was woken for it.
-                with self._lock:
-                    state.wake(closure.target)
-            else:
-                self.cancel(closure, closure.cancelled_error("it could not be scheduled: see what schedule raised"))
+            # After Ctrl-C too, which may have come before a worker was woken for it.
+            self.cancel(closure, closure.cancelled_error("it could not be scheduled: see what schedule raised"))
             raise
 
     @uninterrupted

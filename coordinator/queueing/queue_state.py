@@ -98,7 +98,7 @@ class QueueState:
 
     def add(self, closure: Closure) -> None:
         """Adds a closure that was scheduled."""
-        # In this order: if Ctrl-C comes between, the closure runs and nothing waits for it.
+        # In this order: if Ctrl-C comes between, nothing waits for the closure, which is cancelled.
         self.waiting.add(closure)
         if not closure.is_internal:
             closure.counts = True

@@ -38,6 +38,9 @@ class Cluster:
       queue: has the closures, and counts what the workers do.
       recovery: recovers parameter servers.
       options: limits and times.
+
+    Attributes:
+      threads: those on which nothing may wait for closures: the workers', and the one in `stop`.
     """
 
     def __init__(
@@ -59,7 +62,6 @@ class Cluster:
         self._idle_callbacks: list[Callable[[], Any]] = []
         # The indices of workers that are being removed.
         self._leaving: set[int] = set()
-        self._closing_thread: threading.Thread | None = None
         self._schedule: Callable[[], Callable[..., Future] | None] = lambda: None
         self._set_workers({index: self._new_worker(index) for index in servers.worker_addresses})
         for index, address in servers.worker_addresses.items():
@@ -204,10 +206,11 @@ class Cluster:
     def stop(self) -> None:
         """Cancels what waits and runs, and ends all threads; part of `strategy.close()`."""
         # The queue first: a lost worker that stops waiting for its task must find no closure.
-        self._closing_thread = threading.current_thread()
-        self._queue.stop()
-        self._closing_thread = None
         with self._lock:
+            self.threads |= {threading.current_thread()}
+        self._queue.stop()
+        with self._lock:
+            self._set_workers(self._workers)
             parts = (*self._watches, self._recovery, *self._workers.values())
         for part in parts:
             part.stop()
@@ -244,8 +247,7 @@ class Cluster:
 
     def refuse_worker_thread(self, verb: str) -> None:
         """Raises RuntimeError on a worker's thread, where the method of this name would wait for itself."""
-        thread = threading.current_thread()
-        if thread is self._closing_thread or thread in self._threads:
+        if threading.current_thread() in self.threads:
             raise RuntimeError(
                 f"{verb} was called on a worker's thread, or on the one in close, for instance in a callback of a "
                 "future, and would wait for itself. Set an event in the callback, and call it on another thread."
@@ -290,4 +292,4 @@ class Cluster:
         # Replaced as a whole, so that both may be read without a lock.
         self._workers = workers
         self._runtime.turns.workers = len(workers)
-        self._threads = frozenset(worker.thread for worker in workers.values())
+        self.threads = frozenset(worker.thread for worker in workers.values())

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import logging
 import os
+import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -105,7 +106,8 @@ class Scheduler:
             check_integer("steps", steps, 1)
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
-        self.cluster.refuse_worker_thread("schedule")
+        if threading.current_thread() in self.cluster.threads:
+            self.cluster.refuse_worker_thread("schedule")
         if worker is not None:
             self.cluster.refuse_unknown(worker)
         needed = tuple(dict.fromkeys(after)) if after else ()
@@ -124,12 +126,10 @@ class Scheduler:
         closure.inputs = inputs
         if runs:
             begin(closure, fusion_key)
-            future.on_cancel = types.MethodType(self.queue.runs.cancel, runs)
-        else:
-            if worker is None and closure.timeout is None:
-                closure.fusion_key = fusion_key
-            # A bound method weighs half of a `functools.partial`, and each closure that waits has one.
-            future.on_cancel = types.MethodType(self._cancel, closure)
+        elif worker is None and closure.timeout is None:
+            closure.fusion_key = fusion_key
+        # A bound method weighs half of a `functools.partial`, and each closure that waits has one.
+        future.on_cancel = types.MethodType(self.queue.runs.cancel if runs else self._cancel, runs or closure)
         if followers:
             self._put_followed(closure, future, followers)
         else:
