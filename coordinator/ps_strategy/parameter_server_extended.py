@@ -92,14 +92,26 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         finally:
             self._scheduling.depth -= 1
 
-    def client_functions_traced(self, verb: str) -> ClientFunctions:
-        """Returns `client_functions`; raises RuntimeError if a function for the workers is being traced."""
+    def on_client(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        """Adds what a method of the strategy does to the function on the client that is being traced.
+
+        Args:
+          verb: the method's name.
+          *args: its arguments.
+          **kwargs: its keyword arguments.
+
+        Raises:
+          RuntimeError: a function for the workers is being traced.
+        """
         if getattr(self._scheduling, "depth", 0):
             raise RuntimeError(
                 f"strategy.{verb} was called in a function that is scheduled, and runs on a worker. Functions are "
                 "scheduled and awaited on the client: in the program, or in a tf.function that the program calls."
             )
-        return self.client_functions
+        functions = self.client_functions
+        # AutoGraph would convert the code of this library, too.
+        with tf.device(None), tf.device(functions.device):
+            return tf.autograph.experimental.do_not_convert(getattr(functions, verb))(*args, **kwargs)
 
     def read_ahead(self, read: Callable[[Any], Any], slots: int) -> ReadAhead:
         """Returns what reads ranges ahead on the workers; see `ReadAhead`."""

@@ -22,7 +22,6 @@ from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.program_settings import with_program_settings
 from coordinator.ps_strategy.brief_collections import BriefCollections
-from coordinator.ps_strategy.calls.client_functions import of_client_functions
 from coordinator.ps_strategy.calls.left_result import Repeats
 from coordinator.ps_strategy.fusing.stacked_outputs import stackable
 from coordinator.ps_strategy.membership.polled_cluster_resolver import resolver_of
@@ -33,7 +32,6 @@ from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistr
 from coordinator.ps_strategy.sharded.creation import Partitioner, check_partitioner
 from coordinator.ps_strategy.strategy_parts import StrategyParts
 from coordinator.ps_strategy.strategy_services import StrategyServices
-from coordinator.workers.cluster import Cluster
 
 
 class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
@@ -49,6 +47,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
       options: limits and times, see `Options`.
 
     Attributes:
+      cluster: the workers, their statistics, and how to add, move and remove them.
       events: what happens, as a stream, which `on_event` passes on.
       dashboard_url: the address of the dashboard, with its token; None without one. See docs/dashboard.md.
 
@@ -73,7 +72,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
             self._parts, self._scheduler, self._tracer = parts, parts.scheduler, parts.tracer
             self._handles, self._recovery = parts.handles, parts.recovery
             self.parameter_servers = parts.parameter_servers
-            self.events = parts.scheduler.queue.events
+            self.cluster, self.events = parts.scheduler.cluster, parts.scheduler.queue.events
             self.cluster.schedule_with(self.schedule)
             extended = ParameterServerExtended(self, parts, variable_partitioner)
             tf.distribute.Strategy.__init__(self, extended)
@@ -89,16 +88,10 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
             self._closing = weakref.finalize(self, ending.pop_all().close)
 
     @property
-    def cluster(self) -> Cluster:
-        """The workers, their statistics, and how to add, move and remove them."""
-        return self._scheduler.cluster
-
-    @property
     def cluster_resolver(self) -> Any:
         """The resolver with which the strategy was created."""
         return self._cluster_resolver
 
-    @of_client_functions
     def schedule(
         self,
         fn: Any,
@@ -139,6 +132,9 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
           StrategyClosedError: the strategy is closed.
           Exception: the error of an earlier scheduled function, once; see `join`.
         """
+        if not tf.executing_eagerly():
+            settings = {"steps": steps, "worker": worker, "timeout": timeout, "fetch": fetch}
+            return self.extended.on_client("schedule", fn, args, kwargs, **settings)
         call, futures = self._tracer.call_of(fn, args, kwargs, self.extended.scheduled_tracing)
         call = call if fetch else call.leaving(Repeats(self._scheduler))
         call = call if steps is None else stackable(call)
@@ -159,7 +155,6 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """Schedules `fn` with each tuple of positional arguments; returns their futures in order."""
         return [self.schedule(fn, args) for args in arguments]
 
-    @of_client_functions
     def join(self, timeout: float | None = None) -> None:
         """Waits until every scheduled function has finished.
 
@@ -174,12 +169,14 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
           ParameterServerLost: a parameter server was lost.
           Exception: a scheduled function's error, as itself, with notes; or `OutOfRangeError` if its data has ended.
         """
-        self._scheduler.join(timeout)
+        if tf.executing_eagerly():
+            self._scheduler.join(timeout)
+        else:
+            self.extended.on_client("join", timeout)
 
-    @of_client_functions
     def done(self) -> bool:
         """Returns whether all scheduled functions have finished. Raises what `join` raises."""
-        return self._scheduler.done()
+        return self._scheduler.done() if tf.executing_eagerly() else self.extended.on_client("done")
 
     def cancel_all(self) -> None:
         """Cancels every scheduled function; afterwards none runs, and the strategy is ready for more.
@@ -272,9 +269,10 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """Writes what happens to a file for the Perfetto UI, until `close` or the end of a block; see docs/trace.md."""
         return self._scheduler.trace(path, self._parts.usage_counters())
 
-    @of_client_functions
     def local_results(self, structure: Any) -> Any:
         """Waits for the futures in a structure, and returns it with their results; None where they failed."""
+        if not tf.executing_eagerly():
+            return self.extended.on_client("local_results", structure)
         return tf.nest.map_structure(self.extended.client_functions.result_or_none, structure)
 
     def experimental_distribute_datasets_from_function(self, dataset_fn: DatasetFunction, options: Any = None) -> Any:

@@ -17,7 +17,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -36,9 +36,6 @@ from coordinator.workers.scheduler import Scheduler
 # The number of a call, and the handle of its queue.
 _CALL = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource))
 _HANDLE, _BOOL = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool)
-
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
 
 
 class _Arguments:
@@ -290,20 +287,3 @@ def _packed(spec: Any, values: Iterator[Any]) -> Any:
 
 def _has_result(future: Future) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
-
-
-def of_client_functions(method: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Decorates a method of the strategy that `ClientFunctions` does in a function on the client."""
-    name = method.__name__
-
-    @functools.wraps(method)
-    def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Any:
-        if tf.executing_eagerly():
-            return method(*args, **kwargs)
-        strategy: Any = args[0]
-        functions = strategy.extended.client_functions_traced(name)
-        # AutoGraph would convert the code of this library, too.
-        with tf.device(None), tf.device(functions.device):
-            return tf.autograph.experimental.do_not_convert(getattr(functions, name))(*args[1:], **kwargs)
-
-    return call
