@@ -135,7 +135,8 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         if not tf.executing_eagerly():
             settings = {"steps": steps, "worker": worker, "timeout": timeout, "fetch": fetch}
             return self.extended.on_client("schedule", fn, args, kwargs, **settings)
-        call, futures = self._tracer.call_of(fn, args, kwargs, self.extended.scheduled_tracing)
+        call = self._tracer.cache.find(fn, args, kwargs)
+        call = call or self._tracer.call_of(fn, args, kwargs, self.extended.scheduled_tracing)
         call = call if fetch else call.leaving(Repeats(self._scheduler))
         call = call if steps is None else stackable(call)
         return self._scheduler.schedule(
@@ -144,7 +145,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
             steps=steps,
             worker=worker,
             timeout=timeout,
-            after=futures,
+            after=call.futures,
             origin=call.function,
             fusion_key=call.fusion_key,
             inputs=call.inputs,

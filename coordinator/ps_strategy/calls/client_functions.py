@@ -160,7 +160,7 @@ class ClientFunctions:
         given = (() if args is None else args, {} if kwargs is None else kwargs, {"steps": steps, **options})
         arguments = _Arguments(given, self.futures, self._types)
         # On a thread that is in no graph: in `tf.init_scope`, functions would be traced without gradients.
-        traced, _ = on_own_thread(
+        traced = on_own_thread(
             "coordinator-trace",
             lambda: self._tracer.call_of(fn, arguments.specs[0], arguments.specs[1], self._scope),
         ).result()

@@ -1,9 +1,9 @@
 """Turns what is scheduled into calls of traced functions; each function is traced once for each kind of arguments.
 
-schedule(fn, args) --> TraceCache: the same kind of call was made before --> ScheduledCall
+schedule(fn, args) --> TraceCache.find: the same kind of call was made before --> ScheduledCall
                             |  not known
                             v
-                       checked arguments --> TensorFlow looks the trace up, or traces --> ScheduledCall
+                       call_of: checked arguments --> TensorFlow looks the trace up, or traces --> ScheduledCall
 """
 
 import concurrent.futures
@@ -17,7 +17,7 @@ import tensorflow as tf
 from coordinator.data.late_ranges import LateRange
 from coordinator.future import Future
 from coordinator.ps_strategy.calls.retraced_functions import RetracedFunctions
-from coordinator.ps_strategy.calls.trace_cache import TraceCache, are_late, followers_of, iterators_among
+from coordinator.ps_strategy.calls.trace_cache import TraceCache, are_late, followers_of, input_of, iterators_among
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall, TracedFunction, refuse_unknown_shapes
 from coordinator.ps_strategy.fusing.repeated_function import is_stackable
 from coordinator.ps_strategy.fusing.stacked_outputs import spec_of
@@ -107,6 +107,9 @@ class FunctionTracer:
 
     Args:
       handles: the strategy's per-worker resources.
+
+    Attributes:
+      cache: finds the calls of functions that were traced before.
     """
 
     def __init__(self, handles: PerWorkerHandles) -> None:
@@ -114,7 +117,7 @@ class FunctionTracer:
         # What is traced in place of each function that was scheduled: a copy, or None for itself. A copy is made when
         # it is needed: it may refer to the object whose method the function is, and would keep both alive.
         self._copies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._cache = TraceCache()
+        self.cache = TraceCache()
         self._accepted: weakref.WeakSet[Any] = weakref.WeakSet()
         self._trace_counts = RetracedFunctions()
         # By the function that was scheduled, which none of them keeps alive: what was built for one of them on the
@@ -127,18 +130,16 @@ class FunctionTracer:
         for reference in self._copies.keyrefs():
             if (function := reference()) is not None:
                 self._copies[function] = _OUTDATED
-        self._cache.clear()
+        self.cache.clear()
         self._traced.clear()
         self._trace_counts.forget()
 
-    def call_of(self, fn: Any, args: Any, kwargs: Any, scope: _Scope) -> tuple[ScheduledCall, Sequence[Future]]:
-        """Returns the call of a function that is scheduled, and the futures among its arguments.
+    def call_of(self, fn: Any, args: Any, kwargs: Any, scope: _Scope) -> ScheduledCall:
+        """Traces a function that is scheduled; returns the call of it.
 
         Raises:
           Exception: see `ParameterServerStrategy.schedule`; what the function raises while it is traced, too.
         """
-        if not kwargs and (call := self._cache.find(fn, () if args is None else args)):
-            return call, ()
         args, kwargs, futures = _checked_arguments(args, kwargs, self._handles)
         traced_with = args, kwargs
         if futures:
@@ -149,21 +150,22 @@ class FunctionTracer:
         all_args, all_kwargs = with_defaults(fn, args, kwargs)
         is_positional = not (kwargs or all_kwargs)
         if is_positional and isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            self._cache.add(fn, args, function, all_args[len(args) :])
-            if call := self._cache.find(fn, args):
-                return call, ()
+            self.cache.add(fn, args, function, all_args[len(args) :])
+            if call := self.cache.find(fn, args):
+                return call
         leaves = tf.nest.flatten((all_args, all_kwargs))
+        iterators = iterators_among(leaves)
         key = None if futures else _fusion_key_of(function, leaves)
-        call = ScheduledCall(
+        return ScheduledCall(
             function,
             all_args,
             all_kwargs,
-            iterators_among(leaves),
+            iterators,
+            tuple(map(input_of, iterators)),
             key,
-            takes_futures=bool(futures),
+            futures=futures,
             followers=followers_of(args, kwargs),
         )
-        return call, futures
 
     def trace(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], scope: _Scope) -> TracedFunction:
         """Traces a function for these arguments, or returns what it was traced into before.

@@ -3,6 +3,8 @@
 TensorFlow's own lookup takes longer than all else that `schedule` does.
 """
 
+import functools
+import operator
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,6 +23,9 @@ from coordinator.runtime import FusionKey
 # For one function; when there are more, its entries are dropped. Each value of an argument that is a Python number is a
 # separate trace, and each iterator an entry.
 _MAX_TRACES = 64
+
+# Returns the `FiniteInput` of a per-worker iterator.
+input_of = operator.attrgetter("input")
 
 _LITERALS = frozenset({int, float, bool, str, bytes, type(None)})
 
@@ -54,18 +59,20 @@ class TraceCache:
         """Forgets everything."""
         self._traces = weakref.WeakKeyDictionary()
 
-    def find(self, function: Any, args: Any) -> ScheduledCall | None:
-        """Returns a call of a function with these positional arguments; None if such a call is not cached.
+    def find(self, function: Any, args: Any, kwargs: Any = None) -> ScheduledCall | None:
+        """Returns a call of a function with these arguments; None if such a call is not cached.
 
         Args:
           function: what a user scheduled, whatever it is.
-          args: likewise, where a list or tuple is expected.
+          args: likewise, where a list or tuple is expected, or None for no arguments.
+          kwargs: likewise, where a dict is expected, or None; calls with keyword arguments are not cached.
         """
         try:
             traces = self._traces.get(function)
         except TypeError:
             return None
-        if not traces or not isinstance(args, list | tuple) or not tf.executing_eagerly():
+        args = () if args is None else args
+        if not traces or kwargs or not isinstance(args, list | tuple) or not tf.executing_eagerly():
             return None
         resources: list[Any] = []
         remote: list[int] = []
@@ -81,7 +88,8 @@ class TraceCache:
             key = FusionKey(key.function, (key.arguments, *remote))
         iterators = (*iterators_among(resources), *trace.default_iterators) if resources else trace.default_iterators
         followers = followers_of(args, {}) if trace.takes_ranges else ()
-        return ScheduledCall(trace.function, (*args, *trace.defaults), {}, iterators, key, followers=followers)
+        inputs = tuple(map(input_of, iterators))
+        return ScheduledCall(trace.function, (*args, *trace.defaults), {}, iterators, inputs, key, followers=followers)
 
     def add(self, function: Any, args: Sequence[Any], traced: TracedFunction, defaults: Sequence[Any]) -> None:
         """Caches a trace, if it can be told exactly for which calls it is right.
@@ -129,7 +137,8 @@ def _argument_key(value: Any, resources: list[Any], remote: list[int]) -> tuple[
     if kind in _LITERALS:
         return kind, value
     if kind in (tuple, list, dict):
-        parts = [_argument_key(part, resources, remote) for part in (value.values() if kind is dict else value)]
+        key_of = functools.partial(_argument_key, resources=resources, remote=remote)
+        parts = [*map(key_of, value.values() if kind is dict else value)]
         return None if None in parts else (kind, tuple(value) if kind is dict else None, *parts)
     if kind in (PerWorkerIterator, PerWorkerDataset, LateRange) or isinstance(value, tf.Variable):
         resource = value.ranges if kind is LateRange else value

@@ -232,8 +232,9 @@ class ScheduledCall:
       args: its positional arguments, per-worker resources among them.
       kwargs: its keyword arguments.
       iterators: the per-worker iterators among the arguments.
+      inputs: what it takes of data that may end, by these iterators.
       fusion_key: calls with equal keys may run in one call; None if this one runs alone.
-      takes_futures: whether futures are among the arguments; they are done when it runs.
+      futures: those among the arguments; they are done when it runs.
       followers: called with the future of this call before it can run: by the ranges of examples among its arguments.
       repeats: its result is left on the worker, and this runs it again if it is lost; None to copy it to the client.
     """
@@ -242,8 +243,9 @@ class ScheduledCall:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     iterators: Sequence[PerWorkerIterator] = ()
+    inputs: tuple[FiniteInput, ...] = ()
     fusion_key: FusionKey | None = None
-    takes_futures: bool = False
+    futures: Sequence[Future] = ()
     followers: Sequence[Callable[[Future], object]] = ()
     repeats: Repeats | None = None
 
@@ -273,7 +275,7 @@ class ScheduledCall:
     def _running_on(self, context: WorkerContext) -> Iterator[Any]:
         """A scope with the outputs, in which an error of the function may still come out."""
         args, kwargs = self.args, self.kwargs
-        if self.takes_futures:
+        if self.futures:
             args, kwargs = tf.nest.map_structure(
                 lambda leaf: _result_for(leaf, context) if isinstance(leaf, Future) else leaf,
                 (tuple(args), dict(kwargs)),
@@ -281,11 +283,6 @@ class ScheduledCall:
         with iterators_in_use(self.iterators, context):
             self._count_elements(context, 1)
             yield self.function.call_on(context, args, kwargs)
-
-    @property
-    def inputs(self) -> tuple[FiniteInput, ...]:
-        """What it takes of data that may end."""
-        return tuple([each.input for each in self.iterators])
 
     def most_fused_on(self, worker: int) -> int:
         """Returns how many calls with its fusion key may run in one on `worker`; less than 2 if it runs alone.
