@@ -24,6 +24,8 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 
+import psutil
+
 from coordinator.addresses import parse_address
 
 # How long a lookup is valid, and how long a name that could not be resolved is not looked up again, in seconds.
@@ -204,9 +206,6 @@ def _awaited_peer(connection: socket.socket) -> Endpoint | None:
     """Returns the peer of a connection that is being established, which `getpeername` does not know yet."""
     if sys.platform != "linux" or connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _SYN_SENT:
         return None
-    # Few connections are found at this moment, and importing it takes a tenth of the start of the heartbeat's process.
-    import psutil
-
     identity = os.fstat(connection.fileno()).st_ino
     for found in psutil.Process().net_connections("tcp"):
         # psutil names one of the descriptors of each socket.

@@ -136,9 +136,10 @@ def graph_version(device: str) -> int | None:
     Raises:
       tf.errors.UnavailableError: the server is gone.
     """
-    zero, one = (tf.constant(number, tf.int64) for number in (0, 1))
     try:
+        # The constants too are created there: the first operation that this process computes itself takes much longer.
         with tf.device(f"{device}/device:CPU:0"):
+            zero, one = (tf.constant(number, tf.int64) for number in (0, 1))
             dataset = tf.raw_ops.RangeDataset(
                 start=zero, stop=zero, step=one, output_types=[tf.int64], output_shapes=[[]]
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.ps_strategy.membership.bounded_calls import call_within
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
 from coordinator.ps_strategy.tensorflow_internals.calls import call_concrete
 from coordinator.ps_strategy.tensorflow_internals.handles import (
@@ -17,6 +18,9 @@ from coordinator.ps_strategy.tensorflow_internals.handles import (
     resource_creator_scope,
     restored_functions,
 )
+
+# In seconds: nothing but this process takes part.
+_LONGEST_CREATION = 60.0
 
 
 def get_current_worker_index() -> tf.Tensor:
@@ -39,23 +43,34 @@ def get_current_worker_index() -> tf.Tensor:
 
 
 def worker_number(name: str, handles: PerWorkerHandles, of: Callable[[WorkerContext], int]) -> Callable[[], tf.Tensor]:
-    """Creates a variable on each worker that holds a number of that worker.
+    """Returns a function that reads a number of the worker that runs the function being traced, an int64 scalar.
 
-    A variable rather than a constant, because TensorFlow copies small constants into the function that captures them.
+    A variable on each worker holds it, rather than a constant, because TensorFlow copies small constants into the
+    function that captures them. The one on the client, which is captured, is created when the number is first read:
+    most programs never do, and the first operation that a process computes itself takes TensorFlow long.
 
     Args:
       name: used in messages.
       handles: where the variable is registered.
       of: returns the number; called again whenever the worker has lost its state.
-
-    Returns:
-      A function that reads the number of the worker that runs the function being traced, an int64 scalar.
     """
-    with tf.device("/device:CPU:0"):
-        variable = tf.Variable(-1, dtype=tf.int64, trainable=False, name=name.replace(" ", "_"))
     copies = PerWorkerResource(name, lambda context: tf.Variable(of(context), dtype=tf.int64, trainable=False))
-    handles.add(variable, _handles_of(copies))
-    return variable.read_value
+    created: dict[str, tf.Variable] = {}
+
+    def create() -> tf.Variable:
+        with tf.device("/device:CPU:0"):
+            return tf.Variable(-1, dtype=tf.int64, trainable=False, name=name.replace(" ", "_"))
+
+    def read() -> tf.Tensor:
+        if name not in created:
+            # On a thread that traces nothing and is in no scope, such as the strategy's.
+            variable = call_within(_LONGEST_CREATION, "coordinator-worker-number", create)
+            handles.add(variable, _handles_of(copies))
+            # Of two threads that come here at once, the first decides.
+            created.setdefault(name, variable)
+        return created[name].read_value()
+
+    return read
 
 
 def create_per_worker_variable(
