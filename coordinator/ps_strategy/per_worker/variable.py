@@ -61,6 +61,8 @@ def worker_number(name: str, handles: PerWorkerHandles, of: Callable[[WorkerCont
         with tf.device("/device:CPU:0"):
             return tf.Variable(-1, dtype=tf.int64, trainable=False, name=name.replace(" ", "_"))
 
+    # AutoGraph converts what a user's function calls, and would warn of what it cannot convert.
+    @tf.autograph.experimental.do_not_convert
     def read() -> tf.Tensor:
         if name not in created:
             # On a thread that traces nothing and is in no scope, such as the strategy's.

@@ -4,10 +4,31 @@ import pytest
 import tensorflow as tf
 
 import coordinator
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
+from coordinator.ps_strategy.per_worker.variable import worker_number
 from tests.ps_strategy.every_worker import on_every_worker
 from tests.ps_strategy.fusing.fused_calls import COUNT, STEPS, FusedCalls
 
 WORKERS = 3
+
+
+def test_nothing_is_created_for_a_number_until_it_is_read_in_any_scope(monkeypatch, caplog):
+    monkeypatch.setattr(tf.get_logger(), "handlers", [caplog.handler])
+    handles = PerWorkerHandles()
+    read = worker_number("number", handles, lambda context: context.index)
+    assert not handles.handles_of_copies
+
+    def refuse(next_creator, **kwargs):
+        raise AssertionError("the variable is created in the scope of the function that reads it")
+
+    with tf.variable_creator_scope(refuse):
+        first, second = (tf.function(read).get_concrete_function() for _ in range(2))
+    assert len(handles.handles_of_copies) == 1
+    [captured], [again] = first.captured_inputs, second.captured_inputs
+    assert captured is again
+    assert handles.resource_for(captured) is not None
+    assert (first.output_dtypes, first.output_shapes) == (tf.int64, tf.TensorShape([]))
+    assert not caplog.records
 
 
 @tf.function
