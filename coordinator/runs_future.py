@@ -1,10 +1,10 @@
 """The result of many runs of one function, before all of them have ended.
 
-    RunsFuture    0 1 2 | 3 4 5 6 | 7 8     steps = 9, completed = 4
+    RunsFuture    0 1 2 | 3 4 5 6 | 7 8     steps = 9, completed = 3
     RunsPart      done    running   waits   each in place of the future of a closure
 
-The runs are divided while they run: a worker takes a part of those that wait, so that all workers end at about the same
-time. A part reports the results of its first runs before it has made the others, so only runs without one are retried.
+The runs are divided while they run: a worker takes those of one call from those that wait. So all workers end at about
+the same time, and only the runs of a call that failed are retried.
 """
 
 import threading
@@ -31,10 +31,15 @@ class RunsFuture(Future):
     Attributes:
       steps: as given.
       fusion_key: of runs that were not tried before; None if each is a separate call. Set by the queue.
-      parts: the closures whose runs have not all ended, in order of creation. Guarded by the queue's lock.
+      parts: the closures whose runs have not ended, in order of creation.
+      rest: the one of them whose runs no worker has taken; None if there is none.
+      begun: how many runs have begun, those that are made again counted once. The queue's lock guards these three.
     """
 
-    __slots__ = ("_completed", "_concatenated", "_is_over", "_lock", "_results", "fusion_key", "parts", "steps")
+    __slots__ = (
+        *("_completed", "_concatenated", "_is_over", "_lock", "_results"),
+        *("begun", "fusion_key", "parts", "rest", "steps"),
+    )
 
     def __init__(
         self,
@@ -48,6 +53,8 @@ class RunsFuture(Future):
         self.steps = steps
         self.fusion_key: FusionKey | None = None
         self.parts: dict[Any, None] = {}
+        self.rest: Any = None
+        self.begun = 0
         self._concatenated = concatenated
         # A leaf lock; guards the three that follow.
         self._lock = threading.Lock()
@@ -99,8 +106,8 @@ class RunsPart:
 
     Args:
       whole: the future.
-      first: the number of the first run, from 0 on.
       runs: how many there are.
+      first: the number of the first run, from 0 on; -1 until they begin.
 
     Attributes:
       whole, first, runs: as given; the queue changes the last two, under its lock.
@@ -108,10 +115,10 @@ class RunsPart:
 
     __slots__ = ("_is_done", "first", "runs", "whole")
 
-    def __init__(self, whole: RunsFuture, first: int, runs: int) -> None:
+    def __init__(self, whole: RunsFuture, runs: int, first: int = -1) -> None:
         self.whole = whole
-        self.first = first
         self.runs = runs
+        self.first = first
         self._is_done = False
 
     # The same as of a `Future`.

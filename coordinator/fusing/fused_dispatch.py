@@ -11,7 +11,7 @@ Guarantees:
 - A closure that was tried before runs alone. So a closure that kills its worker, or raises an error, is distinguished
   from those that ran in the same call.
 
-A closure of many runs is made by several calls, one after the other, each of which is reported when it has ended.
+Of a closure of many runs a worker makes as many as are worth one call, likewise; the others go on waiting.
 """
 
 import time
@@ -24,8 +24,8 @@ from coordinator.queueing.closure import Attempt
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import FailureKind, Runtime
 
-# A worker that has made a closure's runs for this long leaves the others to whichever worker is free, in seconds.
-_MAX_SECONDS = 0.2
+# With this number of closures in a call the client is the bottleneck. It is not with many runs of one closure.
+_MAX_CLOSURES = 64
 
 
 class FusedDispatch:
@@ -52,6 +52,8 @@ class FusedDispatch:
         self._model = FusionSizeModel(self._limit)
         # The function of the latest call, if its duration is to be recorded.
         self._function: Hashable | None = None
+        # How many closures, or runs of one closure, the call has that was gathered last.
+        self._count = 1
         # Whether the worker may make a call of a size that it did not make before.
         self._has_turn = False
 
@@ -61,57 +63,60 @@ class FusedDispatch:
 
     def gather(self, attempt: Attempt) -> list[Attempt]:
         """Returns the attempts to run in one call, `attempt` the first of them."""
+        self._count = 1
         most = self._most(attempt)
-        if most < 2 or attempt.closure.whole is not None:
+        if attempt.closure.whole is not None:
+            self._gather_runs(attempt, most)
+            return [attempt]
+        most = min(most, self._limit or _MAX_CLOSURES)
+        if most < 2:
             return [attempt]
         function = self._function
         waiting = 1 + self._queue.workers.waiting_with(attempt.closure)
-        share = -(-waiting // max(self._live_workers(), 1))
-        limit = self._model.steps(function, min(share, most), self._take_turn)
+        limit = self._model.steps(function, min(_share(waiting, self._live_workers()), most), self._take_turn)
         if limit == 1:
             return [attempt]
         # The queue's lock is held meanwhile: no turn is taken then.
-        return self._queue.take_batch(
+        attempts = self._queue.take_batch(
             attempt, limit, lambda available: self._model.steps(function, available, lambda: self._has_turn)
         )
+        self._count = len(attempts)
+        return attempts
+
+    def _gather_runs(self, attempt: Attempt, most: int) -> None:
+        """Decides how many runs of a closure of many are made in the call, and leaves the others to all workers."""
+        function, workers = self._function, self._live_workers()
+
+        def choose(available: int, may_build: Callable[[], bool] = lambda: self._has_turn) -> int:
+            if function is None:
+                return 1
+            share = available if attempt.closure.target is not None else _share(available, workers)
+            possible = min(share + self._model.beyond_share(function), available, most)
+            return self._model.steps(function, possible, may_build)
+
+        choose(self._queue.runs.available(attempt), self._take_turn)
+        self._count = self._queue.runs.begin(attempt, choose)
 
     def run(self, attempts: Sequence[Attempt]) -> Sequence[Any]:
         """Runs the attempts that were gathered last; returns their results. Raises what the runtime raises."""
         try:
-            return self._run_gathered(attempts)
+            first, count = attempts[0], self._count
+            start = self._record_start(first, count)
+            results = self._run_gathered(attempts, count)
+            if self._function is not None:
+                self._model.record(self._function, count, time.monotonic() - start)
+            return results
         finally:
             self._give_turn_back()
 
-    def _run_gathered(self, attempts: Sequence[Attempt]) -> Sequence[Any]:
+    def _run_gathered(self, attempts: Sequence[Attempt], count: int) -> Sequence[Any]:
         first = attempts[0]
         if first.closure.whole is not None:
-            return (self._run_steps(first),)
-        start = self._record_start(first, len(attempts))
-        if len(attempts) == 1:
-            results: Sequence[Any] = (self._runtime.run(self._worker, first.work, first.cancellation),)
-        else:
-            results = self._runtime.run_fused(
-                self._worker, [attempt.work for attempt in attempts], first.call_cancellation
-            )
-        if self._function is not None:
-            self._model.record(self._function, len(attempts), time.monotonic() - start)
-        return results
-
-    def _run_steps(self, attempt: Attempt) -> Any:
-        """Makes runs of an attempt call by call; returns the results of the last one, which are not reported yet."""
-        started = time.monotonic()
-        while True:
-            most = min(attempt.closure.runs, self._most(attempt))
-            count = 1 if most < 2 else self._model.steps(self._function, most, self._take_turn)
-            self._queue.runs.begin(attempt, count)
-            start = self._record_start(attempt, count)
-            result = self._runtime.run_steps(self._worker, attempt.work, count, attempt.cancellation)
-            end = time.monotonic()
-            if self._function is not None:
-                self._model.record(self._function, count, end - start)
-            self._give_turn_back()
-            if not self._queue.runs.confirm(attempt, result, may_continue=end - started < _MAX_SECONDS):
-                return result
+            return (self._runtime.run_steps(self._worker, first.work, count, first.cancellation),)
+        if count == 1:
+            return (self._runtime.run(self._worker, first.work, first.cancellation),)
+        works = [attempt.work for attempt in attempts]
+        return self._runtime.run_fused(self._worker, works, first.call_cancellation)
 
     def _most(self, attempt: Attempt) -> int:
         """Returns how many runs of a closure's function may be in one call; keeps the function if several may."""
@@ -140,3 +145,8 @@ class FusedDispatch:
         """Records that the latest call, of several closures, failed."""
         if self._function is not None and kind in (FailureKind.USER, FailureKind.INPUT, FailureKind.END_OF_DATA):
             self._model.record_error(self._function)
+
+
+def _share(waiting: int, workers: int) -> int:
+    """Returns the fair share of one of the workers of what waits."""
+    return -(-waiting // max(workers, 1))

@@ -22,8 +22,8 @@ from collections.abc import Callable, Hashable
 _OVERHEAD = 0.025
 # A call of several steps is to take no longer, in seconds: all results arrive at its end.
 _MAX_SECONDS = 0.4
-# Beyond this number of steps the client is the bottleneck.
-_MAX_STEPS = 64
+# The maximum number of steps in a call.
+_MAX_STEPS = 256
 # A size is tried after one that is at most this many times smaller.
 _GROWTH = 4
 # A size is built when what it would have saved until now, times this, is its building time.
@@ -67,6 +67,14 @@ class FusionSizeModel:
         if self._limit is not None:
             return self._limit if self._limit <= available else min(1 << (available.bit_length() - 1), self._limit)
         return 1 if cost is None else cost.steps(available, may_build)
+
+    def beyond_share(self, function: Hashable) -> int:
+        """Returns how many steps more than its share a worker may make in a call, in the time that another call takes.
+
+        So the last steps of many are not made in ever smaller calls.
+        """
+        cost = self._costs.get(function)
+        return 0 if cost is None or self._limit is not None else cost.steps_per_overhead()
 
     def record(self, function: Hashable, steps: int, seconds: float) -> None:
         """Records the duration of a successful call."""
@@ -148,6 +156,11 @@ class _FunctionCost:
         if steps == self.known[-1] < following:
             overhead, _ = self._parts()
             self.wasted += overhead * (1 - steps / following)
+
+    def steps_per_overhead(self) -> int:
+        """Returns how many steps take as long as the overhead of a call, at most as many as a call may have."""
+        overhead, each = self._parts() if 1 in self.average else (0.0, 1.0)
+        return int(min(overhead / each, _MAX_STEPS)) if each else _MAX_STEPS
 
     def _parts(self) -> tuple[float, float]:
         """Returns the overhead of a call and the time of each of its steps, in seconds."""

@@ -102,18 +102,16 @@ class Attempt:
       number: 1 for the closure's first attempt.
       cancellation: cancels this attempt only.
       call_cancellation: cancels the call in which it runs, with all other attempts in that call.
-      runs: of how many runs of the closure the outcome is not known if it fails: of all, until some have ended.
-      started: when it, or its present call, started, in seconds of the `time.monotonic` clock.
+      started: when it started, in seconds of the `time.monotonic` clock.
     """
 
-    __slots__ = ("call_cancellation", "cancellation", "closure", "number", "runs", "started", "work", "worker")
+    __slots__ = ("call_cancellation", "cancellation", "closure", "number", "started", "work", "worker")
 
     def __init__(self, closure: "Closure", worker: int, cancellation: Cancellation) -> None:
         self.closure = closure
         self.work = closure.work
         self.worker = worker
         self.number = closure.attempts
-        self.runs = closure.runs
         self.cancellation = self.call_cancellation = cancellation
         self.started = time.monotonic()
 
@@ -139,6 +137,7 @@ class Closure:
         before it is queued. Dropped when it is requeued, so that a closure that was tried before runs alone.
       inputs: what it takes of data that may end; set before it is queued.
       attempts: how many attempts were started.
+      failures: the worker and kind of each attempt that has failed.
       live: the attempts that run now.
       waiting_since: when it last began to wait for a worker, in seconds of the `time.monotonic` clock.
       is_queued: whether it is in one of the queue's deques, or blocked. Set by the queue's state.
@@ -146,11 +145,11 @@ class Closure:
     """
 
     __slots__ = (
-        "_failures",
         "_state",
         "attempts",
         "blockers",
         "counts",
+        "failures",
         "fusion_key",
         "future",
         "inputs",
@@ -192,7 +191,7 @@ class Closure:
         self.live: tuple[Attempt, ...] = ()
         self.waiting_since = time.monotonic()
         self._state = ClosureState.BLOCKED if blockers else ClosureState.WAITING
-        self._failures: tuple[tuple[int, FailureKind], ...] = ()
+        self.failures: tuple[tuple[int, FailureKind], ...] = ()
 
     @property
     def state(self) -> ClosureState:
@@ -265,8 +264,8 @@ class Closure:
 
     def record_failure(self, worker: int, kind: FailureKind) -> int:
         """Records a failed attempt; returns how many attempts failed in this way so far."""
-        self._failures += ((worker, kind),)
-        return sum(past is kind for _, past in self._failures)
+        self.failures += ((worker, kind),)
+        return sum(past is kind for _, past in self.failures)
 
     def cancelled_error(self, reason: str) -> ClosureCancelledError:
         """Returns the error for the future of this closure when the queue cancels it."""
@@ -274,9 +273,9 @@ class Closure:
 
     def history(self) -> str:
         """Describes the failed attempts, in order."""
-        if not self._failures:
+        if not self.failures:
             return "no attempt has failed"
-        return "; ".join(f"attempt {i} on worker {w}: {k.value}" for i, (w, k) in enumerate(self._failures, 1))
+        return "; ".join(f"attempt {i} on worker {w}: {k.value}" for i, (w, k) in enumerate(self.failures, 1))
 
     def _change(self, state: ClosureState) -> None:
         if state not in _ALLOWED[self._state]:

@@ -71,7 +71,7 @@ class ClosureQueue:
         self.workers = QueueWorkers(self._lock, self._state, self._unused_cancellations, self._carry_out)
         self.quiet = QuietPeriods(self._lock, self._state, self._waits)
         self.interruptible = InterruptibleWaits(self._lock, self._state, self._waits, capacity)
-        self.runs = QueueRuns(self._lock, self._state, self.events, self._state.wake, self.cancel)
+        self.runs = QueueRuns(self._lock, self._state, self._waits.has_room, self._state.wake, self.cancel)
 
     def put(self, closure: Closure, timeout: float | None = None) -> None:
         """Adds a closure, waiting for room if the queue is full. An internal closure never waits.
@@ -142,7 +142,7 @@ class ClosureQueue:
                 is_interrupted = idle is not None and idle.is_interrupted
                 attempt = None if is_interrupted else state.start_next(worker, cancellation)
                 if attempt is not None:
-                    self._waits.has_room.notify(attempt.runs)
+                    self._waits.has_room.notify(attempt.closure.runs)
                 if idle is not None:
                     state.wake()
                 is_over = is_late or is_interrupted or (state.quiet and worker in state.active)

@@ -1,23 +1,21 @@
 """How many runs of one closure are divided into parts: closures of consecutive runs with one `RunsFuture`.
 
-    waits              0 1 2 3 4 5 6 7
-    a worker starts    0 1 | 2 3 4 5 6 7       its share runs, the others wait at the front
-    a call has ended   0 . 1 | 2 3 ...         0 has its result; a loss would have 1 made again
+    waits              8 runs
+    a worker starts    4 runs | 4 runs             a share of them
+    its call begins    0 1 | 6 runs                as many as it is to make; they have numbers now
+    the call is lost   0 1 | 2 3 | 4 runs          these two wait again, to run one by one; 2 3 run elsewhere
 
-Functions of closures; after `begin` they are called with the queue's lock held.
+Functions of closures; after `prepare` they are called with the queue's lock held.
 """
 
 from collections.abc import Sequence
 
-from coordinator.queueing.closure import Closure, ClosureState
+from coordinator.queueing.closure import Attempt, Closure, ClosureState
 from coordinator.runs_future import RunsPart
 from coordinator.runtime import FusionKey
 
-# A worker takes a share of the runs that wait, such that all workers together would take that many shares.
-_SHARES_PER_WORKER = 2
 
-
-def begin(closure: Closure, fusion_key: FusionKey | None) -> None:
+def prepare(closure: Closure, fusion_key: FusionKey | None) -> None:
     """Prepares a closure for many runs, before it is queued.
 
     Args:
@@ -27,44 +25,91 @@ def begin(closure: Closure, fusion_key: FusionKey | None) -> None:
     whole = closure.whole
     assert whole is not None
     whole.parts[closure] = None
+    whole.rest = closure
     if fusion_key is not None and closure.timeout is None:
         # Another one than that of single runs, which are not gathered with these.
         closure.fusion_key = whole.fusion_key = FusionKey(fusion_key.function, object())
 
 
-def share(closure: Closure, workers: int) -> int:
-    """Returns how many of its runs a worker takes: the fewer are left the fewer, so that all workers end together.
+def take_share(closure: Closure, workers: int) -> Closure | None:
+    """Leaves a closure that a worker is about to start a share of its runs, as large as that of any other worker.
 
     Args:
-      closure: waits.
+      closure: waited.
       workers: how many workers there are.
+
+    Returns:
+      A new closure of the other runs; None if there are none.
     """
-    if closure.timeout is not None:
-        return 1
-    if closure.attempts or closure.target is not None:
+    whole = closure.whole
+    if whole is None or whole.rest is not closure:
+        return None
+    whole.rest = None
+    if closure.target is not None:
+        return None
+    return _split(closure, 1 if closure.timeout is not None else -(-closure.runs // max(workers, 1)))
+
+
+def available(attempt: Attempt) -> int:
+    """Returns how many runs an attempt may make: those of its closure, and those that no worker has taken."""
+    closure, whole = attempt.closure, attempt.closure.whole
+    if whole is None or whole.rest is None or _is_numbered(closure) or closure.timeout is not None:
         return closure.runs
-    return -(-closure.runs // (_SHARES_PER_WORKER * max(workers, 1)))
+    return closure.runs + int(whole.rest.runs)
 
 
-def split(closure: Closure, at: int) -> Closure:
-    """Leaves a closure its first `at` runs; returns a new one of the others, which were not tried."""
-    part = closure.future
+def number(attempt: Attempt, count: int) -> Closure | None:
+    """Gives the first runs of a closure, at most as many as are `available`, their numbers, as their call begins.
+
+    Args:
+      attempt: makes these runs.
+      count: how many.
+
+    Returns:
+      The closure of the runs that are left, which has become larger or smaller unless it is a new one; None if there
+      is none, or the numbers were given to an earlier attempt.
+    """
+    closure, part = attempt.closure, attempt.closure.future
     assert isinstance(part, RunsPart)
-    others = RunsPart(part.whole, part.first + at, part.runs - at)
-    part.runs = at
-    rest = Closure(closure.work, closure.name, closure.number, others, target=closure.target, timeout=closure.timeout)
-    rest.inputs, rest.fusion_key = closure.inputs, part.whole.fusion_key
-    part.whole.parts[rest] = None
+    if _is_numbered(closure):
+        others = _split(closure, count)
+        if others is not None:
+            # They were in the same attempts before this one.
+            others.attempts, others.failures = attempt.number - 1, closure.failures
+        return others
+    part.first = part.whole.begun
+    part.whole.begun += count
+    rest: Closure | None = part.whole.rest
+    if rest is None or part.runs == count:
+        return _split(closure, count)
+    assert isinstance(rest.future, RunsPart)
+    rest.future.runs += part.runs - count
+    part.runs = count
+    if not rest.runs:
+        part.whole.rest = None
+        del part.whole.parts[rest]
     return rest
 
 
-def advance(closure: Closure, count: int) -> int:
-    """Drops the first `count` runs of a closure, which have ended; returns the number of the first of them."""
+def _is_numbered(closure: Closure) -> bool:
+    return isinstance(closure.future, RunsPart) and closure.future.first >= 0
+
+
+def _split(closure: Closure, at: int) -> Closure | None:
+    """Leaves a closure its first `at` runs; returns a new one of the others, if there are any."""
     part = closure.future
     assert isinstance(part, RunsPart)
-    part.first += count
-    part.runs -= count
-    return part.first - count
+    if at >= part.runs:
+        return None
+    is_numbered = _is_numbered(closure)
+    others = RunsPart(part.whole, part.runs - at, part.first + at if is_numbered else -1)
+    part.runs = at
+    rest = Closure(closure.work, closure.name, closure.number, others, target=closure.target, timeout=closure.timeout)
+    rest.inputs, rest.fusion_key = closure.inputs, closure.fusion_key
+    part.whole.parts[rest] = None
+    if not is_numbered:
+        part.whole.rest = rest
+    return rest
 
 
 def take_siblings(closure: Closure) -> Sequence[Closure]:

@@ -1,14 +1,10 @@
-"""Many runs of one closure in a queue: what the call of a worker has ended is reported at once, the rest goes on.
-
-A worker keeps its part for a short time, then leaves the others in the queue: other workers may be free by then.
-"""
+"""Many runs of one closure in a queue: a worker takes a part of them, and makes as many as are worth one call."""
 
 import threading
-import time
 from collections.abc import Callable
 
-from coordinator.events.event_stream import EventStream
 from coordinator.queueing.closure import Attempt, Closure
+from coordinator.queueing.parts import available, number
 from coordinator.queueing.queue_state import QueueState
 from coordinator.runs_future import RunsFuture
 
@@ -19,57 +15,50 @@ class QueueRuns:
     Args:
       lock: the queue's lock.
       state: the queue's state.
-      events: what happens to closures is recorded there.
+      has_room: notified when fewer closures wait.
       hand_out: wakes idle workers for a closure; called with the lock held.
-      cancel: cancels a closure; called without the lock.
+      cancel: cancels a closure, with an error unless its user does; called without the lock.
     """
 
     def __init__(
         self,
         lock: threading.Lock,
         state: QueueState,
-        events: EventStream,
+        has_room: threading.Condition,
         hand_out: Callable[[int | None], None],
-        cancel: Callable[[Closure], bool],
+        cancel: Callable[[Closure, BaseException | None], bool],
     ) -> None:
         self._lock = lock
         self._state = state
-        self._events = events
+        self._has_room = has_room
         self._hand_out = hand_out
         self._cancel = cancel
 
-    def begin(self, attempt: Attempt, count: int) -> None:
-        """Records that an attempt makes its next `count` runs in one call."""
-        attempt.runs = count
-        attempt.started = time.monotonic()
+    def available(self, attempt: Attempt) -> int:
+        """Returns how many runs a started attempt may make in its call; it may change at any time."""
+        with self._lock:
+            return available(attempt)
 
-    def confirm(self, attempt: Attempt, result: object, *, may_continue: bool) -> bool:
-        """Records the stacked results of an attempt's latest call, unless they are the last that it is to make.
+    def begin(self, attempt: Attempt, choose: Callable[[int], int]) -> int:
+        """Begins the call of a started attempt; the runs of its share that it is not to make wait for other workers.
 
         Args:
-          attempt: the attempt.
-          result: the results.
-          may_continue: whether it may make another call.
+          attempt: was started just now.
+          choose: takes the number of runs that are possible, returns how many to make. Called with the lock held.
 
         Returns:
-          Whether it is to make another one. If not, the closure has only the runs of this one left, and others wait.
+          The number of runs to make.
         """
-        closure, count = attempt.closure, attempt.runs
+        closure, state = attempt.closure, self._state
         with self._lock:
-            if closure.has_ended or count == closure.runs:
-                return False
-            if not may_continue or not self._may_continue(attempt.worker):
-                self._state.split(closure, count)
-                self._hand_out(closure.target)
-                return False
-            whole, first = closure.whole, self._state.confirm(attempt)
-        assert whole is not None
-        # Since when the next call waits.
-        closure.waiting_since = time.monotonic()
-        seconds = closure.waiting_since - attempt.started
-        self._events.record("closures_finished", f"worker {attempt.worker}", closure.name, count, seconds)
-        whole.add(first, count, result)
-        return True
+            if not closure.has_ended and not state.is_unwanted(closure):
+                is_alone = state.is_held or state.is_over_for(attempt.worker)
+                count = 1 if is_alone else choose(available(attempt))
+                self._leave_others(attempt, count)
+                return count
+        # What cancels it may be on its way still.
+        self._cancel(closure, state.unwanted_error(closure))
+        return 1
 
     def cancel(self, whole: RunsFuture) -> bool:
         """Cancels all runs that have not ended; returns False if there are none."""
@@ -78,9 +67,21 @@ class QueueRuns:
                 part = next(iter(whole.parts), None)
             if part is None:
                 return False
-            if self._cancel(part):
+            if self._cancel(part, None):
                 return True
 
-    def _may_continue(self, worker: int) -> bool:
-        state = self._state
-        return not (state.is_held or state.is_over_for(worker) or state.waiting.has_internal(worker))
+    def _leave_others(self, attempt: Attempt, count: int) -> None:
+        """Leaves an attempt this many runs; the others wait, fewer than before if it takes more than its share."""
+        closure, state = attempt.closure, self._state
+        more = count - closure.runs
+        rest = number(attempt, count)
+        if rest is not None and rest.counts:
+            state.waiting.count -= more
+            if not rest.runs:
+                state.waiting.remove(rest)
+                state.unsettled -= 1
+        elif rest is not None:
+            state.add_rest(rest)
+        if more > 0:
+            self._has_room.notify(more)
+        self._hand_out(closure.target)

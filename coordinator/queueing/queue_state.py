@@ -19,7 +19,7 @@ from typing import Any
 
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
 from coordinator.queueing.effects import Effects
-from coordinator.queueing.parts import advance, share, split, take_siblings
+from coordinator.queueing.parts import take_share, take_siblings
 from coordinator.queueing.waiting_closures import IdleWorker, WaitingClosures
 from coordinator.runtime import Cancellation, FiniteInput
 from coordinator.statistics import ClusterStatistics, WorkerCounts
@@ -96,6 +96,11 @@ class QueueState:
         """Returns whether a closure without an outcome must not be tried again."""
         return self.stopped or (self.error is not None and not closure.is_internal)
 
+    def unwanted_error(self, closure: Closure) -> BaseException:
+        """Returns the error for the future of such a closure."""
+        why = "the strategy was closed" if self.stopped else "another closure failed while it ran"
+        return closure.cancelled_error(why)
+
     def add(self, closure: Closure) -> None:
         """Adds a closure that was scheduled."""
         # In this order: if Ctrl-C comes between, nothing waits for the closure, which is cancelled.
@@ -170,8 +175,8 @@ class QueueState:
         closure = self.waiting.pop_next(worker, beside, is_quiet=bool(self.quiet))
         if closure is None:
             return None
-        if closure.future.runs > 1:
-            self.split(closure, share(closure, len(self.waiting.inputs.workers)))
+        if rest := take_share(closure, len(self.waiting.inputs.workers)):
+            self.add_rest(rest)
         attempt = closure.start(worker, cancellation)
         self.running[attempt] = None
         if not closure.is_internal:
@@ -191,11 +196,9 @@ class QueueState:
         if closure.has_ended or closure.live:
             return Effects(ended=attempt)
         if self.is_unwanted(closure):
-            why = "the strategy was closed" if self.stopped else "another closure failed while it ran"
-            effects = self.end(closure, ClosureState.CANCELLED, closure.cancelled_error(why))
+            effects = self.end(closure, ClosureState.CANCELLED, self.unwanted_error(closure))
             effects.ended = attempt
             return effects
-        self.split(closure, attempt.runs)
         closure.requeue()
         if not closure.is_queued:
             self.waiting.add(closure, at_front=True)
@@ -223,7 +226,6 @@ class QueueState:
         if state is ClosureState.DONE:
             counts.finished += attempt.closure.runs
         else:
-            self.split(attempt.closure, attempt.runs)
             counts.failed += attempt.closure.runs
         return self.end(attempt.closure, state, value, scope)
 
@@ -310,19 +312,11 @@ class QueueState:
             retried=self.retried,
         )
 
-    def split(self, closure: Closure, at: int) -> None:
-        """Leaves the first `at` runs to a closure; a new one of the others, if there are any, waits at the front."""
-        if at < closure.runs:
-            rest = split(closure, at)
-            rest.counts = True
-            self.unsettled += 1
-            self.waiting.add(rest, at_front=True)
-
-    def confirm(self, attempt: Attempt) -> int:
-        """Counts the runs of an attempt's latest call, after which it has more to make; returns the first's number."""
-        self._ended[ClosureState.DONE] += attempt.runs
-        self.worker_counts[attempt.worker].finished += attempt.runs
-        return advance(attempt.closure, attempt.runs)
+    def add_rest(self, rest: Closure) -> None:
+        """Adds a closure of runs that a worker leaves which has started others."""
+        rest.counts = True
+        self.unsettled += 1
+        self.waiting.add(rest, at_front=True)
 
     def _end(self, closure: Closure, state: ClosureState) -> None:
         self.waiting.remove(closure)

@@ -26,7 +26,7 @@ from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.queueing.closure import Closure, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
-from coordinator.queueing.parts import begin
+from coordinator.queueing.parts import prepare
 from coordinator.runs_future import RunsFuture, RunsPart
 from coordinator.runtime import FiniteInput, FusionKey, Runtime, Servers
 from coordinator.setting_checks import check_integer
@@ -118,14 +118,14 @@ class Scheduler:
             work,
             name,
             number,
-            RunsPart(runs, 0, runs.steps) if runs else future,
+            RunsPart(runs, runs.steps) if runs else future,
             target=worker,
             timeout=self._options.closure_timeout if timeout is None else timeout,
             blockers=len(needed),
         )
         closure.inputs = inputs
         if runs:
-            begin(closure, fusion_key)
+            prepare(closure, fusion_key)
         elif worker is None and closure.timeout is None:
             closure.fusion_key = fusion_key
         # A bound method weighs half of a `functools.partial`, and each closure that waits has one.

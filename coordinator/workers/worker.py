@@ -214,7 +214,7 @@ class Worker(BackgroundThread):
         if is_transient:
             # What refused the call needs a moment; retries at once would all fail.
             self._stop.wait(self._options.reconnect_interval)
-        if sum(attempt.runs for attempt in attempts) == 1:
+        if sum(attempt.closure.runs for attempt in attempts) == 1:
             self._settle_failed_attempt(attempts[0], failure, may_recover)
         else:
             self._settle_failed_call(attempts, failure, may_recover)
@@ -258,7 +258,7 @@ class Worker(BackgroundThread):
         failed = attempts[:1] if is_final else ()
         if not failed:
             name, text = attempts[0].closure.name, "%s: %d calls of %s in one failed and are run again, each alone: %s"
-            _logger.info(text, self.device, sum(attempt.runs for attempt in attempts), name, summary(failure))
+            _logger.info(text, self.device, sum(attempt.closure.runs for attempt in attempts), name, summary(failure))
         for attempt in reversed(attempts[len(failed) :]):
             if failure.kind in (FailureKind.WORKER_LOST, FailureKind.TRANSIENT):
                 attempt.closure.record_failure(self.index, failure.kind)

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from coordinator.fusing.fusion_size import FusionSizeModel
 from coordinator.future import Future
 from coordinator.runtime import FusionKey
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from tests.deadline import LIMIT, wait_until
-from tests.fake_cluster import OPTIONS, running_scheduler
+from tests.fake_cluster import OPTIONS, index_of, running_scheduler
 from tests.fusing.fusible_steps import FOUR, SAME_KEY, behind_a_gate, recorder, results, schedule
 
 
@@ -70,6 +71,19 @@ def test_short_steps_are_fused_by_default(runtime: FakeRuntime) -> None:
             futures = schedule(scheduler, [lambda _: None] * 64)
             gate.open()
             results(futures)
+
+
+def test_many_runs_may_be_in_a_larger_call_than_closures(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FusionSizeModel, "steps", lambda model, function, available, may_build: available)
+    with running_scheduler(runtime) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        futures = schedule(scheduler, [index_of] * 200)
+        gate.open()
+        results(futures)
+        sizes = [size for _, size in runtime.fused_calls]
+        assert scheduler.schedule(index_of, "step", fusion_key=SAME_KEY, steps=200).result(LIMIT) == [0] * 200
+    assert sizes == [64, 64, 64, 8]
+    assert runtime.fused_calls[-1] == (0, 200)
 
 
 def test_a_worker_makes_a_larger_call_only_when_it_has_its_turn(runtime: FakeRuntime) -> None:

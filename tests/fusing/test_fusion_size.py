@@ -39,7 +39,7 @@ def test_a_larger_traced_size_is_used_if_its_call_is_short_enough() -> None:
 
 
 def test_very_short_steps_are_fused_up_to_a_limit() -> None:
-    assert max(train(FusionSizeModel(None), 1e-3, 0.0, 200)) == 64
+    assert max(train(FusionSizeModel(None), 1e-3, 0.0, 200)) == 256
 
 
 def test_long_steps_run_alone() -> None:
@@ -60,7 +60,7 @@ def test_a_size_is_not_traced_before_it_would_have_saved_much_of_its_tracing_tim
 
 
 def test_few_sizes_are_traced() -> None:
-    assert set(train(FusionSizeModel(None), 1e-3, 1e-6, 2000)) <= {1, 4, 16, 64}
+    assert set(train(FusionSizeModel(None), 1e-3, 1e-6, 2000)) <= {1, 4, 16, 64, 256}
 
 
 def test_a_traced_size_is_used_whenever_enough_closures_wait() -> None:
@@ -112,9 +112,19 @@ def test_a_restarted_worker_builds_what_is_known_at_once() -> None:
     model = FusionSizeModel(None)
     train(model, 1e-3, 1e-6, 1000)
     model.restart()
-    assert train(model, 1e-3, 1e-6, 2, tracing=1.0) == [1, 64]
+    assert train(model, 1e-3, 1e-6, 2, tracing=1.0) == [1, 256]
     # The first call of a size, which takes longer, is not counted.
-    assert model.steps("step", ENOUGH) == 64
+    assert model.steps("step", ENOUGH) == 256
+
+
+def test_a_worker_goes_beyond_its_share_for_as_long_as_another_call_takes() -> None:
+    model = FusionSizeModel(None)
+    assert model.beyond_share("step") == 0
+    train(model, 1e-2, 1e-3, 500)
+    assert 8 <= model.beyond_share("step") <= 11
+    train(model, 1e-3, 0.1, 500)
+    assert model.beyond_share("step") == 0
+    assert FusionSizeModel(8).beyond_share("step") == 0
 
 
 def test_a_restarted_worker_makes_the_calls_it_has_until_it_may_build_more() -> None:
