@@ -8,19 +8,14 @@ from typing import Any
 
 import pytest
 
-from coordinator.errors import ClosureCancelledError, ClosureQuarantined, WorkerLost
-from coordinator.fusing.fusion_size import FusionSizeModel
-from coordinator.queueing.closure import Closure
-from coordinator.queueing.closure_queue import ClosureQueue
-from coordinator.queueing.parts import prepare
-from coordinator.runs_future import RunsFuture, RunsPart
+from coordinator.errors import ClosureQuarantined, WorkerLost
+from coordinator.runs_future import RunsFuture
 from coordinator.runtime import FusionKey
 from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
 from coordinator.workers.scheduler import Scheduler
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, check_events, index_of, running_scheduler
 from tests.fusing.fusible_steps import FOUR, SAME_KEY, behind_a_gate
-from tests.queueing.closure_queue_bench import Stalls, fail, new_queue, put_new, take
 from tests.workers.finite_data import FiniteData, shards
 from tests.workers.test_quiet import quiet_on_a_thread
 
@@ -53,17 +48,6 @@ def schedule(scheduler: Scheduler, work: Callable[[int], Any], steps: int, **set
     return future
 
 
-def put_runs(queue: ClosureQueue, steps: int) -> RunsFuture:
-    """Puts many runs in the queue of two workers."""
-    for worker in (0, 1):
-        queue.workers.admit(worker)
-    runs = RunsFuture("step", 0, steps, lambda results: results)
-    closure = Closure(None, "step", 0, RunsPart(runs, steps))
-    prepare(closure, SAME_KEY)
-    queue.put(closure, LIMIT)
-    return runs
-
-
 @pytest.fixture
 def runtime() -> FakeRuntime:
     return FakeRuntime(1)
@@ -82,65 +66,6 @@ def test_results_are_in_the_order_of_the_runs_and_all_runs_are_counted(
         assert (statistics.finished, statistics.workers[0].finished, statistics.retried) == (100, 100, 0)
         check_events(scheduler)
     assert {size for _, size in runtime.fused_calls} <= ({4, 2} if key else set())
-
-
-def test_a_worker_makes_calls_of_the_largest_size_until_the_last() -> None:
-    runtime = FakeRuntime(2)
-    with running_scheduler(runtime, FOUR) as scheduler:
-        assert len(schedule(scheduler, index_of, 1000, fusion_key=SAME_KEY).result(LIMIT)) == 1000
-    sizes = [size for _, size in runtime.fused_calls]
-    # Those of the last runs are smaller, so that both workers have some.
-    assert sizes.count(4) >= 245
-
-
-def test_a_worker_takes_the_last_runs_alone_if_that_is_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = FakeRuntime(2)
-    monkeypatch.setattr(FusionSizeModel, "steps", lambda model, function, available, may_build: available)
-    monkeypatch.setattr(FusionSizeModel, "beyond_share", lambda model, function: 5)
-    with running_scheduler(runtime) as scheduler:
-        held = [behind_a_gate(scheduler, runtime, worker) for worker in (0, 1)]
-        future = schedule(scheduler, index_of, 10, fusion_key=SAME_KEY)
-        held[1].open()
-        assert future.result(LIMIT) == [1] * 10
-        held[0].open()
-        scheduler.join(LIMIT)
-        assert scheduler.cluster.statistics().waiting == 0
-        check_events(scheduler)
-    assert runtime.fused_calls == [(1, 10)]
-
-
-def test_a_schedule_that_waits_for_room_goes_on_when_a_worker_takes_more_than_its_share() -> None:
-    stalls = Stalls()
-    queue = new_queue(stalls, capacity=1)
-    runs = put_runs(queue, 10)
-    attempt = take(queue)
-    with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        putting = threads.submit(put_new, queue, 1)
-        stalls.wait_for("room")
-        assert queue.statistics().waiting == 5
-        assert queue.runs.begin(attempt, lambda available: available) == 10
-        putting.result(LIMIT)
-    queue.finish([attempt], ["results"])
-    other = take(queue, 1)
-    queue.finish([other], [None])
-    queue.wait_settled(LIMIT)
-    assert (runs.result(LIMIT), runs.completed) == (["results"], 10)
-
-
-def test_runs_that_have_not_begun_when_another_closure_fails_are_cancelled() -> None:
-    queue = new_queue(Stalls())
-    first = put_new(queue, 1)
-    runs = put_runs(queue, 10)
-    other, attempt = take(queue), take(queue, 1)
-    assert other.closure is first
-    fail(queue, other, UserError())
-    assert queue.runs.begin(attempt, lambda available: 2) == 1
-    assert isinstance(runs.exception(LIMIT), ClosureCancelledError)
-    queue.finish([attempt], ["not used"])
-    with pytest.raises(UserError):
-        queue.wait_settled(LIMIT)
-    statistics = queue.statistics()
-    assert (statistics.cancelled, statistics.failed, statistics.waiting) == (10, 1, 0)
 
 
 def test_a_future_counts_the_runs_that_have_ended(runtime: FakeRuntime) -> None:
