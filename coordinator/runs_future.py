@@ -37,7 +37,7 @@ class RunsFuture(Future):
     """
 
     __slots__ = (
-        *("_completed", "_concatenated", "_is_over", "_lock", "_results"),
+        *("_completed", "_concatenated", "_is_discarded", "_is_over", "_lock", "_results"),
         *("begun", "fusion_key", "parts", "rest", "steps"),
     )
 
@@ -56,16 +56,22 @@ class RunsFuture(Future):
         self.rest: Any = None
         self.begun = 0
         self._concatenated = concatenated
-        # A leaf lock; guards the three that follow.
+        # A leaf lock; guards what follows.
         self._lock = threading.Lock()
         self._results: list[tuple[int, Any]] = []
         self._completed = 0
-        self._is_over = False
+        self._is_over = self._is_discarded = False
 
     @property
     def completed(self) -> int:
         """How many runs have a result."""
         return self._completed
+
+    def discard(self) -> None:
+        """Drops the results, now and later, since nothing is going to use them: `result()` returns None."""
+        with self._lock:
+            self._is_discarded = True
+            self._results.clear()
 
     # The methods that follow are for the parts.
 
@@ -74,11 +80,15 @@ class RunsFuture(Future):
         with self._lock:
             if self._is_over:
                 return
-            self._results.append((first, result))
+            if not self._is_discarded:
+                self._results.append((first, result))
             self._completed += count
             if self._completed < self.steps:
                 return
             self._is_over = True
+        if self._is_discarded:
+            self.set_result(None)
+            return
         self._results.sort(key=lambda each: each[0])
         try:
             result = self._concatenated([each for _, each in self._results])

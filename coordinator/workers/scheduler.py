@@ -71,6 +71,11 @@ class Scheduler:
         self.recovery.start()
         self.cluster.start()
 
+    @property
+    def stops_on_error(self) -> bool:
+        """Whether the error of a closure cancels all others."""
+        return self._options.stop_on_error
+
     def schedule(  # noqa: PLR0913 - what is known of a closure, each a keyword
         self,
         work: Any,

@@ -79,7 +79,7 @@ def test_there_is_more_room_when_a_worker_takes_more_than_its_share() -> None:
     assert queue_runs.begin(attempt, lambda available: available) == 10
     assert (closure.runs, state.waiting.count, state.unsettled, list(runs.parts)) == (10, 0, 1, [closure])
     room.notify.assert_called_once_with(5)
-    assert not state.may_start(1)
+    assert state.start_next(1, FakeCancellation(threading.Condition())) is None
 
 
 def test_runs_that_have_not_begun_when_another_closure_fails_are_cancelled() -> None:

@@ -14,9 +14,10 @@ effects; see `barriers_in_order`.
 import concurrent.futures
 import contextlib
 import functools
+import inspect
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,21 @@ from coordinator.ps_strategy.calls.client_arguments import ClientArguments
 from coordinator.ps_strategy.calls.client_call import ClientCall, ClientCalls
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.graph_future import Futures, GraphFuture
-from coordinator.ps_strategy.fusing.stacked_outputs import spec_of
+from coordinator.ps_strategy.fusing.stacked_outputs import spec_of, stackable
 from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
-from coordinator.ps_strategy.tensorflow_internals.client_functions import barriers_in_order, call_time_values
+from coordinator.ps_strategy.tensorflow_internals.client_functions import (
+    barriers_in_order,
+    call_time_values,
+    plain_loops_as,
+)
 from coordinator.workers.scheduler import Scheduler
 
 # The number of a call, and the handle of its queue.
 _CALL = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource))
+# How soon it is noticed that data cannot end, in seconds.
+_MOMENT = 0.05
+# What a loop may say besides, to be scheduled as many runs.
+_LOOP_OPTIONS = frozenset({"args", "kwargs", "worker", "timeout"})
 _HANDLE, _BOOL = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool)
 
 
@@ -85,7 +94,7 @@ class ClientFunctions:
     @contextlib.contextmanager
     def open(self) -> "Iterator[ClientFunctions]":
         """A scope in which functions on the client may schedule."""
-        with barriers_in_order(self), self._calls.open():
+        with barriers_in_order(self), plain_loops_as(self._schedule_loop), self._calls.open():
             yield self
 
     def result_or_none(self, value: Any) -> Any:
@@ -94,26 +103,38 @@ class ClientFunctions:
         return future.result_or_none() if isinstance(future, Future) else value
 
     def schedule(
-        self, fn: Any, args: Any = None, kwargs: Any = None, *, steps: Any = None, **options: Any
+        self, fn: Any, args: Any = None, kwargs: Any = None, *, steps: Any = None, is_used: bool = True, **options: Any
     ) -> GraphFuture:
-        """Adds an operation that calls `ParameterServerStrategy.schedule`; `fn` is traced now."""
-        given = (() if args is None else args, {} if kwargs is None else kwargs, {"steps": steps, **options})
-        arguments = ClientArguments(given, self.futures, self._types)
-        # On a thread that is in no graph: in `tf.init_scope`, functions would be traced without gradients.
-        traced = on_own_thread(
-            "coordinator-trace",
-            lambda: self._tracer.call_of(fn, arguments.specs[0], arguments.specs[1], self._scope),
-        ).result()
+        """Adds an operation that calls `ParameterServerStrategy.schedule`; `fn` is traced now.
+
+        Args:
+          fn: as there.
+          args: as there.
+          kwargs: as there.
+          steps: as there; may be a tensor.
+          is_used: False to drop the results of many runs, and to wait for them if their data may end, since a loop that
+            schedules until then is to end with the error.
+          **options: as there.
+        """
+        arguments = self._arguments(args, kwargs, {"steps": steps, **options})
+        traced = self._traced(fn, arguments)
+        inputs = traced.inputs
 
         def schedule(values: Sequence[Any]) -> Future:
             args, kwargs, options = arguments.with_values(values)
             options = {name: getattr(value, "item", lambda value=value: value)() for name, value in options.items()}
-            return self._present_schedule()(fn, args, kwargs, **options)
+            future = self._present_schedule()(fn, args, kwargs, **options)
+            if not is_used:
+                future.discard()
+            return future
+
+        def may_end() -> bool:
+            return not is_used and any(each.is_finite is not False for each in inputs)
 
         def attempt(call: ClientCall, *values: Any) -> list[Any]:
-            if self._waits.is_free:
+            if self._waits.is_free and not may_end():
                 return [self.futures.add(schedule(values)), False]
-            call.begin_wait(lambda: self._schedule_when_free(call, lambda: schedule(values)))
+            call.begin_wait(lambda: self._schedule_when_free(call, lambda: schedule(values), may_end))
             return [np.int64(-1), True]
 
         def wait() -> Any:
@@ -124,6 +145,35 @@ class ClientFunctions:
         handle = tf.cond(is_waiting, wait, lambda: handle)
         result_type = traced.function.result_spec
         return GraphFuture(handle, self._number_of(result_type if steps is None else _stacked_type(result_type, steps)))
+
+    def _schedule_loop(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], count: Any) -> bool:
+        """Adds an operation that schedules many runs, in place of a loop that schedules one in each iteration.
+
+        Args:
+          function: what the loop calls.
+          args: its positional arguments.
+          kwargs: its keyword arguments.
+          count: the number of iterations.
+
+        Returns:
+          False if it calls anything else, or if many runs would not be the same.
+        """
+        if function != self._schedule() or not self._scheduler.stops_on_error or not kwargs.keys() <= _LOOP_OPTIONS:
+            return False
+        function.__self__.extended.client_functions_traced("schedule")
+        try:
+            call = inspect.signature(self.schedule).bind(*args, **kwargs).arguments
+            stackable(self._traced(call["fn"], self._arguments(call.get("args"), call.get("kwargs"), {})))
+        except Exception:  # noqa: BLE001 - the loop raises it
+            return False
+
+        def schedule() -> bool:
+            self.schedule(*args, **kwargs, steps=tf.cast(count, tf.int64), is_used=False)
+            return True
+
+        with tf.device(None), tf.device(self.device):
+            tf.autograph.experimental.do_not_convert(tf.cond)(count > 0, schedule, lambda: False)
+        return True
 
     def join(self, timeout: float | None = None) -> None:
         """Adds operations that wait as `ParameterServerStrategy.join` does."""
@@ -172,16 +222,42 @@ class ClientFunctions:
             lambda leaf: next(results) if isinstance(leaf, GraphFuture | Future) else leaf, structure
         )
 
+    def _arguments(self, args: Any, kwargs: Any, options: Any) -> ClientArguments:
+        given = (() if args is None else args, {} if kwargs is None else kwargs, options)
+        return ClientArguments(given, self.futures, self._types)
+
+    def _traced(self, fn: Any, arguments: ClientArguments) -> Any:
+        """Returns a call of a function, traced on a thread that is in no graph: gradients are not traced in others."""
+        return on_own_thread(
+            "coordinator-trace",
+            lambda: self._tracer.call_of(fn, arguments.specs[0], arguments.specs[1], self._scope),
+        ).result()
+
     def _present_schedule(self) -> Any:
         schedule = self._schedule()
         if schedule is None:
             raise StrategyClosedError("A function on the client schedules, and its strategy does not exist any more.")
         return schedule
 
-    def _schedule_when_free(self, call: ClientCall, schedule: Callable[[], Future]) -> Future | None:
-        """Waits for room, and schedules unless the call was cut meanwhile."""
+    def _schedule_when_free(
+        self, call: ClientCall, schedule: Callable[[], Future], may_end: Callable[[], bool]
+    ) -> Future | None:
+        """Waits for room, and schedules unless the call was cut meanwhile.
+
+        Args:
+          call: the call.
+          schedule: schedules.
+          may_end: returns whether it is to wait for the result, too; it may not any more once workers have the data.
+        """
         self._scheduler.wait_for_room(call.cut.done)
-        return None if call.cut.done() else schedule()
+        if call.cut.done():
+            return None
+        future = schedule()
+        while may_end() and not (future.done() or call.cut.done()):
+            concurrent.futures.wait([future, call.cut], _MOMENT, concurrent.futures.FIRST_COMPLETED)
+        if may_end():
+            self._wait_for([future], call.cut)
+        return future
 
     def _wait_for(self, futures: Sequence[Future], cut: concurrent.futures.Future[None]) -> None:
         """Waits until all futures are done, or `cut` is. Raises the error that has cancelled one of them."""

@@ -1,4 +1,4 @@
-"""What TensorFlow must do for functions on the client that call Python: values of each call, order, errors.
+"""What TensorFlow must do for functions on the client that call Python: values of each call, order, errors, loops.
 
 A *barrier* is an operation that takes the values of its call (`call_time_values`), or contains one that does: a loop, a
 branch, a call of another function. All operations with effects that were created before a barrier run before it, and
@@ -6,11 +6,14 @@ all that were created after it run after it. TensorFlow by itself orders operati
 """
 
 import contextlib
+import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.operators import control_flow
+from tensorflow.python.autograph.utils import misc
 from tensorflow.python.framework import auto_control_deps, error_interpolation
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
@@ -133,4 +136,63 @@ def errors_raised_as(original: Callable[[str], BaseException | None]) -> Iterato
             del error
 
     with attribute_replaced(error_interpolation, "parse_message", parse_message):
+        yield
+
+
+class _Calls:
+    """Takes the place of AutoGraph in the body of a loop: the calls in it are noted, and not made.
+
+    Args:
+      autograph: what it takes the place of.
+
+    Attributes:
+      made: the function, positional and keyword arguments of each call.
+    """
+
+    def __init__(self, autograph: Any) -> None:
+        self.ld = autograph.ld
+        self.made: list[tuple[Any, Sequence[Any], Mapping[str, Any]]] = []
+
+    def converted_call(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, *_: Any) -> None:
+        self.made.append((function, args, kwargs or {}))
+
+
+def _only_call(body: Any) -> tuple[Any, Sequence[Any], Mapping[str, Any]] | None:
+    """Returns the call that the body of a loop makes; None if it does more, or uses the number of the iteration."""
+    cells = dict(zip(body.__code__.co_freevars, body.__closure__ or (), strict=True))
+    if "ag__" not in cells:
+        return None
+    calls, number = _Calls(cells["ag__"].cell_contents), object()
+    cells["ag__"] = types.CellType(calls)
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    try:
+        types.FunctionType(body.__code__, body.__globals__, closure=tuple(cells.values()))(number)
+    except Exception:  # noqa: BLE001 - it needs a result, a branch or the like; an error of the user's comes again
+        return None
+    is_same = not any(leaf is number for leaf in tf.nest.flatten([call[1:] for call in calls.made]))
+    # An argument that is computed in the loop may have another value each time: a variable may change.
+    if len(calls.made) != 1 or not is_same or len(graph.get_operations()) != before:
+        return None
+    return calls.made[0]
+
+
+@contextlib.contextmanager
+def plain_loops_as(replace: Callable[[Any, Sequence[Any], Mapping[str, Any], Any], bool]) -> Iterator[None]:
+    """A scope in which loops over `tf.range` that make the same call each time, and no more, may be replaced.
+
+    Args:
+      replace: takes the function that such a loop calls, its positional and keyword arguments, and the number of
+        iterations, a scalar; adds operations in place of the loop, or returns False to keep it.
+    """
+    # Private: AutoGraph calls this for each loop over `tf.range`; its public hook is for types of objects alone.
+    loop = control_flow._tf_range_for_stmt
+
+    def range_loop(iterated: Any, extra_test: Any, body: Any, *state: Any) -> None:
+        *_, symbols, _ = state
+        call = None if symbols or extra_test is not None else _only_call(body)
+        if call is None or not replace(*call, misc.get_range_len(*iterated.op.inputs)):
+            loop(iterated, extra_test, body, *state)
+
+    with attribute_replaced(control_flow, "_tf_range_for_stmt", range_loop):
         yield

@@ -8,6 +8,7 @@ from unittest import mock
 
 import keras
 import tensorflow as tf
+from tensorflow.python.autograph.operators import control_flow
 from tensorflow.python.framework import auto_control_deps
 
 
@@ -77,3 +78,8 @@ def table_update_hooks() -> list[Callable[..., Any]]:
 def resource_resolvers() -> list[str]:
     """Returns the names of the hooks of automatic control dependencies."""
     return list(auto_control_deps._acd_resource_resolvers_registry.list())
+
+
+def range_loop() -> Any:
+    """Returns what AutoGraph calls for a loop over `tf.range`."""
+    return control_flow._tf_range_for_stmt

@@ -7,8 +7,9 @@ from coordinator.ps_strategy.tensorflow_internals.client_functions import (
     barriers_in_order,
     call_time_values,
     errors_raised_as,
+    plain_loops_as,
 )
-from tests.ps_strategy.tensorflow_internals.private_names import resource_resolvers
+from tests.ps_strategy.tensorflow_internals.private_names import range_loop, resource_resolvers
 
 
 class Calls:
@@ -93,3 +94,123 @@ def test_the_error_of_a_function_is_replaced_within_the_scope():
             tf.function(lambda: tf.debugging.assert_less(tf.identity(2), 1))()
     with pytest.raises(tf.errors.InvalidArgumentError, match="number 17"):
         function()
+
+
+@pytest.fixture
+def noted():
+    """The calls of loops that were replaced."""
+    calls = []
+
+    def replace(function, args, kwargs, count):
+        calls.append((function, args, kwargs, count))
+        return True
+
+    with plain_loops_as(replace):
+        yield calls
+
+
+def _call(*_args, **_kwargs):
+    """Is called in loops."""
+    return tf.constant(1)
+
+
+class Holder:
+    """Has an attribute."""
+
+    value = 5
+
+
+@pytest.mark.parametrize("bounds", [(3,), (1, 8, 3), (3, 0, -1), (2, 2)])
+def test_a_loop_that_makes_the_same_call_each_time_may_be_replaced(noted, bounds):
+    holder = Holder()
+
+    @tf.function
+    def plain(*bounds):
+        for _ in tf.range(*bounds):
+            unused = _call(holder.value, key=[1, {"a": 2}])  # noqa: F841
+        return noted[-1][3]
+
+    assert plain(*map(tf.constant, bounds)).numpy() == len(range(*bounds))
+    assert [call[:3] for call in noted] == [(_call, (5,), {"key": [1, {"a": 2}]})]
+
+
+def _with_number(count):
+    for number in tf.range(count):
+        _call(number)
+
+
+def _computed_argument(count):
+    variable = tf.constant(1)
+    for _ in tf.range(count):
+        _call(variable + 1)
+
+
+def _two_calls(count):
+    for _ in tf.range(count):
+        _call(_call())
+
+
+def _result_used_later(count):
+    last = tf.constant(0)
+    for _ in tf.range(count):
+        last = _call()
+    return last
+
+
+def _result_used_at_once(count):
+    for _ in tf.range(count):
+        _call().ref()
+
+
+def _no_call(count):
+    total = 0
+    for _ in tf.range(count):
+        total += 1
+    return total
+
+
+def _branch(count):
+    for _ in tf.range(count):
+        if count > 2:
+            _call()
+
+
+def _break(count):
+    for _ in tf.range(count):
+        _call()
+        if count > 2:
+            break
+
+
+def _values(count):
+    for _ in tf.fill([count], 1):
+        _call()
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        *(_with_number, _computed_argument, _two_calls, _result_used_later, _result_used_at_once),
+        *(_no_call, _branch, _break, _values),
+    ],
+)
+def test_a_loop_that_does_more_than_the_same_call_is_not_replaced(noted, loop):
+    tf.function(loop).get_concrete_function(tf.TensorSpec([], tf.int32))
+    assert noted == []
+
+
+def test_a_loop_of_which_the_replacement_is_refused_is_kept_and_the_hook_is_removed():
+    log = []
+
+    @tf.function
+    def train(count):
+        for _ in tf.range(count):
+            tf.numpy_function(lambda: log.append(1), [], [])
+
+    with plain_loops_as(lambda *_: False):
+        train(tf.constant(3))
+    assert len(log) == 3
+    former = range_loop()
+    with plain_loops_as(lambda *_: False):
+        assert range_loop() is not former
+    assert range_loop() is former

@@ -1,0 +1,174 @@
+"""Tests of loops in functions on the client that schedule the same call each time, which are one call of many runs."""
+
+import pytest
+import tensorflow as tf
+
+from coordinator.runs_future import RunsFuture
+from coordinator.workers.scheduler import Scheduler
+from tests.ps_strategy.gate import Gate
+
+TIMEOUT = 60.0
+
+
+@pytest.fixture
+def counter(strategy):
+    with strategy.scope():
+        return tf.Variable(0)
+
+
+@pytest.fixture
+def add(counter):
+    """Adds to the counter."""
+
+    @tf.function
+    def add(number):
+        return tf.identity(counter.assign_add(number))
+
+    return add
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The numbers of steps with which functions were scheduled."""
+    found, schedule = [], Scheduler.schedule
+
+    def note(scheduler, *args, steps=None, **settings):
+        found.append(steps)
+        return schedule(scheduler, *args, steps=steps, **settings)
+
+    monkeypatch.setattr(Scheduler, "schedule", note)
+    return found
+
+
+def test_a_loop_that_schedules_the_same_call_each_time_is_one_call_of_many_runs(strategy, counter, add, steps):
+    @tf.function
+    def train(epochs, count, amount):
+        amount = 2 * amount
+        for _ in tf.range(epochs):
+            for _ in tf.range(count):
+                strategy.schedule(add, args=(amount,))
+            strategy.join()
+        if count > 20:
+            for _ in tf.range(1, count):
+                strategy.schedule(add, kwargs={"number": 1}, worker=0)
+            strategy.join()
+        return counter.read_value()
+
+    before = strategy.cluster.statistics()
+    one = tf.constant(1)
+    assert train(tf.constant(2), tf.constant(30), one).numpy() == 149
+    assert train(tf.constant(2), tf.constant(0), one).numpy() == 149
+    assert train(tf.constant(1), tf.constant(1), one).numpy() == 151
+    assert steps == [30, 30, 29, 1]
+    after = strategy.cluster.statistics()
+    assert after.finished - before.finished == 90
+    assert after.workers[0].finished - before.workers[0].finished >= 29
+
+
+def test_the_error_of_a_run_of_a_loop_is_raised_as_itself(strategy, steps):
+    @tf.function
+    def fails():
+        tf.debugging.assert_less(2, tf.random.uniform([], 0, 2, tf.int32), "more")
+
+    @tf.function
+    def train():
+        for _ in tf.range(50):
+            strategy.schedule(fails)
+        strategy.join()
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="more"):
+        train()
+    strategy.join(TIMEOUT)
+    assert steps == [50]
+
+
+def test_a_loop_over_endless_data_does_not_wait_for_its_runs(strategy, steps):
+    iterator = iter(strategy.experimental_distribute_datasets_from_function(lambda _: tf.data.Dataset.counter()))
+    step = tf.function(lambda iterator: next(iterator) + 0)
+    gate = Gate(strategy)
+
+    @tf.function
+    def train():
+        for _ in tf.range(20):
+            strategy.schedule(step, args=(iterator,))
+        return strategy.done()
+
+    # Workers that have created their iterators know that these are endless.
+    strategy.schedule(step, args=(iterator,)).result(TIMEOUT)
+    gate.occupy(len(strategy.cluster.workers))
+    assert not train().numpy()
+    gate.open()
+    strategy.join(TIMEOUT)
+    assert steps[-1] == 20
+
+
+def test_results_that_are_not_used_are_not_kept(strategy, steps, monkeypatch):
+    futures = []
+    discard = RunsFuture.discard
+    monkeypatch.setattr(RunsFuture, "discard", lambda future: (futures.append(future), discard(future)))
+    large = tf.function(lambda: tf.zeros([1000]))
+
+    @tf.function
+    def train():
+        for _ in tf.range(20):
+            strategy.schedule(large)
+        strategy.join()
+
+    train()
+    assert (steps, futures[0].result(TIMEOUT), futures[0].completed) == ([20], None, 20)
+
+
+def test_a_loop_that_does_anything_else_schedules_in_each_iteration(strategy, counter, add, steps):
+    @tf.function
+    def train(count):
+        last = strategy.schedule(add, args=(1,))
+        for number in tf.range(count):
+            strategy.schedule(add, args=(number,))
+        for _ in tf.range(count):
+            last = strategy.schedule(add, args=(1,))
+        for _ in tf.range(count):
+            strategy.schedule(add, args=(1,), steps=2)
+        for _ in tf.range(count):
+            strategy.schedule(add, args=(counter + 1,))
+            strategy.join()
+        strategy.join()
+        return strategy.local_results(last)
+
+    train(tf.constant(2))
+    assert steps == [None, *[None] * 4, 2, 2, *[None] * 2]
+
+
+def test_a_loop_schedules_each_call_by_itself_where_the_results_cannot_be_stacked(strategy, steps):
+    ragged = tf.function(lambda: tf.ragged.constant([[1], [2, 3]]))
+
+    @tf.function
+    def train():
+        for _ in tf.range(3):
+            strategy.schedule(ragged)
+        strategy.join()
+
+    train()
+    assert steps == [None] * 3
+
+
+def test_a_loop_schedules_each_call_by_itself_if_others_are_to_go_on_after_an_error(strategy, add, steps, monkeypatch):
+    monkeypatch.setattr(Scheduler, "stops_on_error", False)
+
+    @tf.function
+    def train():
+        for _ in tf.range(3):
+            strategy.schedule(add, args=(1,))
+        strategy.join()
+
+    train()
+    assert steps == [None] * 3
+
+
+def test_a_loop_in_a_function_that_runs_on_a_worker_cannot_schedule(strategy, add):
+    @tf.function
+    def nested():
+        for _ in tf.range(3):
+            strategy.schedule(add, args=(1,))
+
+    with pytest.raises(RuntimeError, match="Functions are scheduled and awaited on the client"):
+        strategy.schedule(nested)
