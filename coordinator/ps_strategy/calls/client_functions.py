@@ -13,7 +13,6 @@ effects; see `barriers_in_order`.
 
 import concurrent.futures
 import contextlib
-import functools
 import inspect
 import itertools
 import weakref
