@@ -2,7 +2,7 @@
 
 Updating TensorFlow's server definition (`update_server_def`) closes the contexts of this client on the servers that
 leave. Each of them first ends what it runs for the client, which may take for ever: a dataset made by `from_generator`
-calls back a generator in this process, which may wait. So a change is made on a separate thread:
+calls back a generator in this process, which may wait. So changes are made on a separate thread:
 
     apply --> thread: update_server_def -----------------------> done
       |          in time? else shut down the connections to the servers that leave, which ends the wait for them
@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.heartbeat.task_probe import TaskProbe
-from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
+from coordinator.ps_strategy.membership.bounded_calls import CallThread
 from coordinator.ps_strategy.membership.cluster_definition import Task, server_def
 from coordinator.ps_strategy.tensorflow_internals.process import FunctionRegistration, update_server_def
 
@@ -104,6 +104,8 @@ class ClusterChanges:
         self._client_timeout = client_timeout
         self._patience = patience
         self._functions = FunctionRegistration(patience)
+        # One for all changes: a server that joins is sent all functions, which may be tens of megabytes.
+        self._thread = CallThread("coordinator-cluster-change")
         self.addresses: dict[Task, str] = {}
 
     def apply(self, addresses: Mapping[Task, str]) -> None:
@@ -114,6 +116,7 @@ class ClusterChanges:
 
         Raises:
           tf.errors.DeadlineExceededError: the change, or the one before it, takes too long. It may still succeed.
+          tf.errors.CancelledError: `close` was called.
           tf.errors.OpError: a server does not answer.
         """
         if ClusterChanges._in_progress is not None:
@@ -127,8 +130,8 @@ class ClusterChanges:
                 update_server_def(definition, self._client_timeout)
 
         leaving = {task: address for task, address in self.addresses.items() if task not in addresses}
+        ClusterChanges._in_progress = done = self._thread.begin(change)
         self.addresses = {**self.addresses, **addresses}
-        ClusterChanges._in_progress = done = on_own_thread("coordinator-cluster-change", change)
         # Parameter servers last: the variables on them are freed if they still receive the request.
         for job in ("worker", "ps"):
             self._wait(done)
@@ -152,7 +155,8 @@ class ClusterChanges:
         return 5 * self._patience
 
     def close(self) -> None:
-        """Undoes the patches of `FunctionRegistration`."""
+        """Ends the thread, once a change in progress has ended, and undoes the patches of `FunctionRegistration`."""
+        self._thread.end()
         self._functions.close()
 
     def _shut_down(self, addresses: Collection[str]) -> None:

@@ -41,10 +41,10 @@ class SentinelVariables:
         self._turns: dict[Task, threading.Lock] = {}
 
     def place(self, devices: Mapping[int, str]) -> set[int]:
-        """Creates the sentinels that servers lack.
+        """Creates the sentinels that servers lack, and drops those of servers that are no longer connected.
 
         Args:
-          devices: of the servers, by the numbers of the connections.
+          devices: of all connected servers, by the numbers of the connections.
 
         Returns:
           The numbers of the connections that were lost before it could be created.
@@ -61,6 +61,7 @@ class SentinelVariables:
                 _logger.info("%s was lost immediately after connecting; it is tried again.", devices[number])
                 _logger.debug("The call that failed:", exc_info=error)
 
+        self._sentinels = {number: each for number, each in self._sentinels.items() if number in devices}
         in_parallel(_THREAD, try_create, devices.keys() - self._sentinels.keys())
         return devices.keys() - self._sentinels.keys()
 
@@ -90,8 +91,11 @@ class SentinelVariables:
             return []
         traced = self._traced
         if traced is None or traced[0] != tuple(numbers):
+            sentinels = self._present(numbers)
+            if len(sentinels) < len(numbers):
+                return list(workers)
             try:
-                concrete = tf.function(lambda: self._round_trips(numbers), autograph=False).get_concrete_function()
+                concrete = tf.function(lambda: _round_trips(sentinels), autograph=False).get_concrete_function()
             except tf.errors.OpError as error:
                 _logger.info("The workers could not be asked whether they reach the parameter servers.")
                 _logger.debug("The call that failed:", exc_info=error)
@@ -108,12 +112,15 @@ class SentinelVariables:
 
     def reach_each_other(self, numbers: Sequence[int]) -> bool:
         """Has each of some parameter servers reach all others, for the same reason. Returns True if they do."""
+        sentinels = self._present(numbers)
+        if len(sentinels) < len(numbers):
+            return False
 
         def round_trips_from_each() -> Any:
             found = []
-            for number in numbers:
-                with tf.device(self._sentinels[number].device):
-                    found.append(self._round_trips(numbers))
+            for sentinel in sentinels:
+                with tf.device(sentinel.device):
+                    found.append(_round_trips(sentinels))
             return tf.reduce_all(found)
 
         try:
@@ -122,15 +129,9 @@ class SentinelVariables:
             return False
         return _succeeds(None, concrete, self._longest_call)
 
-    def _round_trips(self, numbers: Sequence[int]) -> Any:
-        """Adds to a function a message to each of some servers, and the answers. Returns a scalar, which is true."""
-        sent = tf.timestamp() > 0.0
-        answers = []
-        for number in numbers:
-            sentinel = self._sentinels[number]
-            with tf.device(sentinel.device):
-                answers.append(tf.logical_and(sentinel.read_value(), sent))
-        return tf.reduce_all(answers)
+    def _present(self, numbers: Sequence[int]) -> list[tf.Variable]:
+        """Returns the sentinels of these servers; fewer if one was lost meanwhile."""
+        return [self._sentinels[number] for number in numbers if number in self._sentinels]
 
     def _read(self, number: int) -> bool:
         return bool(call_within(self._longest_call, _THREAD, self._sentinels[number].numpy))
@@ -160,6 +161,16 @@ class SentinelVariables:
             except tf.errors.OpError:
                 return False
         return False
+
+
+def _round_trips(sentinels: Sequence[tf.Variable]) -> Any:
+    """Adds to a function a message to the server of each sentinel, and the answers. Returns a scalar, which is true."""
+    sent = tf.timestamp() > 0.0
+    answers = []
+    for sentinel in sentinels:
+        with tf.device(sentinel.device):
+            answers.append(tf.logical_and(sentinel.read_value(), sent))
+    return tf.reduce_all(answers)
 
 
 def _succeeds(device: str | None, concrete: Any, seconds: float) -> bool:

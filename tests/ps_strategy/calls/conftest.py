@@ -32,8 +32,13 @@ def servers(monkeypatch) -> FakeServers:
 
 @pytest.fixture
 def connect(servers):
+    connected = []
+
     def connect(**options) -> Membership:
         options = Options(reconnect_interval=0.001, close_timeout=0.05, **options)
-        return Membership.connected(ClusterDefinition(ADDRESSES, "client:1", "grpc"), options)
+        connected.append(Membership.connected(ClusterDefinition(ADDRESSES, "client:1", "grpc"), options))
+        return connected[-1]
 
-    return connect
+    yield connect
+    for membership in connected:
+        membership.close()

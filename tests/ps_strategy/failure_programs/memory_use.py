@@ -17,6 +17,8 @@ from benchmarks.contestants.recommender_model import LEARNING_RATE, RecommenderM
 from coordinator.testing import LocalCluster
 
 STEPS, BATCH = 60, 64
+# Otherwise a call of more steps may be built at any time, which takes memory too.
+OPTIONS = coordinator.Options(steps_per_dispatch=16)
 
 
 class Training:
@@ -59,11 +61,11 @@ def main() -> None:
     with LocalCluster(workers=2, ps=2) as cluster:
         if kind == "opened":
             for _ in range(repetitions):
-                with coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+                with coordinator.ParameterServerStrategy(cluster.resolver, options=OPTIONS) as strategy:
                     Training(strategy).run()
                 report(cluster)
             return
-        with coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+        with coordinator.ParameterServerStrategy(cluster.resolver, options=OPTIONS) as strategy:
             training = Training(strategy)
             for _ in range(repetitions):
                 training.run()

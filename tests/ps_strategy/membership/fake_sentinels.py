@@ -24,7 +24,7 @@ class FakeSentinels:
         self.unreaching: set[Task] = set()
 
     def place(self, devices: Mapping[int, str]) -> set[int]:
-        self.placed.update(devices)
+        self.placed = set(devices)
         return set()
 
     def are_reachable(self, numbers: Collection[int]) -> bool:

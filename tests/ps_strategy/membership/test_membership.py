@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -52,8 +53,10 @@ def handshake(monkeypatch, sentinels, lease) -> FakeHandshake:
 
 
 @pytest.fixture
-def members(handshake) -> Membership:
-    return Membership(ClusterDefinition(ADDRESSES, None, "grpc"), "client:1", Options(connect_timeout=0.05))
+def members(handshake) -> Iterator[Membership]:
+    members = Membership(ClusterDefinition(ADDRESSES, None, "grpc"), "client:1", Options(connect_timeout=0.05))
+    yield members
+    members.close()
 
 
 def test_a_worker_that_freed_our_context_is_lost_and_reconnected(lease, members):
