@@ -15,12 +15,13 @@ def content_of(table):
     """Returns all that a table has, whatever server has it: rows, slots and stamps by key, waiting keys, counts."""
     rows, waiting = {}, {}
     for shard in table.shards:
-        keys, values, slots, stamps = shard.content.read_rows(0, 10_000, 0)
-        for number, key in enumerate(keys.numpy()):
+        # Read as a whole: an element of a tensor is an operation on the server.
+        keys, values, slots, stamps = tf.nest.map_structure(np.asarray, shard.content.read_rows(0, 10_000, 0))
+        for number, key in enumerate(keys.tolist()):
             assert key not in rows
-            rows[int(key)] = [values[number].numpy().tolist(), int(stamps[number])]
-            rows[int(key)] += [slot[number].numpy().tolist() for slot in slots]
-        waiting |= {int(key): int(times) for key, times in zip(*shard.content.read_waiting(0, 10_000), strict=True)}
+            rows[key] = [values[number].tolist(), int(stamps[number]), *(slot[number].tolist() for slot in slots)]
+        counted = (np.asarray(each).tolist() for each in shard.content.read_waiting(0, 10_000))
+        waiting |= dict(zip(*counted, strict=True))
     return rows, waiting, table.statistics()
 
 
