@@ -21,7 +21,7 @@ sys.exit(main(sys.argv[1:]))
     "arguments",
     [
         pytest.param(["--runs", 1, "--seed", 4, "--seconds", 15], marks=pytest.mark.long),
-        pytest.param(["--runs", 1, "--seed", 3, "--seconds", 15], marks=pytest.mark.long),
+        pytest.param(["--runs", 1, "--seed", 3, "--seconds", 15], marks=pytest.mark.release),
         pytest.param(["--minutes", 10, "--seconds", 60], marks=pytest.mark.release),
     ],
 )
