@@ -82,8 +82,7 @@ def evaluate(directory):
 
     summaries = f"{directory}/summaries"
     evaluator = coordinator.SidecarEvaluator(build_model(), data, directory, on_evaluation=report, log_dir=summaries)
-    results = evaluator.start()
-    print(f"final held-out accuracy {results[-1].metrics['accuracy']:.4f}", flush=True)
+    print(f"final held-out accuracy {evaluator.start()[-1].metrics['accuracy']:.4f}", flush=True)
 
 
 if __name__ == "__main__":

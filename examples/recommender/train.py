@@ -22,7 +22,7 @@ BATCH_SIZE, EPOCHS, STEPS_PER_EPOCH, HELD_OUT = 512, 6, 400, 20_000
 
 def advertisements(size, number):
     """Returns (counts, keys), clicks, and the chances of a click; the same for the same number."""
-    seed = tf.stack([tf.constant(7, tf.int64), tf.cast(number, tf.int64)])
+    seed = tf.stack([7, tf.cast(number, tf.int64)])
     counts = tf.math.log1p(tf.exp(tf.random.stateless_normal([size, COUNTS], seed)))
     value = tf.cast(tf.random.stateless_uniform([size, CATEGORIES], seed + 1, dtype=tf.float64) ** 3 * VALUES, tf.int64)
     keys = value * CATEGORIES + tf.range(CATEGORIES, dtype=tf.int64)  # the category is part of the key
@@ -50,7 +50,7 @@ def build_model():
     model = keras.Model([counts, keys], logits[:, 0])
     auc = keras.metrics.AUC(num_thresholds=2000, from_logits=True, name="auc")
     model.compile(adam, keras.losses.BinaryCrossentropy(from_logits=True), metrics=[auc])
-    model.optimizer.build(model.trainable_variables)
+    adam.build(model.trainable_variables)
     return model
 
 
@@ -71,9 +71,7 @@ def train(resolver, directory):
             model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
         for epoch in range(1, EPOCHS + 1):
-            for _ in range(STEPS_PER_EPOCH):
-                strategy.schedule(step, args=(iterator,))
-            strategy.join()
+            strategy.schedule(step, args=(iterator,), steps=STEPS_PER_EPOCH).result()
             manager.save(checkpoint_number=epoch * STEPS_PER_EPOCH)
         mark_training_finished(directory)
 
