@@ -56,7 +56,7 @@ def test_rows_and_slots_change_as_those_of_plain_variables(trainings):
             here.step(*((gradient, tf.constant(IDS)) if name in CHANGE_WHOLE_VARIABLES else (summed(gradient),)))
             here.step(tf.constant(dense))
         for value, expected in zip(training.values(), here.values(), strict=True):
-            np.testing.assert_allclose(value, expected, rtol=2e-6, atol=3e-6, err_msg=name)
+            np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 def test_slots_are_in_parts_beside_those_of_their_variable(trainings):

@@ -86,7 +86,7 @@ def test_rows_change_as_with_a_dense_gradient_and_so_do_their_slots(trainings):
         for gradient in GRADIENTS:
             here.step(dense(gradient))
         for value, expected in zip(training.values(), here.values(), strict=True):
-            np.testing.assert_allclose(value, expected, rtol=1e-6, atol=2e-6, err_msg=name)
+            np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6, err_msg=name)
         assert not np.allclose(training.values()[0], TABLE[TOUCHED]), name
 
 
@@ -142,7 +142,7 @@ def test_rows_change_eagerly_on_the_client_too(strategy):
         remote.step(gradient, IDS)
         here.step(dense(gradient))
     for value, expected in zip(remote.values(), here.values(), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=2e-6)
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(np.asarray(remote.variables[0])[OTHERS], TABLE[OTHERS])
 
 
@@ -209,7 +209,7 @@ def test_only_optimizers_that_are_known_to_change_each_row_by_itself_do(strategy
 
     strategy.schedule(step, args=(GRADIENTS[0], IDS)).result(TIMEOUT)
     gradient = np.asarray(dense(GRADIENTS[0]))
-    np.testing.assert_allclose(halved.variables[0], TABLE - gradient / 2.0, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(halved.variables[0], TABLE - gradient / 2.0, rtol=1e-6, atol=1e-6)
     assert not np.allclose(normalized.variables[0], TABLE)
 
 
@@ -243,7 +243,7 @@ def test_an_optimizer_of_the_user_may_calculate_with_slots_and_count_updates(str
         strategy.schedule(step, args=(gradient, IDS)).result(TIMEOUT)
         here.step(dense(gradient))
     for value, expected in zip(training.values(), here.values(), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_patches_are_undone_and_unknown_keras_versions_are_not_patched(monkeypatch, caplog):
