@@ -1,9 +1,9 @@
-"""What growing, saving and exporting a large table costs the steps that run meanwhile, on two parameter servers.
+"""What growing, saving, exporting and evicting cost the steps that run meanwhile, of a large table on two servers.
 
 While one worker looks up and updates 256 rows of a table again and again, the table is filled with rows by the other
-worker. Then it is saved in a checkpoint, a hundredth of its rows is updated, a delta is saved, and the table is
-exported for serving. Each is compared with `nothing`, some seconds of the steps alone: on a machine that others use,
-these have gaps, too.
+worker. Then it is saved in a checkpoint, a hundredth of its rows is updated, a delta is saved, the table is exported
+for serving, and the rows that the steps do not use are evicted. Each is compared with `nothing`, some seconds of the
+steps alone: on a machine that others use, these have gaps, too.
 
 `longest gap` is the longest time in which no step of the first worker has finished, and 99 of 100 such times are no
 longer than `99 % below`; `memory` is how much that of both servers together has grown at most. Rows have 16 numbers,
@@ -26,7 +26,7 @@ import psutil
 import tensorflow as tf
 
 import coordinator
-from coordinator.embeddings import Embedding, Table, export
+from coordinator.embeddings import Embedding, OlderThan, Table, export
 from coordinator.simulation.text_report import aligned
 from coordinator.testing import LocalCluster
 
@@ -35,6 +35,8 @@ ROWS, QUICK_ROWS = 4_000_000, 40_000
 # Of the servers' parts of the keys, some are larger than others.
 SPARE = 1.02
 UNDER_WAY = 4
+# So few that all rows but those of the steps have been unused for longer when it is their turn.
+UNUSED_STEPS = 100
 PAUSE, SAMPLE = 5.0, 0.02
 
 
@@ -61,7 +63,8 @@ class GrowingTable:
         self._strategy, self._rows = strategy, rows
         self._servers = [psutil.Process(server) for server in servers]
         with strategy.scope():
-            self.table = Table("rows", DIM, int(rows * SPARE), keras.optimizers.Adagrad(0.1))
+            eviction = [OlderThan(steps=UNUSED_STEPS)]
+            self.table = Table("rows", DIM, int(rows * SPARE), keras.optimizers.Adagrad(0.1), eviction=eviction)
             keys = keras.Input((1,), dtype="int64")
             outputs = keras.layers.Dense(1)(keras.layers.Flatten()(Embedding(self.table)(keys)))
             self.model = keras.Model(keys, outputs)
@@ -179,6 +182,7 @@ def measure(rows: int, pause: float, show: Callable[[str], object]) -> dict[str,
             "updating a hundredth": (grown.change_some, ""),
             "delta of it": (lambda: grown.table.save_delta(str(folder / "delta" / "delta")), "delta"),
             "export": (lambda: export(grown.model, str(folder / "export")), "export"),
+            "evicting unused rows": (grown.table.evict, ""),
         }
         found = {}
         for action, (act, written) in actions.items():

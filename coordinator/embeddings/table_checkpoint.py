@@ -41,7 +41,7 @@ from coordinator.ps_strategy.recovery.block_checkpoints import on_each_server
 _KINDS = ("evicted", "rows", "waiting")
 _GROUPS = 32
 # A server needs a few times as much beside the table, and steps wait while it copies and writes it.
-_SLICE_BYTES = 2**21
+_SLICE_BYTES = 2**20
 _KEYS_IN_SLICE = 2**17
 
 _NUMBER, _TEXT = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.string)

@@ -22,5 +22,6 @@ def test_each_action_is_measured(run_program: ProgramRunner) -> None:
         "updating a hundredth",
         "delta of it",
         "export",
+        "evicting unused rows",
     ], shown
     assert 0 < rows["delta of it"][-1] < rows["checkpoint"][-1] / 4
