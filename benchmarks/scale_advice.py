@@ -1,10 +1,14 @@
 """How near the advice about the number of workers comes to what is then measured.
 
-    python -m benchmarks.scale_advice [--workers 1 2 4] [--seconds 10] [--wait 0.02] [--size 1000000]
+    python -m benchmarks.scale_advice [--workers 1 2 3 4] [--seconds 6] [--wait 0.02] [--compute 0] [--size 1000000]
 
-For each number of workers a separate cluster runs steps that wait, which uses no processor, and then add to a
-variable of `size` floats on the one parameter server. The table has the measured rate, and those that the advice and
-the simulation of the trace of each other run expect.
+For each number of workers a separate cluster runs steps that wait, which uses no processor, then compute, which does,
+and then add to a variable of `size` floats on the one parameter server. The table has the measured rate, and those that
+the advice and the simulation of the trace of each other run expect.
+
+    --wait 0.02 --compute 0 --size 1000000    four workers keep half of two processors busy
+    --wait 0 --compute 2000 --size 1000       two workers fill two processors with their own computation
+    --wait 0.02 --compute 0 --size 6000000    two workers fill two processors with reading and adding large variables
 """
 
 import argparse
@@ -22,9 +26,12 @@ from coordinator.simulation import Setting, simulate
 from coordinator.simulation.calibration import calibration
 from coordinator.simulation.text_report import aligned
 
+# For how long steps run before anything is measured, in seconds.
+_WARM_UP = 4.0
 
-def measure(workers: int, seconds: float, wait: float, size: int, trace: str) -> dict[str, Any]:
-    """Trains in this process, and writes the second half as a trace; returns the rate and the advice."""
+
+def measure(workers: int, seconds: float, wait: float, compute: int, size: int, trace: str) -> dict[str, Any]:
+    """Trains in this process, with steps that wait for workers all along; returns the rate and the advice."""
     import tensorflow as tf
 
     from coordinator import Options, ParameterServerStrategy
@@ -41,40 +48,46 @@ def measure(workers: int, seconds: float, wait: float, size: int, trace: str) ->
         @tf.function
         def step(begin: Any) -> Any:
             with tf.control_dependencies([pause(tf.constant(wait, tf.float64) + 0.0 * begin)]):
+                # Not a constant, of which the product would be one, too.
+                matrix = tf.fill([32, 32], 0.01 + 0.0 * tf.cast(begin, tf.float32))
+            for _ in tf.range(compute):
+                matrix = matrix @ matrix
+            with tf.control_dependencies([matrix]):
                 return variable.assign_add(tf.ones([size]))[0]
 
-        def train() -> float:
-            """Trains for some time, with steps that wait for workers all along; returns the rate."""
+        def train(seconds: float) -> float:
+            """Trains for some time, and returns the rate."""
             began, before = time.monotonic(), strategy.cluster.statistics().finished
             while time.monotonic() < began + seconds:
                 futures = [strategy.schedule(step, args=(tf.timestamp(),)) for _ in range(40 * workers)]
                 futures[0].result(60)
-            rate = (strategy.cluster.statistics().finished - before) / (time.monotonic() - began)
-            strategy.join(60)
-            return rate
+            return (strategy.cluster.statistics().finished - before) / (time.monotonic() - began)
 
         def advice() -> Any:
             return json.load(urllib.request.urlopen(f"{strategy.dashboard_url}api/target", timeout=60))
 
         # Tells the dashboard that somebody looks.
         advice()
-        train()
+        train(_WARM_UP)
         with strategy.trace(trace):
-            rate = train()
-        return {"rate": rate, "advice": advice()}
+            rate = train(seconds)
+        found = {"rate": rate, "advice": advice()}
+        strategy.join(60)
+        return found
 
 
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4])
+    parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--wait", type=float, default=0.02)
+    parser.add_argument("--compute", type=int, default=0, help="products of 32x32 matrices in a step")
     parser.add_argument("--size", type=int, default=1_000_000)
     parser.add_argument("--trace", help="measures the first number of workers in this process; prints JSON")
     given = parser.parse_args()
     if given.trace:
-        print(json.dumps(measure(given.workers[0], given.seconds, given.wait, given.size, given.trace)))
+        print(json.dumps(measure(given.workers[0], given.seconds, given.wait, given.compute, given.size, given.trace)))
         return
     with tempfile.TemporaryDirectory() as folder:
         found = {count: _run(given, count, pathlib.Path(folder)) for count in given.workers}
@@ -84,7 +97,7 @@ def main() -> None:
 
 
 def _run(given: argparse.Namespace, workers: int, folder: pathlib.Path) -> dict[str, Any]:
-    settings = [f"--{name}={getattr(given, name)}" for name in ("seconds", "wait", "size")]
+    settings = [f"--{name}={getattr(given, name)}" for name in ("seconds", "wait", "compute", "size")]
     command = [sys.executable, "-m", "benchmarks.scale_advice", "--workers", str(workers), *settings]
     command += ["--trace", str(folder / f"{workers}.json")]
     printed = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -8,6 +8,7 @@ It promises to read no clock and to start nothing: the times are those of the ev
 """
 
 import dataclasses
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
@@ -60,7 +61,7 @@ class Aggregator:
         self._checkpoint = "", 0.0
         self._steps_lost = 0
         self._samples: deque[_Sample] = deque([_Sample(started, 0, {}, {})])
-        self._usage = UsageRecord()
+        self._usage = UsageRecord(_RATE_WINDOW)
         self._has_new_usage = False
         self._advice: ScaleAdvice | None = None
 
@@ -102,7 +103,7 @@ class Aggregator:
         path, saved_at = self._checkpoint
         counts = ("waiting", "running", "finished", "failed", "cancelled", "retried")
         workers, rate = self._rows(statistics.workers, rules), self._rate()
-        self._update_advice(rate, workers, statistics.waiting)
+        self._update_advice(workers, statistics.waiting)
         return Snapshot(
             time=now,
             started=self._started,
@@ -123,12 +124,25 @@ class Aggregator:
             advice=self._advice,
         )
 
-    def _update_advice(self, rate: float, workers: Sequence[WorkerRow], waiting: int) -> None:
+    def _update_advice(self, workers: Sequence[WorkerRow], waiting: int) -> None:
         idle, resources = [row.idle for row in workers if row.state == "live"], self._usage.resources()
+        if not (self._has_new_usage and idle and resources):
+            return
+        begin, end = self._usage.period()
+        # Of the time in which the usage was measured: both began and ended together.
+        rate = (self._finished_at(end) - self._finished_at(begin)) / (end - begin)
         # It takes milliseconds for hundreds of workers.
-        if self._has_new_usage and idle and rate and resources:
+        if rate > 0:
             self._advice = scale_advice(Load(len(idle), rate, resources, sum(idle) / len(idle), waiting))
             self._has_new_usage = False
+
+    def _finished_at(self, time: float) -> float:
+        """Returns how many closures had finished then, on a straight line between two samples."""
+        for before, after in itertools.pairwise(self._samples):
+            if before.time < after.time and time <= after.time:
+                share = max(0.0, time - before.time) / (after.time - before.time)
+                return before.total + share * (after.total - before.total)
+        return self._samples[-1].total
 
     def _add_to_stream(self, event: Event) -> None:
         job, _, index = event.task.partition(" ")

@@ -1,12 +1,16 @@
 """Says how fast training would be with other numbers of workers, from what was measured with the present one.
 
 The cluster is a closed queueing network. A worker that has finished a step begins the next one. A step takes some time
-of each resource that all workers share, the processes and machines of the parameter servers and the client, where it
-waits behind the steps of other workers; the rest of its time it needs its worker alone. Mean value analysis computes
-the rate of such a network for any number of workers.
+of each resource that all workers share, the processes of the parameter servers and the client and the processors of
+their hosts, where it waits behind the steps of other workers; the rest of its time it needs its worker alone. Mean
+value analysis computes the rate of such a network for any number of workers.
+
+Nothing is busy for more than all of the time: if a step needs 40 ms of processor time on a host with two processors,
+the rate is 50 steps per second at most, however many workers there are. The network, in which a step uses one resource
+after another, would exceed this, since on real hosts it uses a process and a processor at the same time.
 
 Sources: Reiser, Lavenberg, "Mean-Value Analysis of Closed Multichain Queuing Networks" (1980); Lazowska et al.,
-"Quantitative System Performance" (1984), chapter 6.
+"Quantitative System Performance" (1984), chapter 5 about bounds and chapter 6 about mean value analysis.
 """
 
 import dataclasses
@@ -29,7 +33,7 @@ class Resource:
     """Something that the steps of all workers share.
 
     Attributes:
-      name: such as `parameter server 1`, or `the machine of parameter server 1`.
+      name: such as `parameter server 1`, or `the processors of host a`.
       share: how busy it is, from 0 to 1, of all its processors.
     """
 
@@ -94,8 +98,9 @@ def scale_advice(load: Load) -> ScaleAdvice:
     target = max(itertools.takewhile(lambda n: gains[n] >= _WORTH * expected[1], expected))
     more = max(2, workers // 4)
     gain = expected[workers + more] / expected[workers] - 1
-    verb = "is the bottleneck" if busiest.share >= _WORTH else "is the busiest"
-    text = f"{more} more workers would bring {gain:.0%}; {busiest.name} {verb} ({busiest.share:.0%})."
+    verb = "are" if busiest.name.startswith("the processors") else "is"
+    limits = "the bottleneck" if busiest.share >= _WORTH else "the busiest"
+    text = f"{more} more workers would bring {gain:.0%}; {busiest.name} {verb} {limits} ({busiest.share:.0%})."
     return ScaleAdvice(workers, target, load.rate, expected, busiest.name, busiest.share, text)
 
 
@@ -105,7 +110,8 @@ def expected_rates(load: Load, most: int) -> list[float]:
     rates = list(_rates(own_seconds(load), demands, max(most, load.workers)))
     # Measured loads may be higher than the network's at any time of the workers' own.
     factor = load.rate / rates[load.workers - 1]
-    return [factor * rate for rate in rates[:most]]
+    limit = load.rate / load.busiest.share if load.busiest.share else math.inf
+    return [min(factor * rate, limit) for rate in rates[:most]]
 
 
 def own_seconds(load: Load) -> float:

@@ -126,7 +126,14 @@ class UsageCounters:
         return {resource.name: round(resource.share, 4) for resource in self._record.resources()}
 
 
-_FILES = ("proc/self/stat", "proc/self/status", "proc/self/net/dev", "proc/stat", "proc/sys/kernel/random/boot_id")
+_FILES = (
+    "proc/self/stat",
+    "proc/self/status",
+    "proc/self/net/dev",
+    "proc/stat",
+    "proc/sys/kernel/random/boot_id",
+    "proc/sys/kernel/hostname",
+)
 # What a container may use; not everywhere.
 _LIMIT = "sys/fs/cgroup/cpu.max"
 
@@ -137,7 +144,9 @@ def _read_files(root: Any) -> tuple[Any, ...]:
     return (*(tf.io.read_file(root + name) for name in _FILES), tf.strings.reduce_join(limits))
 
 
-def _usage_of(task: str, stat: str, status: str, network: str, machine: str, boot: str, limit: str) -> ServerUsage:
+def _usage_of(
+    task: str, stat: str, status: str, network: str, machine: str, boot: str, host: str, limit: str
+) -> ServerUsage:
     """Returns what the files of a process say; see `man 5 proc` and the kernel's documentation of cgroup v2."""
     # The name of the program, which stands in parentheses, may contain spaces.
     user, system = stat.rpartition(")")[2].split()[11:13]
@@ -157,6 +166,7 @@ def _usage_of(task: str, stat: str, status: str, network: str, machine: str, boo
         sent=sum(int(fields[8]) for fields in interfaces),
         processors=processors,
         machine=boot.strip(),
+        host=host.strip(),
         # user, nice, system, idle, iowait, irq, softirq
         machine_cpu=_TICK * sum(int(of_all[column]) for column in (0, 1, 2, 5, 6)),
         machine_processors=len(of_each),

@@ -1,8 +1,9 @@
 """Settings of a simulation from the trace of a real training.
 
-Each call in the trace says how long its steps took, and its counters how busy were the machines and processes that all
-workers share. The busiest of these is simulated as the parameter servers' queue: with more workers, steps wait for it.
-What is left of a step's time is computation of its worker.
+Each call in the trace says how long its steps took, and its counters how busy were the hosts and processes that all
+workers share. The busiest of these is simulated as the only parameter server: with more workers, steps wait for it, and
+the rate is at most what it can serve. Its times are exponential, as those of the network by which `scale_advice` tells
+waiting from work. Computation of the worker is the rest: what a step takes of itself, and of all else that is shared.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ import numpy as np
 from coordinator.dashboard.scale_advice import Load, Resource, own_seconds
 from coordinator.errors import SettingError
 from coordinator.events.trace import BUSY
-from coordinator.simulation.distribution import Distribution, Samples
+from coordinator.simulation.distribution import Distribution, Exponential, Samples
 
 _WORKER = re.compile(r"worker (\d+)")
 # A pull and a push.
@@ -87,14 +88,14 @@ def calibration(path: str | os.PathLike[str]) -> Calibration:
     times = np.repeat([call["dur"] / 1e6 / _steps(call) for call in every], [_steps(call) for call in every])
     gaps = [gap for of_worker in calls.values() for gap in _gaps(of_worker)]
     load = Load(len(calls), rate, _resources(events), idle)
-    # Of all that is shared, only the busiest is simulated.
-    own = max(own_seconds(dataclasses.replace(load, resources=[load.busiest])) - float(np.mean(gaps)), 0.0)
+    others = (sum(resource.share for resource in load.resources) - load.busiest.share) / rate
+    compute = max(own_seconds(load) + others - float(np.mean(gaps)), 0.0)
     settings = {
         "workers": len(calls),
-        "ps": max(1, sum(1 for name in tracks.values() if name.startswith("ps "))),
-        "compute": Measured(times * (own / times.mean())),
+        "ps": 1,
+        "compute": Measured(times * (compute / times.mean())),
         "dispatch": Measured(np.array(gaps)),
-        "service": load.busiest.share / rate / _MESSAGES,
+        "service": Exponential(load.busiest.share / rate / _MESSAGES),
     }
     return Calibration(load, settings)
 

@@ -102,7 +102,11 @@ class Request:
         if wrong := [name for name in rules if name not in RULES]:
             option = "compare" if "compare" in given else "rule"
             raise SettingError(option, f"must be of {', '.join(RULES)}; got {wrong[0]!r}.")
-        return cls(sweep, rules, given, calibration(given["from_trace"]) if "from_trace" in given else None)
+        if "from_trace" not in given:
+            return cls(sweep, rules, given)
+        if "ps" in given or (sweep is not None and sweep.name == "ps"):
+            raise SettingError("ps", "cannot be given with --from-trace: what is busiest is simulated as one server.")
+        return cls(sweep, rules, given, calibration(given["from_trace"]))
 
     def setting(self, rule: str, value: int | None = None) -> Setting:
         """Returns the setting with one of the rules and a value of the sweep.

@@ -94,7 +94,7 @@ def advice(result: Result) -> Iterator[str]:
     if result.queue.utilization > _NEARLY_ALL:
         yield (
             f"The parameter servers are busy {result.queue.utilization:.0%} of the time: more workers bring nothing. "
-            f"Try more --ps, or larger minibatches."
+            f"Try more parameter servers, or larger minibatches."
         )
 
 

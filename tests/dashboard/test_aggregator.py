@@ -172,12 +172,26 @@ def test_the_time_that_a_worker_has_waited_in_rules_is_shown(aggregator: Aggrega
     assert [row.waited for row in aggregator.snapshot(1.0, statistics(1, 1), [rule]).workers] == [0.25, None]
 
 
+def test_the_rate_of_the_advice_is_that_of_the_time_in_which_usage_was_measured(aggregator: Aggregator) -> None:
+    # Five steps per second, of which the server was asked for those from 21.25 s to 24.75 s.
+    for half in range(51):
+        now = 0.5 * half
+        done = round(5 * max(0.0, now - 20.0))
+        aggregator.add([Event(now, "closures_started", "worker 0", "train_step")], 0, now)
+        if now in (21.5, 25.0):
+            aggregator.add_usage([ServerUsage("ps 0", now - 0.25, cpu=0.5 * now, machine_cpu=now)])
+        snapshot = aggregator.snapshot(now, statistics(done))
+    assert snapshot.rate == 2.5
+    assert snapshot.advice is not None
+    assert snapshot.advice.rate == pytest.approx(5.0, rel=0.1)
+
+
 def test_advice_comes_with_the_second_usage_and_is_a_sentence_of_the_state(aggregator: Aggregator) -> None:
-    for second in range(0, 21, 2):
+    for second in range(1, 22, 2):
         aggregator.add([Event(float(second), "closures_started", "worker 0", "train_step")], 0, float(second))
-        aggregator.add_usage([ServerUsage("ps 0", 10.0 + second, cpu=0.5 * second)])
+        aggregator.add_usage([ServerUsage("ps 0", float(second), cpu=0.5 * second)])
         snapshot = aggregator.snapshot(float(second), statistics(5 * second))
-        assert (snapshot.advice is None) == (second < 2)
+        assert (snapshot.advice is None) == (second < 3)
     assert snapshot.advice is not None
     assert (snapshot.advice.bottleneck, snapshot.advice.busy) == ("parameter server 0", 0.5)
     assert json.loads(state_of(snapshot))["advice"] == snapshot.advice.text

@@ -38,6 +38,20 @@ def test_rates_are_those_of_the_machine_repair_model() -> None:
     assert expected_rates(load, 8) == pytest.approx([rate(workers) for workers in range(1, 9)], rel=1e-3)
 
 
+def test_the_rate_is_at_most_what_the_processors_of_a_host_can_do() -> None:
+    # Two workers make 45 steps per second, each of which takes 40 ms of two processors, 18 ms of them in the server.
+    load = Load(2, 45.0, [Resource("the processors of host a", 0.9), Resource("parameter server 0", 0.405)])
+    rates = expected_rates(load, 32)
+    assert rates[1] == pytest.approx(45.0)
+    assert max(rates) == pytest.approx(50.0)
+    assert scale_advice(load).text.endswith("; the processors of host a are the bottleneck (90%).")
+
+
+def test_a_host_whose_processors_are_all_busy_does_no_more_with_more_workers() -> None:
+    rates = expected_rates(Load(4, 40.0, [Resource("the processors of host a", 1.0), FREE]), 16)
+    assert rates[3:] == pytest.approx([40.0] * 13)
+
+
 def test_a_load_that_no_network_has_keeps_its_rate() -> None:
     # Both are busy all the time: one worker alone would be as fast as two.
     rates = expected_rates(Load(2, 50.0, [Resource("the client", 1.0), Resource("parameter server 0", 1.0)]), 3)
