@@ -159,7 +159,6 @@ class ClientFunctions:
         """
         if function != self._schedule() or not self._scheduler.stops_on_error or not kwargs.keys() <= _LOOP_OPTIONS:
             return False
-        function.__self__.extended.client_functions_traced("schedule")
         try:
             call = inspect.signature(self.schedule).bind(*args, **kwargs).arguments
             stackable(self._traced(call["fn"], self._arguments(call.get("args"), call.get("kwargs"), {})))
@@ -167,7 +166,8 @@ class ClientFunctions:
             return False
 
         def schedule() -> bool:
-            self.schedule(*args, **kwargs, steps=tf.cast(count, tf.int64), is_used=False)
+            runs = tf.cast(count, tf.int64)
+            function.__self__.extended.on_client("schedule", *args, **kwargs, steps=runs, is_used=False)
             return True
 
         with tf.device(None), tf.device(self.device):
