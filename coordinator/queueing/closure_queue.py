@@ -136,15 +136,16 @@ class ClosureQueue:
         while True:
             with self._lock:
                 if idle is not None:
-                    # It was woken, or has waited for long enough.
                     state.idle.pop(worker, None)
-                    state.waking.pop(worker, None)
                 is_interrupted = idle is not None and idle.is_interrupted
                 attempt = None if is_interrupted else state.start_next(worker, cancellation)
                 if attempt is not None:
                     self._waits.has_room.notify(attempt.closure.runs)
                 if idle is not None:
+                    state.waking.pop(worker, None)
                     state.wake()
+                    if state.quiet:
+                        self._waits.notify_settled()
                 is_over = is_late or is_interrupted or (state.quiet and worker in state.active)
                 if attempt is not None or is_over or state.is_over_for(worker):
                     break

@@ -35,7 +35,8 @@ class QueueState:
     Attributes:
       waiting: the closures that wait, for a worker or for arguments.
       idle: the workers that wait for a closure, by index, in the order in which they became idle.
-      waking: the workers that were woken and have not taken the queue's lock yet.
+      waking: the workers that were woken and have not taken the queue's lock yet, each with whether it was woken for a
+        closure before a quiet period: such a closure has as good as started, and runs before the period begins.
       running: the live attempts.
       unsettled: how many scheduled closures have no outcome yet, or were cancelled and still run.
       error: the pending error, which cancelled all other closures.
@@ -53,7 +54,7 @@ class QueueState:
     def __init__(self) -> None:
         self.waiting = WaitingClosures()
         self.idle: OrderedDict[int, IdleWorker] = OrderedDict()
-        self.waking: dict[int, None] = {}
+        self.waking: dict[int, bool] = {}
         self.running: dict[Attempt, None] = {}
         self.unsettled = 0
         self.error: BaseException | None = None
@@ -85,8 +86,10 @@ class QueueState:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no scheduled closure runs, and all workers have reported that they are idle."""
-        return not self.active and all(attempt.closure.is_internal for attempt in self.running)
+        """Whether no scheduled closure runs or has woken a worker, and all workers have reported that they are idle."""
+        return not (self.active or any(self.waking.values())) and all(
+            attempt.closure.is_internal for attempt in self.running
+        )
 
     def is_over_for(self, worker: int) -> bool:
         """Returns whether a worker will never start a closure again."""
@@ -128,7 +131,7 @@ class QueueState:
         """Wakes a worker without a closure, if it is idle."""
         idle = self.idle.pop(worker, None)
         if idle is not None:
-            self.waking[worker] = None
+            self.waking[worker] = False
             idle.is_interrupted = True
             idle.asleep.release()
 
@@ -152,7 +155,7 @@ class QueueState:
             idle = self.idle[index]
             # Nothing is called between these lines, so Ctrl-C does not come between them.
             del self.idle[index]
-            self.waking[index] = None
+            self.waking[index] = not self.quiet
             idle.asleep.release()
 
     def wake_all(self) -> None:
@@ -172,7 +175,8 @@ class QueueState:
         """
         if self.paused or self.stopped or worker in self.dismissed:
             return None
-        closure = self.waiting.pop_next(worker, beside, is_quiet=bool(self.quiet))
+        is_quiet = bool(self.quiet) and not self.waking.get(worker)
+        closure = self.waiting.pop_next(worker, beside, is_quiet=is_quiet)
         if closure is None:
             return None
         if rest := take_share(closure, len(self.waiting.inputs.workers)):

@@ -13,6 +13,7 @@ from coordinator.queueing.closure import Attempt, Closure
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.queueing.queue_state import QueueState
 from coordinator.queueing.waiting_closures import IdleWorker
+from coordinator.testing.fake_runtime import FakeCancellation
 from tests.deadline import LIMIT, wait_until
 from tests.queueing.closure_queue_bench import Stalls, new_closure, new_internal, new_queue, put_new
 
@@ -219,6 +220,37 @@ def test_no_more_workers_are_woken_than_closures_wait(queue: ClosureQueue) -> No
         state.wake()
     assert list(state.idle) == [2, 3]
     assert [each.wait(0) for each in waits] == [True, True, False, False]
+
+
+def test_a_quiet_period_begins_after_what_woken_workers_take(queue: ClosureQueue) -> None:
+    state, closures = QueueState(), [new_closure(queue, number) for number in range(2)]
+    state.wait(0)
+    for closure in closures:
+        state.add(closure)
+        state.wake()
+    state.quiet[state] = threading.current_thread()
+    assert not state.is_quiet
+    cancellation = FakeCancellation(threading.Condition())
+    assert state.start_next(1, cancellation) is None
+    attempt = state.start_next(0, cancellation)
+    assert attempt is not None
+    assert attempt.closure is closures[0]
+
+
+def test_a_worker_woken_in_a_quiet_period_starts_internal_closures_alone(queue: ClosureQueue) -> None:
+    state, internal = QueueState(), new_internal(queue, target=0)
+    state.quiet[state] = threading.current_thread()
+    state.wait(0)
+    for closure in (new_closure(queue), internal):
+        state.add(closure)
+        state.wake(closure.target)
+    assert 0 in state.waking
+    assert state.is_quiet
+    cancellation = FakeCancellation(threading.Condition())
+    attempt = state.start_next(0, cancellation)
+    assert attempt is not None
+    assert attempt.closure is internal
+    assert state.start_next(0, cancellation) is None
 
 
 def test_a_worker_whose_closure_another_has_taken_waits_on(
