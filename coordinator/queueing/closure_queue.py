@@ -140,7 +140,7 @@ class ClosureQueue:
                 is_interrupted = idle is not None and idle.is_interrupted
                 attempt = None if is_interrupted else state.start_next(worker, cancellation)
                 if attempt is not None:
-                    self._waits.has_room.notify(attempt.closure.runs)
+                    self._waits.has_room.notify(attempt.closure.future.runs)
                 if idle is not None:
                     state.waking.pop(worker, None)
                     state.wake()

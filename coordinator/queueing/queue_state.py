@@ -179,7 +179,7 @@ class QueueState:
         closure = self.waiting.pop_next(worker, beside, is_quiet=is_quiet)
         if closure is None:
             return None
-        if rest := take_share(closure, len(self.waiting.inputs.workers)):
+        if closure.future.whole is not None and (rest := take_share(closure, len(self.waiting.inputs.workers))):
             self.add_rest(rest)
         attempt = closure.start(worker, cancellation)
         self.running[attempt] = None
