@@ -166,8 +166,9 @@ class ClusterChanges:
             _logger.warning(text, ", ".join(silent), self._patience)
         elif addresses:
             _logger.warning(
-                "%s did not end this client's calls within %g s; the connections are shut down. The usual cause is a "
-                "generator of tf.data.Dataset.from_generator that waits.",
+                "%s did not end this client's calls within %g s; the connections are shut down, which loses nothing. "
+                "Usual causes: a generator of tf.data.Dataset.from_generator that waits; on a busy machine, a worker "
+                "that prepares a larger call.",
                 ", ".join(addresses),
                 self._patience,
             )
