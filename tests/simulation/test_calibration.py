@@ -15,15 +15,20 @@ from coordinator.simulation.calibration import calibration
 from tests.deadline import LIMIT
 
 
+def _add_calls(file: TraceFile, seconds: float, interval: float, closures: int, begin: float = 0.0) -> None:
+    """Adds 200 calls of each of two workers, which begin `interval` seconds after each other."""
+    for call in range(200):
+        for worker in range(2):
+            details = {"closures": closures, "outcome": "finished"}
+            file.slice(f"worker {worker}", "step", begin + interval * call, seconds, details)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A trace of two workers, with calls of two steps of 40 ms, 20 ms apart, and of a server that is half busy."""
     path = tmp_path / "trace.json"
     file = TraceFile(path, "training", 1)
-    for call in range(200):
-        for worker in range(2):
-            details = {"closures": 2, "outcome": "finished"}
-            file.slice(f"worker {worker}", "step", 1.0 + 0.1 * call, 0.08, details)
+    _add_calls(file, seconds=0.08, interval=0.1, closures=2, begin=1.0)
     file.slice("worker 1", "step", 0.0, 0.9, {"closures": 1, "outcome": "run again"})
     file.instant("ps 0", "the trace begins", 0.0)
     for second in (1, 2):
@@ -59,10 +64,7 @@ def test_a_host_without_time_to_spare_is_simulated_as_fast_as_the_training(tmp_p
     """Of a step of 50 ms, 24.5 ms are for the host's processors, 10 ms of them for the parameter server."""
     path = tmp_path / "trace.json"
     file = TraceFile(path, "training", 1)
-    for call in range(200):
-        for worker in range(2):
-            details = {"closures": 1, "outcome": "finished"}
-            file.slice(f"worker {worker}", "step", 0.05 * call, 0.05, details)
+    _add_calls(file, seconds=0.05, interval=0.05, closures=1)
     for second in (2, 4):
         file.counter("busy", second, {"parameter server 0": 0.4, "the processors of host a": 0.98})
     file.close()

@@ -1,8 +1,9 @@
-"""Servers in a dictionary, and connections to them: no network, no remote calls."""
+"""A variable and functions that count in it; servers in a dictionary, and connections to them without a network."""
 
 from types import SimpleNamespace
 
 import pytest
+import tensorflow as tf
 
 from coordinator.options import Options
 from coordinator.ps_strategy.calls import tensorflow_runtime
@@ -12,6 +13,28 @@ from coordinator.ps_strategy.membership.membership import Membership
 from tests.ps_strategy.membership.fake_handshake import FakeGoodbye, FakeHandshake, FakeLease
 from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
 from tests.ps_strategy.membership.fake_servers import ADDRESSES, FakeServers
+
+
+@pytest.fixture
+def counter(strategy) -> tf.Variable:
+    with strategy.scope():
+        return tf.Variable(0)
+
+
+@pytest.fixture
+def count(counter):
+    return tf.function(lambda: counter.assign_add(1))
+
+
+@pytest.fixture
+def add(counter):
+    """Adds to the counter."""
+
+    @tf.function
+    def add(number):
+        return tf.identity(counter.assign_add(number))
+
+    return add
 
 
 @pytest.fixture

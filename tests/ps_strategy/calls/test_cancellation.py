@@ -20,17 +20,6 @@ VERBS = {
 
 
 @pytest.fixture
-def counter(strategy):
-    with strategy.scope():
-        return tf.Variable(0)
-
-
-@pytest.fixture
-def count(counter):
-    return tf.function(lambda: counter.assign_add(1))
-
-
-@pytest.fixture
 def endless(strategy):
     """A gate that never opens: only a cancellation ends functions that wait at it."""
     return Gate(strategy)

@@ -18,23 +18,6 @@ from tests.ps_strategy.gate import Gate
 TIMEOUT = 60.0
 
 
-@pytest.fixture
-def counter(strategy):
-    with strategy.scope():
-        return tf.Variable(0)
-
-
-@pytest.fixture
-def add(counter):
-    """Adds to the counter."""
-
-    @tf.function
-    def add(number):
-        return tf.identity(counter.assign_add(number))
-
-    return add
-
-
 def test_a_loop_schedules_and_join_waits_in_the_order_of_the_program(strategy, counter, add):
     seen = []
 

@@ -11,23 +11,6 @@ TIMEOUT = 60.0
 
 
 @pytest.fixture
-def counter(strategy):
-    with strategy.scope():
-        return tf.Variable(0)
-
-
-@pytest.fixture
-def add(counter):
-    """Adds to the counter."""
-
-    @tf.function
-    def add(number):
-        return tf.identity(counter.assign_add(number))
-
-    return add
-
-
-@pytest.fixture
 def steps(monkeypatch):
     """The numbers of steps with which functions were scheduled."""
     found, schedule = [], Scheduler.schedule

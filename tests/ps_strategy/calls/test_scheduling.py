@@ -20,17 +20,6 @@ def add(x, y=10, *, z=100):
     return x + y + z
 
 
-@pytest.fixture
-def counter(strategy):
-    with strategy.scope():
-        return tf.Variable(0)
-
-
-@pytest.fixture
-def count(counter):
-    return tf.function(lambda: counter.assign_add(1))
-
-
 def result(strategy, fn, *args, **kwargs):
     return strategy.schedule(fn, args=args, kwargs=kwargs).result(TIMEOUT)
 
