@@ -49,9 +49,19 @@ def _running() -> Counter[str]:
         found = children.get(parents.pop(), [])
         parents += found
         for process in found:
-            with contextlib.suppress(OSError), open(f"/proc/{process}/cmdline", "rb") as file:
-                running[f"process {file.read().replace(bytes(1), b' ').decode(errors='replace').strip()}"] += 1
+            with contextlib.suppress(OSError):
+                running[f"process {_command_line(process)}"] += 1
     return running
+
+
+def _command_line(process: int) -> str:
+    """Returns the command line of a process. It is empty for a moment after `subprocess.Popen` has returned."""
+    for _ in range(100):
+        with open(f"/proc/{process}/cmdline", "rb") as file:
+            if line := file.read():
+                return line.replace(bytes(1), b" ").decode(errors="replace").strip()
+        time.sleep(0.001)
+    return ""
 
 
 def _children_by_parent() -> dict[int, list[int]]:
