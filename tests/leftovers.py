@@ -56,11 +56,12 @@ def _running() -> Counter[str]:
 
 def _command_line(process: int) -> str:
     """Returns the command line of a process. It is empty for a moment after `subprocess.Popen` has returned."""
+    pause = threading.Event()
     for _ in range(100):
         with open(f"/proc/{process}/cmdline", "rb") as file:
             if line := file.read():
                 return line.replace(bytes(1), b" ").decode(errors="replace").strip()
-        time.sleep(0.001)
+        pause.wait(0.001)
     return ""
 
 
