@@ -2,8 +2,8 @@
 
     python -m benchmarks.pauses [--repeats 5] [--quick] [--json FILE]
 
-From the end of the first step on, steps are scheduled without an end; for 10 seconds the client reads a variable that
-counts them every few milliseconds. Each round is a fresh client and cluster. Medians over rounds.
+From the end of the first step on, steps are scheduled without an end for 10 seconds; each writes when it ended, by its
+worker's clock, to a variable. Each round is a fresh client and cluster. Medians over rounds.
 """
 
 import functools
