@@ -26,6 +26,8 @@ _FURTHEST = 4
 _IDLE = 0.25
 # A resource that is busy for this share of the time limits the rate.
 _BUSY = 0.8
+# One that is busy for this share may be so with fewer workers, too: nothing measured says with how many.
+_FULL = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +103,8 @@ def scale_advice(load: Load) -> ScaleAdvice:
     verb = "are" if busiest.name.startswith("the processors") else "is"
     limits = "the bottleneck" if busiest.share >= _WORTH else "the busiest"
     text = f"{more} more workers would bring {gain:.0%}; {busiest.name} {verb} {limits} ({busiest.share:.0%})."
+    if busiest.share >= _FULL and workers > 1:
+        text += " Fewer workers may be as fast."
     return ScaleAdvice(workers, target, load.rate, expected, busiest.name, busiest.share, text)
 
 
