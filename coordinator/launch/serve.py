@@ -6,13 +6,14 @@ once, with code 0, on SIGTERM, on SIGINT and, with `exit_with_parent`, when its 
 """
 
 import contextlib
+import ctypes
 import math
 import os
 import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from coordinator.addresses import check_port_is_free, parse_address
@@ -34,6 +35,9 @@ _CLIENT_INTERVAL = 1.0
 _CLIENT_TIMEOUT = 0.25
 # The exit code of a server that cannot serve: its task is unknown or its port is taken.
 UNUSABLE = 2
+# Parameters of mallopt (malloc.h) by which freed memory is kept: up to 512 MB at the end of each heap, and blocks of up to
+# 32 MB, the most that its heaps take, are no mappings of their own.
+_KEPT_MEMORY = {-1: 512 << 20, -3: 32 << 20}  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 
 def serve(  # noqa: PLR0913 - all but one are keywords, options of the command
@@ -83,6 +87,7 @@ def serve(  # noqa: PLR0913 - all but one are keywords, options of the command
         print(f"coordinator serve: {error}", file=sys.stderr)
         return UNUSABLE
     set_process_title(f"coordinator {config.job} {config.index}", f"{config.job}-{config.index}")
+    _keep_freed_memory(environment)
     with SignalReader((signal.SIGTERM, signal.SIGINT), lambda _: _end()):
         if exit_with_parent is not None:
             threading.Thread(
@@ -126,6 +131,20 @@ def served_task(
             f"{' and '.join(SERVED_JOBS)}."
         )
     return config
+
+
+def _keep_freed_memory(environment: Mapping[str, str]) -> None:
+    """Makes the C library keep memory that is freed, where it is glibc and the user has not configured it.
+
+    Variables and gradients are copied into new buffers in each step. With memory that was given back to the kernel,
+    which clears each page again, steps of a dense model of 33 MB take a quarter more processor time.
+    """
+    if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in environment):
+        # No such library, or a C library without it.
+        with contextlib.suppress(OSError, AttributeError):
+            mallopt = ctypes.CDLL(None).mallopt
+            for parameter, value in _KEPT_MEMORY.items():
+                mallopt(parameter, value)
 
 
 def _start_server(config: TaskConfig) -> "tf.distribute.Server":
