@@ -43,7 +43,7 @@ class Future(concurrent.futures.Future[Any]):
       name: the function's name.
       number: the closure's place in the order of scheduling.
       on_cancel: cancels the closure, and returns whether it did. It may be set later.
-      origin: what the strategy knows of the result's structure.
+      origin: the `TracedFunction` that was scheduled; identifies futures of this strategy and gives the result's specs.
 
     Attributes:
       is_started: whether a worker runs the closure now; set by the queue.

@@ -70,9 +70,9 @@ class Options:
         warning. Disconnecting may take up to about 40 seconds more if a server does not end what it runs.
 
     Raises:
-      ValueError: a switch is not a bool, a count not a positive integer, a time not a positive number of at most
-        `threading.TIMEOUT_MAX` (some 292 years), `sparse_updates`, `version_mismatch` or `log_format` another word, or
-        `dashboard` no address, or `trace` no path, or `transfer_dtype` another dtype.
+      ValueError: a switch is not a bool, a count not a positive integer (`transient_retries` may be 0), a time not a
+        positive number of at most `threading.TIMEOUT_MAX` (some 292 years), `sparse_updates`, `version_mismatch` or
+        `log_format` another word, or `dashboard` no address, or `trace` no path, or `transfer_dtype` another dtype.
     """
 
     max_queued_closures: int = 65_536

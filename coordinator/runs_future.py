@@ -26,7 +26,7 @@ class RunsFuture(Future):
       number: the place in the order of scheduling.
       steps: the number of runs.
       concatenated: joins stacked results of consecutive runs.
-      origin: what the strategy knows of the result's structure.
+      origin: the `TracedFunction` that was scheduled; identifies futures of this strategy and gives the result's specs.
 
     Attributes:
       steps: as given.

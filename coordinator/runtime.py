@@ -98,7 +98,14 @@ class Runtime(Protocol):
         """Prepares the calling thread to run work on `worker`; called once at the thread's start."""
 
     def run(self, worker: int, work: Any, cancellation: Cancellation) -> Any:
-        """Runs `work` on `worker` and returns its result, copied to the client. Raises whatever went wrong."""
+        """Runs `work` on `worker`.
+
+        Returns:
+          Its result: values on the client, or a `ValueElsewhere` if the call leaves its result on the worker.
+
+        Raises:
+          BaseException: whatever went wrong.
+        """
 
     def most_fused(self, worker: int, work: Any) -> int:
         """Returns how many works of the fusion key of `work` may run on `worker` in one call; 0 or 1 for none."""

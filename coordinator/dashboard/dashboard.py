@@ -5,7 +5,7 @@
     coordinator-dashboard-accept     takes connections (`PageServer`)
     coordinator-dashboard-request    one for each connection
 
-It promises that training does not wait for it, and that no thread is left after `close`.
+It promises that training does not wait for it, and that `close` ends its threads; it waits 5 s for a server at most.
 """
 
 import dataclasses

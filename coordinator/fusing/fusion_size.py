@@ -9,8 +9,9 @@ about as long for each step as building the function itself. So there are few su
 tried when it would already have saved a good part of its building time; training lasts longer than it has so far.
 A worker builds it only when it has its turn (`BuildTurns`), and makes the calls that it knows until then.
 
-Guarantee: nothing is fused unless it is known to pay. A function that failed in a call of several steps runs alone
-afterwards, since all of that call had to be run again.
+Guarantee: with `limit=None`, calls are fused only when measurements say that it pays; with a limit, up to that many
+steps are always fused. A function that failed in a call of several steps runs alone afterwards, since all of that call
+had to be run again.
 """
 
 import dataclasses

@@ -4,10 +4,11 @@ It has its own session, so a terminal's Ctrl-C does not reach it: it gets one si
 and not the terminal's as well. It still reads and writes the terminal. It promises to end when this process does
 (`startup/sitecustomize.py`).
 
-    program-output  reads what the evaluator prints
-    program-errors  reads file descriptor 2 of the program, and shows what is not a log of TensorFlow
-    program-copy    with `is_copied`: reads what the program prints, and writes it to the terminal and to its log
-    program-end     waits for the end of the program
+    coordinator-program-output  reads what the evaluator prints
+    coordinator-program-errors  reads file descriptor 2 of the program, and shows what is not a log of TensorFlow
+    coordinator-program-copy    with `is_copied`: reads what the program prints, and writes it to the terminal and to
+                                its log
+    coordinator-program-end     waits for the end of the program
 """
 
 import codecs

@@ -48,6 +48,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
 
     Attributes:
       cluster: the workers, their statistics, and how to add, move and remove them.
+      parameter_servers: the parameter servers, by index.
       events: what happens, as a stream, which `on_event` passes on.
       dashboard_url: the address of the dashboard, with its token; None without one. See docs/dashboard.md.
 

@@ -76,11 +76,13 @@ class ClosureQueue:
     def put(self, closure: Closure, timeout: float | None = None) -> None:
         """Adds a closure, waiting for room if the queue is full. An internal closure never waits.
 
+        If it raises, the closure's future is cancelled.
+
         Args:
           closure: a new closure.
           timeout: in seconds; None for none.
 
-        Raises, and cancels the closure's future:
+        Raises:
           TimeoutError: there was no room in time.
           StrategyClosedError: the queue was stopped.
           BaseException: the pending error of an earlier closure, or the end of the closure's input on all workers.

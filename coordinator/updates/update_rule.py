@@ -144,8 +144,8 @@ class UpdateRule(tf.Module):
     def push(self, gradients: Sequence[Any], version: Any, positions: Any = None) -> Any:
         """Pushes the gradients of a step.
 
-        A rule with `once=epochs` commits one push for each range: it refuses that of a step that is run again, because
-        its worker died, for instance, if an earlier run has pushed.
+        A rule with `once=epochs` commits one push for each range. If a step is run again after an earlier run has pushed
+        (because its worker died, for instance), the second push is ignored.
 
         Args:
           gradients: one for each variable, in their order: a tensor, `tf.IndexedSlices`, or None.
@@ -153,7 +153,8 @@ class UpdateRule(tf.Module):
           positions: the range that they were computed on, as the function was given it; only with `once`.
 
         Returns:
-          Whether the rule accepted them, a bool scalar; True as well if the range was committed before.
+          Whether the rule accepted them, a bool scalar. A push that was ignored because its range is committed returns
+          True.
 
         Raises:
           RuntimeError: outside of a scheduled function.

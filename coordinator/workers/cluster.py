@@ -253,7 +253,7 @@ class Cluster:
                 "future, and would wait for itself. Set an event in the callback, and call it on another thread."
             )
 
-    # These are `coordinator.workers.worker.WorkerEvents`.
+    # The callbacks of `coordinator.workers.worker.WorkerEvents`; `schedule` above is one too.
 
     def attempt_started(self, attempt: Attempt) -> None:
         """Tracks the timeout of an attempt."""

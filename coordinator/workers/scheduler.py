@@ -6,7 +6,7 @@
                    join     finish, fail, requeue
 
 Guarantees: what `schedule` accepts is run at least once or its future says why not; after `join` every future is done;
-workers may come and go meanwhile; `close` leaves no thread behind.
+workers may come and go meanwhile; `close` ends its threads, or logs those whose call cannot be cancelled.
 """
 
 import contextlib
@@ -99,7 +99,7 @@ class Scheduler:
           worker: the index of the only worker that may run it; None for any.
           timeout: in seconds; an attempt that takes longer is started on another worker too. None: as the options say.
           after: it is run when these have their results, and fails if one of them has none.
-          origin: what the future is to know of the result's structure.
+          origin: what the future keeps of its function; opaque to the core, as `Future.origin`.
           fusion_key: work with equal keys may run in one call; None if it runs alone.
           inputs: what it takes of data that may end; it runs on workers where none of it has ended.
           followers: called with the future before the closure can run.

@@ -56,7 +56,7 @@ class TensorFlowRuntime:
         self._of_thread.executor = bind_executor()
 
     def run(self, worker: int, work: Callable[[WorkerContext], Any], cancellation: Any) -> Any:
-        """Runs work: calls it with the worker's context; returns its result, which must be on the client."""
+        """Runs work: calls it with the worker's context; returns its result. See `Runtime.run`."""
         device = self._membership.worker_device(worker)
         connection = self._membership.begin_attempt(worker)
         if connection is None:
