@@ -125,11 +125,11 @@ class Future(concurrent.futures.Future[Any]):
           concurrent.futures.CancelledError: the closure was cancelled by its user.
           BaseException: the error with which it ended.
         """
-        value = self.value_where_it_is(timeout)
+        value = self.unfetched_result(timeout)
         return value.fetch(timeout) if isinstance(value, ValueElsewhere) else value
 
-    def value_where_it_is(self, timeout: float | None = 0) -> Any:
-        """Returns the result, or a `ValueElsewhere` if it was left on a worker. See `result`."""
+    def unfetched_result(self, timeout: float | None = 0) -> Any:
+        """Returns the result, or a `ValueElsewhere` if it is still on a worker. See `result`."""
         if self._state is FINISHED and self._exception is None:
             return self._result
         return super().result(timeout)

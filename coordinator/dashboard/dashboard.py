@@ -29,8 +29,8 @@ _logger = logging.getLogger("coordinator")
 
 # Between two snapshots, in seconds.
 _INTERVAL, _INTERVAL_UNWATCHED = 0.5, 1.0
-# Between two questions to the servers, in seconds.
-_ASKING_INTERVAL = 2.0
+# Between two polls of the servers, in seconds.
+_POLL_INTERVAL = 2.0
 # How long `close` waits for a connection or a server that does not answer, in seconds.
 _CLOSE_TIMEOUT = 5.0
 
@@ -79,7 +79,10 @@ class Dashboard:
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
-            for target, name in ((self._publish, "coordinator-dashboard"), (self._ask, "coordinator-dashboard-servers"))
+            for target, name in (
+                (self._publish, "coordinator-dashboard"),
+                (self._poll_servers, "coordinator-dashboard-servers"),
+            )
         ]
         for thread in self._threads:
             thread.start()
@@ -113,9 +116,9 @@ class Dashboard:
         self._aggregator.add_usage(self._usage)
         self._publisher.publish(self._aggregator.snapshot(now, self._sources.statistics(), self._rules))
 
-    def _ask(self) -> None:
+    def _poll_servers(self) -> None:
         reported = ""
-        while not self._stop.wait(_ASKING_INTERVAL if self._usage else _INTERVAL):
+        while not self._stop.wait(_POLL_INTERVAL if self._usage else _INTERVAL):
             if not self._publisher.is_watched:
                 continue
             try:

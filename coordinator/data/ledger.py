@@ -134,7 +134,7 @@ class Ledger:
 
     def finish(self, number: int) -> None:
         """Records that a function with a range has finished; the last one makes it done, unless another has failed."""
-        if self._is_last(number):
+        if self._remove_function(number):
             if number in self._incomplete:
                 self._hand_out_again(number)
             else:
@@ -146,12 +146,12 @@ class Ledger:
         The range is next again when no other function with it runs.
         """
         self._incomplete.add(number)
-        if self._is_last(number):
+        if self._remove_function(number):
             self._hand_out_again(number)
 
     def skip(self, number: int) -> None:
         """Gives a range up, in place of `give_back`: it is done, and listed as skipped."""
-        self._is_last(number)
+        self._remove_function(number)
         self._incomplete.discard(number)
         if not self.is_done(number):
             self.skipped.add(number)
@@ -175,8 +175,8 @@ class Ledger:
         self._again.clear()
         self._next = self.below
 
-    def _is_last(self, number: int) -> bool:
-        """Removes a function from those that run for a range; returns whether none is left."""
+    def _remove_function(self, number: int) -> bool:
+        """Removes one function of a range. Returns True if none is left."""
         remaining = self._out.pop(number, 0) - 1
         if remaining > 0:
             self._out[number] = remaining

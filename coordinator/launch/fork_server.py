@@ -111,9 +111,9 @@ class ForkServer:
           report: where it is reported that the server begins, and its exit code; closing it says that it has ended.
             The server reads it, and ends when it is closed at its other end.
         """
-        is_shut_down = select.poll()
-        is_shut_down.register(report, select.POLLIN)
-        if is_shut_down.poll(0):
+        shutdown_poll = select.poll()
+        shutdown_poll.register(report, select.POLLIN)
+        if shutdown_poll.poll(0):
             _report_end(report, -signal.SIGKILL)
             return
         try:

@@ -43,7 +43,7 @@ class Role(enum.Enum):
 class Job(Protocol):
     """Carries out what is decided here."""
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Reports to the user."""
 
     def start(self, role: Role) -> None:
@@ -152,7 +152,7 @@ class JobStateMachine:
         """Ends the run: a server did not come up; `reason` says which and why."""
         if self.state is State.STARTING:
             self._end(1)
-            self._job.say(reason)
+            self._job.report(reason)
 
     def server_ended(self, name: str, ending: str, consequence: str, log: str) -> None:
         """Starts a server again that ended although nothing here ended it, or reports what follows.
@@ -170,13 +170,13 @@ class JobStateMachine:
             count = f"restart {self._servers_restarted[name]} of {self._server_restarts}"
             delay = self._delays.next(name)
             when = f" in {delay:g} s" if delay else ""
-            self._job.say(f"{what}: starting it again{when}, {count}. Its log: {log}")
+            self._job.report(f"{what}: starting it again{when}, {count}. Its log: {log}")
             if delay:
                 self._due[name] = self._clock() + delay
             else:
                 self._job.start_server(name)
         else:
-            self._job.say(f"{what}; {consequence}. Its log: {log}")
+            self._job.report(f"{what}; {consequence}. Its log: {log}")
 
     def signal_received(self, number: signal.Signals) -> None:
         """Passes on a signal that the command received, or ends the run."""
@@ -185,11 +185,11 @@ class JobStateMachine:
         elif self.state is State.STARTING:
             self._end(128 + number)
         elif self.state is State.STOPPING:
-            self._job.say("killing the program.")
+            self._job.report("killing the program.")
             self._job.send(signal.SIGKILL)
         else:
             self._stop(128 + number, _SIGNAL_GRACE)
-            self._job.say(f"{number.name}: the program may end within {_SIGNAL_GRACE:.0f} s; once more kills it.")
+            self._job.report(f"{number.name}: the program may end within {_SIGNAL_GRACE:.0f} s; once more kills it.")
             self._job.send(number)
 
     def program_ended(self, role: Role, code: int) -> None:
@@ -217,16 +217,16 @@ class JobStateMachine:
             return
         if self.state is State.STOPPING:
             self._deadline = None
-            self._job.say("the program did not end in time: killing it.")
+            self._job.report("the program did not end in time: killing it.")
             self._job.send(signal.SIGKILL)
         elif now < self._evaluator_deadline:
             self._deadline = self._evaluator_deadline
             left = self._evaluator_deadline - now
-            self._job.say(f"training has finished; waiting for the evaluator to end, at most {left:.0f} s more.")
+            self._job.report(f"training has finished; waiting for the evaluator to end, at most {left:.0f} s more.")
         else:
             self._stop(0, _TERMINATE_GRACE)
             notice = f"the evaluator has not ended within {self._evaluator_timeout:g} s of the chief: terminating it."
-            self._job.say(notice)
+            self._job.report(notice)
             self._job.send(signal.SIGTERM)
 
     def _evaluator_ended(self, code: int) -> None:
@@ -234,20 +234,20 @@ class JobStateMachine:
         if self.state is State.AWAITING_EVALUATOR:
             self._end(code)
         elif code != 0:
-            self._job.say(f"the evaluator ended with code {code}; training continues without it.")
+            self._job.report(f"the evaluator ended with code {code}; training continues without it.")
 
     def _chief_ended(self, code: int) -> None:
         if code not in (0, _INTERRUPTED) and self._restarted < self._restarts:
             self._restarted += 1
             self._running.add(Role.CHIEF)
             notice = f"the chief {_ending(code)}: starting it again, restart {self._restarted} of {self._restarts}."
-            self._job.say(notice)
+            self._job.report(notice)
             self._job.start(Role.CHIEF)
         elif not self._running:
             self._end(code or self._evaluator_code)
         elif code != 0:
             self._stop(code, _TERMINATE_GRACE)
-            self._job.say(f"the chief ended with code {code}: ending the evaluator.")
+            self._job.report(f"the chief ended with code {code}: ending the evaluator.")
             self._job.send(signal.SIGTERM)
         else:
             self.state = State.AWAITING_EVALUATOR

@@ -142,7 +142,7 @@ class LocalJob:
         except queue.Empty:
             return self._state_machine.time_passed
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Reports to the user."""
         self._console.say(text)
 

@@ -28,8 +28,8 @@ from coordinator.workers.scheduler import Scheduler
 
 # The unit of processor times in /proc, in seconds: 0.01 wherever Linux runs today.
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
-# Between two questions for a trace, in seconds.
-_ASKING_INTERVAL = 2.0
+# Between two polls for a trace, in seconds.
+_POLL_INTERVAL = 2.0
 
 
 @contextlib.contextmanager
@@ -47,14 +47,14 @@ def dashboard_of(
     Yields:
       The page's URL.
     """
-    questions = ServerQuestions(servers, rules)
-    sources = Sources(scheduler.cluster.statistics, scheduler.queue.events, questions.usage, questions.rules)
+    polling = ServerPolling(servers, rules)
+    sources = Sources(scheduler.cluster.statistics, scheduler.queue.events, polling.usage, polling.rules)
     with contextlib.closing(Dashboard(parse_page_address(address, "Options.dashboard"), sources)) as dashboard:
         yield dashboard.url
 
 
-class ServerQuestions:
-    """Asks the servers, on the thread that calls it.
+class ServerPolling:
+    """Polls the servers, on the thread that calls it.
 
     Args:
       servers: the parameter servers.
@@ -72,7 +72,7 @@ class ServerQuestions:
         """Returns what each parameter server uses, and then what this program does."""
         for server in self._servers:
             usage = self._usage[server.index]
-            answer = self._ask(self._read_on, server) if server.healthy() else None
+            answer = self._poll(self._read_on, server) if server.healthy() else None
             self._usage[server.index] = answer or dataclasses.replace(usage, is_reachable=False)
         # A Python program uses one processor at a time.
         client = dataclasses.replace(self._usage_at("client", "/device:CPU:0"), processors=1.0)
@@ -82,17 +82,17 @@ class ServerQuestions:
         """Returns the counters of the rules that were used."""
         if not all(usage.is_reachable for usage in self._usage.values()):
             return ()
-        rows = [self._ask(_row, rule) for rule in list(self._rules)]
+        rows = [self._poll(_row, rule) for rule in list(self._rules)]
         return sorted((row for row in rows if row and row.pushes), key=lambda row: row.number)
 
-    def _ask(self, question: Callable[[Any], Any], of: Any) -> Any:
-        """Returns the answer; None if its server was lost meanwhile, which the strategy notices by itself."""
+    def _poll(self, call: Callable[[Any], Any], of: Any) -> Any:
+        """Returns the result of a call; None if its server was lost meanwhile, which the strategy notices by itself."""
         if not hasattr(self._of_thread, "executor"):
             self._of_thread.executor = bind_executor()
         try:
-            return question(of)
+            return call(of)
         except tf.errors.OpError:
-            # The executor keeps the error too, and would raise it again at the next question.
+            # The executor keeps the error too, and would raise it again at the next call.
             self._of_thread.executor.clear_error()
             return None
 
@@ -109,19 +109,19 @@ class UsageCounters:
     """The counters of a trace that say how busy is what all workers share; see `Trace`.
 
     Args:
-      questions: asks the servers, at most every two seconds.
+      polling: polls the servers, at most every two seconds.
     """
 
-    def __init__(self, questions: ServerQuestions) -> None:
-        self._questions = questions
+    def __init__(self, polling: ServerPolling) -> None:
+        self._polling = polling
         self._record = UsageRecord()
         self._asked_at = -math.inf
 
     def __call__(self) -> dict[str, float]:
         """Returns shares from 0 to 1 by names; nothing if the servers were asked just now."""
-        if time.monotonic() < self._asked_at + _ASKING_INTERVAL:
+        if time.monotonic() < self._asked_at + _POLL_INTERVAL:
             return {}
-        self._record.add(self._questions.usage())
+        self._record.add(self._polling.usage())
         self._asked_at = time.monotonic()
         return {resource.name: round(resource.share, 4) for resource in self._record.resources()}
 

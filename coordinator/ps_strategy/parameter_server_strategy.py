@@ -67,9 +67,9 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         check_partitioner(variable_partitioner)
         options = with_program_settings(options, os.environ)
         self._cluster_resolver = cluster_resolver = resolver_of(cluster_resolver)
-        with contextlib.ExitStack() as ending:
-            ending.callback(self.end_brief_collections)
-            parts = StrategyParts.connected(ParameterServerStrategy, cluster_resolver, options, ending)
+        with contextlib.ExitStack() as exit_stack:
+            exit_stack.callback(self.end_brief_collections)
+            parts = StrategyParts.connected(ParameterServerStrategy, cluster_resolver, options, exit_stack)
             self._parts, self._scheduler, self._tracer = parts, parts.scheduler, parts.tracer
             self._handles, self._recovery = parts.handles, parts.recovery
             self.parameter_servers = parts.parameter_servers
@@ -78,15 +78,15 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
             extended = ParameterServerExtended(self, parts, variable_partitioner)
             tf.distribute.Strategy.__init__(self, extended)
             extended.services = StrategyServices.of(parts, options)
-            extended.client_functions = ending.enter_context(parts.client_functions(extended, self.schedule))
+            extended.client_functions = exit_stack.enter_context(parts.client_functions(extended, self.schedule))
             self._datasets = DatasetDistribution(
                 parts.input_shares, extended.trace_dataset, parts.copies, self.num_replicas_in_sync
             )
             if options.trace is not None:
                 self.trace(options.trace)
-            self.dashboard_url = ending.enter_context(parts.dashboard(options.dashboard, extended.services.rules))
+            self.dashboard_url = exit_stack.enter_context(parts.dashboard(options.dashboard, extended.services.rules))
             # Closes when the strategy is forgotten, and at the end of the program.
-            self._closing = weakref.finalize(self, ending.pop_all().close)
+            self._closing = weakref.finalize(self, exit_stack.pop_all().close)
 
     @property
     def cluster_resolver(self) -> Any:

@@ -87,9 +87,9 @@ class StrategyParts:
 
     def usage_counters(self) -> "UsageCounters":
         """Returns the counters of a trace that say how busy the parameter servers are."""
-        from coordinator.ps_strategy.dashboard_sources import ServerQuestions, UsageCounters
+        from coordinator.ps_strategy.dashboard_sources import ServerPolling, UsageCounters
 
-        return UsageCounters(ServerQuestions(self.parameter_servers))
+        return UsageCounters(ServerPolling(self.parameter_servers))
 
     @functools.cached_property
     def evaluation(self) -> "StrategyEvaluation":
@@ -100,7 +100,7 @@ class StrategyParts:
 
     @classmethod
     def connected(
-        cls, strategy_class: type[Any], cluster_resolver: Any, options: Options, ending: contextlib.ExitStack
+        cls, strategy_class: type[Any], cluster_resolver: Any, options: Options, exit_stack: contextlib.ExitStack
     ) -> "StrategyParts":
         """Connects to a cluster and starts the threads.
 
@@ -108,17 +108,17 @@ class StrategyParts:
           strategy_class: the class of the strategy, whose models Keras is to train on the workers.
           cluster_resolver: names the servers.
           options: limits and times.
-          ending: is given what closes the parts.
+          exit_stack: receives the callbacks that close the parts.
         """
-        ending.enter_context(client_environment())
-        ending.enter_context(log_written_as(options.log_format))
+        exit_stack.enter_context(client_environment())
+        exit_stack.enter_context(log_written_as(options.log_format))
         membership = Membership.connected(ClusterDefinition.from_resolver(cluster_resolver), options)
         # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
-        ending.enter_context(keras_extended(strategy_class, options))
-        ending.enter_context(saved_in_blocks(options.checkpoint_memory))
-        ending.enter_context(loops_differentiable())
+        exit_stack.enter_context(keras_extended(strategy_class, options))
+        exit_stack.enter_context(saved_in_blocks(options.checkpoint_memory))
+        exit_stack.enter_context(loops_differentiable())
         scheduler = Scheduler(TensorFlowRuntime(membership), membership, options)
-        ending.callback(scheduler.close)
+        exit_stack.callback(scheduler.close)
         if isinstance(cluster_resolver, PolledClusterResolver):
             scheduler.follow(cluster_resolver.worker_addresses, cluster_resolver.interval, cluster_resolver.close)
         handles, variables = PerWorkerHandles(), VariableStore()
@@ -131,7 +131,7 @@ class StrategyParts:
             options.checkpoint_memory,
             scheduler.queue.events,
         )
-        ending.callback(recovery.release_manager)
+        exit_stack.callback(recovery.release_manager)
 
         def indices() -> list[int]:
             return [worker.index for worker in scheduler.cluster.workers]

@@ -63,28 +63,28 @@ def shared_cancellations(call: Cancellation, count: int) -> Sequence[Cancellatio
     """Returns one cancellation for each of `count` attempts in a call, which is cancelled once all of them are."""
     # A leaf lock: nothing is called while it is held.
     lock = threading.Lock()
-    active: set[_Share] = set()
-    shares = tuple(_Share(call, lock, active) for _ in range(count))
-    active.update(shares)
-    return shares
+    active: set[_CallMember] = set()
+    members = tuple(_CallMember(call, lock, active) for _ in range(count))
+    active.update(members)
+    return members
 
 
-class _Share:
+class _CallMember:
     """Implements `coordinator.runtime.Cancellation` for one attempt of a fused call.
 
     Args:
       call: cancels the call.
       lock: guards `active`.
-      active: the shares of the call that are not cancelled.
+      active: those of the call that are not cancelled.
     """
 
-    def __init__(self, call: Cancellation, lock: threading.Lock, active: set["_Share"]) -> None:
+    def __init__(self, call: Cancellation, lock: threading.Lock, active: set["_CallMember"]) -> None:
         self._call = call
         self._lock = lock
         self._active = active
 
     def cancel(self) -> None:
-        """Cancels this share, and the call if it was the last one. Calling it again does nothing."""
+        """Cancels this attempt, and the call if it was the last one. Calling it again does nothing."""
         with self._lock:
             was_last = self._active == {self}
             self._active.discard(self)

@@ -96,7 +96,7 @@ class ClosureQueue:
                 is_starved = closure.inputs and state.waiting.inputs.why_starved(closure)
                 if state.waiting.count >= self.capacity or state.error is not None or state.stopped or is_starved:
                     deadline = None if timeout is None else time.monotonic() + timeout
-                    starved = self._waits.for_room(closure, self.capacity, deadline)
+                    starved = self._waits.wait_for_room(closure, self.capacity, deadline)
                 if starved is None:
                     state.add(closure)
                     if state.idle:
@@ -172,7 +172,7 @@ class ClosureQueue:
         state, closure = self._state, attempt.closure
         with self._lock:
             is_wanted = not (closure.has_ended or state.is_unwanted(closure) or state.is_over_for(attempt.worker))
-            if not is_wanted or state.is_held or closure.fusion_key is None:
+            if not is_wanted or state.is_paused_or_quiet or closure.fusion_key is None:
                 return [attempt]
             count = choose(1 + state.waiting.matching_ahead(closure, attempt.worker, limit - 1))
             if count == 1:
@@ -245,7 +245,7 @@ class ClosureQueue:
         with self._lock:
             # A schedule that waits to raise an error has none to raise any more.
             self._waits.notify_all()
-            self._waits.to_end(cancelled, timeout)
+            self._waits.wait_ended(cancelled, timeout)
             abandoned = self._state.abandon(cancelled)
             self._waits.notify_settled()
             return abandoned
@@ -259,12 +259,12 @@ class ClosureQueue:
           BaseException: the pending error, once.
         """
         with self._lock:
-            self._waits.to_settle(None if timeout is None else time.monotonic() + timeout)
+            self._waits.wait_settled(None if timeout is None else time.monotonic() + timeout)
 
     def is_settled(self) -> bool:
         """Returns whether no closure waits or runs. Raises the pending error, once, when what ran has ended."""
         with self._lock:
-            self._waits.to_raise("done waits to raise an error", None)
+            self._waits.raise_when_settled("done waits to raise an error", None)
             return self._state.is_settled
 
     def pause(self, reason: str) -> None:
@@ -277,7 +277,7 @@ class ClosureQueue:
     def wait_idle(self, timeout: float) -> bool:
         """Waits at most `timeout` seconds until no attempt runs; returns whether none does."""
         with self._lock:
-            return self._waits.for_running(timeout)
+            return self._waits.wait_none_running(timeout)
 
     def resume(self) -> None:
         """Undoes `pause`."""

@@ -32,15 +32,17 @@ class InterruptibleWaits:
         """Whether `put` would not wait now, and `wait_settled` would not raise."""
         return self._state.error is None and self._state.waiting.count < self._capacity
 
-    def for_room(self, timeout: float | None, unless: Callable[[], bool]) -> None:
+    def wait_for_room(self, timeout: float | None, unless: Callable[[], bool]) -> None:
         """Waits until `put` would not wait; raises TimeoutError."""
         with self._lock:
-            self._waits.to_be_free(self._capacity, None if timeout is None else time.monotonic() + timeout, unless)
+            self._waits.wait_room_or_error(
+                self._capacity, None if timeout is None else time.monotonic() + timeout, unless
+            )
 
-    def to_settle(self, timeout: float | None, unless: Callable[[], bool]) -> None:
+    def wait_settled(self, timeout: float | None, unless: Callable[[], bool]) -> None:
         """Does what `ClosureQueue.wait_settled` does; raises no pending error once `unless()` is true."""
         with self._lock:
-            self._waits.to_settle(None if timeout is None else time.monotonic() + timeout, unless)
+            self._waits.wait_settled(None if timeout is None else time.monotonic() + timeout, unless)
 
     def wake(self) -> None:
         """Has each wait look at its condition."""

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable
 
 from coordinator.queueing.closure import Attempt, Closure
-from coordinator.queueing.parts import available, number
 from coordinator.queueing.queue_state import QueueState
+from coordinator.queueing.run_parts import available, number
 from coordinator.runs_future import RunsFuture
 
 
@@ -52,7 +52,7 @@ class QueueRuns:
         closure, state = attempt.closure, self._state
         with self._lock:
             if not closure.has_ended and not state.is_unwanted(closure):
-                is_alone = state.is_held or state.is_over_for(attempt.worker)
+                is_alone = state.is_paused_or_quiet or state.is_over_for(attempt.worker)
                 count = 1 if is_alone else choose(available(attempt))
                 self._leave_others(attempt, count)
                 return count

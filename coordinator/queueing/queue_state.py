@@ -19,7 +19,7 @@ from typing import Any
 
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
 from coordinator.queueing.effects import Effects
-from coordinator.queueing.parts import take_share, take_siblings
+from coordinator.queueing.run_parts import split_runs, take_siblings
 from coordinator.queueing.waiting_closures import IdleWorker, WaitingClosures
 from coordinator.runtime import Cancellation, FiniteInput
 from coordinator.statistics import ClusterStatistics, WorkerCounts
@@ -80,7 +80,7 @@ class QueueState:
         return (*self._ended.values(), self.retried)
 
     @property
-    def is_held(self) -> bool:
+    def is_paused_or_quiet(self) -> bool:
         """Whether no scheduled closure may start."""
         return bool(self.paused or self.quiet)
 
@@ -133,7 +133,7 @@ class QueueState:
         if idle is not None:
             self.waking[worker] = False
             idle.is_interrupted = True
-            idle.asleep.release()
+            idle.wakeup.release()
 
     def wake(self, worker: int | None = None) -> None:
         """Wakes idle workers that may start a closure: this one, or for None the longest idle, a few at a time."""
@@ -156,7 +156,7 @@ class QueueState:
             # Nothing is called between these lines, so Ctrl-C does not come between them.
             del self.idle[index]
             self.waking[index] = not self.quiet
-            idle.asleep.release()
+            idle.wakeup.release()
 
     def wake_all(self) -> None:
         """Wakes the idle workers that may start a closure, after none could."""
@@ -179,7 +179,7 @@ class QueueState:
         closure = self.waiting.pop_next(worker, beside, is_quiet=is_quiet)
         if closure is None:
             return None
-        if closure.future.whole is not None and (rest := take_share(closure, len(self.waiting.inputs.workers))):
+        if closure.future.whole is not None and (rest := split_runs(closure, len(self.waiting.inputs.workers))):
             self.add_rest(rest)
         attempt = closure.start(worker, cancellation)
         self.running[attempt] = None

@@ -56,7 +56,7 @@ class QuietPeriods:
         try:
             self._begin(period)
             with self._lock:
-                self._waits.to_be_quiet(deadline)
+                self._waits.wait_quiet(deadline)
                 if self._state.stopped:
                     raise StrategyClosedError("A quiet period cannot begin: the strategy is closed.")
             yield

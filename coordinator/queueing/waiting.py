@@ -58,7 +58,7 @@ class QueueWaits:
             # Another thread may have waited for room longer.
             self.has_room.notify()
 
-    def for_room(self, closure: Closure, capacity: int, deadline: float | None) -> Starved | None:
+    def wait_for_room(self, closure: Closure, capacity: int, deadline: float | None) -> Starved | None:
         """Waits until fewer than `capacity` closures wait, unless it is internal. Raises what `put` says.
 
         Returns:
@@ -83,16 +83,16 @@ class QueueWaits:
                 raise StrategyClosedError(f"{closure} cannot be scheduled: the strategy is closed.")
             if state.error is None:
                 return is_starved()
-            self.to_raise("schedule waits to raise an earlier error", deadline)
+            self.raise_when_settled("schedule waits to raise an earlier error", deadline)
 
-    def to_settle(self, deadline: float | None, unless: Callable[[], bool] = lambda: False) -> None:
+    def wait_settled(self, deadline: float | None, unless: Callable[[], bool] = lambda: False) -> None:
         """Waits until every closure has its outcome, and raises the pending error; gives up if `unless()`."""
         self._refuse_in_quiet("join was called")
         self._until(self._settled, lambda: self._state.is_settled or unless(), "join waits for closures", deadline)
         if not unless():
             self._raise_pending_error()
 
-    def to_be_free(self, capacity: int, deadline: float | None, unless: Callable[[], bool]) -> None:
+    def wait_room_or_error(self, capacity: int, deadline: float | None, unless: Callable[[], bool]) -> None:
         """Waits until fewer than `capacity` closures wait or an error can be raised; gives up if `unless()`."""
         state = self._state
 
@@ -106,23 +106,23 @@ class QueueWaits:
         # If it was given up, another thread may use the room.
         self.has_room.notify()
 
-    def to_raise(self, awaited: str, deadline: float | None) -> None:
+    def raise_when_settled(self, awaited: str, deadline: float | None) -> None:
         """If an error is pending, waits until what ran has ended, and raises the error unless another thread did."""
         state = self._state
         self._until(self._settled, lambda: state.error is None or state.is_settled, awaited, deadline)
         if state.is_settled:
             self._raise_pending_error()
 
-    def to_be_quiet(self, deadline: float | None) -> None:
+    def wait_quiet(self, deadline: float | None) -> None:
         """Waits until no scheduled closure runs and all workers have reported that they are idle."""
         awaited = "strategy.quiet() waits for functions that run"
         self._until(self._attempt_ended, lambda: self._state.stopped or self._state.is_quiet, awaited, deadline)
 
-    def for_running(self, timeout: float) -> bool:
+    def wait_none_running(self, timeout: float) -> bool:
         """Waits at most `timeout` seconds until no attempt runs; returns whether none does."""
         return self._attempt_ended.wait_for(lambda: not self._state.running, timeout)
 
-    def to_end(self, attempts: Collection[Attempt], timeout: float) -> None:
+    def wait_ended(self, attempts: Collection[Attempt], timeout: float) -> None:
         """Waits at most `timeout` seconds until none of these attempts runs."""
         self._attempt_ended.wait_for(lambda: self._state.running.keys().isdisjoint(attempts), timeout)
 
@@ -183,5 +183,5 @@ def _description(state: QueueState) -> str:
     more = len(state.running) - len(shown)
     running = ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "nothing"
     quiet = "".join(f"strategy.quiet() was entered in {thread.name}" for thread in [*state.quiet.values()][:1])
-    held = f"; no closure is started because {state.paused or quiet}" if state.is_held else ""
-    return f"{state.waiting.count} closures wait, running: {running}{held}"
+    paused = f"; no closure is started because {state.paused or quiet}" if state.is_paused_or_quiet else ""
+    return f"{state.waiting.count} closures wait, running: {running}{paused}"

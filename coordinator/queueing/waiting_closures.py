@@ -200,18 +200,18 @@ class IdleWorker:
 
     Attributes:
       index: as given.
-      asleep: is released when the worker is to wake up.
+      wakeup: a lock that is released to wake the worker.
       is_interrupted: whether it is to take no closure then.
     """
 
-    __slots__ = ("asleep", "index", "is_interrupted")
+    __slots__ = ("index", "is_interrupted", "wakeup")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.is_interrupted = False
-        self.asleep = threading.Lock()
-        self.asleep.acquire()
+        self.wakeup = threading.Lock()
+        self.wakeup.acquire()
 
     def wait(self, timeout: float | None) -> bool:
         """Waits, without the queue's lock, at most `timeout` seconds; returns whether the worker was woken."""
-        return self.asleep.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))
+        return self.wakeup.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))

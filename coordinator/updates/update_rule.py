@@ -144,8 +144,8 @@ class UpdateRule(tf.Module):
     def push(self, gradients: Sequence[Any], version: Any, positions: Any = None) -> Any:
         """Pushes the gradients of a step.
 
-        A rule with `once=epochs` commits one push for each range. If a step is run again after an earlier run has pushed
-        (because its worker died, for instance), the second push is ignored.
+        A rule with `once=epochs` commits one push for each range. If a step is run again after an earlier run has
+        pushed (because its worker died, for instance), the second push is ignored.
 
         Args:
           gradients: one for each variable, in their order: a tensor, `tf.IndexedSlices`, or None.

@@ -26,7 +26,7 @@ from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.queueing.closure import Closure, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
-from coordinator.queueing.parts import prepare
+from coordinator.queueing.run_parts import prepare
 from coordinator.runs_future import RunsFuture, RunsPart
 from coordinator.runtime import FiniteInput, FusionKey, Runtime, Servers
 from coordinator.setting_checks import check_integer
@@ -161,8 +161,8 @@ class Scheduler:
         self.queue.wait_settled(timeout)
 
     def wait_for_room(self, unless: Callable[[], bool]) -> None:
-        """Waits until `schedule` would not wait, or until `unless()`; see `InterruptibleWaits.for_room`."""
-        self.queue.interruptible.for_room(self._options.schedule_timeout, unless)
+        """Waits until `schedule` would not wait, or until `unless()`; see `InterruptibleWaits.wait_for_room`."""
+        self.queue.interruptible.wait_for_room(self._options.schedule_timeout, unless)
 
     def done(self) -> bool:
         """Returns whether no scheduled closure is pending. Raises the error of an earlier closure, once."""

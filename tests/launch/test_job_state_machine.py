@@ -38,8 +38,8 @@ class RecordedJob(JobStateMachine):
         self.now = 0.0
         self.actions: list[Action] = []
 
-    def say(self, text: str) -> None:
-        self.actions.append(("say", text))
+    def report(self, text: str) -> None:
+        self.actions.append(("report", text))
 
     def start(self, role: Role) -> None:
         self.actions.append(("start", role))
@@ -74,11 +74,11 @@ def advance(job: RecordedJob, *events: Event, now: float = 0.0) -> list[Action]:
     actions: list[Action] = []
     for event in events:
         actions = job.advance(event, now)
-    return [action for action in actions if action[0] != "say"]
+    return [action for action in actions if action[0] != "report"]
 
 
 def messages(job: RecordedJob, event: Event, now: float = 0.0) -> str:
-    return " ".join(text for kind, text in job.advance(event, now) if kind == "say")
+    return " ".join(text for kind, text in job.advance(event, now) if kind == "report")
 
 
 def test_the_programs_start_when_every_server_answers() -> None:
@@ -205,12 +205,12 @@ def test_each_server_that_ends_is_started_again_a_limited_number_of_times() -> N
     job = alone(server_restarts=2)
     advance(job, SERVERS_READY)
     expected = "ps-0 ended unexpectedly, by SIGKILL: starting it again, restart 1 of 2. Its log: /ps-0.log"
-    assert job.advance(server_ended("ps-0"), 0.0) == [("say", expected), ("start_server", "ps-0")]
+    assert job.advance(server_ended("ps-0"), 0.0) == [("report", expected), ("start_server", "ps-0")]
     assert advance(job, server_ended("worker-0")) == [("start_server", "worker-0")]
     assert "starting it again in 1 s, restart 2 of 2" in messages(job, server_ended("ps-0"))
     assert advance(job, TIME_PASSED, now=1.0) == [("start_server", "ps-0")]
     assert job.advance(server_ended("ps-0"), 1.0) == [
-        ("say", "ps-0 ended unexpectedly, by SIGKILL; it is not started again. Its log: /ps-0.log")
+        ("report", "ps-0 ended unexpectedly, by SIGKILL; it is not started again. Its log: /ps-0.log")
     ]
     assert job.state is State.RUNNING
 
@@ -268,7 +268,7 @@ def test_a_chief_that_fails_is_started_again_and_reported(code: int, outcome: st
     job = alone(restarts=2)
     advance(job, SERVERS_READY)
     expected = f"the chief {outcome}: starting it again, restart 1 of 2."
-    assert job.advance(chief(code), 0.0) == [("say", expected), AGAIN]
+    assert job.advance(chief(code), 0.0) == [("report", expected), AGAIN]
     assert job.state is State.RUNNING
     assert job.deadline is None
 

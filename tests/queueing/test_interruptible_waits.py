@@ -40,7 +40,7 @@ def waiting(wait: Callable[[], object]) -> tuple[threading.Thread, list[BaseExce
     return thread, errors
 
 
-@pytest.mark.parametrize("name", ["for_room", "to_settle"])
+@pytest.mark.parametrize("name", ["wait_for_room", "wait_settled"])
 def test_a_wait_is_given_up_when_it_is_woken_and_its_condition_holds(queue: ClosureQueue, name: str) -> None:
     given_up = threading.Event()
     thread, errors = waiting(lambda: getattr(queue.interruptible, name)(None, given_up.is_set))
@@ -54,8 +54,8 @@ def test_a_wait_is_given_up_when_it_is_woken_and_its_condition_holds(queue: Clos
 
 def test_room_ends_the_wait_for_it_and_the_deadline_does(queue: ClosureQueue) -> None:
     with pytest.raises(TimeoutError, match="schedule waits for room in the full queue"):
-        queue.interruptible.for_room(0.01, lambda: False)
-    thread, errors = waiting(lambda: queue.interruptible.for_room(TIMEOUT, lambda: False))
+        queue.interruptible.wait_for_room(0.01, lambda: False)
+    thread, errors = waiting(lambda: queue.interruptible.wait_for_room(TIMEOUT, lambda: False))
     assert queue.take(0, TIMEOUT) is not None
     thread.join(TIMEOUT)
     assert not errors
@@ -68,15 +68,15 @@ def test_the_pending_error_is_raised_unless_the_wait_was_given_up(queue: Closure
     assert attempt is not None
     queue.fail(attempt, ValueError("mine"), ErrorScope.ALL_CLOSURES)
     assert not queue.interruptible.is_free
-    queue.interruptible.for_room(TIMEOUT, lambda: False)
-    queue.interruptible.to_settle(TIMEOUT, lambda: True)
+    queue.interruptible.wait_for_room(TIMEOUT, lambda: False)
+    queue.interruptible.wait_settled(TIMEOUT, lambda: True)
     with pytest.raises(ValueError, match="mine"):
-        queue.interruptible.to_settle(TIMEOUT, lambda: False)
+        queue.interruptible.wait_settled(TIMEOUT, lambda: False)
     assert queue.interruptible.is_free
 
 
 def test_a_wait_ends_when_the_queue_is_stopped(queue: ClosureQueue) -> None:
-    thread, errors = waiting(lambda: queue.interruptible.for_room(None, lambda: False))
+    thread, errors = waiting(lambda: queue.interruptible.wait_for_room(None, lambda: False))
     queue.stop()
     thread.join(TIMEOUT)
     assert not errors

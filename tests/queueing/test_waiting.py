@@ -26,14 +26,14 @@ def state() -> QueueState:
 
 def test_a_wait_ends_at_once_when_its_condition_holds(lock: threading.Lock) -> None:
     with lock:
-        QueueWaits(lock, QueueState(), pytest.fail, 60).to_settle(None)
+        QueueWaits(lock, QueueState(), pytest.fail, 60).wait_settled(None)
 
 
 def test_a_wait_that_times_out_says_what_it_waited_for_and_what_runs(lock: threading.Lock, state: QueueState) -> None:
     waits = QueueWaits(lock, state, pytest.fail, 60)
     expected = r"Timed out after .* s: join waits for closures; 1 closures wait, running: nothing\."
     with lock, pytest.raises(TimeoutError, match=expected):
-        waits.to_settle(time.monotonic() + 0.01)
+        waits.wait_settled(time.monotonic() + 0.01)
 
 
 def test_a_stalled_wait_is_reported_without_holding_the_lock(lock: threading.Lock, state: QueueState) -> None:
@@ -45,7 +45,7 @@ def test_a_stalled_wait_is_reported_without_holding_the_lock(lock: threading.Loc
             state.unsettled = 0 if len(reports) > 1 else 1
 
     with lock:
-        QueueWaits(lock, state, report, 0.01).to_settle(None)
+        QueueWaits(lock, state, report, 0.01).wait_settled(None)
     assert all(text.startswith("No progress for 0 s: join waits for closures; 1 closures wait") for text in reports)
 
 
@@ -64,5 +64,5 @@ def test_a_wait_with_progress_is_not_reported(lock: threading.Lock) -> None:
     state = Progressing()
     state.unsettled = 1
     with lock:
-        QueueWaits(lock, state, pytest.fail, 0.01).to_settle(None)
+        QueueWaits(lock, state, pytest.fail, 0.01).wait_settled(None)
     assert state.reads > 8

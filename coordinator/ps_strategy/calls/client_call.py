@@ -108,7 +108,7 @@ class ClientCalls:
         self._wake = wake
         self._numbers = itertools.count()
         self._calls: dict[int, ClientCall] = {}
-        self._interrupts = Interrupts(self._cut_calls, self._is_call_ending)
+        self._interrupts = Interrupts(self._cut_calls, self._turn_error_into_interrupt)
 
     def __getitem__(self, number: Any) -> ClientCall:
         """Returns a call by its number."""
@@ -149,7 +149,7 @@ class ClientCalls:
                 call.cut.set_result(None)
         self._wake()
 
-    def _is_call_ending(self) -> bool:
+    def _turn_error_into_interrupt(self) -> bool:
         ending = [call for call in self._of_main_thread() if call.error is not None]
         for call in ending:
             call.error = KeyboardInterrupt()
@@ -171,12 +171,13 @@ class Interrupts:
 
     Args:
       on_interrupt: the function.
-      is_ending: returns whether a call of the main thread ends with an error, which is then `KeyboardInterrupt`.
+      interrupt_ending_call: if a call of the main thread is ending with an error, replaces the error by
+        `KeyboardInterrupt` and returns True.
     """
 
-    def __init__(self, on_interrupt: Callable[[], None], is_ending: Callable[[], bool]) -> None:
+    def __init__(self, on_interrupt: Callable[[], None], interrupt_ending_call: Callable[[], bool]) -> None:
         self._on_interrupt = on_interrupt
-        self._is_ending = is_ending
+        self._interrupt_ending_call = interrupt_ending_call
         self._received, self._sent = socket.socketpair()
         self._sent.setblocking(False)
         self._former = -1
@@ -201,7 +202,7 @@ class Interrupts:
 
     def _handle(self, number: int, frame: Any) -> None:
         # TensorFlow cannot raise the error of a graph if another one comes out while it makes that.
-        if not self._is_ending():
+        if not self._interrupt_ending_call():
             signal.default_int_handler(number, frame)
 
     def _restore(self) -> None:

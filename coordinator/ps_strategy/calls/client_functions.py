@@ -178,7 +178,7 @@ class ClientFunctions:
         """Adds operations that wait as `ParameterServerStrategy.join` does."""
 
         def begin(call: ClientCall) -> list[Any]:
-            call.begin_wait(lambda: self._waits.to_settle(timeout, call.cut.done))
+            call.begin_wait(lambda: self._waits.wait_settled(timeout, call.cut.done))
             return []
 
         def end(call: ClientCall) -> list[Any]:

@@ -335,7 +335,7 @@ class ScheduledCall:
 
 
 def _result_for(future: Future, context: WorkerContext) -> Any:
-    value = future.value_where_it_is()
+    value = future.unfetched_result()
     return value.value_on(context) if isinstance(value, LeftResult) else value
 
 

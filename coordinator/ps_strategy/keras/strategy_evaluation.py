@@ -23,7 +23,7 @@ from coordinator.ps_strategy.keras.evaluation.shards import (
     source_shards,
 )
 from coordinator.ps_strategy.keras.fit.evaluation_feed import EvaluationFeed
-from coordinator.ps_strategy.keras.fit.fit_extension import EndlessnessOnWorkers, check_model
+from coordinator.ps_strategy.keras.fit.fit_extension import CardinalityCheck, check_model
 from coordinator.ps_strategy.keras.fit.replica_steps import whole
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.setting_checks import check_integer
@@ -47,7 +47,7 @@ class StrategyEvaluation:
 
     def __init__(self, wait_recovered: Callable[[], bool]) -> None:
         self._wait_recovered = wait_recovered
-        self._is_endless = EndlessnessOnWorkers()
+        self._is_infinite_on_workers = CardinalityCheck()
         self._functions: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, Any]] = weakref.WeakKeyDictionary()
 
     def evaluate(
@@ -113,7 +113,7 @@ class StrategyEvaluation:
             if shards is not None:
                 raise ValueError("shards cannot be given for data of which each worker has a share: that is a shard.")
             dataset = data if isinstance(data, PerWorkerDataset) else strategy.distribute_datasets_from_function(data)
-            if self._is_endless(dataset, strategy):
+            if self._is_infinite_on_workers(dataset, strategy):
                 raise ValueError("The dataset is endless, so its evaluation would never end.")
             workers = [worker.index for worker in strategy.cluster.workers]
             return lambda: WorkerShards(dataset, workers)

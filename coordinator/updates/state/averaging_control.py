@@ -46,12 +46,12 @@ class AveragingControl:
         self._is_on = is_on
         self._write()
 
-    def gather(self, strategy: ParameterServerStrategy, bring: Any) -> bool:
+    def gather(self, strategy: ParameterServerStrategy, add_model: Any) -> bool:
         """Has every live worker add its model to the mean; afterwards all restart from the shared model.
 
         Args:
           strategy: nothing is scheduled on it now.
-          bring: a `tf.function` that takes an int64 scalar, adds the worker's model as one of that generation, and
+          add_model: a `tf.function` that takes an int64 scalar, adds the worker's model as one of that generation, and
             returns whether there was one.
 
         Returns:
@@ -63,7 +63,7 @@ class AveragingControl:
         generation = tf.constant(next(self._generations), tf.int64)
         try:
             workers = [worker for worker in strategy.cluster.workers if worker.state is WorkerState.LIVE]
-            futures = {strategy.schedule(bring, (generation,), worker=worker.index): worker for worker in workers}
+            futures = {strategy.schedule(add_model, (generation,), worker=worker.index): worker for worker in workers}
             while concurrent.futures.wait(futures, timeout=CHECK_INTERVAL).not_done:
                 for future, worker in futures.items():
                     if worker.state is not WorkerState.LIVE:

@@ -195,7 +195,7 @@ def _may_follow(group: Sequence[Any], batch: Any, most: int) -> bool:
         return False
     if (len(group) + 1) * _bytes(group[0]) > _LARGEST:
         return False
-    return all(map(_are_alike, tf.nest.flatten(group[0]), tf.nest.flatten(batch)))
+    return all(map(_have_same_spec, tf.nest.flatten(group[0]), tf.nest.flatten(batch)))
 
 
 def _size(batch: Any) -> int | None:
@@ -207,7 +207,7 @@ def _size(batch: Any) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _are_alike(one: Any, other: Any) -> bool:
+def _have_same_spec(one: Any, other: Any) -> bool:
     if one is None or other is None:
         return one is other
     return one.dtype == other.dtype and one.shape[1:] == other.shape[1:]

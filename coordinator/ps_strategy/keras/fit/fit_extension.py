@@ -50,7 +50,7 @@ class FitExtension:
         self.compile = self._rule_fits.compile
         self.saving, self.restored = self._range_fits.saving, self._range_fits.restored
         self._has_warned = False
-        self._is_endless_on_workers = EndlessnessOnWorkers()
+        self._is_infinite_on_workers = CardinalityCheck()
 
     def epoch_iterator(self, strategy: Any, x: Any, arguments: dict[str, Any]) -> keras_patches.EpochIterator:
         """Returns the turns of an epoch.
@@ -61,7 +61,7 @@ class FitExtension:
           arguments: the other arguments of Keras' `EpochIterator`.
 
         Raises:
-          ValueError: labels or weights were given beside a per-worker dataset or a source; or the data is endless, and
+          ValueError: labels or weights were given beside a per-worker dataset or a source; or the data is infinite, and
             nothing counts the steps.
         """
         if callable(x):
@@ -81,10 +81,10 @@ class FitExtension:
                 return self._client_feed(data, strategy)
 
             iterator = keras_patches.EpochIterator(create_feed, x, arguments)
-            is_endless = _is_endless_dataset(x)
-            if iterator.num_batches is None and is_endless:
+            is_infinite = _is_infinite_dataset(x)
+            if iterator.num_batches is None and is_infinite:
                 raise _endless(_name_of_steps(arguments))
-            self._warn_of_losses(strategy, arguments, is_endless)
+            self._warn_of_losses(strategy, arguments, is_infinite)
             return iterator
         given = [name for name in ("y", "sample_weight", "class_weight") if arguments.get(name) is not None]
         if given:
@@ -98,16 +98,16 @@ class FitExtension:
     def _worker_feed(
         self, dataset: PerWorkerDataset, strategy: Any, arguments: dict[str, Any]
     ) -> Callable[[PerWorkerDataset], Feed]:
-        """Returns a function that creates feeds; asks workers whether their data is endless.
+        """Returns a function that creates feeds; asks workers whether their data is infinite.
 
         Raises:
           ValueError: it is, and nothing counts the steps.
         """
         steps = arguments.get("steps_per_epoch")
-        is_endless = self._is_endless_on_workers(dataset, strategy, is_counted=steps is not None)
-        self._warn_of_losses(strategy, arguments, is_endless)
+        is_infinite = self._is_infinite_on_workers(dataset, strategy, is_counted=steps is not None)
+        self._warn_of_losses(strategy, arguments, is_infinite)
         if steps is None:
-            if is_endless:
+            if is_infinite:
                 raise _endless(_name_of_steps(arguments))
             if not _is_evaluation(arguments):
                 return lambda dataset: FiniteWorkerFeed(dataset, strategy)
@@ -115,13 +115,13 @@ class FitExtension:
             return lambda dataset: EvaluationFeed(
                 WorkerShards(dataset, workers), strategy, lambda: FiniteWorkerFeed(dataset, strategy)
             )
-        if is_endless:
+        if is_infinite:
             return lambda dataset: WorkerFeed(dataset, strategy)
         calls = math.ceil(steps / arguments.get("steps_per_execution", 1))
         return lambda dataset: FiniteWorkerFeed(dataset, strategy, calls)
 
-    def _warn_of_losses(self, strategy: Any, arguments: dict[str, Any], is_endless: bool) -> None:
-        if is_endless or self._has_warned or not _is_fit(arguments):
+    def _warn_of_losses(self, strategy: Any, arguments: dict[str, Any], is_infinite: bool) -> None:
+        if is_infinite or self._has_warned or not _is_fit(arguments):
             return
         if strategy.extended.services.variables.is_restored:
             self._has_warned = True
@@ -136,7 +136,7 @@ class FitExtension:
         """A scope for a call of `fit`; see `RangeFits.fitting`.
 
         Raises:
-          ValueError: an argument does not go with the data; or the validation data is endless, and nothing counts its
+          ValueError: an argument does not go with the data; or the validation data is infinite, and nothing counts its
             steps. Keras would look at it only after the first epoch.
         """
         if given.get("validation_steps") is None:
@@ -149,7 +149,7 @@ class FitExtension:
         if callable(data):
             data = strategy.experimental_distribute_datasets_from_function(data)
         on_workers = isinstance(data, PerWorkerDataset)
-        if self._is_endless_on_workers(data, strategy) if on_workers else _is_endless_dataset(data):
+        if self._is_infinite_on_workers(data, strategy) if on_workers else _is_infinite_dataset(data):
             raise _endless("validation_steps=")
 
     def turn_function(self, model: keras.Model, kind: str) -> Callable[[Any], Any]:
@@ -223,21 +223,21 @@ def _evaluation_feed(batches: Iterator[Any], strategy: Any, iterator: keras_patc
     return EvaluationFeed(shards, strategy, lambda: ClientFeed(shards.all_batches(), strategy))
 
 
-class EndlessnessOnWorkers:
-    """Asks workers whether their data is endless."""
+class CardinalityCheck:
+    """Asks workers whether their data is infinite."""
 
     def __init__(self) -> None:
-        self._is_endless = tf.function(lambda dataset: dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
+        self._is_infinite = tf.function(lambda dataset: dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
 
     def __call__(self, dataset: PerWorkerDataset, strategy: Any, is_counted: bool = False) -> bool:
         """Returns True if the data of one worker is; any worker is asked if the steps are counted."""
         # Without a count, the data of every worker must end. With one, no lost worker is waited for.
         workers = [None] if is_counted else [worker.index for worker in strategy.cluster.workers]
-        futures = [strategy.schedule(self._is_endless, args=(dataset,), worker=worker) for worker in workers]
+        futures = [strategy.schedule(self._is_infinite, args=(dataset,), worker=worker) for worker in workers]
         return any(_result(future, strategy) for future in futures)
 
 
-def _is_endless_dataset(data: Any) -> bool:
+def _is_infinite_dataset(data: Any) -> bool:
     return isinstance(data, tf.data.Dataset) and bool(data.cardinality() == tf.data.INFINITE_CARDINALITY)
 
 

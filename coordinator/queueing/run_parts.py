@@ -31,7 +31,7 @@ def prepare(closure: Closure, fusion_key: FusionKey | None) -> None:
         closure.fusion_key = whole.fusion_key = FusionKey(fusion_key.function, object())
 
 
-def take_share(closure: Closure, workers: int) -> Closure | None:
+def split_runs(closure: Closure, workers: int) -> Closure | None:
     """Leaves a closure that a worker is about to start a share of its runs, as large as that of any other worker.
 
     Args:

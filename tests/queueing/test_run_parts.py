@@ -9,9 +9,9 @@ from coordinator.errors import ClosureCancelledError
 from coordinator.fusing.fusion_size import FusionSizeModel
 from coordinator.queueing.closure import Closure
 from coordinator.queueing.closure_queue import ClosureQueue
-from coordinator.queueing.parts import prepare
 from coordinator.queueing.queue_runs import QueueRuns
 from coordinator.queueing.queue_state import QueueState
+from coordinator.queueing.run_parts import prepare
 from coordinator.runs_future import RunsFuture, RunsPart
 from coordinator.runtime import FailureKind
 from coordinator.testing.fake_runtime import FakeCancellation, FakeRuntime
