@@ -1,4 +1,4 @@
-"""The result of one scheduled closure, before it exists.
+"""The future of one scheduled closure.
 
 A million futures may wait in a queue, and almost none of them is waited on before it is done. So what threads wait on,
 a condition with its lock and a list, is created when a thread first needs it, and a future that is done returns its

@@ -24,7 +24,7 @@ from coordinator.launch.serve import serve
 from coordinator.version import __version__
 
 _UNUSABLE = 2
-# Those that take what was given as it is.
+# Commands that take the parsed arguments unchanged.
 _COMMANDS = {
     "data": data,
     "doctor": doctor,
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ClusterSpecError, LaunchError) as error:
         reason = str(error)
     except KeyboardInterrupt:
-        # Of a command that does not handle it, or not yet: nothing is to be reported.
+        # In a command that does not handle Ctrl-C (yet).
         return 128 + signal.SIGINT
     except BrokenPipeError:
         # What reads the output has ended, as in `coordinator doctor | head -1`. Python would write the rest at its end.
@@ -79,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="coordinator",
-        description="Parameter-server training: a cluster on this machine, one server of any, or one in virtual time.",
+        description="Parameter-server training with TensorFlow: run a program on a cluster, start one server of a "
+        "cluster, or simulate a cluster.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"coordinator {__version__}")

@@ -14,7 +14,7 @@ from coordinator.errors import LaunchError
 _INTERVAL, _TIMEOUT = 1.0, 5.0
 # The program may be started again at the same address.
 _MOST_MISSED = 15
-# An address that is none, one that does not answer, and one that answers something else.
+# Not a URL, no answer, or not a dashboard.
 _ERRORS = (OSError, ValueError, http.client.HTTPException)
 # The page is on this machine or at the end of a tunnel, never behind a proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))

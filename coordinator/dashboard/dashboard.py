@@ -128,4 +128,6 @@ class Dashboard:
             except Exception as error:
                 if repr(error) != reported:
                     reported = repr(error)
-                    _logger.exception("The dashboard could not ask the servers; it goes on asking.")
+                    _logger.exception(
+                        "The dashboard could not read the servers' usage and the rules' counters; it keeps trying."
+                    )

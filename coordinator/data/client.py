@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from coordinator.data.source import IN_ORDER, Source, digest_of, shuffled
 
-# How many examples the digest has, how many values of each array of them, and how many bytes may be under way.
+# The digest covers this many examples, and this many values of each array of them.
 _SAMPLE = 16
 _VALUES = 1024
+# At most this many bytes are in flight.
 _MOST_BYTES = 2**28
 
 
@@ -22,7 +23,7 @@ def client(data: Any, size: int | None = None) -> Source:
 
     Args:
       data: a sequence, with `__len__` and `__getitem__` (and perhaps `__getitems__`, which takes a list of indices, as
-        PyTorch's data sets have), or anything that can be iterated again and again with the same examples in the same
+        PyTorch's datasets have), or anything that can be iterated again and again with the same examples in the same
         order: an object such as a `tf.data.Dataset`, or a function that returns an iterator, such as a generator
         function. What is iterated is read in order: it cannot be shuffled, and where an earlier example is needed
         again, it is iterated from the beginning. An example is an array, or a tuple, list or dict of arrays.

@@ -15,8 +15,8 @@ _ROWS = 1024
 def convert(paths: Sequence[str], folder: str) -> str:
     """Writes a TFRecord file of examples for each Parquet or CSV file.
 
-    A column becomes a feature: integers and booleans int64, other numbers float32, texts and bytes strings; lists of
-    these likewise.
+    A column becomes a feature: integers and booleans int64, other numbers float32, str and bytes values string; lists
+    of these likewise.
 
     Args:
       paths: of local files that end in `.parquet` or `.csv`; the first line of a CSV file has the names of its columns.
@@ -119,7 +119,7 @@ def _kind(name: str, values: Sequence[Any]) -> str:
     }
     if len(kinds) > 1 or not all(isinstance(each, bool | int | float | str | bytes) for each in values):
         found = ", ".join(sorted({type(each).__name__ for each in values}))
-        hint = "Fill missing values in first." if None in values else "Convert them to numbers or texts first."
+        hint = "Fill missing values in first." if None in values else "Convert them to numbers or strings first."
         raise LaunchError(f"The column {name!r} has values of the type {found}, which are not converted. {hint}")
     return kinds.pop() if kinds else ""
 

@@ -38,7 +38,7 @@ from coordinator.queueing.interrupts import uninterrupted
 
 _logger = logging.getLogger("coordinator")
 
-# How many ranges are under way at most; more for many workers, so that each can take calls of 64 functions.
+# How many ranges are in flight at most; more for many workers, so that each can take calls of 64 functions.
 _AHEAD = 1024
 _AHEAD_PER_WORKER = 128
 _LEAST_AHEAD_PER_WORKER = 4
@@ -276,7 +276,7 @@ class Epochs(tf.train.experimental.PythonState):
     def _report_stall(self, strategy: Any, seconds: float) -> None:
         self._changed.release()
         try:
-            text = "No progress for %.0f s: Epochs.on waits for %d ranges under way. Cluster: %s"
+            text = "No progress for %.0f s: Epochs.on waits for %d ranges in flight. Cluster: %s"
             _logger.warning(text, seconds, self._ledger.count_out, strategy.cluster.statistics())
         finally:
             self._changed.acquire()

@@ -1,11 +1,11 @@
-"""Which ranges of examples are done, which are under way, and which are next.
+"""Which ranges of examples are done, which are in flight, and which are next.
 
     next --> out --finish--> done
       ^       |
       '-- give_back          a function failed, was cancelled, or was never scheduled
 
-Ranges have the numbers 0, 1, 2, ... through all epochs. Done are all below a watermark and a few above it, so that the
-ledger needs memory for what is under way only, however many ranges there are.
+Ranges have the numbers 0, 1, 2, ... through all epochs. All ranges below a watermark and a few above it are done, so
+that memory is needed only for those in flight.
 
 A plain data structure without a lock or a call to other code.
 """
@@ -26,7 +26,7 @@ class EpochsStatistics:
     Attributes:
       ranges: how many ranges all epochs have.
       done: how many of them are in the model, skipped ones included.
-      out: how many are under way: handed out and not done.
+      out: how many are in flight: handed out and not done.
       skipped: the ranges that were given up, each as epoch, position of its first example in the epoch, and number of
         examples.
       given_back: how often a range was handed out again because its function failed or was cancelled.
@@ -85,7 +85,7 @@ class Ledger:
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """Another value whenever a range was done, given back or rolled back."""
+        """A value that changes whenever a range was done, given back or rolled back."""
         return self.count_done, self.given_back, self.rolled_back
 
     @property

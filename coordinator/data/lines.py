@@ -20,10 +20,10 @@ def lines(paths: Any, parse: Callable[[Any], Any] | None = None, skip: int = 0) 
     Args:
       paths: of the files, which are not compressed. All workers must be able to read them.
       parse: takes a vector of lines, without their ends, and returns a structure of tensors. None returns the vector.
-      skip: the number of lines at the beginning of each file that are no examples.
+      skip: the number of lines at the beginning of each file to skip, such as headers.
 
     Raises:
-      TypeError: `paths` are none.
+      TypeError: `paths` is neither a path nor a sequence of paths.
       ValueError: there are no lines.
       FileNotFoundError: a file does not exist.
     """

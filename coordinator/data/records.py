@@ -32,7 +32,7 @@ def records(paths: Any, features: Mapping[str, Any] | Callable[[Any], Any] | Non
         structure of tensors. None returns the vector.
 
     Raises:
-      TypeError: `paths` are none.
+      TypeError: `paths` is neither a path nor a sequence of paths.
       ValueError: a file is no TFRecord file, or is compressed.
       FileNotFoundError: a file does not exist.
     """

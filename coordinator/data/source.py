@@ -21,7 +21,7 @@ class Source(ABC):
         because reading single examples takes too long, and the ranges come in random order.
       is_sequential: whether the data is read in order, and cannot be shuffled.
       is_on_client: whether the client reads the data: each range of a loop comes with its examples, as `reader` says.
-      most_out: how many examples may be under way at once, since the client keeps them; None for any number.
+      most_out: how many examples may be in flight at once, since the client keeps them; None for any number.
     """
 
     size: int

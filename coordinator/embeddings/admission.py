@@ -1,4 +1,4 @@
-"""Which keys get a row of a table: not those that are seen once and never again, which are most of many keys."""
+"""Which keys get a row of a table. Most keys of large data occur once and should not."""
 
 import dataclasses
 from typing import Any
@@ -12,8 +12,8 @@ from coordinator.setting_checks import check_integer, check_number
 class MinCount:
     """Admits a key when it is looked up in training for the n-th time.
 
-    A look-up counts a key once, however often it has it. Counts of keys that wait are kept on the servers: those of as
-    many keys as the table may have rows. If there are more, the keys that have waited longest are forgotten.
+    A look-up counts each of its keys once. The servers keep counts for as many pending keys as the table may have rows;
+    beyond that, the oldest are dropped.
 
     Args:
       n: at least 1.

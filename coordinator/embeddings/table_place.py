@@ -24,7 +24,7 @@ _REPLACED = contextlib.ExitStack()
 
 @dataclasses.dataclass(frozen=True)
 class TablePlace:
-    """See the module.
+    """The devices of a table's parts.
 
     Attributes:
       devices: a CPU for each part.

@@ -27,7 +27,7 @@ _ENDS = {
 }
 _AWAY = {"worker_lost": "worker_returned", "parameter_server_lost": "parameter_server_recovered"}
 _CLIENT = "client"
-# The counters of how busy is what all workers share.
+# The track with the load of what all workers share: the servers, the client, and their hosts.
 BUSY = "busy"
 
 
@@ -39,7 +39,7 @@ class Trace:
       path: of the file, which is overwritten.
       tasks: those that have a track from the beginning.
       sample: returns how many closures wait, and how many run.
-      busy: returns how busy is what all workers share, from 0 to 1, by name; or nothing. It may take seconds.
+      busy: returns the load of what all workers share, from 0 to 1, by name; empty for none. May take seconds.
       close_timeout: how long `close` waits for the file, in seconds.
 
     Raises:

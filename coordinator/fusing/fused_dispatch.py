@@ -24,7 +24,7 @@ from coordinator.queueing.closure import Attempt
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import FailureKind, Runtime
 
-# With this number of closures in a call the client is the bottleneck. It is not with many runs of one closure.
+# Beyond this number of closures in a call the client is the bottleneck. Does not apply to runs of one closure.
 _MAX_CLOSURES = 64
 
 
@@ -47,7 +47,8 @@ class FusedDispatch:
         self._queue = queue
         self._limit = options.steps_per_dispatch
         self._live_workers = live_workers
-        # Each closure of a lost call counts it as one of its attempts; none may be at its limit by that.
+        # The loss of a fused call counts as a failed attempt of each of its closures. It must not bring one to its
+        # limit, so calls are fused only if the limits allow a second attempt.
         self._is_allowed = self._limit != 1 and options.max_attempts > 1 and options.transient_retries > 0
         self._model = FusionSizeModel(self._limit)
         # The function of the latest call, if its duration is to be recorded.

@@ -10,7 +10,7 @@ They are found among the process's file descriptors, by their peers. Promises:
 Descriptors are listed here, since `psutil.Process.net_connections` reads the whole table of the machine's connections
 and does not say which socket a descriptor is. With 40 connections in the process one search takes 0.5 ms here and 16 ms
 there, 24 ms with 5,000 connections on the machine, and the heartbeat makes one in each interval. Another process's
-descriptors can be had on Linux only, with the right to trace that process.
+descriptors are available on Linux only, with the right to trace that process.
 """
 
 import contextlib
@@ -218,7 +218,7 @@ def _awaited_peer(connection: socket.socket) -> Endpoint | None:
 def _duplicate_from(process: int, descriptor: int) -> int:
     """Duplicates a descriptor of another process into this one."""
     if sys.platform != "linux":
-        raise OSError("Descriptors of another process can be had on Linux only.")
+        raise OSError("Descriptors of another process are available on Linux only.")
     handle = os.pidfd_open(process)
     try:
         copy = int(ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, handle, descriptor, 0))

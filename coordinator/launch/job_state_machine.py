@@ -189,7 +189,8 @@ class JobStateMachine:
             self._job.send(signal.SIGKILL)
         else:
             self._stop(128 + number, _SIGNAL_GRACE)
-            self._job.report(f"{number.name}: the program may end within {_SIGNAL_GRACE:.0f} s; once more kills it.")
+            grace = f"the program has {_SIGNAL_GRACE:.0f} s to exit"
+            self._job.report(f"{number.name}: {grace}; a second signal kills it now.")
             self._job.send(number)
 
     def program_ended(self, role: Role, code: int) -> None:

@@ -195,7 +195,7 @@ def _read_lines(on_line: Callable[[str], None], is_filtered: bool, log_path: pat
                 log.write(line)
             if is_filtered and not log_filter.feed(line):
                 continue
-            # Of a line that was drawn over and over, what was to be seen last.
+            # Of a line redrawn with carriage returns, the last text.
             on_line(line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2])
 
 

@@ -114,7 +114,8 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
           args: its positional arguments: tensors, NumPy arrays, Python values, per-worker iterators and datasets, and
             futures of this strategy, in whose place it gets their results; if one fails, so does this function.
           kwargs: its keyword arguments.
-          steps: run it this many times, on all workers, with one `RunsFuture`: see docs/dispatch.md, "Many runs".
+          steps: run it this many times in total, spread over the workers, with one `RunsFuture`: see docs/dispatch.md,
+            "Many runs".
           worker: the index of the only worker that may run it; it waits for a lost one (`Options.affinity_timeout`).
           timeout: in seconds; if a worker takes longer, another one runs it as well, and the first result counts.
             None for `Options.closure_timeout`.
@@ -127,7 +128,8 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         Raises:
           TypeError: `fn` is not a `tf.function` or concrete function.
           ValueError: a future of another source is among the arguments, there is no such worker, `timeout` is not
-            positive, XLA is to compile what it cannot (`jit_compile=True`), or a variable has unknown dimensions.
+            positive, the function has `jit_compile=True`, or calls one that has and uses a remote variable, or a
+            variable has unknown dimensions.
           TimeoutError: the queue stayed full for `Options.schedule_timeout`.
           tf.errors.OutOfRangeError: an iterator among the arguments has ended on all workers, or on `worker`.
           StrategyClosedError: the strategy is closed.

@@ -49,7 +49,7 @@ class ClosureQueue:
       capacity: as given.
       workers: the workers that take closures from it.
       quiet, interruptible: the periods in which no scheduled closure runs; waits that may be given up.
-      runs: the parts of closures that stand for many runs.
+      runs: closures with `steps`, divided into parts.
       events: what happens to closures is recorded there.
     """
 

@@ -100,7 +100,7 @@ class QueueState:
         return self.stopped or (self.error is not None and not closure.is_internal)
 
     def unwanted_error(self, closure: Closure) -> BaseException:
-        """Returns the error for the future of such a closure."""
+        """Returns the error for the future of a closure for which `is_unwanted` is True."""
         why = "the strategy was closed" if self.stopped else "another closure failed while it ran"
         return closure.cancelled_error(why)
 
@@ -317,7 +317,7 @@ class QueueState:
         )
 
     def add_rest(self, rest: Closure) -> None:
-        """Adds a closure of runs that a worker leaves which has started others."""
+        """Adds the closure of the remaining runs after a worker has taken its part."""
         rest.counts = True
         self.unsettled += 1
         self.waiting.add(rest, at_front=True)
@@ -328,7 +328,12 @@ class QueueState:
         self._ended[state] += closure.runs
 
     def _cancel_all(self, reason: str | None, *, internal: bool) -> Effects:
-        """Cancels what waits, for a reason unless its user does, and what runs; internal closures only if said so."""
+        """Cancels what waits and what runs.
+
+        Args:
+          reason: for the error of the futures; None if the user cancelled.
+          internal: also internal closures.
+        """
         effects = Effects(cancelled=[run for run in self.running if internal or not run.closure.is_internal])
         for closure in list(self.waiting):
             if (closure.is_internal and not internal) or closure.has_ended:

@@ -127,14 +127,15 @@ def scaling(name: str, values: Sequence[int], series: Sequence[tuple[str, Sequen
     if name == "workers":
         first = max(results[0].gradients_per_second for _, results in series)
         ideal = [first * value / values[0] for value in values]
-        speed.plot(values, ideal, color="grey", linestyle="--", linewidth=1, label="in proportion")
+        speed.plot(values, ideal, color="grey", linestyle="--", linewidth=1, label="linear scaling")
         speed.set_yscale("log", base=2)
         speed.yaxis.set_major_formatter("{x:g}")
     else:
         speed.set_ylim(0, None)
     speed.set(title="Speed", ylabel="gradients used per second")
     staleness.set(title="Staleness: mean; dotted: 99th percentile", ylabel="updates", ylim=(0, None))
-    shares.set(title="Workers compute; dotted: wait for the rule", ylabel="share of their time [%]", ylim=(-2, 102))
+    title = "Worker time: compute (solid), wait for the rule (dotted)"
+    shares.set(title=title, ylabel="share of their time [%]", ylim=(-2, 102))
     for axes in (speed, staleness, shares):
         _scale(axes, values)
         axes.set_xlabel(name)
@@ -163,7 +164,7 @@ def draw_timelines(axes: Any, result: Result) -> None:
     handles = [axes.barh(0, 0, color=color, label=label) for label, color in shown]
     axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=len(shown), frameon=False)
     axes.set(
-        title=f"What {len(result.timelines)} of {result.setting.workers} workers do at first",
+        title=f"Timelines of {len(result.timelines)} of {result.setting.workers} workers, start of the run",
         xlabel="time [s]",
         ylabel="worker",
         yticks=range(len(result.timelines)),

@@ -139,7 +139,7 @@ class RuleRun:
         return GRADIENT
 
     def forget(self, worker: SimulatedWorker) -> None:
-        """Drops what a worker had under way: the servers have learned that it died."""
+        """Drops what a worker had in flight: the servers have learned that it died."""
 
     def _record_push(self, now: float, worker: int, pulled_version: int) -> int:
         """Records a push of a gradient that was computed on a version, and returns its staleness in updates."""

@@ -37,7 +37,7 @@ class Pause:
 
 @dataclasses.dataclass(frozen=True)
 class Death:
-    """A worker dies and loses what it had under way; if it returns, it starts as a new worker.
+    """A worker dies and loses what it had in flight; if it returns, it starts as a new worker.
 
     Attributes:
       worker: its index.

@@ -77,7 +77,7 @@ class FakeRuntime:
         self._lost_parameter_server: str | None = None
 
     def kill(self, worker: int) -> None:
-        """The call under way and later ones on `worker` raise `WorkerLost`, until it is restarted and reconnected."""
+        """The call in flight and later ones on `worker` raise `WorkerLost`, until it is restarted and reconnected."""
         self._change(lambda: self._dead.add(worker))
 
     def restart(self, worker: int) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def switch(current: Any, rule: Any) -> None:
-    """Lets a rule continue for another one, once all scheduled functions have finished.
+    """Replaces a rule by another one once all scheduled functions have finished.
 
     Args:
       current: the `UpdateRule` that is used.

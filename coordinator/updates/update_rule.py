@@ -45,8 +45,8 @@ class UpdateRule(tf.Module):
       variables: `tf.Variable`s or `keras.Variable`s, for which gradients are pushed. The `variable` of a table may be
         among them: its gradients go to the table's own optimizer, at once if the push is accepted, whatever the rule
         does with the others.
-      embeddings: those of which steps look up rows. They are never copied to a worker as a whole ahead of time. By
-        default the sharded variables, and those of `Embedding` layers, which Keras names "embeddings".
+      embeddings: variables that steps look up by rows; never copied to a worker as a whole. By default the sharded
+        variables, and those of `Embedding` layers, which Keras names "embeddings".
       learning_rate: for an update function: a number, a scalar `tf.Variable`, or a function of the version that was
         pulled, an int64 scalar; a schedule of Keras is one. It is called once with 0 to check it.
       allow_duplicate_indices: whether an update function accepts `tf.IndexedSlices` with repeated indices. A function

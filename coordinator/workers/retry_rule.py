@@ -17,7 +17,7 @@ def may_retry(failure: Failure, failures_of_kind: int, options: Options, *, may_
     """
     match failure.kind:
         case FailureKind.CANCELLED:
-            # Its user cancelled it, which has decided it, or the library did, to run it later.
+            # If the user cancelled it, its outcome is decided already; if the library did, it is to run later.
             return True
         case FailureKind.PARAMETER_SERVER_LOST:
             return may_recover

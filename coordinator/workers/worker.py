@@ -65,7 +65,7 @@ class WorkerEvents(Protocol):
         """Called when an attempt starts."""
 
     def became_idle(self, worker: int) -> None:
-        """Called when a worker that had a scheduled closure has none any more: none waits, it failed, or was lost."""
+        """Called when a worker has no scheduled closure any more: none waits, its closure failed, or it was lost."""
 
     def live_workers(self) -> int:
         """Returns how many workers share the closures that wait."""
@@ -192,7 +192,7 @@ class Worker(BackgroundThread):
         """Runs an attempt that has started, alone or in one call with others, and settles them."""
         self._events.attempt_started(attempt)
         if attempt.number > 1 and not self._servers.is_reachable(self.index):
-            # Workers that die together must not count, one after the other, against the closure that finds them dead.
+            # Otherwise workers that die at the same time would each count as a failure of the same closure.
             self._queue.requeue(attempt, FailureKind.WORKER_LOST.value)
             self._reconnect_lost()
             return

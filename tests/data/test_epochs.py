@@ -306,7 +306,7 @@ def test_a_wait_for_functions_is_reported(source, caplog):
         gate = Gate(strategy.runtime)
 
         def open_when_reported():
-            wait_until(lambda: "Epochs.on waits for 1 ranges under way" in caplog.text)
+            wait_until(lambda: "Epochs.on waits for 1 ranges in flight" in caplog.text)
             gate.open()
 
         thread = threading.Thread(target=open_when_reported)

@@ -184,7 +184,7 @@ def test_what_a_rule_with_once_needs_is_said_in_words(strategy, make_rule, varia
         strategy.schedule(loop, (positions_of(1),))
     with pytest.raises(TypeError, match=r"coordinator\.data\.Epochs"):
         make_rule("asynchronous", once=arrays(np.arange(3)))
-    with strategy.scope(), pytest.raises(ValueError, match="take neither"):
+    with strategy.scope(), pytest.raises(ValueError, match="cannot be combined with once="):
         Asynchronous(descend, variables, learning_rate=1.0, once=epochs, lr_staleness_modulation=True)
     with strategy.scope(), pytest.raises(TypeError, match="once"):
         Delayed(descend, variables, learning_rate=1.0, delay=0, once=epochs)

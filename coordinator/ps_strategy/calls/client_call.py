@@ -33,7 +33,11 @@ _NUMBER = re.compile(r"\[coordinator call (\d+)\]")
 
 
 class CallError(Exception):
-    """Ends a graph; its text names the call, whose error is then raised in its place."""
+    """Ends a graph.
+
+    Its text contains the number of the call, so that `ClientCalls.error_in` can return the call's own error, which is
+    raised instead.
+    """
 
 
 class ClientCall:
@@ -201,7 +205,7 @@ class Interrupts:
             self._restore()
 
     def _handle(self, number: int, frame: Any) -> None:
-        # TensorFlow cannot raise the error of a graph if another one comes out while it makes that.
+        # TensorFlow fails if Python raises while it converts a graph's error.
         if not self._interrupt_ending_call():
             signal.default_int_handler(number, frame)
 

@@ -46,7 +46,7 @@ def _type_of(value: Any) -> Any:
 
 
 def _fusion_key_of(function: TracedFunction, leaves: Sequence[Any]) -> FusionKey | None:
-    """Returns the key of a call: its function, and for each argument what calls in one must have in common.
+    """Returns the fusion key: calls with equal keys may run as one.
 
     Args:
       function: the function.
@@ -91,8 +91,8 @@ def _checked_arguments(
         origin = leaf.origin if isinstance(leaf, Future) else None
         if not isinstance(origin, TracedFunction) or origin.handles is not handles:
             raise ValueError(
-                f"{leaf!r} was given as an argument, but did not come from schedule of this strategy. Wait for "
-                "it and pass its value: strategy.schedule(fn, args=(future.result(),))."
+                f"{leaf!r} is an argument, but not a future of this strategy. Wait for it and pass its value: "
+                "strategy.schedule(fn, args=(future.result(),))."
             )
         futures.append(leaf)
     return args, kwargs, futures
@@ -120,8 +120,8 @@ class FunctionTracer:
         self.cache = TraceCache()
         self._accepted: weakref.WeakSet[Any] = weakref.WeakSet()
         self._trace_counts = RetracedFunctions()
-        # By the function that was scheduled, which none of them keeps alive: what was built for one of them on the
-        # workers is used as long as that lives. A concrete function would keep itself alive.
+        # By scheduled function, held weakly: the workers' copies live as long as the `tf.function`. Not for concrete
+        # functions, which would keep themselves alive.
         self._traced: weakref.WeakKeyDictionary[Any, dict[Any, TracedFunction]] = weakref.WeakKeyDictionary()
 
     def reset(self) -> None:
@@ -172,7 +172,8 @@ class FunctionTracer:
 
         Raises:
           TypeError: it is no such function.
-          ValueError: XLA is to compile what it cannot; or it uses a variable whose shape is not known.
+          ValueError: the function has `jit_compile=True`, or calls one that has and uses a remote variable; or it uses
+            a variable whose shape is not known.
         """
         concrete = fn
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
@@ -218,7 +219,7 @@ class FunctionTracer:
 
 
 def _refuse_compiled(concrete: Any) -> None:
-    """Raises ValueError if XLA is to compile the function, or one that it calls and that uses a remote variable.
+    """Raises ValueError if the function, or a function that it calls with remote variables, is compiled by XLA.
 
     XLA compiles for one device of one machine; a worker would refuse these functions with an error that does not say
     why.

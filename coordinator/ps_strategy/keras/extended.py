@@ -1,4 +1,4 @@
-"""What Keras does otherwise while a strategy is open: all of its functions that are replaced."""
+"""The patches of Keras that are active while a strategy is open."""
 
 import contextlib
 import functools

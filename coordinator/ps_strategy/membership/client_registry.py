@@ -5,8 +5,8 @@ client that is restarted again and again would fill their memory. So each client
 that it connects to: a TensorFlow variable that belongs to the server itself. It asks each client in the list whether it
 lives, and has the server free the context of one that does not.
 
-Beside the list is a mark for each client, a variable in a container of its number. A client that ends in order frees
-its mark (`goodbye`); one that is killed leaves it.
+Beside the list each client has a marker variable, in a container named after its number. A client that exits normally
+deletes its marker (`goodbye`); a killed one leaves it.
 
 Promises: nothing is freed of a client that lives, or that merely does not answer: what is not known to be orphaned is
 left to the timeout. The list is best effort: one that cannot be read is replaced.
@@ -26,7 +26,7 @@ from coordinator.ps_strategy.membership.remote_context import Answer, RemoteCont
 _logger = logging.getLogger("coordinator")
 
 _LIST = "coordinator/clients"
-_MARK = "coordinator/mark"
+_MARKER = "coordinator/mark"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -46,7 +46,7 @@ class Client:
 
 
 def register(own: Client, device: str, address: str, timeout: float) -> None:
-    """Frees what clients that have ended left on a server, and adds this client to the server's list, with its mark.
+    """Frees what clients that have ended left on a server, and adds this client to the server's list, with its marker.
 
     Args:
       own: this client.
@@ -58,7 +58,7 @@ def register(own: Client, device: str, address: str, timeout: float) -> None:
       tf.errors.OpError: the server is gone.
     """
     with tf.device(f"{device}/device:CPU:0"):
-        tf.raw_ops.AssignVariableOp(resource=mark_of(own.context_id), value=True)
+        tf.raw_ops.AssignVariableOp(resource=marker_of(own.context_id), value=True)
         entry = client_list()
         text = b""
         if tf.raw_ops.VarIsInitializedOp(resource=entry):
@@ -82,13 +82,13 @@ def client_list() -> Any:
     return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=_LIST)
 
 
-def mark_of(context_id: int) -> Any:
-    """Returns the handle of a client's mark, on the current device."""
-    return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], container=container_of(context_id), shared_name=_MARK)
+def marker_of(context_id: int) -> Any:
+    """Returns the handle of a client's marker, on the current device."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], container=container_of(context_id), shared_name=_MARKER)
 
 
 def container_of(context_id: int) -> str:
-    """Returns the name of the container that has a client's mark and nothing else."""
+    """Returns the name of the container that has a client's marker and nothing else."""
     return f"coordinator_{context_id:x}"
 
 

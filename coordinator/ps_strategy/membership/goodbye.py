@@ -1,12 +1,12 @@
 """How a server learns that its client has ended, and was not killed: `coordinator serve --until-client-ends`.
 
-    client  has a mark on each server that it connects to (`client_registry`), and frees it when its process ends
-    server  looks at the list of its clients and at their marks
+    client  has a marker on each server that it connects to (`client_registry`), and deletes it when its process ends
+    server  looks at the list of its clients and at their markers
 
-A client that is killed leaves its mark. So does one that ends with an error that nothing caught, and one that leaves
+A client that is killed leaves its marker. So does one that ends with an error that nothing caught, and one that leaves
 `with strategy` by `sys.exit` with a code other than 0: whatever started it may start it again, and needs the servers
-then. To free a mark takes one small request, which needs no connection of TensorFlow: there is none when the process
-ends.
+then. To delete a marker takes one small request, which needs no connection of TensorFlow: there is none when the
+process ends.
 """
 
 import sys
@@ -23,22 +23,22 @@ from coordinator.ps_strategy.membership.client_registry import (
     container_of,
     decode_clients,
     has_ended,
-    mark_of,
+    marker_of,
 )
 
 _CHANNEL_OPTIONS = channel_options(500, detect_dead_host=False)
 
 
 class Goodbye:
-    """Frees the marks of this client when the process ends, unless it ends by an error.
+    """Deletes the markers of this client when the process ends, unless it ends by an error.
 
     Args:
       context_id: the number by which servers know this client.
       timeout: how long a server may take to answer, in seconds.
 
     Attributes:
-      addresses: `host:port` of the servers that have a mark.
-      is_withheld: leave the marks where they are.
+      addresses: `host:port` of the servers that have a marker.
+      is_withheld: leave the markers where they are.
     """
 
     def __init__(self, context_id: int, timeout: float) -> None:
@@ -58,11 +58,11 @@ class Goodbye:
     def _say(self, context_id: int, timeout: float) -> None:
         # Python sets `last_type` when it prints an error that nothing caught.
         if not self.is_withheld and not hasattr(sys, "last_type"):
-            free_marks(context_id, self.addresses, timeout)
+            delete_markers(context_id, self.addresses, timeout)
 
 
-def free_marks(context_id: int, addresses: Collection[str], timeout: float) -> None:
-    """Frees the marks of a client on some servers, all at once; one that does not answer is left alone."""
+def delete_markers(context_id: int, addresses: Collection[str], timeout: float) -> None:
+    """Deletes the markers of a client on some servers, all at once; one that does not answer is left alone."""
     request = ContainersRequest(container=[container_of(context_id)])
     channels = [grpc.insecure_channel(address, options=_CHANNEL_OPTIONS) for address in addresses]
     serialize = ContainersRequest.SerializeToString
@@ -94,7 +94,7 @@ class ServedClients:
             entry = client_list()
             self._exists = tf.raw_ops.VarIsInitializedOp(resource=entry)
             self._text = tf.raw_ops.ReadVariableOp(resource=entry, dtype=tf.string)
-        self._marks: dict[int, tf.Tensor] = {}
+        self._markers: dict[int, tf.Tensor] = {}
 
     def registered(self) -> list[Client]:
         """Returns the clients that have connected, except those that a later one has found to have ended."""
@@ -107,16 +107,16 @@ class ServedClients:
     def have_ended(self) -> bool:
         """Returns True if a client has said goodbye, and no other one may still live."""
         registered = self.registered()
-        rest = [client for client in registered if self._has_mark(client)]
+        rest = [client for client in registered if self._has_marker(client)]
         return len(rest) < len(registered) and all(has_ended(client, self._timeout) for client in rest)
 
     def close(self) -> None:
         """Ends the session."""
         self._session.close()
 
-    def _has_mark(self, client: Client) -> bool:
-        if client.context_id not in self._marks:
+    def _has_marker(self, client: Client) -> bool:
+        if client.context_id not in self._markers:
             with self._session.graph.as_default():
-                mark = tf.raw_ops.VarIsInitializedOp(resource=mark_of(client.context_id))
-            self._marks[client.context_id] = mark
-        return bool(self._session.run(self._marks[client.context_id]))
+                marker = tf.raw_ops.VarIsInitializedOp(resource=marker_of(client.context_id))
+            self._markers[client.context_id] = marker
+        return bool(self._session.run(self._markers[client.context_id]))

@@ -1,4 +1,4 @@
-"""A small variable on each server, by which the loss of all variables there is noticed.
+"""A small variable on each server. If it is gone, all variables there are gone.
 
 When TensorFlow's server definition is updated while a server is out of TensorFlow's reach, TensorFlow takes that server
 for a new one and drops what was on it, although the same process lives on. Only the loss of a variable shows that. A
@@ -47,7 +47,7 @@ class SentinelVariables:
           devices: of all connected servers, by the numbers of the connections.
 
         Returns:
-          The numbers of the connections that were lost before it could be created.
+          The numbers of the connections that were lost before their sentinel could be created.
         """
 
         def create(number: int) -> tf.Variable:
@@ -75,7 +75,7 @@ class SentinelVariables:
         return {number for number, exists in found.items() if not exists}
 
     def unreached_from(self, workers: Sequence[Task], numbers: Sequence[int]) -> list[Task]:
-        """Has each of some workers reach each of some parameter servers, and these the workers.
+        """Makes each worker call each parameter server and receive an answer.
 
         TensorFlow tries a refused connection again only after a pause, and until then every call from that worker to
         that server fails. So this tries for some seconds.

@@ -267,7 +267,7 @@ class VariableRecovery:
         )
 
     def _save(self, save: Callable[..., str | None], directory: str, *args: Any, **kwargs: Any) -> str | None:
-        """Saves as `save` does, the own one of a manager, while no function runs and no recovery is attempted.
+        """Saves as `save` does, the manager's original `save`, while no function runs and no recovery is attempted.
 
         Raises:
           ParameterServerLost: a parameter server is lost and does not return.

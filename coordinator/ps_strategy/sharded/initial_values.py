@@ -11,13 +11,13 @@ import tensorflow as tf
 
 # A value that can only be computed as a whole, on each server, is refused if it is larger, in bytes.
 LARGEST_WHOLE = 2**28
-# What is computed together of a value that can be had by rows, in bytes.
+# How many bytes of a value that is computed by rows are computed at once.
 BLOCK_BYTES = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
 class InitialValue:
-    """An initial value of which single rows can be had.
+    """An initial value that can be computed by rows.
 
     Attributes:
       shape: of the whole value.

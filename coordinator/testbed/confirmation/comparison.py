@@ -98,7 +98,7 @@ class Comparison:
                 continue
             values = [getattr(each, figure) for each in self.repeated]
             is_noise = min(values) <= getattr(self.simulated, figure) <= max(values)
-            why = "the simulated one is among them: noise" if is_noise else "so it is more than noise"
+            why = "the simulated value is " + ("in that range: within noise" if is_noise else "outside that range")
             difference = f"{words} {self.off_by(figure):+.0%}"
             parts.append(f"{difference}; the real runs had {min(values):.2f} to {max(values):.2f}, {why}")
         if self.real.idle_share > _MUCH_IDLE:
@@ -132,7 +132,7 @@ def table(comparisons: Sequence[Comparison]) -> str:
 
 def times_table(comparisons: Sequence[Comparison]) -> str:
     """Returns a table of the mean times that the simulator was given, in milliseconds."""
-    head = ("rule, workers", "computes", "the slow one", "pull", "push", "dispatch", "of a step, overheads are")
+    head = ("rule, workers", "compute", "compute (slow worker)", "pull", "push", "dispatch", "overhead share")
     rows = []
     for comparison in comparisons:
         times = comparison.times

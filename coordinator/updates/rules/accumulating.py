@@ -37,7 +37,7 @@ class Accumulating(UpdateRule):
     Updates are made one after another, so there is no choice of locking. Each pull is followed by one push, and all
     pushes have gradients for the same variables. By itself it accepts each gradient, and lets no worker wait.
 
-    It is the base of rules of one's own, which override `may_begin`, `is_accepted` or `combine`. These are called while
+    It is the base of user-defined rules, which override `may_begin`, `is_accepted` or `combine`. These are called while
     a step is traced, and AutoGraph converts their conditions. What they may read, on the home server: `self.version`,
     `self.waiting()`, `self.state.slowest_clock(besides=worker)`, and variables of the rule that are on this server.
 

@@ -35,7 +35,7 @@ class CollectedPushes(Accumulating):
 
     @property
     def may_wait(self) -> bool:
-        """As that of the rule."""
+        """Same as the rule's."""
         return self._may_wait
 
     def add(self, gradients: dict[int, Any], pulled: PulledModel) -> Any:
@@ -101,14 +101,13 @@ class Asynchronous(UpdateRule):
         )
         self._use_locking = use_locking
         self._scale = tf.function(scale) if scale else None
-        # Returns what makes the pushes, if they are stored first. A function, since TensorFlow would save a rule once
-        # more.
+        # Stores the pushes, if they are stored first. Held by a function, so that TensorFlow does not save it twice.
         self._collected: Callable[[], CollectedPushes] | None = None
         if once is not None or self._grads_to_wait > 1:
             if scale is not None or not use_locking:
                 raise ValueError(
-                    "once= and grads_to_wait take neither lr_staleness_modulation nor use_locking=False: what was "
-                    "stored is applied later, perhaps by another worker, one update at a time."
+                    "lr_staleness_modulation and use_locking=False cannot be combined with once= or with grads_to_wait "
+                    "above 1: stored gradients are applied later, perhaps by another worker, one update at a time."
                 )
             collected = CollectedPushes(
                 self,

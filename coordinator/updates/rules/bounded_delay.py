@@ -20,8 +20,8 @@ class BoundedDelay(Accumulating):
     gradient nor one of theirs can come too late. So no work is discarded. A slow or dead worker is waited for only
     until the client knows that it has no step in flight. (ps-lite's tau: Li et al., OSDI'14, "bounded delay".)
 
-    `max_delay=0` is bulk synchronous, without rejections: with `grads_to_wait` as the number of workers all compute
-    concurrently, with 1 one after another. `float("inf")` is asynchronous: no worker waits.
+    `max_delay=0` is bulk synchronous without rejections: all workers compute concurrently if `grads_to_wait` is their
+    number, and one after another if it is 1. `float("inf")` is asynchronous: no worker waits.
 
     Args:
       optimizer, variables, embeddings, learning_rate, once, require_finite, transfer_dtype, error_feedback: see

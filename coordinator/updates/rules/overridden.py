@@ -1,4 +1,4 @@
-"""Calls of the methods that rules of one's own override, with checks of what they return.
+"""Calls the methods that user-defined rules override, and checks what they return.
 
 AutoGraph converts their conditions, as it does in a step. Their operations are added to the graph of the caller: reads
 of variables in a separate function would not wait for the lock that the caller holds.

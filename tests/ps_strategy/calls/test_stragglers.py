@@ -123,7 +123,7 @@ def test_a_future_may_be_an_argument_also_inside_of_structures(strategy, functio
 def test_a_foreign_future_is_refused(strategy, functions):  # row 7
     make, _ = functions
     for foreign in (coordinator.Future("step", 1, lambda: False), concurrent.futures.Future()):
-        with pytest.raises(ValueError, match="did not come from schedule of this strategy"):
+        with pytest.raises(ValueError, match="not a future of this strategy"):
             strategy.schedule(make, args=(foreign,))
 
 

@@ -6,8 +6,8 @@ import socket
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.membership.client_registry import Client, client_list, encode_clients, mark_of
-from coordinator.ps_strategy.membership.goodbye import Goodbye, ServedClients, free_marks
+from coordinator.ps_strategy.membership.client_registry import Client, client_list, encode_clients, marker_of
+from coordinator.ps_strategy.membership.goodbye import Goodbye, ServedClients, delete_markers
 from coordinator.ps_strategy.tensorflow_internals.process import context_id
 
 TIMEOUT = 60.0
@@ -39,11 +39,11 @@ def test_a_server_tells_a_client_that_said_goodbye_from_one_that_was_killed(serv
     [own] = [client for client in served.registered() if client.context_id == context_id()]
     killed = Client(own.context_id ^ 1, own.address, own.host)
     with tf.device(f"{PS}/device:CPU:0"):
-        tf.raw_ops.AssignVariableOp(resource=mark_of(killed.context_id), value=True)
+        tf.raw_ops.AssignVariableOp(resource=marker_of(killed.context_id), value=True)
         tf.raw_ops.AssignVariableOp(resource=client_list(), value=encode_clients([killed]))
         assert not served.living()
         assert not served.have_ended()
-        free_marks(killed.context_id, [address, f"localhost:{free_port()}"], TIMEOUT)
+        delete_markers(killed.context_id, [address, f"localhost:{free_port()}"], TIMEOUT)
         assert served.have_ended()
         tf.raw_ops.AssignVariableOp(resource=client_list(), value=encode_clients([killed, own]))
         assert not served.have_ended(), "another client still lives"

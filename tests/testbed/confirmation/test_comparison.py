@@ -59,8 +59,8 @@ def test_differences_within_noise_are_distinguished_from_larger_ones() -> None:
     (agreed, line) = verdict([comparison(figures(), figures(staleness=2.4, rate=30.0), apart)]).splitlines()
     assert agreed == "0 of 1 settings agree within 10% in mean staleness and in updates/s."
     assert line == (
-        "SSP, 3: mean staleness +20%; the real runs had 1.50 to 2.50, the simulated one is among them: noise; "
-        "updates/s +50%; the real runs had 20.00 to 20.10, so it is more than noise."
+        "SSP, 3: mean staleness +20%; the real runs had 1.50 to 2.50, the simulated value is in that range: within "
+        "noise; updates/s +50%; the real runs had 20.00 to 20.10, the simulated value is outside that range."
     )
 
 

@@ -286,7 +286,10 @@ def check_model(model: keras.Model) -> None:
 
 
 def _optimizers(model: keras.Model) -> list[Any]:
-    """Returns `model.optimizer`, and those that an own `train_step` has as attributes, or in lists, beside it."""
+    """Returns all optimizers of a model.
+
+    They are `model.optimizer`, and those that the model has as attributes or in lists, for a custom `train_step`.
+    """
     values = [value if isinstance(value, (list, tuple)) else [value] for value in vars(model).values()]
     return [value for value in itertools.chain.from_iterable(values) if is_optimizer(value)]
 
@@ -324,7 +327,7 @@ def _scheduled_function(model: keras.Model, steps: ModelSteps, *, is_training: b
 
 
 def _report_numbers(strategy: Any, logs: dict[str, Any]) -> None:
-    """Reports the logs that are numbers; an own `train_step` may return anything."""
+    """Reports the logs that are numbers; a custom `train_step` may return anything."""
     for name, value in logs.items():
         with contextlib.suppress(TypeError, ValueError):
             if np.ndim(value) == 0:
