@@ -25,13 +25,12 @@ from coordinator.errors import StrategyClosedError
 from coordinator.events.event_stream import EventStream
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope, shared_cancellations
 from coordinator.queueing.effects import Effects
-from coordinator.queueing.interruptible_waits import InterruptibleWaits
 from coordinator.queueing.interrupts import uninterrupted
 from coordinator.queueing.queue_runs import QueueRuns
 from coordinator.queueing.queue_state import QueueState
 from coordinator.queueing.queue_workers import QueueWorkers
 from coordinator.queueing.quiet_periods import QuietPeriods
-from coordinator.queueing.waiting import QueueWaits
+from coordinator.queueing.waiting import InterruptibleWaits, QueueWaits
 from coordinator.runtime import Cancellation
 from coordinator.statistics import ClusterStatistics
 
@@ -46,7 +45,6 @@ class ClosureQueue:
       stall_interval: in seconds.
 
     Attributes:
-      capacity: as given.
       workers: the workers that take closures from it.
       quiet, interruptible: the periods in which no scheduled closure runs; waits that may be given up.
       runs: closures with `steps`, divided into parts.

@@ -3,6 +3,7 @@
 Each wait has a deadline or is reported in the log when nothing progresses, and ends when the queue is stopped.
 """
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -16,6 +17,9 @@ from coordinator.queueing.queue_state import QueueState
 _AHEAD_PER_WORKER = 128
 # In seconds.
 _MOMENT = 0.01
+# What is awaited, for messages.
+_FOR_ROOM = "schedule waits for room{} in the full queue"
+_FOR_ERROR = "schedule waits to raise an earlier error"
 
 
 class QueueWaits:
@@ -68,22 +72,28 @@ class QueueWaits:
         if closure.is_internal and not state.stopped:
             return None
 
-        def is_starved() -> Starved | None:
+        def why_starved() -> Starved | None:
             return state.waiting.inputs.why_starved(closure) if closure.inputs else None
 
-        def may_proceed() -> bool:
-            return state.stopped or state.error is not None or state.waiting.count < capacity or bool(is_starved())
-
+        may_proceed = functools.partial(self._may_proceed, capacity, lambda: why_starved() is not None)
         if not may_proceed():
             self._refuse_in_quiet(f"schedule would wait for room in the full queue for {closure}")
         while True:
-            awaited = f"schedule waits for room for {closure} in the full queue"
-            self._until(self.has_room, may_proceed, awaited, deadline)
+            self._until(self.has_room, may_proceed, _FOR_ROOM.format(f" for {closure}"), deadline)
             if state.stopped:
                 raise StrategyClosedError(f"{closure} cannot be scheduled: the strategy is closed.")
             if state.error is None:
-                return is_starved()
-            self.raise_when_settled("schedule waits to raise an earlier error", deadline)
+                return why_starved()
+            self.raise_when_settled(_FOR_ERROR, deadline)
+
+    def wait_room_or_error(self, capacity: int, deadline: float | None, unless: Callable[[], bool]) -> None:
+        """Waits until fewer than `capacity` closures wait or an error can be raised; gives up if `unless()`."""
+        self._until(
+            self.has_room, functools.partial(self._may_proceed, capacity, unless), _FOR_ROOM.format(""), deadline
+        )
+        self._until_error_settled(_FOR_ERROR, deadline, unless)
+        # If it was given up, another thread may use the room.
+        self.has_room.notify()
 
     def wait_settled(self, deadline: float | None, unless: Callable[[], bool] = lambda: False) -> None:
         """Waits until every closure has its outcome, and raises the pending error; gives up if `unless()`."""
@@ -92,25 +102,10 @@ class QueueWaits:
         if not unless():
             self._raise_pending_error()
 
-    def wait_room_or_error(self, capacity: int, deadline: float | None, unless: Callable[[], bool]) -> None:
-        """Waits until fewer than `capacity` closures wait or an error can be raised; gives up if `unless()`."""
-        state = self._state
-
-        def is_over() -> bool:
-            return state.stopped or state.error is not None or unless()
-
-        awaited = "schedule waits for room in the full queue"
-        self._until(self.has_room, lambda: is_over() or state.waiting.count < capacity, awaited, deadline)
-        awaited = "schedule waits to raise an earlier error"
-        self._until(self._settled, lambda: state.error is None or state.is_settled or unless(), awaited, deadline)
-        # If it was given up, another thread may use the room.
-        self.has_room.notify()
-
     def raise_when_settled(self, awaited: str, deadline: float | None) -> None:
         """If an error is pending, waits until what ran has ended, and raises the error unless another thread did."""
-        state = self._state
-        self._until(self._settled, lambda: state.error is None or state.is_settled, awaited, deadline)
-        if state.is_settled:
+        self._until_error_settled(awaited, deadline)
+        if self._state.is_settled:
             self._raise_pending_error()
 
     def wait_quiet(self, deadline: float | None) -> None:
@@ -145,6 +140,18 @@ class QueueWaits:
                 "Call it after the block."
             )
 
+    def _may_proceed(self, capacity: int, unless: Callable[[], bool]) -> bool:
+        """Returns whether `schedule` need not wait for room: there is some, it would raise an error, or `unless()`."""
+        state = self._state
+        return state.stopped or state.error is not None or state.waiting.count < capacity or unless()
+
+    def _until_error_settled(
+        self, awaited: str, deadline: float | None, unless: Callable[[], bool] = lambda: False
+    ) -> None:
+        """If an error is pending, waits until what ran has ended; gives up if `unless()`."""
+        state = self._state
+        self._until(self._settled, lambda: state.error is None or state.is_settled or unless(), awaited, deadline)
+
     def _raise_pending_error(self) -> None:
         error = self._state.take_error()
         if error is not None:
@@ -171,6 +178,49 @@ class QueueWaits:
                 finally:
                     condition.acquire()
             progress = self._state.progress
+
+
+class InterruptibleWaits:
+    """Waits that end early when a condition of the caller becomes true, after `wake`.
+
+    A thread of the library makes them in place of the user's thread, which runs a function of TensorFlow meanwhile.
+
+    Args:
+      lock: the queue's lock.
+      state: the queue's state.
+      waits: how threads wait for it.
+      capacity: the number of closures that may wait.
+    """
+
+    def __init__(self, lock: threading.Lock, state: QueueState, waits: QueueWaits, capacity: int) -> None:
+        self._lock = lock
+        self._state = state
+        self._waits = waits
+        self._capacity = capacity
+
+    @property
+    def is_free(self) -> bool:
+        """Whether `put` would not wait now, and `wait_settled` would not raise."""
+        return self._state.error is None and self._state.waiting.count < self._capacity
+
+    def wait_for_room(self, timeout: float | None, unless: Callable[[], bool]) -> None:
+        """Waits until `put` would not wait; raises TimeoutError."""
+        with self._lock:
+            self._waits.wait_room_or_error(self._capacity, _deadline(timeout), unless)
+
+    def wait_settled(self, timeout: float | None, unless: Callable[[], bool]) -> None:
+        """Does what `ClosureQueue.wait_settled` does; raises no pending error once `unless()` is true."""
+        with self._lock:
+            self._waits.wait_settled(_deadline(timeout), unless)
+
+    def wake(self) -> None:
+        """Has each wait look at its condition."""
+        with self._lock:
+            self._waits.notify_all()
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout
 
 
 def _description(state: QueueState) -> str:

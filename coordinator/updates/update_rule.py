@@ -28,9 +28,8 @@ from coordinator.updates.state.rule_state import RuleState
 from coordinator.updates.switching import switch
 from coordinator.updates.transport.gradients import check_number, checked, given_gradients, not_finite, ordered
 from coordinator.updates.transport.model import Model, pull
-from coordinator.updates.transport.pulled_variables import PulledModel, PulledVariable, latest_pull
+from coordinator.updates.transport.pulled_variables import PulledModel, PulledVariable, checked_version, latest_pull
 from coordinator.updates.transport.tables import TablesOfRule
-from coordinator.updates.transport.versions import check_pulled_elsewhere, checked_version
 
 
 class UpdateRule(tf.Module):
@@ -153,8 +152,7 @@ class UpdateRule(tf.Module):
           positions: the range that they were computed on, as the function was given it; only with `once`.
 
         Returns:
-          Whether the rule accepted them, a bool scalar. A push that was ignored because its range is committed returns
-          True.
+          Whether the rule accepted them, a bool scalar. True for a push that is ignored since its range is committed.
 
         Raises:
           RuntimeError: outside of a scheduled function.
@@ -328,9 +326,8 @@ class UpdateRule(tf.Module):
 
     def _latest_pull(self, version: Any) -> PulledModel:
         """Returns this step's pull; if that was in another function, the scalars are pulled now."""
-        if (pulled := latest_pull(self._key)) is not None:
+        if (pulled := latest_pull(self._key, version)) is not None:
             return pulled
-        check_pulled_elsewhere(version)
         scalars, size = pull(self._optimizer.scalars, [], is_packed=self.may_wait)
         return PulledModel(
             tf.constant(0, tf.int64), scalars, {}, size, 0, worker=self._strategy.extended.services.worker_index()

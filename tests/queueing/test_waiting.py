@@ -2,13 +2,19 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
+from coordinator.errors import StrategyClosedError
 from coordinator.future import Future
-from coordinator.queueing.closure import Closure
+from coordinator.queueing.closure import Closure, ErrorScope
+from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.queueing.queue_state import QueueState
 from coordinator.queueing.waiting import QueueWaits
+from coordinator.testing import FakeRuntime
+
+TIMEOUT = 30.0
 
 
 @pytest.fixture
@@ -20,7 +26,7 @@ def lock() -> threading.Lock:
 def state() -> QueueState:
     """One closure waits."""
     state = QueueState()
-    state.add(Closure(None, "step", 0, Future("step", 0)))
+    state.add(new_closure())
     return state
 
 
@@ -66,3 +72,76 @@ def test_a_wait_with_progress_is_not_reported(lock: threading.Lock) -> None:
     with lock:
         QueueWaits(lock, state, pytest.fail, 0.01).wait_settled(None)
     assert state.reads > 8
+
+
+# Waits that are given up when their user does not wait any more.
+
+
+@pytest.fixture
+def queue() -> ClosureQueue:
+    """One closure waits, and there is no room for another."""
+    queue = ClosureQueue(1, FakeRuntime().new_cancellation, pytest.fail, 60)
+    queue.put(new_closure())
+    return queue
+
+
+def new_closure() -> Closure:
+    return Closure(None, "step", 0, Future("step", 0))
+
+
+def waiting(wait: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            wait()
+        except Exception as error:  # noqa: BLE001 - compared by the test
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, errors
+
+
+@pytest.mark.parametrize("name", ["wait_for_room", "wait_settled"])
+def test_a_wait_is_given_up_when_it_is_woken_and_its_condition_holds(queue: ClosureQueue, name: str) -> None:
+    given_up = threading.Event()
+    thread, errors = waiting(lambda: getattr(queue.interruptible, name)(None, given_up.is_set))
+    given_up.set()
+    queue.interruptible.wake()
+    thread.join(TIMEOUT)
+    assert not thread.is_alive()
+    assert not errors
+    assert not queue.interruptible.is_free
+
+
+def test_room_ends_the_wait_for_it_and_the_deadline_does(queue: ClosureQueue) -> None:
+    with pytest.raises(TimeoutError, match="schedule waits for room in the full queue"):
+        queue.interruptible.wait_for_room(0.01, lambda: False)
+    thread, errors = waiting(lambda: queue.interruptible.wait_for_room(TIMEOUT, lambda: False))
+    assert queue.take(0, TIMEOUT) is not None
+    thread.join(TIMEOUT)
+    assert not errors
+    assert queue.interruptible.is_free
+    queue.put(new_closure())
+
+
+def test_the_pending_error_is_raised_unless_the_wait_was_given_up(queue: ClosureQueue) -> None:
+    attempt = queue.take(0, TIMEOUT)
+    assert attempt is not None
+    queue.fail(attempt, ValueError("mine"), ErrorScope.ALL_CLOSURES)
+    assert not queue.interruptible.is_free
+    queue.interruptible.wait_for_room(TIMEOUT, lambda: False)
+    queue.interruptible.wait_settled(TIMEOUT, lambda: True)
+    with pytest.raises(ValueError, match="mine"):
+        queue.interruptible.wait_settled(TIMEOUT, lambda: False)
+    assert queue.interruptible.is_free
+
+
+def test_a_wait_ends_when_the_queue_is_stopped(queue: ClosureQueue) -> None:
+    thread, errors = waiting(lambda: queue.interruptible.wait_for_room(None, lambda: False))
+    queue.stop()
+    thread.join(TIMEOUT)
+    assert not errors
+    with pytest.raises(StrategyClosedError):
+        queue.put(new_closure())

@@ -38,7 +38,6 @@ class Model:
       embeddings, dense: the positions of the embeddings, and of the other variables.
       by_device: the positions of the variables on each server, by its CPU's name.
       are_embeddings_given: whether somebody has said which variables are embeddings.
-      transfer_dtype: as given.
     """
 
     def __init__(

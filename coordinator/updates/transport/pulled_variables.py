@@ -1,4 +1,4 @@
-"""The local copies that a step reads instead of the variables themselves."""
+"""The local copies that a step reads instead of the variables themselves, and the version that it pulled with them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,10 @@ import tensorflow as tf
 from coordinator.ps_strategy.tensorflow_internals.reads import graph_around, is_within
 from coordinator.updates.transport.gradients import after_checks
 from coordinator.updates.transport.rounding import read_rounded
+
+_NEEDED = "The version of a push must be the value of its rule.pull(), an int64 scalar;"
+# The operations of which a function gets its arguments, and the results of the functions that it calls.
+_FROM_ELSEWHERE = ("Placeholder", "PartitionedCall", "StatefulPartitionedCall")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +65,42 @@ class PulledModel:
         return {number: after_checks(self.checks, self.values[number]) for number in dense}
 
 
-def latest_pull(key: str) -> PulledModel | None:
-    """Returns the last pull of the function that is being traced, of those stored in its graph under this key."""
+def checked_version(version: Any) -> Any:
+    """Converts the version of a push to a tensor.
+
+    Raises:
+      TypeError: it is no int64 scalar.
+    """
+    try:
+        converted = tf.convert_to_tensor(version, tf.int64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{_NEEDED} got {version!r}.") from error
+    if not converted.shape.is_compatible_with([]):
+        raise TypeError(f"{_NEEDED} got one of shape {converted.shape}.")
+    return converted
+
+
+def latest_pull(key: str, version: Any) -> PulledModel | None:
+    """Returns the last pull of the function that is being traced; None if it was in another function.
+
+    Args:
+      key: the pulls are stored in the function's graph under this key.
+      version: of the push.
+
+    Raises:
+      ValueError: there is none, and the version comes neither from an argument of the function nor from another one.
+    """
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
         if found := graph.get_collection_ref(key):
             pulled: PulledModel = found[-1]
             return pulled
         graph = graph_around(graph)
+    if is_within(version.graph) and version.op.type not in _FROM_ELSEWHERE:
+        raise ValueError(
+            "rule.push() found no rule.pull() of this rule. Compute the gradients in `with rule.pull() as version:`, "
+            "and push them with this version; or call rule.run(), which does both."
+        )
     return None
 
 
