@@ -39,7 +39,6 @@ class FiniteInput:
       new_error: creates the error that is raised when it has ended on all workers; called without a lock.
 
     Attributes:
-      new_error: as given.
       is_finite: whether a worker's part may end, None until an iterator exists; set by the runtime.
       ended: the workers whose part has ended, each with the number of its reconnections until then. Guarded by the
         queue's lock.
@@ -118,9 +117,6 @@ class Runtime(Protocol):
 
     def run_steps(self, worker: int, work: Any, count: int, cancellation: Cancellation) -> Any:
         """Runs `work` `count` times in one call, each after the one before has ended; returns the stacked results."""
-
-    def concatenated(self, results: Sequence[Any]) -> Any:
-        """Returns stacked results of consecutive runs as one. Raises whatever makes that impossible."""
 
     def classify(self, worker: int, error: BaseException) -> Failure:
         """Classifies an error that `run` raised on `worker`, by which tasks answer now."""

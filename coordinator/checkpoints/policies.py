@@ -138,7 +138,7 @@ class Latest:
         self.count = count
 
     def kept(self, history: Sequence[SavedCheckpoint], now: Moment) -> Sequence[SavedCheckpoint]:
-        """Returns the newest."""
+        """Returns the newest `count`, oldest of them first."""
         del now
         return history[-self.count :]
 
@@ -163,7 +163,7 @@ class Best:
         self.metric, self.count, self.mode = metric, count, mode
 
     def kept(self, history: Sequence[SavedCheckpoint], now: Moment) -> Sequence[SavedCheckpoint]:
-        """Returns the best, best first."""
+        """Returns at most `count` of those whose metric is known, best first."""
         del now
         measured = [each for each in history if not math.isnan(each.metrics.get(self.metric, math.nan))]
         return sorted(measured, key=self._rank)[: self.count]

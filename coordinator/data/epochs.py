@@ -20,19 +20,16 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import numpy as np
 import tensorflow as tf
 
-from coordinator.data.commit_record import CommitRecord
-from coordinator.data.epochs_state import EpochsState, check_settings
-from coordinator.data.failed_ranges import FailedRanges
+from coordinator.data.epochs_state import CommitRecord, EpochsState, check_settings
 from coordinator.data.late_ranges import LateRange, LateRanges
 from coordinator.data.ledger import WINDOW, EpochsStatistics, Ledger
 from coordinator.data.position_range import PositionRange
 from coordinator.data.progress_bar import ProgressBar
+from coordinator.data.range_failures import MOST_UNSCHEDULED, FailedRanges, UnscheduledRanges
 from coordinator.data.range_order import RangeOrder
-from coordinator.data.source import IN_ORDER, Source
-from coordinator.data.unscheduled_ranges import MOST_UNSCHEDULED, UnscheduledRanges
+from coordinator.data.source import IN_ORDER, Source, range_vector
 from coordinator.future import Future
 from coordinator.queueing.interrupts import uninterrupted
 
@@ -283,7 +280,7 @@ class Epochs(tf.train.experimental.PythonState):
 
     def _positions(self, number: int) -> PositionRange:
         epoch, start, count = self._extent(number)
-        positions = np.array([epoch, start, count, number, self._seed], np.int64).view(PositionRange)
+        positions = range_vector(start, count, number, epoch, self._seed).view(PositionRange)
         positions.number, positions.follower = number, self._follow
         return positions
 

@@ -1,9 +1,9 @@
-"""What a checkpoint holds of epochs, and whether it fits the data that a program has now."""
+"""What a checkpoint holds of epochs, whether it fits the data that a program has now, and what a rule has committed."""
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from coordinator.data.ledger import Ledger
 from coordinator.data.range_order import fingerprint
@@ -11,6 +11,16 @@ from coordinator.data.source import Source
 from coordinator.setting_checks import check_integer
 
 _VERSION = 1
+
+
+class CommitRecord(Protocol):
+    """The ranges that a rule has committed, on a parameter server."""
+
+    def waiting(self) -> Iterable[int]:
+        """Returns those whose gradients wait for an update, and are in no checkpoint."""
+
+    def recover(self) -> None:
+        """Forgets all ranges, unless they were restored with the epochs, or neither was. While no function runs."""
 
 
 def check_settings(source: Any, sizes: Mapping[str, Any], shuffle: Any, prefetch: Any) -> None:

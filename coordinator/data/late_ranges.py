@@ -49,7 +49,6 @@ class LateRange:
 
     Attributes:
       number: as given, or that of the range for which it was exchanged.
-      ranges: as given.
     """
 
     __slots__ = ("_follower", "is_scheduled", "number", "ranges")

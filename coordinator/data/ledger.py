@@ -48,7 +48,6 @@ class Ledger:
       total: how many ranges there are.
 
     Attributes:
-      total: as given.
       limit: ranges from this number on are not handed out.
       below: all ranges with smaller numbers are done.
       done: further ranges that are done.

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 # The seed of a range whose examples are in order.
@@ -59,6 +60,13 @@ class Source(ABC):
     @abstractmethod
     def read_range(self, positions: Any) -> Any:
         """Reads the examples of a range, which is a vector."""
+
+
+def range_vector(
+    start: int, count: int, number: int, epoch: int = 0, seed: int = IN_ORDER
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Returns a range of `count` examples from position `start` on, as `Source.read` takes it."""
+    return np.array([epoch, start, count, number, seed], np.int64)
 
 
 def example_indices(positions: Any, size: int) -> Any:

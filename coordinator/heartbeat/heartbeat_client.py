@@ -8,7 +8,7 @@ import pathlib
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from coordinator.heartbeat.heartbeat_process import MESSAGE_BYTES, MESSAGE_DESCRIPTORS
@@ -78,22 +78,17 @@ class HeartbeatClient:
         Returns:
           True if all was sent. If not, the process has not read earlier messages yet, or has ended: call it again.
         """
-        forgotten = [address for address, number in self._watched.items() if watched.get(address) != number]
-        closed = [identity for identity, number in self.passed.items() if connections.get(identity) != number]
+        forgotten = {each: number for each, number in self._watched.items() if watched.get(each) != number}
+        closed = {each: (each, number) for each, number in self.passed.items() if connections.get(each) != number}
         try:
-            for some in _batches(forgotten, _MESSAGE_ADDRESSES):
-                self._send(forget=[self._watched[address] for address in some])
-                for address in some:
-                    del self._watched[address]
+            for address in self._send_batches("forget", forgotten):
+                del self._watched[address]
             # Also an address that was watched with another number.
-            new = [address for address in watched if address not in self._watched]
-            for some in _batches(new, _MESSAGE_ADDRESSES):
-                self._send(watch=[(watched[address], address) for address in some])
-                self._watched |= {address: watched[address] for address in some}
-            for identities in _batches(closed, _MESSAGE_ADDRESSES):
-                self._send(closed=[(identity, self.passed[identity]) for identity in identities])
-                for identity in identities:
-                    del self.passed[identity]
+            new = {address: (number, address) for address, number in watched.items() if address not in self._watched}
+            for address in self._send_batches("watch", new):
+                self._watched[address] = watched[address]
+            for identity in self._send_batches("closed", closed):
+                del self.passed[identity]
             opened = [identity for identity in connections if identity not in self.passed]
             for identities in _batches(opened, MESSAGE_DESCRIPTORS):
                 self._pass_on({identity: connections[identity] for identity in identities}, duplicate)
@@ -136,6 +131,12 @@ class HeartbeatClient:
             sent = [(identity, connections[identity]) for identity in opened]
             self._send([*opened.values()], opened=sent)
         self.passed.update(sent)
+
+    def _send_batches(self, kind: str, entries: Mapping[Any, Any]) -> Iterator[Any]:
+        """Sends the values of some entries; yields the keys of each batch once it was sent."""
+        for keys in _batches(list(entries), _MESSAGE_ADDRESSES):
+            self._send(**{kind: [entries[key] for key in keys]})
+            yield from keys
 
     def _send(self, handles: Sequence[socket.socket] = (), **message: Any) -> None:
         socket.send_fds(self._link, [json.dumps(message).encode()], [handle.fileno() for handle in handles])

@@ -22,7 +22,7 @@ from coordinator.addresses import parse_page_address
 from coordinator.dashboard.dashboard import Dashboard, Sources
 from coordinator.dashboard.snapshot import RuleRow
 from coordinator.dashboard.usage import ServerUsage, UsageRecord
-from coordinator.ps_strategy.calls.tensorflow_runtime import ParameterServer
+from coordinator.ps_strategy.membership.membership import ParameterServer
 from coordinator.ps_strategy.tensorflow_internals.process import bind_executor
 from coordinator.workers.scheduler import Scheduler
 

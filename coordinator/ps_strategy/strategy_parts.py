@@ -16,10 +16,11 @@ from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.ps_strategy.calls.client_functions import ClientFunctions
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
-from coordinator.ps_strategy.calls.tensorflow_runtime import ParameterServer, TensorFlowRuntime
+from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
+from coordinator.ps_strategy.fusing.stacked_outputs import concatenated
 from coordinator.ps_strategy.keras.extended import keras_extended
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
-from coordinator.ps_strategy.membership.membership import Membership
+from coordinator.ps_strategy.membership.membership import Membership, ParameterServer
 from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver
 from coordinator.ps_strategy.per_worker.input_shares import InputShares
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerCopies
@@ -117,7 +118,7 @@ class StrategyParts:
         exit_stack.enter_context(keras_extended(strategy_class, options))
         exit_stack.enter_context(saved_in_blocks(options.checkpoint_memory))
         exit_stack.enter_context(loops_differentiable())
-        scheduler = Scheduler(TensorFlowRuntime(membership), membership, options)
+        scheduler = Scheduler(TensorFlowRuntime(membership), membership, options, concatenated)
         exit_stack.callback(scheduler.close)
         if isinstance(cluster_resolver, PolledClusterResolver):
             scheduler.follow(cluster_resolver.worker_addresses, cluster_resolver.interval, cluster_resolver.close)

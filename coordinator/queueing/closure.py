@@ -96,7 +96,6 @@ class Attempt:
     """One run of a closure on a worker.
 
     Attributes:
-      closure: the closure.
       work: its work, referenced here too because a closure drops its own once it has an outcome.
       worker: the worker's index.
       number: 1 for the closure's first attempt.

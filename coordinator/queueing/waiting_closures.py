@@ -199,7 +199,6 @@ class IdleWorker:
       index: the worker's index.
 
     Attributes:
-      index: as given.
       wakeup: a lock that is released to wake the worker.
       is_interrupted: whether it is to take no closure then.
     """

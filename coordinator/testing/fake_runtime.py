@@ -190,10 +190,6 @@ class FakeRuntime:
         self.fused_calls += [(worker, count)] * (count > 1)
         return self._call(worker, lambda: [work(worker) for _ in range(count)], cancellation)
 
-    def concatenated(self, results: Sequence[Sequence[Any]]) -> list[Any]:
-        """Returns the results of several `run_steps` in one list."""
-        return [result for several in results for result in several]
-
     def classify(self, worker: int, error: BaseException) -> Failure:  # noqa: ARG002 - the class says all
         """Classifies an error by its class."""
         kinds = {

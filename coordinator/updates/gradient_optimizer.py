@@ -25,9 +25,6 @@ class KerasOptimizer:
       optimizer: a `keras.optimizers.Optimizer`; built here if it is not yet.
       variables: all variables that it will ever be given.
 
-    Attributes:
-      optimizer: as given.
-
     Raises:
       ValueError: it accumulates gradients itself, scales losses dynamically, combines several optimizers, or has
         slots on other servers than their variables; or a variable is sharded, and has a constraint or is to be updated

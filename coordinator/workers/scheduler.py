@@ -44,16 +44,22 @@ class Scheduler:
       runtime: runs calls.
       servers: know the cluster's tasks.
       options: limits and times.
+      concatenated: joins the results of consecutive `Runtime.run_steps`, which are lists unless it is given.
 
     Attributes:
-      servers: as given.
       queue: has the closures, and in `events` what happens.
       cluster: has the workers; users have it as `strategy.cluster`.
       recovery: recovers lost parameter servers.
       listeners: pass on what happens.
     """
 
-    def __init__(self, runtime: Runtime, servers: Servers, options: Options) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        servers: Servers,
+        options: Options,
+        concatenated: Callable[[Sequence[Any]], Any] = lambda results: [*itertools.chain.from_iterable(results)],
+    ) -> None:
         self.servers = servers
         self._options = options
         self._numbers = itertools.count()
@@ -61,7 +67,7 @@ class Scheduler:
             options.max_queued_closures, runtime.new_cancellation, self._report_stall, options.stall_report_interval
         )
         self._cancel = queue.cancel
-        self._concatenated = runtime.concatenated
+        self._concatenated = concatenated
         self.recovery = RecoveryLoop(servers, queue, options)
         self.cluster = Cluster(runtime, servers, queue, self.recovery, options)
         self.listeners = Listeners(queue.events, options.close_timeout)

@@ -48,7 +48,6 @@ class ClientCall:
       device: the client's, where its queue is.
 
     Attributes:
-      number: as given.
       is_of_main_thread: whether the main thread made it, which Ctrl-C is for.
       cut: is done once the call is to end.
       error: with which it ends; None if it has none.

@@ -8,7 +8,6 @@ connection to another that was restarted before its loss was noticed; so a faile
 with which it began.
 """
 
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +18,6 @@ import tensorflow as tf
 from coordinator.build_turns import BuildTurns
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall
-from coordinator.ps_strategy.fusing.stacked_outputs import concatenated
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.per_worker.dataset import EndOfDataError
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
@@ -81,10 +79,6 @@ class TensorFlowRuntime:
         """Runs a scheduled call several times as one call; returns the results, stacked along a new first axis."""
         return self.run(worker, functools.partial(work.run_steps, count), cancellation)
 
-    def concatenated(self, results: Sequence[Any]) -> Any:
-        """Returns results of `run_steps` as one, along their first axis; raises ValueError if their shapes differ."""
-        return concatenated(results)
-
     def classify(self, worker: int, error: BaseException) -> Failure:
         """Classifies an error by which tasks answer; see `failure_of`."""
         failure = self._failure_of(worker, error)
@@ -129,21 +123,3 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
     if isinstance(error, EndOfDataError):
         return Failure(FailureKind.END_OF_DATA, error, error.ended)
     return Failure(FailureKind.INPUT if isinstance(error, ClosureInputError) else FailureKind.USER, error)
-
-
-@dataclasses.dataclass(frozen=True)
-class ParameterServer:
-    """A task that holds variables.
-
-    Attributes:
-      index: its task index.
-      device: its name, such as `/job:ps/replica:0/task:0`.
-    """
-
-    index: int
-    device: str
-    membership: Membership = dataclasses.field(repr=False)
-
-    def healthy(self) -> bool:
-        """Returns whether it answers a probe and still holds our variables."""
-        return self.membership.is_parameter_server_reachable(self.index)

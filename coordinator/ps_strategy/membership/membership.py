@@ -11,6 +11,7 @@ answer decides the change. So it is never taken together with another lock, nor 
 to add a worker: only what changes connections waits for another change.
 """
 
+import dataclasses
 import logging
 import threading
 import time
@@ -315,3 +316,21 @@ class Membership:
 
 def _worker(index: int) -> Task:
     return Task("worker", index)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterServer:
+    """A task that holds variables.
+
+    Attributes:
+      index: its task index.
+      device: its name, such as `/job:ps/replica:0/task:0`.
+    """
+
+    index: int
+    device: str
+    membership: Membership = dataclasses.field(repr=False)
+
+    def healthy(self) -> bool:
+        """Returns whether it answers a probe and still holds our variables."""
+        return self.membership.is_parameter_server_reachable(self.index)

@@ -23,9 +23,6 @@ class _PerWorkerElements(PerWorkerResource, tf.types.experimental.SupportsTracin
       element_spec: the `tf.TypeSpec` of an element, nested as elements are.
       build: creates the worker's copy; called on the worker's thread, in its device scope.
       share_of: when it changes for a worker, its copy is created again at its next use, if `_may_begin_again`.
-
-    Attributes:
-      element_spec: as given.
     """
 
     # The type of the worker's copy: what a function is traced with.
@@ -79,9 +76,6 @@ class EndOfDataError(tf.errors.OutOfRangeError):
     Args:
       name: the iterator's name.
       ended: the iterator as the core knows it, if it has ended on one worker at least.
-
-    Attributes:
-      ended: as given.
     """
 
     def __init__(self, name: str, ended: FiniteInput | None = None) -> None:

@@ -67,7 +67,6 @@ class Convergence:
 
     @classmethod
     def measure(cls) -> "Convergence":
-        """Simulates it."""
         alone = cls._mean_loss(1, Asynchronous(), 1, 1)
         together = [cls._mean_loss(4, BoundedDelay(0, grads_to_wait=4), size, 1) for size in cls.SIZES.tolist()]
         each = [cls._mean_loss(count, Asynchronous(), cls.MINIBATCH, count) for count in cls.WORKERS.tolist()]

@@ -43,7 +43,6 @@ class Softsync:
 
     @classmethod
     def measure(cls) -> "Softsync":
-        """Simulates it."""
         staleness = [cls._simulate(cls._rule(n), 20_000).staleness for n in cls.SPLITS.tolist()]
         rules: dict[str, Rule] = {
             "n = 1": cls._rule(1),

@@ -45,7 +45,6 @@ class Overheads:
 
     @classmethod
     def measure(cls) -> "Overheads":
-        """Simulates it."""
         together, each = [], []
         for workers in cls._WORKERS:
             part = cls._MINIBATCH_SECONDS / workers
@@ -135,7 +134,6 @@ class Stragglers:
 
     @classmethod
     def measure(cls) -> "Stragglers":
-        """Simulates it."""
         together = [cls._speed(BoundedDelay(0, grads_to_wait=cls._WORKERS), factor) for factor in cls.FACTORS.tolist()]
         averaged = [cls._speed(ModelAverage(), factor) for factor in cls.FACTORS.tolist()]
         return cls(np.array(together), np.array(averaged))

@@ -41,7 +41,6 @@ class CommittedRanges(tf.train.experimental.PythonState):
       lock: protects this record.
 
     Attributes:
-      epochs: as given.
       read_waiting: returns the numbers of the ranges whose gradients wait for an update; set by the rule.
     """
 

@@ -83,7 +83,6 @@ class GradientColumns:
       has_pulled: whether a dense gradient is stored with the value that it was computed on.
 
     Attributes:
-      device, is_sparse: as given.
       has_kinds: whether each push may have other kinds of gradients.
       dtypes: of all columns.
       places: the position of each column among those of a server that has the whole model.

@@ -56,7 +56,6 @@ class GradientStore:
 
     Attributes:
       device: the server's CPU.
-      columns: as given.
     """
 
     # The ids of the pushes are the last list. A variable of a partially known shape would be simpler, but TensorFlow's

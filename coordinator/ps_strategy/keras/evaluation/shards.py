@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from coordinator.data.source import IN_ORDER, Source
+from coordinator.data.source import Source, range_vector
 from coordinator.ps_strategy.keras.evaluation.shard_functions import ShardFunctions
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 
@@ -130,8 +130,7 @@ class RangeShards(Shards):
 
     def _call(self, functions: ShardFunctions, start: int, width: int) -> ShardCall:
         count = min(width, self._source.size - start)
-        positions = np.array([0, start, count, start // self._batch_size, IN_ORDER])
-        args = positions, np.int64(self._batch_size)
+        args = range_vector(start, count, start // self._batch_size), np.int64(self._batch_size)
         return ShardCall(functions.of_range(self._source), args, math.ceil(count / self._batch_size))
 
 
@@ -147,7 +146,7 @@ def source_shards(source: Source, batch_size: int, shards: int) -> Shards:
 def ranges_of(source: Source, batch_size: int) -> Iterator[Any]:
     """Yields a range for each batch of a source, in order."""
     for start in range(0, source.size, batch_size):
-        yield np.array([0, start, min(batch_size, source.size - start), start // batch_size, IN_ORDER])
+        yield range_vector(start, min(batch_size, source.size - start), start // batch_size)
 
 
 class WorkerShards(Shards):

@@ -82,9 +82,6 @@ class Rows(StandIn):
     Args:
       variable: a `tf.Variable`.
       indices: of the rows, each once, int32 or int64 [n].
-
-    Attributes:
-      variable: as given.
     """
 
     def __init__(self, variable: tf.Variable, indices: Any) -> None:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from coordinator.ps_strategy.keras.fit.backup_positions import position_at, save_position
+from coordinator.ps_strategy.keras.fit.range_fits import position_at, save_position
 from coordinator.ps_strategy.keras.internals.backups import backups_extended
 
 # Keras reads variables in a way that NumPy 2 warns of.
