@@ -35,8 +35,8 @@ _CLIENT_INTERVAL = 1.0
 _CLIENT_TIMEOUT = 0.25
 # The exit code of a server that cannot serve: its task is unknown or its port is taken.
 UNUSABLE = 2
-# Parameters of mallopt (malloc.h) by which freed memory is kept: up to 512 MB at the end of each heap, and blocks of up to
-# 32 MB, the most that its heaps take, are no mappings of their own.
+# Parameters of mallopt (malloc.h) by which freed memory is kept: up to 512 MB at the end of each heap, and blocks of up
+# to 32 MB, the most that its heaps take, are no mappings of their own.
 _KEPT_MEMORY = {-1: 512 << 20, -3: 32 << 20}  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 
