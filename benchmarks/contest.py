@@ -3,12 +3,14 @@
 import contextlib
 import dataclasses
 import functools
+import os
 import pathlib
 import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import psutil
 from tqdm import tqdm
@@ -18,6 +20,10 @@ from benchmarks.contestants.contestant_process import ContestantProcess
 from benchmarks.rounds import Rounds
 from coordinator.launch.local_servers import free_addresses
 from coordinator.testing import LocalCluster
+
+# Sides without this library have servers as TensorFlow starts them: with any such variable, memory is not kept.
+_OTHERS = frozenset({"peer", "peer sharded", "bare", "hand"})
+_STANDARD_SERVERS = {"MALLOC_PERTURB_": "0"}
 
 # The rounds of each contestant, by row and column of the table.
 Found = dict[str, dict[str, Rounds]]
@@ -87,7 +93,8 @@ class Contest:
                 spec: dict[str, list[str]] = {}
                 servers: Collection[int | None] = ()
                 if side != "single":
-                    cluster = ending.enter_context(LocalCluster(self.workers, self.ps))
+                    with mock.patch.dict(os.environ, _STANDARD_SERVERS if side in _OTHERS else {}):
+                        cluster = ending.enter_context(LocalCluster(self.workers, self.ps))
                     spec, servers = cluster.spec, cluster.processes.values()
                     spec["chief"] = free_addresses(1, besides=[address for job in spec.values() for address in job])
                 process = ContestantProcess(self.workload, side, spec, folder / f"{side}.log")
