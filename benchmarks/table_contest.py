@@ -12,8 +12,8 @@ from coordinator.simulation.text_report import aligned
 COLUMNS = {"peer": ("peer sharded", "sharded"), "static": ("ours", "plain"), "dynamic": ("ours", "dynamic")}
 BATCHES, QUICK_BATCHES = (256, 2048), (32,)
 SECONDS, QUICK_SECONDS = 2.0, 0.3
-# A larger call of a table's steps takes each worker many seconds to build, which is after 15 s here.
-WARM_UP = 30.0
+# Meanwhile this library finds how many steps to fuse.
+WARM_UP = 15.0
 
 
 def contest(*, is_quick: bool = False) -> Contest:

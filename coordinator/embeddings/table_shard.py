@@ -16,7 +16,6 @@ done again, under the mutex. It is odd for the writing alone, which takes a smal
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -47,6 +46,9 @@ _EVICTED_AT_ONCE, _SEARCHED_AT_ONCE = 1000, 2**14
 # A full table evicts the oldest of this many rows for each that is needed, and at least of the second number.
 _CANDIDATES, _LEAST_CANDIDATES = 4, 2000
 
+# The server prepares such a function once for all steps of a call, and one that is called in a branch only if that is
+# taken. Otherwise the worker would, for each step: most of what a call of many steps would take to build.
+_NOT_INLINED = {"_noinline": True}
 _KEYS = tf.TensorSpec([None], tf.int64)
 _NUMBER = tf.TensorSpec([], tf.int64)
 
@@ -90,10 +92,17 @@ class TableShard:
         # Traced once each, whatever functions use them.
         self._functions = {
             # Partial functions, as TensorFlow would count the tracings of all tables, and warn.
-            method: tf.function(functools.partial(method), input_signature=signature, autograph=False)
+            method: tf.function(
+                functools.partial(method),
+                input_signature=signature,
+                autograph=False,
+                experimental_attributes=_NOT_INLINED,
+            )
             for method, signature in (
                 (self._find, [_KEYS]),
                 (self._find_or_create, [_KEYS]),
+                (self._gather_under_mutex, [_KEYS]),
+                (self._create, [_KEYS]),
                 (self._push, [_KEYS, tf.TensorSpec([None, settings.dim], tf.float32)]),
                 (self._evict, [_NUMBER]),
             )
@@ -136,14 +145,14 @@ class TableShard:
 
     def _find(self, keys: Any) -> Any:
         """Returns the rows of keys that have one, and the default for the others."""
-        return self._rows_of(keys, self._gather_under_mutex)[0]
+        return self._rows_of(keys)[0]
 
     def _find_or_create(self, keys: Any) -> Any:
         with tf.device(self.device):
-            rows, found = self._rows_of(keys, self._gather_under_mutex)
-            return tf.cond(tf.reduce_all(found >= 0), lambda: rows, lambda: self._create(keys))
+            rows, found = self._rows_of(keys)
+            return tf.cond(tf.reduce_all(found >= 0), lambda: rows, lambda: self._call(self._create, keys))
 
-    def _rows_of(self, keys: Any, again: Callable[[Any], Any]) -> tuple[Any, Any]:
+    def _rows_of(self, keys: Any) -> tuple[Any, Any]:
         """Returns the rows of keys, and their numbers; negative ones as the index has them."""
         counts = self.storage.counts
         with tf.device(self.device):
@@ -154,7 +163,7 @@ class TableShard:
             with tf.control_dependencies([rows]):
                 after = counts.sparse_read(CHANGES)
             is_same = tf.logical_and(before == after, before % 2 == 0)
-            return tf.cond(is_same, lambda: (rows, found), lambda: again(keys))
+            return tf.cond(is_same, lambda: (rows, found), lambda: self._call(self._gather_under_mutex, keys))
 
     def _gather_under_mutex(self, keys: Any) -> tuple[Any, Any]:
         with self.storage.mutex.hold([keys]):
