@@ -67,7 +67,7 @@ class ClusterStatistics:
     Attributes:
       waiting: closures that no worker runs, requeued ones included.
       running: closures that a worker runs now.
-      finished: closures with a result.
+      finished: closures with a result, those of the library included, such as one that creates a dataset on a worker.
       failed: closures with an error.
       cancelled: closures that were cancelled.
       retried: attempts after which a closure was requeued.

@@ -111,7 +111,9 @@ def test_only_the_runs_of_a_killed_worker_are_made_again(strategy, shared_cluste
     after = strategy.cluster.statistics()
     again = after.retried - before.retried
     assert after.workers[1].losses == before.workers[1].losses + 1
-    assert future.completed == after.finished - before.finished == len(numbers) == 900
+    assert future.completed == len(numbers) == 900
+    # And what other tests have on each worker, which was created again when it returned.
+    assert after.finished - before.finished >= 900
     assert 900 <= counter.numpy() <= 900 + again
     assert again < 450
     assert {0, 2} <= set(workers)
