@@ -19,8 +19,9 @@ import tensorflow as tf
 from coordinator.embeddings.exported_rows import DTYPES, Base, Written, write_rows
 from coordinator.embeddings.served_table import ServedTable
 from coordinator.embeddings.table import Table
+from coordinator.ps_strategy.keras.internals.inputs import structured_inputs
 from coordinator.ps_strategy.keras.internals.parts import variable_of
-from coordinator.ps_strategy.keras.internals.table_updates import is_table, structured_inputs
+from coordinator.ps_strategy.keras.internals.table_updates import is_table
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
 _FORMAT = 1

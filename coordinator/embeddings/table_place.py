@@ -55,8 +55,21 @@ class TablePlace:
             )
         number = next(_NUMBERS)
         if number == 0:
-            _REPLACED.enter_context(savers_replaced(None))
+            _REPLACED.enter_context(savers_replaced(_NoLargeVariables()))
             _REPLACED.enter_context(table_updates())
         with tf.init_scope(), tf.device("/device:CPU:0"):
             device: str = tf.zeros([]).device
         return cls((device,), number, lambda _: None)
+
+
+class _NoLargeVariables:
+    """Leaves all variables to TensorFlow; see `LargeVariables`."""
+
+    def to_write(self, *_: Any) -> Sequence[Any]:
+        """Returns none."""
+        return ()
+
+    to_read = write = to_write
+
+    def read(self, *_: Any) -> None:
+        """Reads nothing."""

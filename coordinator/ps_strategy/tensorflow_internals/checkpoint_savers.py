@@ -150,8 +150,8 @@ class LargeVariables(Protocol):
 
 
 @contextlib.contextmanager
-def savers_replaced(large: LargeVariables | None) -> Iterator[None]:
-    """A scope in which checkpoints are written and read with the help of `large`, if any, outside of functions."""
+def savers_replaced(large: LargeVariables) -> Iterator[None]:
+    """A scope in which checkpoints are written and read with the help of `large`, outside of functions."""
     # Private: a checkpoint has no public hook for how values are written; options would have to be given to each call.
     saver = functional_saver.MultiDeviceSaver
     save, restore = saver.save, saver.restore
@@ -162,8 +162,7 @@ def savers_replaced(large: LargeVariables | None) -> Iterator[None]:
         if captured is not None and tf.executing_eagerly() and not self._registered_savers:
             captured.append(_capture(self, _text(file_prefix)))
             return None
-        is_eager, to_write = tf.executing_eagerly(), large and large.to_write
-        taken, themselves = (_take(self, to_write), _self_saving(self)) if is_eager else ([], [])
+        taken, themselves = (_take(self, large.to_write), _self_saving(self)) if tf.executing_eagerly() else ([], [])
         if not taken and not themselves:
             return save(self, file_prefix, options)
         prefix, device = _text(file_prefix), _io_device(options)
@@ -174,7 +173,7 @@ def savers_replaced(large: LargeVariables | None) -> Iterator[None]:
                 save(rest, tf.constant(written[-1]), options)
             for number, (_, name, each) in enumerate(themselves):
                 written.extend(each.write_to_checkpoint(name, f"{temporary}-{number}"))
-            written.extend(large.write([variable for _, variable in taken], temporary, device) if large else ())
+            written.extend(large.write([variable for _, variable in taken], temporary, device))
         return None
 
     @functools.wraps(restore)
@@ -182,12 +181,10 @@ def savers_replaced(large: LargeVariables | None) -> Iterator[None]:
         if not tf.executing_eagerly():
             return restore(self, file_prefix, options)
         path = _text(file_prefix)
-        taken = _take(self, large and functools.partial(large.to_read, path=path))
-        themselves = _self_saving(self)
+        taken, themselves = _take(self, lambda variables: large.to_read(variables, path)), _self_saving(self)
         for _, name, each in themselves:
             each.read_from_checkpoint(name, path)
-        if large:
-            large.read([variable for _, variable in taken], path, _io_device(options))
+        large.read([variable for _, variable in taken], path, _io_device(options))
         rest = _without(self, [*taken, *themselves])
         return restore(rest, file_prefix, options) if _has_content(rest) else {}
 
@@ -264,9 +261,7 @@ def _io_device(options: Any) -> str | None:
 
 
 def _take(saver: Any, choose: Any) -> list[tuple[Any, SavedVariable]]:
-    """Returns the variables that `choose` chooses of a saver's, each with what the saver has of it; none without it."""
-    if choose is None:
-        return []
+    """Returns the variables that `choose` chooses of a saver's, each with what the saver has of it."""
     # Private: a saver's list of all that it saves, by server.
     tensors = [tensor for each in saver._shardable_tensors_by_task.values() for tensor in each]
     found = [

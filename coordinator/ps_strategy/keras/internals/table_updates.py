@@ -4,8 +4,6 @@ A table gives Keras a variable without values, whose gradients are `tf.IndexedSl
 of Keras has no slots for it. What it does to all gradients of a step before it applies any, it does to the table's as
 well: clipping, unscaling of the loss. Then `apply_gradients` of the table is called, where Keras would
 change the variable; learning rate, weight decay and averages are those of the table's optimizer, or none.
-
-`structured_inputs` is for the export of a model with tables.
 """
 
 import contextlib
@@ -31,14 +29,6 @@ _Apply = Callable[[Any, Sequence[Any], Sequence[Any]], None]
 def is_table(variable: Any) -> bool:
     """Returns True for the variable of a table, or a Keras variable that has it."""
     return isinstance(variable_of(variable), TableVariable)
-
-
-def structured_inputs(model: keras.Model) -> Any | None:
-    """Returns the symbolic inputs of a functional or `Sequential` model, nested as it is called; None for others."""
-    # Private: `model.inputs` is a flat list, whatever the model takes, and what of a model is functional has no public
-    # name. A `Sequential` has a functional model inside.
-    functional = getattr(model, "_functional", model)
-    return getattr(functional, "_inputs_struct", None)
 
 
 @contextlib.contextmanager
