@@ -30,7 +30,7 @@ from coordinator.queueing.queue_runs import QueueRuns
 from coordinator.queueing.queue_state import QueueState
 from coordinator.queueing.queue_workers import QueueWorkers
 from coordinator.queueing.quiet_periods import QuietPeriods
-from coordinator.queueing.waiting import InterruptibleWaits, QueueWaits
+from coordinator.queueing.waiting import InterruptibleWaits, QueueWaits, deadline_after
 from coordinator.runtime import Cancellation
 from coordinator.statistics import ClusterStatistics
 
@@ -93,7 +93,7 @@ class ClosureQueue:
                     self._waits.yield_to_workers(closure)
                 is_starved = closure.inputs and state.waiting.inputs.why_starved(closure)
                 if state.waiting.count >= self.capacity or state.error is not None or state.stopped or is_starved:
-                    deadline = None if timeout is None else time.monotonic() + timeout
+                    deadline = deadline_after(timeout)
                     starved = self._waits.wait_for_room(closure, self.capacity, deadline)
                 if starved is None:
                     state.add(closure)
@@ -132,7 +132,7 @@ class ClosureQueue:
         """
         cancellation = self._unused_cancellations.pop(worker, None) or self._new_cancellation()
         state, idle, is_late = self._state, None, False
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         while True:
             with self._lock:
                 if idle is not None:
@@ -257,7 +257,7 @@ class ClosureQueue:
           BaseException: the pending error, once.
         """
         with self._lock:
-            self._waits.wait_settled(None if timeout is None else time.monotonic() + timeout)
+            self._waits.wait_settled(deadline_after(timeout))
 
     def is_settled(self) -> bool:
         """Returns whether no closure waits or runs. Raises the pending error, once, when what ran has ended."""

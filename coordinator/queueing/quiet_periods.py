@@ -12,13 +12,12 @@ Guarantees:
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 
 from coordinator.errors import StrategyClosedError
 from coordinator.queueing.interrupts import uninterrupted
 from coordinator.queueing.queue_state import QueueState
-from coordinator.queueing.waiting import QueueWaits
+from coordinator.queueing.waiting import QueueWaits, deadline_after
 
 
 class QuietPeriods:
@@ -51,7 +50,7 @@ class QuietPeriods:
           TimeoutError: something still ran then; the message says what.
           StrategyClosedError: the queue was stopped.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         period = object()
         try:
             self._begin(period)

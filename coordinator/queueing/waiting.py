@@ -206,12 +206,12 @@ class InterruptibleWaits:
     def wait_for_room(self, timeout: float | None, unless: Callable[[], bool]) -> None:
         """Waits until `put` would not wait; raises TimeoutError."""
         with self._lock:
-            self._waits.wait_room_or_error(self._capacity, _deadline(timeout), unless)
+            self._waits.wait_room_or_error(self._capacity, deadline_after(timeout), unless)
 
     def wait_settled(self, timeout: float | None, unless: Callable[[], bool]) -> None:
         """Does what `ClosureQueue.wait_settled` does; raises no pending error once `unless()` is true."""
         with self._lock:
-            self._waits.wait_settled(_deadline(timeout), unless)
+            self._waits.wait_settled(deadline_after(timeout), unless)
 
     def wake(self) -> None:
         """Has each wait look at its condition."""
@@ -219,7 +219,8 @@ class InterruptibleWaits:
             self._waits.notify_all()
 
 
-def _deadline(timeout: float | None) -> float | None:
+def deadline_after(timeout: float | None) -> float | None:
+    """Returns the end of a time in seconds on the `time.monotonic` clock; None for a time without an end."""
     return None if timeout is None else time.monotonic() + timeout
 
 
