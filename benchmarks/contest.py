@@ -36,6 +36,15 @@ def plain(found: Found) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def cluster_of(side: str, workers: int, ps: int) -> Iterator[LocalCluster]:
+    """A scope with the servers of a side."""
+    with contextlib.ExitStack() as ending:
+        with mock.patch.dict(os.environ, _STANDARD_SERVERS if side in _OTHERS else {}):
+            cluster = ending.enter_context(LocalCluster(workers, ps))
+        yield cluster
+
+
 @dataclasses.dataclass(frozen=True)
 class Contest:
     """A comparison.
@@ -93,8 +102,7 @@ class Contest:
                 spec: dict[str, list[str]] = {}
                 servers: Collection[int | None] = ()
                 if side != "single":
-                    with mock.patch.dict(os.environ, _STANDARD_SERVERS if side in _OTHERS else {}):
-                        cluster = ending.enter_context(LocalCluster(self.workers, self.ps))
+                    cluster = ending.enter_context(cluster_of(side, self.workers, self.ps))
                     spec, servers = cluster.spec, cluster.processes.values()
                     spec["chief"] = free_addresses(1, besides=[address for job in spec.values() for address in job])
                 process = ContestantProcess(self.workload, side, spec, folder / f"{side}.log")

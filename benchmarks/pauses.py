@@ -16,13 +16,12 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.alternated import alternated
-from benchmarks.contest import Found, plain
+from benchmarks.contest import Found, cluster_of, plain
 from benchmarks.contestants.contestant_process import ContestantProcess
 from benchmarks.rounds import ratio
 from benchmarks.speed_arguments import SpeedArguments, machine_line
 from coordinator.launch.local_servers import free_addresses
 from coordinator.simulation.text_report import aligned
-from coordinator.testing import LocalCluster
 
 SIDES = ("ours", "peer")
 BATCH = "32"
@@ -31,7 +30,7 @@ SECONDS, QUICK_SECONDS = 10.0, 1.0
 
 def first_seconds(side: str, seconds: float) -> dict[str, Any]:
     """Runs a side's first seconds on a fresh cluster, and returns its answer."""
-    with tempfile.TemporaryDirectory(prefix="pauses-") as folder, LocalCluster(workers=2, ps=2) as cluster:
+    with tempfile.TemporaryDirectory(prefix="pauses-") as folder, cluster_of(side, workers=2, ps=2) as cluster:
         spec = cluster.spec
         spec["chief"] = free_addresses(1, besides=[address for job in spec.values() for address in job])
         with ContestantProcess("pauses", side, spec, pathlib.Path(folder) / "log") as process:

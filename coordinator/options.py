@@ -14,8 +14,8 @@ class Options:
     """Settings of a `ParameterServerStrategy`. All times are in seconds.
 
     Attributes:
-      max_queued_closures: `schedule` blocks while this many closures wait for a worker. Each of them takes about 1 kB,
-        and Python's garbage collection, during which no worker is given anything, looks at each.
+      max_queued_closures: `schedule` blocks while this many closures wait for a worker. Each of them takes
+        about half a kB, and Python's garbage collection, during which no worker is given anything, looks at each.
       schedule_timeout: how long `schedule` may block on a full queue before it raises `TimeoutError`; None waits
         without a limit, with a report in the log every `stall_report_interval`.
       transient_retries: how often a closure is run again after a transient failure (an RPC that was refused although
