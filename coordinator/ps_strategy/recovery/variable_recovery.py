@@ -8,10 +8,10 @@ Promises: `recover` restores all variables of all parameter servers to the check
 again; functions that were traced before stay usable.
 
 Meanwhile the checkpoint manager's `save` is replaced. It saves while no scheduled function runs, so that a checkpoint
-is a snapshot, and not while variables are being recovered. A save that fails because a parameter server was lost is
-repeated after the recovery, and its caller does not notice. A save that fails leaves the latest checkpoint as it was:
-TensorFlow declares a checkpoint the latest one only when all of it is written. An asynchronous save, whose failure its
-caller would not see, is refused.
+is a snapshot, and not while variables are being recovered. A save that fails because a parameter server was lost, or
+does not reach another one yet, is repeated, and its caller does not notice. A save that fails leaves the latest
+checkpoint as it was: TensorFlow declares a checkpoint the latest one only when all of it is written. An asynchronous
+save, whose failure its caller would not see, is refused.
 """
 
 import contextlib
@@ -38,6 +38,8 @@ _logger = logging.getLogger("coordinator")
 
 # The number of checkpoints whose states are kept; older ones are restored only if all of these are damaged.
 _KEPT_STATES = 100
+# How often a save is repeated, if a server is out of another one's reach although none is lost.
+_UNREACHED_SAVES = 3
 
 Step = Any  # An integer variable, of TensorFlow or Keras, or a function that returns an int.
 
@@ -299,6 +301,7 @@ class VariableRecovery:
         return path
 
     def _save_quietly(self, save: Callable[..., str | None], directory: str, *args: Any, **kwargs: Any) -> str | None:
+        unreached = 0
         while True:
             with self.variables_in_use:
                 missing = self.missing()
@@ -309,14 +312,20 @@ class VariableRecovery:
                         path = save(*args, **kwargs)
                     except tf.errors.OpError as error:
                         missing = self.missing()
-                        if missing is None:
+                        if missing is not None:
+                            missing.original_exception = error
+                        elif not isinstance(error, UNREACHED) or unreached == _UNREACHED_SAVES:
                             raise
-                        missing.original_exception = error
                     else:
                         if path is not None:
                             self._progress.record(path, count)
                             self._saved_states = dict([*self._saved_states.items(), (path, states)][-_KEPT_STATES:])
                         return path
+            if missing is None:
+                unreached += 1
+                _logger.info("A checkpoint in %s is saved again: a server did not reach another one.", directory)
+                self._membership.parameter_servers_reach_each_other()
+                continue
             _logger.warning("A checkpoint in %s is saved after the recovery: %s", directory, missing)
             if not self._wait_recovered() or self._is_half_restored:
                 raise missing

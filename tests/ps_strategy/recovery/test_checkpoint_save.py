@@ -11,6 +11,7 @@ from coordinator.ps_strategy.recovery.variable_store import VariableStore
 
 LOST = ParameterServerLost("/job:ps/task:0", "It does not answer.")
 UNAVAILABLE = tf.errors.UnavailableError(None, None, "Connection refused")
+UNREACHED = tf.errors.UnavailableError(None, None, "A parameter server did not reach another one.")
 
 
 class Servers:
@@ -20,6 +21,7 @@ class Servers:
         self.lost = False
         self.is_hopeless = False
         self.waits = 0
+        self.reached = 0
         self.quiet_periods = 0
         self.is_quiet = False
         self.recovery = VariableRecovery(self, VariableStore(), lambda: 7, self.wait_recovered, self.quiet)
@@ -33,6 +35,10 @@ class Servers:
     def reconnect_parameter_servers(self):
         self.lost = False
         return True
+
+    def parameter_servers_reach_each_other(self):
+        assert not self.recovery.variables_in_use.locked(), "a recovery could not begin"
+        self.reached += 1
 
     @contextlib.contextmanager
     def quiet(self):
@@ -112,6 +118,22 @@ def test_a_server_that_does_not_return_is_named(manager, servers):
     with pytest.raises(ParameterServerLost) as caught:
         manager.save()
     assert caught.value.original_exception is UNAVAILABLE
+    assert manager.latest_checkpoint is None
+
+
+def test_a_save_is_repeated_when_the_servers_reach_each_other_again(manager, servers):
+    manager.save = failing(manager.save, servers, UNREACHED, UNREACHED)
+    servers.recovery.restore_from(manager)
+    assert manager.save() == manager.latest_checkpoint
+    assert (servers.reached, servers.waits) == (2, 0)
+
+
+def test_a_save_is_not_repeated_for_ever_while_no_server_is_lost(manager, servers):
+    manager.save = failing(manager.save, servers, *[UNREACHED] * 10)
+    servers.recovery.restore_from(manager)
+    with pytest.raises(tf.errors.UnavailableError, match="did not reach another one"):
+        manager.save()
+    assert (servers.reached, servers.waits) == (3, 0)
     assert manager.latest_checkpoint is None
 
 
