@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from coordinator.data.late_ranges import LateRange
 from coordinator.future import Future
-from coordinator.ps_strategy.calls.retraced_functions import RetracedFunctions
+from coordinator.ps_strategy.calls.retrace_warnings import RetraceWarnings
 from coordinator.ps_strategy.calls.trace_cache import TraceCache, are_late, followers_of, input_of, iterators_among
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall, TracedFunction, refuse_unknown_shapes
 from coordinator.ps_strategy.fusing.repeated_function import is_stackable
@@ -119,7 +119,7 @@ class FunctionTracer:
         self._copies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.cache = TraceCache()
         self._accepted: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._trace_counts = RetracedFunctions()
+        self._trace_counts = RetraceWarnings()
         # By scheduled function, held weakly: the workers' copies live as long as the `tf.function`. Not for concrete
         # functions, which would keep themselves alive.
         self._traced: weakref.WeakKeyDictionary[Any, dict[Any, TracedFunction]] = weakref.WeakKeyDictionary()

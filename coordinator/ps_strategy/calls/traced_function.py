@@ -14,7 +14,7 @@ from coordinator.data.late_ranges import LateRange
 from coordinator.errors import ClosureCancelledError
 from coordinator.future import Future
 from coordinator.ps_strategy.calls.left_result import LeftResult, Repeats, on_client, wait_computed
-from coordinator.ps_strategy.calls.renewed_functions import RenewedFunctions
+from coordinator.ps_strategy.calls.renamed_functions import RenamedFunctions
 from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
 from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction, may_be_fused
 from coordinator.ps_strategy.fusing.stacked_inputs import StackedInputs
@@ -61,7 +61,7 @@ class TracedFunction:
         # What it captured, and what is passed for it; the first changes when parameter servers were recovered.
         self._bound = self._bind()
         self._fused: dict[_FusedShape, concurrent.futures.Future[RepeatedFunction]] = {}
-        self._renewed = RenewedFunctions()
+        self._renamed = RenamedFunctions()
         # A table of a SavedModel creates its copies itself, so it must live as long as the function; its model may not.
         self._owners = [owner_of_handle(tensor) for tensor in captured_inputs(concrete)]
         refuse_unknown_shapes(self.name, self._owners)
@@ -174,12 +174,12 @@ class TracedFunction:
 
     def _run(self, context: WorkerContext, concrete: Any, inputs: Sequence[Any], stands_for: Any = None) -> Any:
         captures = captures_of(self.concrete)
-        called = self._renewed.present(concrete, captures)
+        called = self._renamed.present(concrete, captures)
         try:
             with tf.device(context.device):
                 return call_concrete(called, inputs, context.cancellation, stands_for=stands_for or concrete)
         except tf.errors.OpError as error:
-            self._renewed.record_failure(concrete, captures)
+            self._renamed.record_failure(concrete, captures)
             # A cancelled call may report any error: TensorFlow often reports that of the call that caused it.
             if context.cancellation.is_cancelled:
                 raise ClosureCancelledError("The call was cancelled.") from error

@@ -32,8 +32,8 @@ class _Trait(NamedTuple):
     identity: int = 0
 
 
-class RetracedFunctions:
-    """Counts the traces of each function."""
+class RetraceWarnings:
+    """Counts the traces of each function, and warns once about one that has many."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

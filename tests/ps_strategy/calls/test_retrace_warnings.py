@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.calls.retraced_functions import RetracedFunctions
+from coordinator.ps_strategy.calls.retrace_warnings import RetraceWarnings
 
 MANY = 20
 
@@ -132,7 +132,7 @@ def test_a_request_to_trace_all_functions_again_is_no_reason_to_warn(strategy, s
 
 
 def test_without_a_visible_difference_the_warning_has_only_the_trace_count(function, warnings):
-    retraced = RetracedFunctions()
+    retraced = RetraceWarnings()
     for _ in range(MANY):
         retraced.note(function, "step", {"x": 1})
     [warning] = warnings()
@@ -148,14 +148,14 @@ def test_the_warning_names_other_causes(warnings):
         "element_spec": [tf.data.Dataset.from_tensors(np.zeros([number])) for number in range(MANY)],
     }
     for cause, values in causes.items():
-        retraced, function = RetracedFunctions(), tf.function(len)
+        retraced, function = RetraceWarnings(), tf.function(len)
         for value in values:
             retraced.note(function, "step", {"x": value})
         assert f"The {cause} of its argument 'x' differs" in warnings()[-1]
 
 
 def test_long_values_are_abbreviated_and_still_distinguishable(function, warnings):
-    retraced = RetracedFunctions()
+    retraced = RetraceWarnings()
     for number in range(MANY):
         retraced.note(function, "step", {"text": "a" * 10_000 + str(number)})
     [warning] = warnings()
@@ -167,7 +167,7 @@ def test_neither_functions_nor_arguments_are_kept_alive(warnings):
     class Argument:
         pass
 
-    retraced = RetracedFunctions()
+    retraced = RetraceWarnings()
     function, argument = tf.function(lambda: tf.constant(1.0)), Argument()
     retraced.note(function, "step", {"x": argument, "y": [argument]})
     alive = weakref.ref(function), weakref.ref(argument)

@@ -20,14 +20,14 @@ from typing import Any
 from coordinator.ps_strategy.tensorflow_internals.compilation import under_another_name
 
 
-class RenewedFunctions:
+class RenamedFunctions:
     """Knows by which function each function is to be called."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # The captures with which a call failed, which are others after a recovery.
         self._failed: dict[Any, Any] = {}
-        self._renewed: dict[Any, concurrent.futures.Future[Any]] = {}
+        self._renamed: dict[Any, concurrent.futures.Future[Any]] = {}
 
     def record_failure(self, concrete: Any, captures: Any) -> None:
         """Records that a call has failed, so that it is not known whether a worker still prepares the function.
@@ -47,17 +47,17 @@ class RenewedFunctions:
         """
         with self._lock:
             failed = self._failed.get(concrete)
-            must_renew = failed is not None and failed is not captures
-            if must_renew:
+            must_rename = failed is not None and failed is not captures
+            if must_rename:
                 del self._failed[concrete]
-                self._renewed[concrete] = concurrent.futures.Future()
-            renewed = self._renewed.get(concrete)
-        if renewed is None:
+                self._renamed[concrete] = concurrent.futures.Future()
+            renamed = self._renamed.get(concrete)
+        if renamed is None:
             return concrete
-        if must_renew:
+        if must_rename:
             try:
-                renewed.set_result(under_another_name(concrete))
+                renamed.set_result(under_another_name(concrete))
             except BaseException as error:  # noqa: BLE001 - raised by all that wait for the result
                 self.record_failure(concrete, failed)
-                renewed.set_exception(error)
-        return renewed.result()
+                renamed.set_exception(error)
+        return renamed.result()
