@@ -13,23 +13,23 @@ from coordinator.cli.data import add_data, data
 from coordinator.cli.doctor import add_doctor, doctor
 from coordinator.cli.manifest import add_manifest, manifest
 from coordinator.cli.profile import add_profile, profile
-from coordinator.cli.run import add_run, requested, run, with_dashboard_address
-from coordinator.cli.serve import add_serve
+from coordinator.cli.run import add_run, run, with_dashboard_address
+from coordinator.cli.serve import add_serve, serve
 from coordinator.cli.simulate import add_simulate, simulate, with_negative_values
 from coordinator.cli.slurm import add_slurm, slurm
 from coordinator.cli.testbed import add_testbed, testbed
 from coordinator.cli.top import add_top, top
 from coordinator.errors import ClusterSpecError, LaunchError, SettingError
-from coordinator.launch.serve import serve
 from coordinator.version import __version__
 
 _UNUSABLE = 2
-# Commands that take the parsed arguments unchanged.
 _COMMANDS = {
     "data": data,
     "doctor": doctor,
     "manifest": manifest,
     "profile": profile,
+    "run": run,
+    "serve": serve,
     "simulate": simulate,
     "slurm": slurm,
     "testbed": testbed,
@@ -54,13 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     command = vars(given).pop("command")
     try:
-        if command in _COMMANDS:
-            code = _COMMANDS[command](given)
-            sys.stdout.flush()
-            return code
-        if command == "serve":
-            return serve(os.environ, **vars(given))
-        return run(requested(given), os.environ)
+        code = _COMMANDS[command](given)
+        sys.stdout.flush()
+        return code
     except SettingError as error:
         reason = f"--{error.option.replace('_', '-')} {error.reason}"
     except (ClusterSpecError, LaunchError) as error:

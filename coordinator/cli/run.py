@@ -2,10 +2,11 @@
 
 import argparse
 import itertools
+import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from coordinator.addresses import parse_page_address
@@ -156,14 +157,39 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def requested(given: argparse.Namespace) -> RunRequest:
-    """Returns what the command line asks for.
+def run(given: argparse.Namespace) -> int:
+    """Runs the program on its own cluster.
+
+    Returns:
+      The exit code: the chief's, of its last start, or the evaluator's if that is 0; 128 + n when signal n ended the
+      chief or this command; 1 when a server did not start.
 
     Raises:
       ClusterSpecError: there is no worker, or no parameter server.
-      LaunchError: options do not go together, or there is no such program.
+      LaunchError: options do not go together, there is no such program, the log folder or a process could not be
+        created, there are too few GPUs or ports, or a host cannot be used.
       SettingError: hosts are not of the form `a:2,b:4`, or a number is out of bounds.
     """
+    request = _requested(given)
+    console = Console(sys.stdout, sys.stderr)
+    if request.dry_run:
+        print("\n".join(LocalJob(request, pathlib.Path(), os.environ, console).commands()))
+        return 0
+    log_folder = create_log_folder(request.log_dir)
+    job = None
+    try:
+        job = LocalJob(request, log_folder, os.environ, console)
+        console.say(f"starting {_described(request)}.")
+        if job.dashboard is not None:
+            console.say(f"the dashboard is at {job.dashboard.url} once the program has created its strategy.")
+        with console.restored(keyboard=0):
+            return job.run()
+    finally:
+        if request.log_dir is None and not (job and job.is_log_needed):
+            shutil.rmtree(log_folder, ignore_errors=True)
+
+
+def _requested(given: argparse.Namespace) -> RunRequest:
     values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in vars(given).items()}
     path = values.pop("hostfile", None)
     if path is not None:
@@ -178,39 +204,6 @@ def requested(given: argparse.Namespace) -> RunRequest:
         if hosts in values:
             values.setdefault(count, slots_of(values[hosts]))
     return RunRequest(**values)
-
-
-def run(request: RunRequest, environment: Mapping[str, str]) -> int:
-    """Runs the program on its own cluster.
-
-    Args:
-      request: what to run.
-      environment: the environment that all processes inherit.
-
-    Returns:
-      The exit code: the chief's, of its last start, or the evaluator's if that is 0; 128 + n when signal n ended the
-      chief or this command; 1 when a server did not start.
-
-    Raises:
-      LaunchError: the log folder or a process could not be created, there are too few GPUs or ports, or a
-        host cannot be used.
-    """
-    console = Console(sys.stdout, sys.stderr)
-    if request.dry_run:
-        print("\n".join(LocalJob(request, pathlib.Path(), environment, console).commands()))
-        return 0
-    log_folder = create_log_folder(request.log_dir)
-    job = None
-    try:
-        job = LocalJob(request, log_folder, environment, console)
-        console.say(f"starting {_described(request)}.")
-        if job.dashboard is not None:
-            console.say(f"the dashboard is at {job.dashboard.url} once the program has created its strategy.")
-        with console.restored(keyboard=0):
-            return job.run()
-    finally:
-        if request.log_dir is None and not (job and job.is_log_needed):
-            shutil.rmtree(log_folder, ignore_errors=True)
 
 
 def _described(request: RunRequest) -> str:

@@ -2,6 +2,9 @@
 
 import argparse
 import math
+import os
+
+from coordinator.launch.serve import serve as serve_task
 
 
 def add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -22,3 +25,12 @@ def add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     serving.add_argument("--until-client-ends", action="store_true", help=text)
     text = "end when standard input is closed, and when nothing has come there for SECONDS (default: no limit)"
     serving.add_argument("--exit-with-parent", type=float, nargs="?", const=math.inf, metavar="SECONDS", help=text)
+
+
+def serve(given: argparse.Namespace) -> int:
+    """Runs the server until it is told to end, or what it depends on has ended.
+
+    Returns:
+      The exit code: 2 if it cannot serve, after a line that says why.
+    """
+    return serve_task(os.environ, **vars(given))
