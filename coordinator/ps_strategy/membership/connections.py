@@ -255,18 +255,11 @@ class Connections:
         present = self.present
         if not present.keys() >= set(self._parameter_servers):
             return {}
-        if workers is None:
-            self.parameter_servers_reach_each_other()
         numbers = [present[task].number for task in self._parameter_servers]
+        if workers is None and not self._sentinels.reach_each_other(numbers):
+            _logger.warning("The parameter servers do not all reach each other yet; functions may run twice.")
         asked = [task for task in present if task.job == "worker" and (workers is None or task in workers)]
         return {task: present[task] for task in self._sentinels.unreached_from(asked, numbers)}
-
-    def parameter_servers_reach_each_other(self) -> None:
-        """Has each parameter server reach all others, and tries that for some seconds."""
-        present = self.present
-        numbers = [present[task].number for task in self._parameter_servers if task in present]
-        if len(numbers) < len(self._parameter_servers) or not self._sentinels.reach_each_other(numbers):
-            _logger.warning("The parameter servers do not all reach each other yet; functions may run twice.")
 
     def begin_close(self) -> float:
         """Refuses new servers, asks none from now on, and shortens changes, one in progress too. `close` must follow.

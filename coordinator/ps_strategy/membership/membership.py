@@ -210,10 +210,6 @@ class Membership:
             _logger.warning("%s does not reach all parameter servers; it is reconnected.", task)
             self._disconnect(task, connection)
 
-    def parameter_servers_reach_each_other(self) -> None:
-        """Has each parameter server reach all others, and tries that for some seconds."""
-        self._connections.parameter_servers_reach_each_other()
-
     def add_worker(self, worker: int, address: str) -> None:
         """Adds a worker; `reconnect` connects to it.
 

@@ -324,7 +324,7 @@ class VariableRecovery:
             if missing is None:
                 unreached += 1
                 _logger.info("A checkpoint in %s is saved again: a server did not reach another one.", directory)
-                self._membership.parameter_servers_reach_each_other()
+                self._membership.reach_parameter_servers()
                 continue
             _logger.warning("A checkpoint in %s is saved after the recovery: %s", directory, missing)
             if not self._wait_recovered() or self._is_half_restored:

@@ -36,7 +36,7 @@ class Servers:
         self.lost = False
         return True
 
-    def parameter_servers_reach_each_other(self):
+    def reach_parameter_servers(self):
         assert not self.recovery.variables_in_use.locked(), "a recovery could not begin"
         self.reached += 1
 
