@@ -63,9 +63,10 @@ class Options:
       log_format: "text", or "json" to write what the library logs to standard error with one JSON object per line, and
         events besides, except those of each call. See docs/events.md.
       dashboard: where a page shows what happens, `host:port` or `host:port/token`: "127.0.0.1:0" for any free port of
-        this machine; None for none, unless `coordinator run --dashboard` started the program. See docs/dashboard.md.
-      trace: the path of a file for a trace of all that happens; None for none, unless `coordinator run --trace` started
-        the program. See docs/trace.md.
+        this machine; None for none, unless `--dashboard` of `coordinator run` or `slurm` asks for it. See
+        docs/dashboard.md.
+      trace: the path of a file for a trace of all that happens; None for none, unless `--trace` of `coordinator run` or
+        `slurm` asks for it. See docs/trace.md.
       close_timeout: how long `close` and `cancel_all` wait for running calls to end before they abandon them, with a
         warning. Disconnecting may take up to about 40 seconds more if a server does not end what it runs.
 

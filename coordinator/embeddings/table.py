@@ -72,8 +72,8 @@ class Table(SelfSaving):
       name: for messages and variables.
       dim: the length of a row.
       capacity: the greatest number of rows. It is divided among the parameter servers, each of which has the keys of
-        an equal part of all hash values. Rows take memory when they are first used, the index at once, about 45 bytes
-        for each row of the capacity (twice that with `MinCount`).
+        an equal part of all hash values. Rows take memory when they are first used, the index at once, about 42 bytes
+        for each row of the capacity (twice that with `MinCount(2)` or more).
       optimizer: changes the rows that a gradient has: an elementwise optimizer of Keras 3, `RowwiseAdagrad`, or a
         function `(rows, gradient)` that calls `rows.assign_sub`, `assign_add` or `assign`, such as
         `lambda rows, gradient: rows.assign_sub(0.1 * gradient)`. An optimizer is copied.
@@ -264,7 +264,7 @@ class Table(SelfSaving):
     def save_delta(self, path: str) -> None:
         """Writes what has changed since the table was last saved or restored, or its last delta; called on the client.
 
-        That are the rows that have had a gradient or were given to a key since, and the keys that were evicted since.
+        These are the rows that have had a gradient or were given to a key since, and the keys that were evicted since.
         A table is saved as a whole by a `tf.train.Checkpoint` that contains it.
 
         Args:

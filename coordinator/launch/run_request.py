@@ -48,8 +48,9 @@ class RunRequest:
 
     Raises:
       ClusterSpecError: there is no worker, or no parameter server.
-      LaunchError: there is no such program, `env` has `TF_CONFIG`, `dashboard` is no address, there is no `log_dir`
-        for `tee`, or the hosts are too few.
+      LaunchError: there is no such program, `env` has `TF_CONFIG`, `dashboard` is no address, `trace` cannot be
+        written, there is no `log_dir` for `tee`, the hosts are too few, or are given for parameter servers only or
+        together with `evaluator_workers`.
       SettingError: a number is out of bounds.
     """
 

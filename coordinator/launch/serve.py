@@ -137,7 +137,7 @@ def _keep_freed_memory(environment: Mapping[str, str]) -> None:
     """Makes the C library keep memory that is freed, where it is glibc and the user has not configured it.
 
     Variables and gradients are copied into new buffers in each step. With memory that was given back to the kernel,
-    which clears each page again, steps of a dense model of 33 MB take a quarter more processor time.
+    which clears each page again, steps of a dense model of 33 MB take a third more processor time.
     """
     if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in environment):
         # No such library, or a C library without it.

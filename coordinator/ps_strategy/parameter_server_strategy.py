@@ -42,7 +42,8 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that names the `worker` and `ps` addresses.
-        A `PolledClusterResolver`, a function or `pathlib.Path` for one, and a `KubernetesClusterResolver` change them.
+        With a `PolledClusterResolver` (or a function or `pathlib.Path` for one) or a `KubernetesClusterResolver`,
+        workers may come and go during training.
       variable_partitioner: divides large variables into parts, see docs/embeddings.md; None for none.
       options: limits and times, see `Options`.
 
