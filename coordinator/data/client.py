@@ -185,7 +185,8 @@ def _stacked(examples: list[Any]) -> Any:
 
 
 def _array(parts: Any) -> Any:
-    found = np.stack([np.asarray(part) for part in parts])
+    # NumPy's own type of strings has no NUL at their end.
+    found = np.stack([np.asarray(part, object if isinstance(part, bytes | str) else None) for part in parts])
     if found.dtype.kind in "USO":
         return tf.constant(found)
     if isinstance(parts[0], float):

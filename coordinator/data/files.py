@@ -9,6 +9,7 @@ costs a tenth of opening the file again, wherever it is. Files of others (`gs://
 
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,12 +22,14 @@ from coordinator.data.worker_arrays import WorkerArrays
 # In bytes: what a worker reads at a time, and what the digest has of a file.
 _BUFFER = 2**18
 _SAMPLE = 2**12
+# An index that is kept beside a file, or is being written, for all kinds of files that have one.
+_INDEX = re.compile(r"(.+)\.(records|lines(-\d+)?)-index\.npy(\.\d+\.tmp)?")
 # The shape of a vector of any length, as operations on lists take it.
 _VECTOR = [-1]
 
 
 def checked_paths(paths: Any, name: str) -> list[str]:
-    """Returns the paths of files.
+    """Returns the paths of files, without the indexes that an earlier run kept beside them: a pattern may match both.
 
     Args:
       paths: one, or several.
@@ -43,11 +46,22 @@ def checked_paths(paths: Any, name: str) -> list[str]:
         raise TypeError(f"{name} takes the path of a file, or a list of paths, got {paths!r}.")
     if not paths:
         raise ValueError(f"{name} was given no path.")
-    found = [os.fspath(each) for each in paths]
+    given = [os.fspath(each) for each in paths]
+    found = [path for path in given if not ((index := _INDEX.fullmatch(path)) and index[1] in given)]
     for path in found:
         if not tf.io.gfile.exists(path):
             raise FileNotFoundError(f"{name} was given {path!r}, which does not exist, or cannot be read from here.")
     return found
+
+
+def index_path(path: str, name: str) -> str:
+    """Returns where the index of a file is kept.
+
+    Args:
+      path: of the file.
+      name: of what it has: "records", or "lines" or "lines-N".
+    """
+    return f"{path}.{name}-index.npy"
 
 
 def file_size(path: str) -> int:

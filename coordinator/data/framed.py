@@ -15,6 +15,7 @@ from coordinator.data.files import (
     checked_paths,
     concatenated,
     digest_of_files,
+    index_path,
     shuffled_rows,
 )
 from coordinator.data.source import Source
@@ -100,7 +101,7 @@ class FramedSource(Source):
 
     def _index(self, path: str) -> np.ndarray[Any, Any]:
         """Returns the starts that were kept beside a file, or finds and keeps them."""
-        beside, stat = f"{path}.{self._name}-index.npy", tf.io.gfile.stat(path)
+        beside, stat = index_path(path, self._name), tf.io.gfile.stat(path)
         state = [int(stat.length), int(stat.mtime_nsec)]
         if tf.io.gfile.exists(beside):
             with tf.io.gfile.GFile(beside, "rb") as file:

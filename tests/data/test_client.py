@@ -81,6 +81,13 @@ def test_examples_are_stacked_in_their_structure():
     assert (read[1]["half"].dtype, read[1]["half"].tolist()) == (np.float32, [0.5, 1, 1.5])
 
 
+def test_strings_keep_the_nul_bytes_at_their_end():
+    source = client([(b"a\0", "b\0"), (b"\0\0", ""), (b"c", "d")])
+    numbers, texts = source.read(source.reader()((0, 0, 3, 0, -1)))
+    assert numbers.numpy().tolist() == [b"a\0", b"\0\0", b"c"]
+    assert texts.numpy().tolist() == [b"b\0", b"", b"d"]
+
+
 def test_a_restored_checkpoint_goes_on_with_the_examples_that_are_left():
     for data, shuffle in ((Numbers(), 5), (generated, None)):
         epochs = Epochs(client(data), batch_size=10, epochs=2, shuffle=shuffle)

@@ -157,6 +157,18 @@ def test_an_index_is_kept_beside_the_file_and_renewed_when_it_changes(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["0.tfrecord", "0.tfrecord.records-index.npy"]
 
 
+def test_a_pattern_may_match_the_indexes_beside_the_files(tmp_path):
+    for name in ("part-0", "part-1"):
+        (tmp_path / name).write_text("one\ntwo\n")
+    first = lines(sorted(map(str, tmp_path.glob("part-*"))), skip=1)
+    found = sorted(map(str, tmp_path.glob("part-*")))
+    assert [os.path.basename(path) for path in found[:2]] == ["part-0", "part-0.lines-1-index.npy"]
+    again = lines(found, skip=1)
+    assert (again.size, again.digest) == (first.size, first.digest) == (2, first.digest)
+    np.save(tmp_path / "a.lines-index.npy", np.zeros([3, 2]))
+    assert rows(tmp_path / "a.lines-index.npy").size == 3, "it is not beside a file of this name"
+
+
 def test_files_that_do_not_fit_are_refused_in_words(tmp_path):
     text, empty, fortran = tmp_path / "text", tmp_path / "empty", tmp_path / "fortran.npy"
     text.write_text("no records, no rows")
