@@ -53,16 +53,17 @@ async def find_obstacle(address: str) -> Obstacle:
         return Obstacle.UNRESOLVED
     obstacle = Obstacle.UNREACHED
     for family, kind, protocol, _, endpoint in endpoints:
-        with socket.socket(family, kind, protocol) as connection:
-            connection.setblocking(False)
-            try:
+        try:
+            # Fails for an IPv6 address where the kernel has no IPv6.
+            with socket.socket(family, kind, protocol) as connection:
+                connection.setblocking(False)
                 await asyncio.wait_for(loop.sock_connect(connection, endpoint), _CONNECT_TIMEOUT)
-            except ConnectionRefusedError:
-                obstacle = Obstacle.REFUSED
-            except OSError:  # a time-out too
-                continue
-            else:
-                return Obstacle.SILENT
+        except ConnectionRefusedError:
+            obstacle = Obstacle.REFUSED
+        except OSError:  # a time-out too
+            continue
+        else:
+            return Obstacle.SILENT
     return obstacle
 
 

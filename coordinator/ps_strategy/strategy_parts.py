@@ -126,7 +126,7 @@ class StrategyParts:
         recovery = VariableRecovery(
             membership,
             variables,
-            lambda: scheduler.queue.statistics().finished,
+            scheduler.queue.steps,
             scheduler.recovery.wait_recovered,
             functools.partial(scheduler.quiet, verb="save"),
             options.checkpoint_memory,

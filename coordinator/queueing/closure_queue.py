@@ -272,6 +272,11 @@ class ClosureQueue:
             effects = Effects(cancelled=list(self._state.running))
         self._carry_out(effects)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether `pause` was called, and `resume` was not yet."""
+        return bool(self._state.paused)
+
     def wait_idle(self, timeout: float) -> bool:
         """Waits at most `timeout` seconds until no attempt runs; returns whether none does."""
         with self._lock:
@@ -307,6 +312,10 @@ class ClosureQueue:
         """Returns the counts of all closures, without the workers'."""
         with self._lock:
             return self._state.statistics()
+
+    def steps(self) -> int:
+        """Returns how many runs of scheduled closures have finished: without those of the library itself."""
+        return self._state.steps
 
     @uninterrupted
     def _cancel_scheduled(self) -> Sequence[Attempt]:

@@ -48,6 +48,7 @@ class QueueState:
       dismissed: the workers that may start no closure any more.
       stopped: whether no worker may.
       retried: how many attempts were requeued.
+      steps: how many runs of scheduled closures have finished.
       worker_counts: what the attempts on each worker came to, by the worker's index.
     """
 
@@ -66,6 +67,7 @@ class QueueState:
         self.dismissed: set[int] = set()
         self.stopped = False
         self.retried = 0
+        self.steps = 0
         self.worker_counts: defaultdict[int, WorkerCounts] = defaultdict(WorkerCounts)
         self._ended: Counter[ClosureState] = Counter()
 
@@ -326,6 +328,8 @@ class QueueState:
         self.waiting.remove(closure)
         closure.end(state)
         self._ended[state] += closure.runs
+        if state is ClosureState.DONE and not closure.is_internal:
+            self.steps += closure.runs
 
     def _cancel_all(self, reason: str | None, *, internal: bool) -> Effects:
         """Cancels what waits and what runs.

@@ -3,10 +3,12 @@
     noticed --> pause: no closure starts, what runs is cancelled and requeued
                   |
                   +--> try to recover, until the servers answer --> resume: everything continues
-                  \\--> too long, or impossible --> resume, and the error is raised by `schedule` or `join`
+                  |--> too long --> resume, and the error is raised by `schedule` or `join`
+                  \\--> impossible --> the same, but no closure starts: what is scheduled begins another attempt
 
 Guarantees: without a way to recover, a lost parameter server is an error at once; with one, no closure is lost, and the
-user's program notices only the time that it takes. There is one thread, and it ends with `stop`.
+user's program notices only the time that it takes. No closure uses variables that are restored in part. There is one
+thread, and it ends with `stop`.
 """
 
 import contextlib
@@ -42,6 +44,7 @@ class RecoveryLoop(BackgroundThread):
         self._queue = queue
         self._options = options
         self._recover: Callable[[], Rollback | bool] | None = None
+        self._missing: Callable[[], ParameterServerLost | None] = servers.lost_parameter_server
         self._meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         # How many recoveries were given up.
         self._failures = 0
@@ -69,6 +72,7 @@ class RecoveryLoop(BackgroundThread):
         self,
         recover: Callable[[], Rollback | bool],
         meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        missing: Callable[[], ParameterServerLost | None] | None = None,
     ) -> None:
         """Sets how lost parameter servers are recovered.
 
@@ -77,8 +81,11 @@ class RecoveryLoop(BackgroundThread):
             be: False if one of them does not answer yet. Raises what makes recovery impossible. Called on the thread of
             this class, while no closure runs.
           meanwhile: returns a scope for all attempts of a recovery, of which a failed one may leave half of the state.
+          missing: returns the error that names a parameter server that is lost, or whose variables are; None for those
+            that are lost.
         """
         self._recover, self._meanwhile = recover, meanwhile
+        self._missing = missing or self._servers.lost_parameter_server
 
     def statistics(self) -> tuple[ParameterServerStatistics, ...]:
         """Returns a snapshot of what has happened to each parameter server."""
@@ -92,9 +99,9 @@ class RecoveryLoop(BackgroundThread):
 
     def begin_if_lost(self) -> None:
         """Begins to recover a parameter server if one is lost now."""
-        lost = self._servers.lost_parameter_server()
-        if lost is not None:
-            self.begin(lost)
+        missing = self._missing()
+        if missing is not None:
+            self.begin(missing)
 
     def begin(self, error: BaseException) -> bool:
         """Pauses the closures until the recovery of a lost parameter server has ended.
@@ -132,7 +139,7 @@ class RecoveryLoop(BackgroundThread):
                 over = self._changed.wait_for(lambda: not self._begun.is_set() or self._stop.is_set(), remaining)
             if not over or self._stop.is_set():
                 return False
-            is_back = self._servers.lost_parameter_server() is None
+            is_back = self._missing() is None
             if is_back or self._recover is None or self._failures > failures:
                 return is_back
             # One was lost once more, when the recovery had just ended.
@@ -147,8 +154,14 @@ class RecoveryLoop(BackgroundThread):
     def _check(self) -> None:
         """Notices a loss that no closure has met, or that makes closures hang."""
         if self._servers.seem_parameter_servers_reachable():
-            if self._away and not self._begun.is_set():
+            if not self._away or self._begun.is_set():
+                return
+            missing = self._missing()
+            if missing is None:
                 self._record_return(None)
+            elif self._queue.is_paused and self._queue.statistics().waiting:
+                # Variables could not be restored, and the user's program has been told and goes on.
+                self.begin(missing)
             return
         lost = self._servers.lost_parameter_server()
         if lost is not None and not self.begin(lost):
@@ -169,7 +182,8 @@ class RecoveryLoop(BackgroundThread):
             self._record_return(rollback)
             _logger.warning("The parameter servers are back after %.1f s.", time.monotonic() - lost_at)
         # In this order: a loss that is noticed between the two is noticed again, and none is left without a pause.
-        self._queue.resume()
+        if error is None or self._missing() is None or self._servers.lost_parameter_server() is not None:
+            self._queue.resume()
         with self._lock:
             self._begun.clear()
             self._changed.notify_all()
@@ -183,7 +197,7 @@ class RecoveryLoop(BackgroundThread):
                 # Wait first: a call that did not end although it was cancelled may still write variables.
                 if self._queue.wait_idle(self._options.reconnect_interval) and (done := self._recover()):
                     return None, done if isinstance(done, Rollback) else None
-            except Exception as error:  # noqa: BLE001 - whatever it is, the user's thread is to raise it
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the user's thread is to raise it
                 return error, None
             now = time.monotonic()
             lost = self._servers.lost_parameter_server()

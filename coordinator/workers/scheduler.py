@@ -141,12 +141,10 @@ class Scheduler:
             closure.fusion_key = fusion_key
         # A bound method weighs half of a `functools.partial`, and each closure that waits has one.
         future.on_cancel = types.MethodType(self.queue.runs.cancel if runs else self._cancel, runs or closure)
-        if followers:
-            self._put_followed(closure, future, followers)
+        if followers or needed:
+            self._put_among_others(closure, future, followers, needed)
         else:
             self.queue.put(closure, self._options.schedule_timeout)
-        for other in needed:
-            other.add_done_callback(lambda done: self._unblock(closure, done))
         if worker is not None:
             self.cluster.fail_orphaned(worker)
         return future
@@ -164,6 +162,11 @@ class Scheduler:
     def join(self, timeout: float | None = None) -> None:
         """Waits until every scheduled closure has finished; see `ClosureQueue.wait_settled` for what it raises."""
         self.cluster.refuse_worker_thread("join")
+        if threading.current_thread() is self.recovery.thread:
+            raise RuntimeError(
+                "join was called in on_rollback, or in the function that restores a checkpoint, and would wait for "
+                "itself: functions run again after it has returned."
+            )
         self.queue.wait_settled(timeout)
 
     def wait_for_room(self, unless: Callable[[], bool]) -> None:
@@ -232,13 +235,22 @@ class Scheduler:
     def __repr__(self) -> str:
         return f"<Scheduler: {self.cluster.statistics()}>"
 
-    def _put_followed(self, closure: Closure, future: Future, followers: Sequence[Callable[[Future], object]]) -> None:
+    def _put_among_others(
+        self,
+        closure: Closure,
+        future: Future,
+        followers: Sequence[Callable[[Future], object]],
+        needed: Sequence[Future],
+    ) -> None:
+        """Queues a closure that others wait for, or that waits for the results of others."""
         try:
             for follow in followers:
                 follow(future)
             self.queue.put(closure, self._options.schedule_timeout)
+            for other in needed:
+                other.add_done_callback(lambda done: self._unblock(closure, done))
         except BaseException:
-            # Ctrl-C, perhaps before it was in the queue: its followers would wait for ever.
+            # Ctrl-C: its followers would wait for ever, or it would for a result that is there.
             future.cancel()
             raise
 

@@ -138,8 +138,9 @@ def test_the_evaluator_may_have_a_cluster_of_its_own(program: Writer, environmen
         command.wait_output(r"\[evaluator\] evaluator waits")
         others = command.wait_output(r"chief sees \[(.*)\]")[1]
         assert not set(own.split(", ")) & set(others.split(", "))
-        assert "{'worker': 2, 'ps': 1, 'evaluator': 1}" in command.output
-        assert "{'worker': 1, 'ps': 1, 'chief': 1}" in command.output
+        # Each program prints this on the next line.
+        for counts in ("{'worker': 2, 'ps': 1, 'evaluator': 1}", "{'worker': 1, 'ps': 1, 'chief': 1}"):
+            command.wait_output(re.escape(counts))
         [server] = [process for process in command.record() if process.name() == "worker-1"]
         server.kill()
         pattern = r"the evaluator's /job:worker/task:1 ended unexpectedly, .*: starting it again, .* log: (\S+)"

@@ -77,3 +77,12 @@ def test_an_ip_address_does_not_wait_for_names_that_hang(monkeypatch: pytest.Mon
     names, [address] = [f"no-such-host-{number}.invalid:2222" for number in range(40)], free_addresses(1)
     found = find_obstacles([*names, address])
     assert found == {**dict.fromkeys(names, Obstacle.UNRESOLVED), address: Obstacle.REFUSED}
+
+
+def test_an_address_of_a_kind_that_the_kernel_has_not_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve = socket.getaddrinfo
+    # As an IPv6 address is where the kernel has no IPv6.
+    unknown = (255, socket.SOCK_STREAM, 0, "", ("::1", 2222, 0, 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: [unknown, *resolve(*args, **kwargs)])
+    [address] = free_addresses(1)
+    assert find_obstacles([address]) == {address: Obstacle.REFUSED}

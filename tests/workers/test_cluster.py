@@ -83,6 +83,10 @@ def test_a_worker_closure_runs_there_and_its_error_is_only_in_its_future(
         assert isinstance(failed.exception(LIMIT), ClosureInputError)
     scheduler.join(LIMIT)
     assert scheduler.done()
+    assert scheduler.queue.steps() == 0, "the program has done none"
+    scheduler.schedule(index_of, "step", steps=3)
+    scheduler.join(LIMIT)
+    assert scheduler.queue.steps() == 3
     scheduler.schedule(index_of, "step")
     scheduler.join(LIMIT)
 

@@ -126,6 +126,19 @@ def test_ctrl_c_may_come_at_any_moment_of_a_call(
     assert number > 3
 
 
+def test_ctrl_c_in_schedule_with_an_argument_leaves_nothing_that_never_runs() -> None:
+    runtime = FakeRuntime(WORKERS)
+    with running_scheduler(runtime) as scheduler:
+        for number in itertools.count(1):
+            gate = Gate(runtime)
+            was_interrupted = is_interrupted_at(number, schedule_with_an_argument(scheduler, gate))
+            gate.open()
+            scheduler.join(LIMIT)
+            if not was_interrupted:
+                break
+    assert number > 3
+
+
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_ctrl_c_may_come_at_any_moment_while_a_worker_is_removed(is_busy: bool) -> None:
     for number in itertools.count(1):

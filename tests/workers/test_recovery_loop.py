@@ -280,3 +280,65 @@ def test_waiting_for_a_recovery_returns_its_outcome() -> None:
         waiting = pool.submit(scheduler.recovery.wait_recovered, LIMIT)
         restorer.restart()
         assert waiting.result(LIMIT)
+
+
+def test_no_closure_uses_variables_that_could_not_be_restored() -> None:
+    runtime = FakeRuntime(workers=1)
+    half_restored: list[ParameterServerLost] = []
+    errors = [OSError("the folder is not mounted") for _ in range(2)]
+    were_restored: list[bool] = []
+
+    def recover() -> bool:
+        runtime.restore_parameter_server()
+        half_restored[:] = [ParameterServerLost("/job:ps/task:0", "Its variables are being restored.")]
+        if errors:
+            raise errors.pop()
+        half_restored.clear()
+        return True
+
+    def missing() -> ParameterServerLost | None:
+        lost = runtime.lost_parameter_server()
+        return half_restored[0] if lost is None and half_restored else lost
+
+    def step(worker: int) -> None:
+        were_restored.append(not half_restored)
+
+    with running_scheduler(runtime) as scheduler:
+        scheduler.recovery.recover_with(recover, missing=missing)
+        runtime.lose_parameter_server()
+        with pytest.raises(OSError, match="not mounted"):
+            wait_until(lambda: scheduler.schedule(step, "step") is None)
+        future = scheduler.schedule(step, "step")
+        with pytest.raises(OSError, match="not mounted"):
+            scheduler.join(LIMIT)
+        assert isinstance(future.exception(LIMIT), ClosureCancelledError)
+        [server] = scheduler.cluster.statistics().parameter_servers
+        assert (server.state, server.recoveries) == ("lost", 0)
+        before = len(were_restored)
+        scheduler.schedule(step, "step").result(LIMIT)
+        assert all(were_restored)
+        assert len(were_restored) == before + 1
+        wait_until(lambda: scheduler.cluster.statistics().parameter_servers[0].state == "live")
+
+
+def test_a_restore_that_ends_the_program_or_waits_for_closures_is_an_error() -> None:
+    runtime = FakeRuntime(workers=1)
+    with running_scheduler(runtime) as scheduler:
+
+        def recover() -> bool:
+            runtime.restore_parameter_server()
+            outcomes.pop()()
+            return True
+
+        def end() -> None:
+            raise SystemExit(3)
+
+        outcomes = [scheduler.join, end]
+        scheduler.recovery.recover_with(recover)
+        for error, words in ((SystemExit, "3"), (RuntimeError, "on_rollback")):
+            gate = Gate(runtime)
+            scheduler.schedule(gate, "step")
+            gate.wait_arrived()
+            runtime.lose_parameter_server()
+            with pytest.raises(error, match=words):
+                scheduler.join(LIMIT)

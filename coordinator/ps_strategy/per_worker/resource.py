@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.build_turns import BuildTurns
-from coordinator.errors import ClosureCancelledError, ClosureInputError, WorkerLost
+from coordinator.errors import ClosureCancelledError, ClosureInputError, ClosureQuarantined, WorkerLost
 from coordinator.options import Options
 from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
 from coordinator.ps_strategy.tensorflow_internals.handles import owner_of_handle
@@ -173,6 +173,7 @@ class WorkerCopies:
 
         Raises:
           RuntimeError: on a worker's thread.
+          tf.errors.UnavailableError: a parameter server was lost before.
           Exception: what the work raised.
         """
         cluster = self._scheduler.cluster
@@ -182,13 +183,18 @@ class WorkerCopies:
         reported = time.monotonic()
         for worker, run in runs:
             while not concurrent.futures.wait([run], _POLL_INTERVAL).done:
+                if self._scheduler.queue.is_paused:
+                    # The recovery may wait for what holds the variables meanwhile: the caller.
+                    for _, each in runs:
+                        each.cancel()
+                    raise tf.errors.UnavailableError(None, None, f"A parameter server was lost before all did {what}.")
                 if worker.away_seconds:
                     run.cancel()
                 elif time.monotonic() - reported > self._stall_interval:
                     reported = time.monotonic()
                     _logger.warning("%s does not %s yet: it runs something else.", worker.device, what)
             if not run.cancelled():
-                with contextlib.suppress(WorkerLost):
+                with contextlib.suppress(WorkerLost, ClosureQuarantined):
                     run.result()
 
     def renew_input(self, renewed: FiniteInput) -> None:

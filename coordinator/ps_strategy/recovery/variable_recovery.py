@@ -10,8 +10,7 @@ again; functions that were traced before stay usable.
 Meanwhile the checkpoint manager's `save` is replaced. It saves while no scheduled function runs, so that a checkpoint
 is a snapshot, and not while variables are being recovered. A save that fails because a parameter server was lost, or
 does not reach another one yet, is repeated, and its caller does not notice. A save that fails leaves the latest
-checkpoint as it was: TensorFlow declares a checkpoint the latest one only when all of it is written. An asynchronous
-save, whose failure its caller would not see, is refused.
+checkpoint as it was: TensorFlow declares it the latest one only when all is written. Asynchronous saves are refused.
 """
 
 import contextlib
@@ -79,7 +78,7 @@ class VariableRecovery:
     Args:
       membership: connects to them.
       variables: those on the parameter servers, with the tables.
-      finished: returns how many scheduled functions have finished so far.
+      finished: returns how many scheduled functions have finished so far, without the library's own.
       wait_recovered: waits until the parameter servers are recovered, as long as that can be expected; returns whether
         they are. It is called on threads that save a checkpoint.
       quiet: returns a scope in which no scheduled function runs.
@@ -324,6 +323,7 @@ class VariableRecovery:
             if missing is None:
                 unreached += 1
                 _logger.info("A checkpoint in %s is saved again: a server did not reach another one.", directory)
+                self._wait_recovered()
                 self._membership.reach_parameter_servers()
                 continue
             _logger.warning("A checkpoint in %s is saved after the recovery: %s", directory, missing)

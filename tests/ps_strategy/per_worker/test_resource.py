@@ -1,13 +1,23 @@
 """Tests of when the copies of a per-worker resource are created, and of their handles, without servers."""
 
+import dataclasses
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tensorflow as tf
 
 from coordinator import ClosureCancelledError, ClosureInputError
 from coordinator.build_turns import BuildTurns
-from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, PerWorkerResource, WorkerContext
+from coordinator.ps_strategy.per_worker.resource import (
+    PerWorkerHandles,
+    PerWorkerResource,
+    WorkerContext,
+    WorkerCopies,
+)
+from coordinator.testing.fake_runtime import FakeRuntime, Gate
+from tests.deadline import LIMIT
+from tests.fake_cluster import OPTIONS, running_scheduler
 
 
 def context(worker: int = 0, connection_number: int = 1) -> WorkerContext:
@@ -114,3 +124,27 @@ def test_nested_functions_capture_a_handle_that_maps_to_the_copies(resource):
 
     [captured] = outer.get_concrete_function().captured_inputs
     assert handles.resource_for(captured) is resource
+
+
+def test_work_on_all_workers_ends_when_a_parameter_server_is_lost():
+    runtime = FakeRuntime(workers=2)
+    with running_scheduler(runtime) as scheduler, ThreadPoolExecutor(1) as pool:
+        scheduler.recovery.recover_with(lambda: False)
+        gate = Gate(runtime)
+        saving = pool.submit(WorkerCopies(scheduler, OPTIONS).run_on_live, gate, "save their positions")
+        gate.wait_arrived()
+        runtime.lose_parameter_server()
+        # The caller holds what the recovery needs.
+        with pytest.raises(tf.errors.UnavailableError, match="before all did save their positions"):
+            saving.result(LIMIT)
+
+
+def test_work_on_all_workers_leaves_out_one_that_it_killed():
+    runtime = FakeRuntime(workers=2)
+    with running_scheduler(runtime, dataclasses.replace(OPTIONS, max_attempts=1)) as scheduler:
+
+        def kill(worker):
+            runtime.kill(0)
+            return worker
+
+        WorkerCopies(scheduler, OPTIONS).run_on_live(lambda worker: kill(worker) if worker == 0 else worker, "save")
