@@ -82,13 +82,15 @@ class _StaleSynchronousRun(_AccumulatingRun):
         super().__init__(model, rule.grads_to_wait, rule.learning_rate_scale)
         self._frequency = rule.get_model_frequency
         self._max_lead = rule.max_lead
+        # Of the active workers; and the greatest of all.
         self._clocks = IntegerMultiset()
+        self._fastest_clock = 0
 
     def may_begin(self, worker: SimulatedWorker) -> bool:
         if self._max_lead is None:
             return True
         if not worker.is_active:
-            worker.clock = decisions.rejoined_clock(worker.clock, self._clocks.minimum(worker.clock))
+            worker.clock = decisions.rejoined_clock(worker.clock, self._clocks.minimum(self._fastest_clock))
             self._clocks.add(worker.clock)
             worker.is_active = True
         # The worker's own clock is among them, which changes no answer: the slowest may always begin.
@@ -108,6 +110,7 @@ class _StaleSynchronousRun(_AccumulatingRun):
         if worker.is_active:
             self._clocks.remove(worker.clock)
             self._clocks.add(worker.clock + 1)
+            self._fastest_clock = max(self._fastest_clock, worker.clock + 1)
         worker.steps_since_pull += 1
         if self._grads_to_wait == 1:
             super().push(worker, now)

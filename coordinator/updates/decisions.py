@@ -47,7 +47,13 @@ def may_lead(clock: Any, slowest_clock: Any, max_lead: int) -> Any:
 
 
 def rejoined_clock(clock: Any, slowest_clock: Any) -> Any:
-    """Returns the clock of a worker that joins: it does not have to catch up, and the others do not wait for that."""
+    """Returns the clock of a worker that joins: it does not have to catch up, and the others do not wait for that.
+
+    Args:
+      clock: its own.
+      slowest_clock: that of the active workers. If none is active, the greatest of all clocks: those that join later
+        would wait for a first one that begins below it.
+    """
     return slowest_clock if slowest_clock > clock else clock
 
 

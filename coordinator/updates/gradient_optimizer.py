@@ -72,18 +72,29 @@ class KerasOptimizer:
         del version
         return keras_optimizers.learning_rate(self.optimizer, scalars)
 
-    def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Prepares all gradients of a step on the worker, before they are sent.
+    def prepared(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
+        """Prepares all gradients of a step on the worker, before they are divided and sent.
 
-        Rows of the same index are summed, and gradients are clipped by the global norm if the optimizer does that.
+        Rows of the same index are summed. Gradients are clipped here by norms that no server knows, if the optimizer
+        does that: by the global one, and that of a sharded variable by its own.
+
+        Args:
+          gradients: of the step.
+          variables: their variables, in the same order; a sharded one as a whole.
         """
         gradients = list(map(keras_optimizers.without_repeats, gradients))
-        greatest = self.optimizer.global_clipnorm
-        if greatest is None:
-            return gradients
         # The optimizer would divide gradients by its loss scale before clipping; here it does so afterwards.
-        greatest *= self.optimizer.loss_scale_factor or 1.0
-        return keras_optimizers.clipped_by_global_norm(gradients, greatest)
+        scale = self.optimizer.loss_scale_factor or 1.0
+        if self.optimizer.global_clipnorm:
+            return keras_optimizers.clipped_by_global_norm(gradients, scale * self.optimizer.global_clipnorm)
+        if self.optimizer.clipnorm:
+            for number, variable in enumerate(variables):
+                if len(parts_of(variable)) > 1:
+                    # Parts of what is clipped have smaller norms, so that the servers clip them no further.
+                    [gradients[number]] = keras_optimizers.clipped_by_global_norm(
+                        [gradients[number]], scale * self.optimizer.clipnorm
+                    )
+        return gradients
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any], scalars: Sequence[Any], rate: Any) -> None:
         """Applies the optimizer to variables of one server, or to a worker's copies; all arguments are there."""
@@ -152,8 +163,9 @@ class FunctionOptimizer:
             return tf.cast(self._rate(version), tf.float32)
         return tf.cast(scalars[0] if scalars else self._rate, tf.float32)
 
-    def prepared(self, gradients: Sequence[Any]) -> Sequence[Any]:
+    def prepared(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
         """Sums rows of the same index, unless repeated indices are allowed."""
+        del variables
         return (
             gradients
             if self._allow_duplicate_indices

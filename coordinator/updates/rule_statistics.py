@@ -72,7 +72,7 @@ class RuleStatistics:
       staleness: of the pushed gradients, including rejected ones.
       clocks: the number of steps that each worker has finished, one for each accepted push, by task index; only workers
         that have run a step. The clock that a rule compares may be larger: a worker that joins late starts at the clock
-        of the slowest, which is not counted here.
+        of another, which is not counted here.
       idle_shares: the share of its time, from 0 to 1, that each worker has waited for the rule, by task index.
     """
 

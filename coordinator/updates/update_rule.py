@@ -306,7 +306,7 @@ class UpdateRule(tf.Module):
         given = given_gradients(self._tables.others(gradients))
         checks = self._tables.value_checks(gradients) if self._require_finite else []
         given, checks = checked(given, model.wholes, checks, ids=self._checks_ids, values=self._require_finite)
-        prepared = self._optimizer.prepared(list(given.values()))
+        prepared = self._optimizer.prepared(list(given.values()), [model.wholes[number] for number in given])
         with reads_not_replaced(model.wholes):
             found = {"version": version, "number": number, "not_finite": not_finite(gradients)}
             pulled = dataclasses.replace(self._latest_pull(version), **found)

@@ -44,6 +44,27 @@ def test_keys_of_any_shape_are_replaced_by_their_rows(table):
     assert ragged.to_list() == tf.ragged.constant([rows_of(table, [3, -7, 3]), [], rows_of(table, KEYS[1:2])]).to_list()
 
 
+def test_a_snapshot_of_a_model_with_a_table_is_refused_before_copies_are_made(strategy, table):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,), dtype="int64"), Embedding(table, "sum"), keras.layers.Dense(1)])
+    x, y = np.int64([[3], [5]]), np.zeros([2, 1], np.float32)
+    error = [keras.metrics.MeanSquaredError()]
+    made = []
+
+    def creator(next_creator, **options):
+        made.append(options["name"])
+        return next_creator(**options)
+
+    with (
+        tf.variable_creator_scope(creator),
+        pytest.raises(ValueError, match=f"cannot copy the rows of tables, and the model has {table.name!r}"),
+    ):
+        strategy.evaluate(model, (x, y), error, model_state="snapshot")
+    assert not made
+    found = strategy.evaluate(model, (x, y), error)
+    assert found == pytest.approx({"mean_squared_error": np.mean(model(x).numpy() ** 2)}, rel=1e-5)
+
+
 def test_strings_are_keys(table):
     layer = Embedding(table, combiner="sum", mask_zero=True)
     a = rows_of(table, ["a"])

@@ -168,6 +168,21 @@ def test_a_worker_that_returns_continues_at_the_slowest_clock() -> None:
     assert result.idle_share < 0.05
 
 
+def test_the_first_worker_to_return_continues_at_the_fastest_clock() -> None:
+    setting = Setting(
+        workers=3,
+        rule=StaleSynchronous(max_lead=2),
+        compute=0.1,
+        deaths=[Death(2, 1.05, back_after=10.0), Death(0, 10.0, back_after=2.0), Death(1, 10.0, back_after=2.0)],
+        detection=0.5,
+        seconds=20.0,
+    )
+    result = simulate(setting)
+    # Worker 2 returns while no other works, and those that return after it do not wait for what it has missed.
+    assert result.clocks.max() - result.clocks.min() <= 2
+    assert result.idle_share < 0.05
+
+
 def test_averaging_runs_in_parallel_with_the_computation() -> None:
     setting = {"workers": 4, "ps": 4, "compute": 0.1, "model_bytes": 0.4, "bandwidth": 20.0, "pushes": 400}
     averaged = simulate(Setting(rule=ModelAverage(), **setting))

@@ -162,6 +162,24 @@ def test_idle_workers_are_not_waited_for(strategy, weights):
     assert weights[1].numpy() == -11
 
 
+@pytest.mark.parametrize(("before", "first", "second"), [([100, 100, 0], 2, 0), ([10, 12, 11], 0, 1)])
+def test_no_worker_waits_for_the_clock_of_one_that_joins_first(strategy, weights, before, first, second):
+    rule = make_rule(strategy, weights, 1, max_lead=1)
+    step, stops = descending_step(rule, weights), Stops(strategy, rule, weights)
+    # As after a restored checkpoint, or the end of an epoch: all are idle.
+    rule.state.clocks.assign(before + [0] * (len(rule.state.clocks.numpy()) - WORKERS))
+    stopped = stops.stop(first)
+    future = strategy.schedule(step, worker=second)
+    try:
+        wait_until(lambda: future.done() or waiting(rule)[second])
+        assert not waiting(rule)[second]
+    finally:
+        stops.release(first)
+    future.result(TIMEOUT)
+    stopped.result(TIMEOUT)
+    assert [clocks(rule)[worker] for worker in (first, second)] == [max(before) + 1] * 2
+
+
 @pytest.mark.release
 def test_a_killed_worker_is_not_waited_for_and_returns_at_the_slowest_clock(strategy, shared_cluster, weights):
     rule = make_rule(strategy, weights, 2, max_lead=2)

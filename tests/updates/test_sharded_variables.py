@@ -92,6 +92,38 @@ def test_every_push_of_racing_workers_is_in_every_part(strategy):
     assert rule.statistics().updates == 40
 
 
+CLIPPED = {
+    "a dense gradient": (lambda: tf.ones([4, 1]), {}, [[0.5], [0.5], [0.5], [0.5]]),
+    "a scaled loss": (lambda: tf.fill([4, 1], 8.0), {"loss_scale_factor": 8.0}, [[0.5], [0.5], [0.5], [0.5]]),
+    "repeated rows": (
+        lambda: tf.IndexedSlices(tf.constant([[1.0], [4.0], [2.0]]), tf.constant([0, 3, 0]), tf.constant([4, 1])),
+        {},
+        [[0.6], [0.0], [0.0], [0.8]],
+    ),
+    "a small gradient": (lambda: tf.fill([4, 1], 0.25), {}, [[0.25], [0.25], [0.25], [0.25]]),
+}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_the_gradient_of_a_sharded_variable_is_clipped_as_a_whole(strategy, name):
+    gradient, options, step_length = CLIPPED[name]
+    with strategy.scope(), partitioned(2):
+        table, scalar = tf.Variable(tf.zeros([4, 1])), tf.Variable(0.0)
+        rule = updates.Asynchronous(keras.optimizers.SGD(1.0, clipnorm=1.0, **options), [table, scalar])
+    assert len(table.parts) == 2
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            gradients = [gradient(), tf.constant(80.0)]
+        return rule.push(gradients, version)
+
+    assert strategy.schedule(step).result(TIMEOUT)
+    np.testing.assert_allclose(-table.numpy(), step_length, rtol=1e-5)
+    # By its own norm.
+    assert scalar.numpy() == -1.0
+
+
 def test_what_concerns_all_rows_is_refused(strategy):
     with strategy.scope(), partitioned(3):
         table = keras.Variable(TABLE)

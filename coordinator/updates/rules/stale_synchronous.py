@@ -35,7 +35,8 @@ class StaleSynchronous(Asynchronous):
     count of updates and its learning rate, so that a push is as exact as with `Asynchronous`.
 
     With `max_lead`, a worker begins a step only if it is fewer than `max_lead` steps ahead of the slowest worker that
-    has steps to do. Idle and dead workers are not waited for; one that returns continues at the clock of the slowest.
+    has steps to do. Idle and dead workers are not waited for; one that returns continues at the clock of the slowest,
+    the first of all at the greatest clock.
 
     Args:
       optimizer, variables, embeddings, learning_rate, require_finite, transfer_dtype, error_feedback: see `UpdateRule`.

@@ -85,11 +85,12 @@ class Gate:
         return may, waiting, version
 
     def _join_in(self, worker: Any) -> Any:
-        """Returns the worker's clock; an inactive worker joins at the slowest clock of the active ones."""
+        """Returns the worker's clock; an inactive worker joins at the slowest active one, the first at the greatest."""
         clocks, workers = self._state.clocks, self._state.workers
         clock = clocks.sparse_read(worker)
         slowest = self._state.slowest_clock(besides=worker)
-        rejoined = tf.function(decisions.rejoined_clock)(clock, tf.where(slowest == NO_CLOCK, clock, slowest))
+        slowest = tf.where(slowest == NO_CLOCK, tf.reduce_max(clocks.read_value()), slowest)
+        rejoined = tf.function(decisions.rejoined_clock)(clock, slowest)
         clock = tf.where(workers.is_active.sparse_read(worker), clock, rejoined)
         clocks.scatter_nd_update([[worker]], [clock])
         workers.is_active.scatter_nd_update([[worker]], [True])

@@ -10,6 +10,7 @@ import tensorflow as tf
 import coordinator
 from coordinator.updates import Asynchronous, Synchronous
 from tests.deadline import wait_until
+from tests.ps_strategy.sharded.partitioners import partitioned
 from tests.updates.descent import descend, value_of
 from tests.updates.parts_of_rules import log_of
 from tests.updates.small_model import loss_and_gradients, new_model
@@ -71,6 +72,33 @@ def test_adam_gives_the_same_as_one_process_with_averaged_gradients(strategy):
     for shared, own in zip(model.trainable_variables, alone.trainable_variables, strict=True):
         np.testing.assert_allclose(shared.numpy(), own.numpy(), rtol=2e-4, atol=1e-5)
     assert int(optimizer.iterations.numpy()) == ROUNDS == rule.version.numpy()
+
+
+CLIPPED = {
+    # The mean of both gradients is (3, 4); the first one alone is (6, 8), and clipped (0.6, 0.8).
+    "clipvalue": ({"clipvalue": 0.5}, 1, [0.5, 0.5]),
+    "clipnorm": ({"clipnorm": 1.0}, 1, [0.6, 0.8]),
+    "clipnorm, sharded": ({"clipnorm": 1.0}, 2, [0.3, 0.4]),
+    "global_clipnorm": ({"global_clipnorm": 1.0}, 1, [0.3, 0.4]),
+}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_the_mean_is_clipped_on_its_server_and_gradients_where_no_server_has_all(strategy, name):
+    options, parts, step_length = CLIPPED[name]
+    with strategy.scope(), partitioned(parts):
+        variable = tf.Variable(tf.zeros([2, 1]))
+        rule = Synchronous(keras.optimizers.SGD(1.0, **options), [variable], grads_to_wait=2)
+
+    @tf.function
+    def push(gradient):
+        with rule.pull() as version:
+            pass
+        return rule.push([gradient], version)
+
+    for gradient in ([[6.0], [8.0]], [[0.0], [0.0]]):
+        assert strategy.schedule(push, args=(tf.constant(gradient),)).result(TIMEOUT)
+    np.testing.assert_allclose(-variable.numpy()[:, 0], step_length, rtol=1e-5)
 
 
 def test_a_gradient_of_an_older_version_is_rejected_and_changes_nothing(strategy, variables):

@@ -102,13 +102,13 @@ def test_a_waiting_worker_gets_the_version_at_which_it_may_begin(strategy, state
 
 @pytest.mark.long
 def test_the_decision_gets_the_worker_and_its_clock(strategy, state, begin, may_end):
-    set_rows(state.clocks, [4, 5, 6])
-    gate = Gate(strategy, state, lambda worker, clock: tf.logical_and(worker == 1, clock == 5))
+    set_rows(state.clocks, [4, 6, 5])
+    gate = Gate(strategy, state, lambda worker, clock: tf.logical_and(worker == 1, clock == 6))
     futures = begin(gate, 1)
     wait_until(lambda: in_flight(state) == {1: 0})
     may_end.assign([True] * 3)
     futures[0].result(TIMEOUT)
-    assert state.clocks.numpy()[:3].tolist() == [4, 5, 6]
+    assert state.clocks.numpy()[:3].tolist() == [4, 6, 5]
 
 
 @pytest.mark.long
@@ -155,6 +155,20 @@ def test_a_returning_worker_starts_at_the_slowest_clock_of_the_present_ones(stat
     futures += begin(gate, 0)
     wait_until(lambda: set(in_flight(state)) == {0, 1})
     assert state.clocks.numpy()[:3].tolist() == [9, 9, 2]
+    may_end.assign([True] * 3)
+    for future in futures:
+        future.result(TIMEOUT)
+
+
+@pytest.mark.long
+def test_the_first_worker_to_begin_starts_at_the_greatest_clock_of_all(state, gate, begin, may_end):
+    set_rows(state.clocks, [7, 9, 2])
+    futures = begin(gate, 2)
+    wait_until(lambda: set(in_flight(state)) == {2})
+    assert state.clocks.numpy()[:3].tolist() == [7, 9, 9]
+    futures += begin(gate, 0, 1)
+    wait_until(lambda: set(in_flight(state)) == {0, 1, 2})
+    assert state.clocks.numpy()[:3].tolist() == [9, 9, 9]
     may_end.assign([True] * 3)
     for future in futures:
         future.result(TIMEOUT)

@@ -1,5 +1,6 @@
 """Copies of a model's variables, on their parameter servers, as they were at one moment."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -9,6 +10,7 @@ from coordinator.ps_strategy.keras.internals.evaluation_scope import stored_vari
 from coordinator.ps_strategy.keras.internals.parts import parts_of
 from coordinator.ps_strategy.tensorflow_internals.calls import captured_inputs
 from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server, owner_of_handle
+from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
 
 
 class ModelCopies:
@@ -21,11 +23,15 @@ class ModelCopies:
 
     Attributes:
       was_reset: whether a recovery has replaced the copies since they were last taken.
+
+    Raises:
+      ValueError: a weight is a table.
     """
 
     def __init__(self, model: keras.Model) -> None:
         strategy = self._strategy = model.distribute_strategy
         self._originals = {id(each): stored_variable(each) for each in model.weights}
+        _refuse_tables(self._originals.values())
         with strategy.scope():
             self._copies = {key: _copy_of(each, strategy) for key, each in self._originals.items()}
         self.was_reset = False
@@ -63,6 +69,16 @@ class ModelCopies:
 
     def resume(self) -> None:
         """Called when the variables have been restored."""
+
+
+def _refuse_tables(variables: Iterable[Any]) -> None:
+    """Raises ValueError if a variable is that of a table, whose rows are elsewhere; a copy would have all of them."""
+    tables = [variable.name.partition(":")[0] for variable in variables if isinstance(variable, TableVariable)]
+    if tables:
+        raise ValueError(
+            f'model_state="snapshot" cannot copy the rows of tables, and the model has {", ".join(map(repr, tables))}. '
+            "Leave it out, while nothing is scheduled."
+        )
 
 
 def _copy_of(variable: Any, strategy: Any) -> Any:
