@@ -175,7 +175,10 @@ class Asynchronous(UpdateRule):
         with tf.device(device):
             if not self._use_locking:
                 return change(device, arrived, extras_there)
-            return tf.function(lambda: change(device, arrived, extras_there), autograph=False)()
+            # Called by the server, not copied into each step of a fused call, which takes a fifth longer to build then.
+            separate = {"_noinline": True}
+            arguments = device, arrived, extras_there
+            return tf.function(lambda: change(*arguments), autograph=False, experimental_attributes=separate)()
 
     def _change_home(self, device: str, gradients: dict[int, Any], extras: Sequence[Any]) -> Any:
         """Changes the home server's variables, and counts the update; returns the learning rate that was used."""
