@@ -27,7 +27,7 @@ from coordinator.embeddings.table_place import TablePlace
 from coordinator.embeddings.table_settings import TableSettings
 from coordinator.embeddings.table_shard import TableShard
 from coordinator.ps_strategy.keras.internals.optimizers import without_repeats
-from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import SelfSaving, merged
+from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import SelfSaved, SelfSaving, merged
 from coordinator.ps_strategy.tensorflow_internals.replica_threads import alone
 from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
 
@@ -129,12 +129,18 @@ class Table(SelfSaving):
             for device, part in zip(place.devices, parts, strict=True)
         )
         self._checkpoint = TableCheckpoint(name, self.shards)
+        place.add_recovered(self._checkpoint)
         self.variable = TableVariable(name, [capacity, dim], tf.float32, self.apply_gradients, self._accumulated)
 
     @property
     def default(self) -> float:
         """Each number of the row that keys without a row get."""
         return self._settings.default
+
+    @property
+    def history(self) -> str:
+        """Identifies what the content has come from; another text after each restore and recovery."""
+        return self._checkpoint.history
 
     @property
     def learning_rate(self) -> float | None:
@@ -271,13 +277,16 @@ class Table(SelfSaving):
           path: the prefix of the files, as of `tf.train.Checkpoint.write`.
 
         Raises:
-          ValueError: it was not saved or restored before, or more keys than it has rows were evicted since.
+          ValueError: it was not saved or restored before, or not since a recovery has emptied it, or more keys than it
+            has rows were evicted since.
           StrategyClosedError: the strategy is closed.
           tf.errors.OpError: a server does not answer, or the files cannot be written.
         """
         self._refuse_closed("save_delta")
         with merged(os.fspath(path), self.shards[0].device) as (temporary, written):
-            written.extend(self._checkpoint.write(_DELTA, temporary, delta=True))
+            saved = self._checkpoint.write(_DELTA, temporary, delta=True)
+            written.extend(saved.prefixes)
+        saved.finish()
 
     def restore_delta(self, path: str) -> None:
         """Changes the table by a delta, which must be the next one after what was restored last.
@@ -295,7 +304,7 @@ class Table(SelfSaving):
         self._refuse_closed("restore_delta")
         self._checkpoint.read(_DELTA, os.fspath(path), delta=True)
 
-    def write_to_checkpoint(self, name: str, prefix: str) -> Sequence[str]:
+    def write_to_checkpoint(self, name: str, prefix: str) -> SelfSaved:
         """Writes the table to a checkpoint; see `SelfSaving`."""
         return self._checkpoint.write(name, prefix)
 

@@ -34,6 +34,18 @@ _WRITER = "_coordinator_writer"
 _PIECE = rb"\x00%s\x00\x01[\s\S]{1,90}?\(DT_\w+\) \[([\d,]*)\]\n"
 
 
+class SelfSaved(NamedTuple):
+    """What an object has written of itself.
+
+    Attributes:
+      prefixes: the prefixes that name the files.
+      finish: called when they are part of a complete checkpoint.
+    """
+
+    prefixes: Sequence[str]
+    finish: Callable[[], None]
+
+
 class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, tracks all attributes.
     """A base of objects that a `tf.train.Checkpoint` may contain, and that write and read themselves.
 
@@ -45,8 +57,8 @@ class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, trac
 
     ATTRIBUTE = "CONTENT"
 
-    def write_to_checkpoint(self, name: str, prefix: str) -> Sequence[str]:
-        """Writes files whose names begin with `prefix`. Returns the prefixes that name them.
+    def write_to_checkpoint(self, name: str, prefix: str) -> SelfSaved:
+        """Writes files whose names begin with `prefix`.
 
         Args:
           name: all tensors in the files have names that begin with it, followed by a slash or nothing.
@@ -165,6 +177,7 @@ def savers_replaced(large: LargeVariables) -> Iterator[None]:
         taken, themselves = (_take(self, large.to_write), _self_saving(self)) if tf.executing_eagerly() else ([], [])
         if not taken and not themselves:
             return save(self, file_prefix, options)
+        finished: list[Callable[[], None]] = []
         prefix, device = _text(file_prefix), _io_device(options)
         with merged(prefix, device or list(self._shardable_tensors_by_task)[-1].to_string()) as (temporary, written):
             rest = _without(self, [*taken, *themselves])
@@ -172,8 +185,12 @@ def savers_replaced(large: LargeVariables) -> Iterator[None]:
                 written.append(f"{temporary}-rest")
                 save(rest, tf.constant(written[-1]), options)
             for number, (_, name, each) in enumerate(themselves):
-                written.extend(each.write_to_checkpoint(name, f"{temporary}-{number}"))
+                saved = each.write_to_checkpoint(name, f"{temporary}-{number}")
+                written.extend(saved.prefixes)
+                finished.append(saved.finish)
             written.extend(large.write([variable for _, variable in taken], temporary, device))
+        for finish in finished:
+            finish()
         return None
 
     @functools.wraps(restore)
