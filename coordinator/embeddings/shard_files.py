@@ -56,10 +56,24 @@ class ShardFiles:
         """Reads this server's part of a slice."""
         self._load(kind)(tf.constant(path), tf.constant(name))
 
-    def settle(self, counts: np.ndarray, *, first: bool) -> None:
-        """Sets the counts, of which one server has what cannot be divided, after all was read."""
+    def evicted(self) -> int:
+        """Returns how many rows the server has evicted."""
+        return int(self._shard.storage.read_counts()[EVICTED])
+
+    def settle(self, counts: np.ndarray, evicted_before: int, *, first: bool) -> int:
+        """Sets the counts, of which one server has what cannot be divided, after all was read.
+
+        Args:
+          counts: those that were saved.
+          evicted_before: what `evicted` returned before rows were read.
+          first: whether the server has what cannot be divided.
+
+        Returns:
+          How many rows were left out because there was no room for them.
+        """
         present = self._shard.storage.read_counts().numpy()
-        evicted = int(counts[:, EVICTED].sum()) if first else 0
+        left_out = int(present[EVICTED]) - evicted_before
+        evicted = int(counts[:, EVICTED].sum() * first) + left_out
         values = {
             CLOCK: counts[:, CLOCK].max(),
             EVICTED: evicted,
@@ -70,6 +84,7 @@ class ShardFiles:
         }
         positions = [[position] for position in values]
         self._shard.storage.counts.scatter_nd_update(positions, np.array([*values.values()], np.int64))
+        return left_out
 
     @functools.cache  # noqa: B019 - as long as the table
     def _save(self, kind: str) -> Any:

@@ -44,7 +44,7 @@ class TableStatistics:
       size: the number of keys that have a row: `admitted - evicted`.
       waiting: the number of keys that wait to be admitted.
       admitted: how many rows were given to keys; a key that returns after its eviction counts again.
-      evicted: how many rows were removed.
+      evicted: how many rows were removed, or left out of a checkpoint that was restored because there was no room.
       refused: how many keys got no row because the table was full; a key counts each time.
       dropped: how many rows of gradients had a key without a row, and changed nothing.
       steps: the number of calls of `apply_gradients`.
@@ -83,7 +83,9 @@ class Table(SelfSaving):
       eviction: `OlderThan` or `SmallerThan`, or several: which rows `evict()` removes.
       when_full: what new keys get when there is no room: "error" raises `tf.errors.InvalidArgumentError` in the step;
         "default_row" gives them the default, and no row; "evict_oldest" removes rows that have had no gradient for
-        longest. Not all rows are compared for it: of the next 2,000 or more, it removes the oldest.
+        longest. Not all rows are compared for it: of the next 2,000 or more, it removes the oldest. When a checkpoint
+        is restored and there is no room for all rows, "error" raises; otherwise those with the oldest gradients are
+        left out, with a warning.
       default: each number of the row that keys without a row get.
 
     Raises:
@@ -277,8 +279,8 @@ class Table(SelfSaving):
           path: the prefix of the files, as of `tf.train.Checkpoint.write`.
 
         Raises:
-          ValueError: it was not saved or restored before, or not since a recovery has emptied it, or more keys than it
-            has rows were evicted since.
+          ValueError: it was not saved or restored before, or not since a recovery has emptied it; it had no room for
+            some rows that were restored; or more keys than it has rows were evicted since.
           StrategyClosedError: the strategy is closed.
           tf.errors.OpError: a server does not answer, or the files cannot be written.
         """

@@ -14,6 +14,7 @@ A delta has the rows with a gradient or a new key since the checkpoint or delta 
 
 import functools
 import json
+import logging
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ from coordinator.embeddings.table_shard import TableShard
 from coordinator.ps_strategy.recovery.block_checkpoints import on_each_server
 from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import SelfSaved
 
+_logger = logging.getLogger("coordinator")
+
 # In the order of reading.
 _KINDS = ("evicted", "rows", "waiting")
 
@@ -40,11 +43,13 @@ class _Moment(NamedTuple):
       name: unique.
       counts: of each server, then.
       history: see `TableCheckpoint`.
+      is_whole: False if the table was restored, and had no room for some of the rows.
     """
 
     name: str
     counts: np.ndarray
     history: str
+    is_whole: bool = True
 
 
 class TableCheckpoint:
@@ -126,7 +131,8 @@ class TableCheckpoint:
 
         Raises:
           ValueError: it is of a table with other rows or slots, or not a delta to what was restored before.
-          tf.errors.OpError: it cannot be read, or a server does not answer or has no room for its rows.
+          tf.errors.OpError: it cannot be read, or a server does not answer or has no room for its rows, of which none
+            may be left out.
         """
         content, last = self._content(name, path), self._valid_last()
         if delta and content["since"] != (last and last.name):
@@ -134,33 +140,50 @@ class TableCheckpoint:
                 f"{path} cannot be restored into the table {self._table!r} now: it is not the delta that was saved "
                 "next after what was restored or saved last. Restore the checkpoint, then its deltas in their order."
             )
-        counts, slices = np.array(content["counts"]), content["slices"]
+        devices, left_out = [files.device for files in self._files], []
 
         def read_on(device: str, task: str, stopped: threading.Event) -> list[str]:
             del task
-            number = [files.device for files in self._files].index(device)
-            shard, files = self._shards[number], self._files[number]
-            if not delta:
-                shard.storage.reserve()
-            for kind in _KINDS:
-                if kind == "waiting" and delta and shard.storage.waiting is not None:
-                    # All that wait are in the delta.
-                    shard.storage.rebuild()
-                for server in _overlapping(number, len(self._shards), len(slices)):
-                    for index in range(slices[server].get(kind, 0)):
-                        if stopped.is_set():
-                            return []
-                        files.load(kind, path, f"{name}/{server}/{kind}{index}")
-            files.settle(counts, first=number == 0)
-            if shard.rate is not None and content["rate"] is not None:
-                shard.rate.assign(content["rate"])
+            left_out.append(self._read_shard(devices.index(device), name, path, content, stopped, delta=delta))
             return []
 
         self._replace_history()
-        on_each_server([files.device for files in self._files], "restore", read_on)
+        on_each_server(devices, "restore", read_on)
         # Once more, for what has begun meanwhile.
         self._replace_history()
-        self._finish(_Moment(content["name"], self._counts(), self.history))
+        missing = sum(left_out)
+        is_whole = not missing and (not delta or last is None or last.is_whole)
+        self._finish(_Moment(content["name"], self._counts(), self.history, is_whole))
+        if missing:
+            text = (
+                "The table %r has no room for %d rows of %s: those without a gradient for longest are left out. Give "
+                "the table a larger capacity to have all of them."
+            )
+            _logger.warning(text, self._table, missing, path)
+
+    def _read_shard(
+        self, number: int, name: str, path: str, content: Mapping[str, Any], stopped: threading.Event, *, delta: bool
+    ) -> int:
+        """Reads the part of one server; returns how many rows were left out because it has no room for them."""
+        shard, files, slices = self._shards[number], self._files[number], content["slices"]
+        evicted = 0
+        if not delta:
+            shard.storage.reserve()
+        for kind in _KINDS:
+            if kind == "rows":
+                evicted = files.evicted()
+            if kind == "waiting" and delta and shard.storage.waiting is not None:
+                # All that wait are in the delta.
+                shard.storage.rebuild()
+            for server in _overlapping(number, len(self._shards), len(slices)):
+                for index in range(slices[server].get(kind, 0)):
+                    if stopped.is_set():
+                        return 0
+                    files.load(kind, path, f"{name}/{server}/{kind}{index}")
+        left_out = files.settle(np.array(content["counts"]), evicted, first=number == 0)
+        if shard.rate is not None and content["rate"] is not None:
+            shard.rate.assign(content["rate"])
+        return left_out
 
     def _replace_history(self) -> None:
         self.history = uuid.uuid4().hex
@@ -174,12 +197,12 @@ class TableCheckpoint:
 
     def _since(self) -> _Moment:
         last = self._valid_last()
+        if last is not None and last.is_whole:
+            return last
+        why = "it had no room for some rows of what was restored last"
         if last is None:
-            raise ValueError(
-                f"The table {self._table!r} has no delta: save it first, in a tf.train.Checkpoint, or restore one. It "
-                "was not saved yet, or has been emptied since, as it was in no checkpoint that a recovery restored."
-            )
-        return last
+            why = "it was not saved yet, or has been emptied since by a recovery that restored no checkpoint of it"
+        raise ValueError(f"The table {self._table!r} has no delta: save it first, in a tf.train.Checkpoint; {why}.")
 
     def _counts(self) -> np.ndarray:
         return np.stack([shard.storage.read_counts().numpy() for shard in self._shards])
