@@ -9,6 +9,7 @@ table.apply_gradients  -->  its keys     updates the rows that these keys have n
 
 import dataclasses
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,7 +131,9 @@ class Table(SelfSaving):
             TableShard(self._settings, device, part, place.number)
             for device, part in zip(place.devices, parts, strict=True)
         )
-        self._checkpoint = TableCheckpoint(name, self.shards)
+        # Those that optimizers have, which keep them alive.
+        self._accumulating: weakref.WeakSet[AccumulatedGradient] = weakref.WeakSet()
+        self._checkpoint = TableCheckpoint(name, self.shards, self._discard_accumulated)
         place.add_recovered(self._checkpoint)
         self.variable = TableVariable(name, [capacity, dim], tf.float32, self.apply_gradients, self._accumulated)
 
@@ -217,7 +220,14 @@ class Table(SelfSaving):
             shard.push(part, tf.gather(values, place))
 
     def _accumulated(self) -> AccumulatedGradient:
-        return AccumulatedGradient([shard.storage for shard in self.shards], self._divided, [self.capacity, self.dim])
+        storages = [shard.storage for shard in self.shards]
+        accumulated = AccumulatedGradient(storages, self._divided, [self.capacity, self.dim])
+        self._accumulating.add(accumulated)
+        return accumulated
+
+    def _discard_accumulated(self) -> None:
+        for accumulated in list(self._accumulating):
+            accumulated.discard()
 
     def size(self) -> int:
         """Returns the number of keys that have a row."""

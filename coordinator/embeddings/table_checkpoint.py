@@ -17,7 +17,7 @@ import json
 import logging
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,22 +58,25 @@ class TableCheckpoint:
     Args:
       table: its name, for messages.
       shards: of the table, by parameter server.
+      discard_accumulated: forgets gradients that wait for an update, when the rows that they belong to are replaced.
 
     Attributes:
       history: identifies what the content has come from: a new text whenever a restore or a recovery replaces it. What
         was written before is no base of what is written after.
     """
 
-    def __init__(self, table: str, shards: Sequence[TableShard]) -> None:
+    def __init__(self, table: str, shards: Sequence[TableShard], discard_accumulated: Callable[[], None]) -> None:
         self._table = table
         self._shards = shards
+        self._discard_accumulated = discard_accumulated
         self._files = [ShardFiles(shard, number, len(shards)) for number, shard in enumerate(shards)]
         # What is complete: checkpoints and deltas whose files were merged, or that were read to their end.
         self._last: _Moment | None = None
         self.history = uuid.uuid4().hex
 
     def recover(self) -> None:
-        """Forgets what was saved before a recovery, unless that has restored the table; see `Recovered`."""
+        """Forgets gradients, and what was saved unless the recovery has restored the table; see `Recovered`."""
+        self._discard_accumulated()
         if not self._counts()[:, RESTORED].all():
             self._replace_history()
 
@@ -148,6 +151,7 @@ class TableCheckpoint:
             return []
 
         self._replace_history()
+        self._discard_accumulated()
         on_each_server(devices, "restore", read_on)
         # Once more, for what has begun meanwhile.
         self._replace_history()
