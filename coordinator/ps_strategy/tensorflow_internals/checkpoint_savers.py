@@ -35,12 +35,7 @@ _PIECE = rb"\x00%s\x00\x01[\s\S]{1,90}?\(DT_\w+\) \[([\d,]*)\]\n"
 
 
 class SelfSaved(NamedTuple):
-    """What an object has written of itself.
-
-    Attributes:
-      prefixes: the prefixes that name the files.
-      finish: called when they are part of a complete checkpoint.
-    """
+    """The prefixes of the files that an object has written, and what is called when the checkpoint is complete."""
 
     prefixes: Sequence[str]
     finish: Callable[[], None]
@@ -177,20 +172,18 @@ def savers_replaced(large: LargeVariables) -> Iterator[None]:
         taken, themselves = (_take(self, large.to_write), _self_saving(self)) if tf.executing_eagerly() else ([], [])
         if not taken and not themselves:
             return save(self, file_prefix, options)
-        finished: list[Callable[[], None]] = []
         prefix, device = _text(file_prefix), _io_device(options)
         with merged(prefix, device or list(self._shardable_tensors_by_task)[-1].to_string()) as (temporary, written):
             rest = _without(self, [*taken, *themselves])
             if _has_content(rest):
                 written.append(f"{temporary}-rest")
                 save(rest, tf.constant(written[-1]), options)
-            for number, (_, name, each) in enumerate(themselves):
-                saved = each.write_to_checkpoint(name, f"{temporary}-{number}")
-                written.extend(saved.prefixes)
-                finished.append(saved.finish)
+            named = enumerate(themselves)
+            saved = [each.write_to_checkpoint(name, f"{temporary}-{number}") for number, (_, name, each) in named]
+            written.extend(prefix for each in saved for prefix in each.prefixes)
             written.extend(large.write([variable for _, variable in taken], temporary, device))
-        for finish in finished:
-            finish()
+        for each in saved:
+            each.finish()
         return None
 
     @functools.wraps(restore)
