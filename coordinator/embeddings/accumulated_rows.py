@@ -11,7 +11,7 @@ from coordinator.embeddings.shard_storage import ShardStorage
 
 
 class AccumulatedGradient:
-    """Gradients of a table, which an optimizer takes after some steps.
+    """Gradients of a table, which an optimizer takes after some steps. They are in no checkpoint.
 
     Args:
       storages: of the table, by parameter server.
@@ -34,6 +34,11 @@ class AccumulatedGradient:
         """Returns the sum of all gradients since the last call, in which keys may occur several times."""
         keys, rows = zip(*[part.take() for part in self._parts], strict=True)
         return tf.IndexedSlices(tf.concat(rows, 0), tf.concat(keys, 0), tf.constant(self._shape, tf.int64))
+
+    def discard(self) -> None:
+        """Forgets all gradients since the last `take`; called on the client."""
+        for part in self._parts:
+            part.take()
 
 
 class AccumulatedRows:

@@ -38,10 +38,12 @@ class Written:
     Attributes:
       sizes: the number of keys of each server.
       clocks: the `CLOCK` of each server before its keys were read.
+      history: that of the table, see `Table`; empty in files of a version that did not write it.
     """
 
     sizes: list[int]
     clocks: list[int]
+    history: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +69,7 @@ def write_rows(table: "Table", prefix: str, dtype: tf.DType, base: Base | None =
       base: if given, only keys that have got a row or a gradient since are written, and those that it has and that have
         no row any more, with the default.
     """
+    history = table.history
     shards = [_ShardRows(shard, dtype) for shard in table.shards]
     firsts = [sum(base.written.sizes[:number]) for number in range(len(shards))] if base else []
     clocks, keys = [], []
@@ -93,7 +96,7 @@ def write_rows(table: "Table", prefix: str, dtype: tf.DType, base: Base | None =
         prefixes.append(f"{prefix}-keys")
     with tf.device("/device:CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=prefixes, destination_prefix=prefix, delete_old_dirs=False)
-    return Written(sizes, clocks)
+    return Written(sizes, clocks, history)
 
 
 class _ShardRows:

@@ -67,8 +67,7 @@ def export_delta(model: keras.Model, path: str, base: str, *, serve: Any = None)
     Args:
       model: as for `export`.
       path: as for `export`.
-      base: the path of what `export` wrote for the same tables since they were last created or restored, on as many
-        parameter servers.
+      base: the path of what `export` wrote for the same tables since they were last created or restored.
       serve: as for `export`.
 
     Raises:
@@ -156,12 +155,11 @@ def _tables_of(model: keras.Model) -> list[Table]:
 def _check_base(record: _Record, tables: Sequence[Table]) -> None:
     for table in tables:
         written = record.tables.get(table.name)
-        servers = len(table.shards)
-        if written is None or len(written.clocks) != servers or table.statistics().steps < max(written.clocks):
+        if written is None or written.history != table.history:
             raise ValueError(
                 f"The former export is no base for a delta of the table {table.name!r} as it is now: it is of another "
-                f"table, from another number of parameter servers than {servers}, or before the table was restored. "
-                "Call export, and use that as the base."
+                "table or program, or before the table was restored, or lost with a parameter server. Call export, and "
+                "use that as the base."
             )
 
 

@@ -9,6 +9,7 @@ table.apply_gradients  -->  its keys     updates the rows that these keys have n
 
 import dataclasses
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from coordinator.embeddings.table_place import TablePlace
 from coordinator.embeddings.table_settings import TableSettings
 from coordinator.embeddings.table_shard import TableShard
 from coordinator.ps_strategy.keras.internals.optimizers import without_repeats
-from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import SelfSaving, merged
+from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import SelfSaved, SelfSaving, merged
 from coordinator.ps_strategy.tensorflow_internals.replica_threads import alone
 from coordinator.ps_strategy.tensorflow_internals.table_variable import TableVariable
 
@@ -44,7 +45,7 @@ class TableStatistics:
       size: the number of keys that have a row: `admitted - evicted`.
       waiting: the number of keys that wait to be admitted.
       admitted: how many rows were given to keys; a key that returns after its eviction counts again.
-      evicted: how many rows were removed.
+      evicted: how many rows were removed, or left out of a checkpoint that was restored because there was no room.
       refused: how many keys got no row because the table was full; a key counts each time.
       dropped: how many rows of gradients had a key without a row, and changed nothing.
       steps: the number of calls of `apply_gradients`.
@@ -83,7 +84,9 @@ class Table(SelfSaving):
       eviction: `OlderThan` or `SmallerThan`, or several: which rows `evict()` removes.
       when_full: what new keys get when there is no room: "error" raises `tf.errors.InvalidArgumentError` in the step;
         "default_row" gives them the default, and no row; "evict_oldest" removes rows that have had no gradient for
-        longest. Not all rows are compared for it: of the next 2,000 or more, it removes the oldest.
+        longest. Not all rows are compared for it: of the next 2,000 or more, it removes the oldest. When a checkpoint
+        is restored and there is no room for all rows, "error" raises; otherwise those with the oldest gradients are
+        left out, with a warning.
       default: each number of the row that keys without a row get.
 
     Raises:
@@ -128,13 +131,21 @@ class Table(SelfSaving):
             TableShard(self._settings, device, part, place.number)
             for device, part in zip(place.devices, parts, strict=True)
         )
-        self._checkpoint = TableCheckpoint(name, self.shards)
+        # Those that optimizers have, which keep them alive.
+        self._accumulating: weakref.WeakSet[AccumulatedGradient] = weakref.WeakSet()
+        self._checkpoint = TableCheckpoint(name, self.shards, self._discard_accumulated)
+        place.add_recovered(self._checkpoint)
         self.variable = TableVariable(name, [capacity, dim], tf.float32, self.apply_gradients, self._accumulated)
 
     @property
     def default(self) -> float:
         """Each number of the row that keys without a row get."""
         return self._settings.default
+
+    @property
+    def history(self) -> str:
+        """Identifies what the content has come from; another text after each restore and recovery."""
+        return self._checkpoint.history
 
     @property
     def learning_rate(self) -> float | None:
@@ -209,7 +220,14 @@ class Table(SelfSaving):
             shard.push(part, tf.gather(values, place))
 
     def _accumulated(self) -> AccumulatedGradient:
-        return AccumulatedGradient([shard.storage for shard in self.shards], self._divided, [self.capacity, self.dim])
+        storages = [shard.storage for shard in self.shards]
+        accumulated = AccumulatedGradient(storages, self._divided, [self.capacity, self.dim])
+        self._accumulating.add(accumulated)
+        return accumulated
+
+    def _discard_accumulated(self) -> None:
+        for accumulated in list(self._accumulating):
+            accumulated.discard()
 
     def size(self) -> int:
         """Returns the number of keys that have a row."""
@@ -271,13 +289,16 @@ class Table(SelfSaving):
           path: the prefix of the files, as of `tf.train.Checkpoint.write`.
 
         Raises:
-          ValueError: it was not saved or restored before, or more keys than it has rows were evicted since.
+          ValueError: it was not saved or restored before, or not since a recovery has emptied it; it had no room for
+            some rows that were restored; or more keys than it has rows were evicted since.
           StrategyClosedError: the strategy is closed.
           tf.errors.OpError: a server does not answer, or the files cannot be written.
         """
         self._refuse_closed("save_delta")
         with merged(os.fspath(path), self.shards[0].device) as (temporary, written):
-            written.extend(self._checkpoint.write(_DELTA, temporary, delta=True))
+            saved = self._checkpoint.write(_DELTA, temporary, delta=True)
+            written.extend(saved.prefixes)
+        saved.finish()
 
     def restore_delta(self, path: str) -> None:
         """Changes the table by a delta, which must be the next one after what was restored last.
@@ -295,7 +316,7 @@ class Table(SelfSaving):
         self._refuse_closed("restore_delta")
         self._checkpoint.read(_DELTA, os.fspath(path), delta=True)
 
-    def write_to_checkpoint(self, name: str, prefix: str) -> Sequence[str]:
+    def write_to_checkpoint(self, name: str, prefix: str) -> SelfSaved:
         """Writes the table to a checkpoint; see `SelfSaving`."""
         return self._checkpoint.write(name, prefix)
 

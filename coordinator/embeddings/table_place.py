@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.keras.internals.table_updates import table_updates
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
+from coordinator.ps_strategy.recovery.variable_store import Recovered
 from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import savers_replaced
 from coordinator.ps_strategy.tensorflow_internals.process import current_server_def
 
@@ -30,11 +31,13 @@ class TablePlace:
       devices: a CPU for each part.
       number: unique among the tables of the same devices.
       refuse_closed: raises `StrategyClosedError`, which says what was called, if the strategy is closed.
+      add_recovered: see `VariableStore`.
     """
 
     devices: Sequence[str]
     number: int
     refuse_closed: Callable[[str], None]
+    add_recovered: Callable[[Recovered], None]
 
     @classmethod
     def of_scope(cls) -> "TablePlace":
@@ -46,7 +49,8 @@ class TablePlace:
         strategy: Any = tf.distribute.get_strategy()
         if isinstance(strategy, ParameterServerStrategy):
             services = strategy.extended.services
-            return cls(strategy.extended.parameter_devices, next(services.unique_numbers), services.refuse_closed)
+            number, devices = next(services.unique_numbers), strategy.extended.parameter_devices
+            return cls(devices, number, services.refuse_closed, services.variables.add_recovered)
         definition = current_server_def()
         if tf.distribute.has_strategy() or (definition is not None and len(definition.cluster.job) > 1):
             raise RuntimeError(
@@ -59,7 +63,7 @@ class TablePlace:
             _REPLACED.enter_context(table_updates())
         with tf.init_scope(), tf.device("/device:CPU:0"):
             device: str = tf.zeros([]).device
-        return cls((device,), number, lambda _: None)
+        return cls((device,), number, lambda _: None, lambda _: None)
 
 
 class _NoLargeVariables:

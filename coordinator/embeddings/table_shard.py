@@ -81,7 +81,7 @@ class TableShard:
             counts_waiting=settings.admission.counts,
             number=number,
         )
-        self.content = ShardContent(self.storage)
+        self.content = ShardContent(self.storage, may_leave_out=settings.when_full != "error")
         rate = settings.update.learning_rate
         self.rate = None
         if rate is not None:

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from coordinator.embeddings import Constant, Embedding, Table
 
@@ -77,6 +78,32 @@ def test_fit_trains_a_table_as_one_process_trains_a_variable(shared_cluster, str
         np.testing.assert_allclose(model.layers[-1].kernel, here.layers[-1].kernel, rtol=1e-5, atol=1e-6, err_msg=name)
         assert not np.allclose(rows, 0.5), name
         assert all(200 not in each.shape for each in model.optimizer.variables), name
+
+
+def test_a_restore_undoes_gradients_that_wait_for_an_update(shared_cluster, strategy, tmp_path):
+    table = make_table(strategy)
+    with strategy.scope():
+        model = model_of(Embedding(table), SAME["gradient_accumulation_steps"]())
+    here = model_of(
+        keras.layers.Embedding(ROWS, DIM, embeddings_initializer=keras.initializers.Constant(0.5)),
+        SAME["gradient_accumulation_steps"](),
+    )
+
+    def train(model, *batches):
+        for batch in batches:
+            part = slice(batch * BATCH, (batch + 1) * BATCH)
+            model.train_on_batch(X[part], Y[part])
+
+    train(model, 0, 1)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    path = checkpoint.write(str(tmp_path / "saved"))
+    train(model, 2)
+    checkpoint.read(path).assert_consumed()
+    train(model, 3, 4)
+    train(here, 0, 1, 3, 4)
+    np.testing.assert_allclose(model.layers[-1].kernel, here.layers[-1].kernel, rtol=1e-5, atol=1e-6)
+    expected = np.asarray(here.layers[0].embeddings)
+    np.testing.assert_allclose(table.lookup(np.arange(ROWS)), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.long

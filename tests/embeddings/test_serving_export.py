@@ -134,6 +134,26 @@ def test_a_table_without_rows_gives_the_default(strategy, tmp_path):
     np.testing.assert_array_equal(found["output_0"], np.full([2, 1, DIM], 2.0))
 
 
+def test_a_delta_of_what_a_restore_has_undone_is_refused(strategy, tmp_path):
+    table = make_table(strategy)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,), dtype="int64"), Embedding(table)])
+    trainer = Trainer(strategy, table)
+    trainer.train([1, 2])
+    checkpoint = tf.train.Checkpoint(table=table)
+    saved = checkpoint.write(str(tmp_path / "saved"))
+    trainer.train([1, 2])
+    export(model, str(tmp_path / "1"))
+    checkpoint.read(saved).assert_consumed()
+    # As many steps as before, of which the undone one is no part.
+    for _ in range(2):
+        trainer.train([3])
+    with pytest.raises(ValueError, match="is no base for a delta of the table 'words' as it is now"):
+        export_delta(model, str(tmp_path / "2"), str(tmp_path / "1"))
+    export(model, str(tmp_path / "2"))
+    export_delta(model, str(tmp_path / "3"), str(tmp_path / "2"))
+
+
 @pytest.mark.long
 def test_wrong_exports_are_refused_before_anything_is_written(exported, strategy, tmp_path):
     path = str(tmp_path / "1")

@@ -1,6 +1,8 @@
 """Tests of tables in checkpoints, and of deltas."""
 
+import contextlib
 import pathlib
+import threading
 
 import keras
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.embeddings import MinCount, OlderThan
+from coordinator.ps_strategy.recovery.snapshots import Snapshots
 from tests.embeddings.tables import Trainer, make_table
 
 
@@ -108,6 +111,37 @@ def test_a_checkpoint_and_its_deltas_are_the_table_with_evictions(strategy, tabl
     # A delta may follow, too.
     Trainer(strategy, other).train(np.arange(9) * 7)
     other.save_delta(str(tmp_path / "next"))
+
+
+def test_what_was_not_finished_is_no_base_of_a_delta(strategy, tmp_path):
+    table = make_table(strategy)
+    trainer, checkpoint = Trainer(strategy, table), tf.train.Checkpoint(table=table)
+    full, delta = str(tmp_path / "full"), str(tmp_path / "delta")
+    trainer.train([1, 2])
+    with unwritable(full), pytest.raises(tf.errors.OpError):
+        checkpoint.write(full)
+    snapshot = Snapshots(checkpoint, 2**26).take(full)
+    with pytest.raises(ValueError, match="has no delta: save it first"):
+        table.save_delta(delta)
+    snapshot.write(threading.Event())
+    trainer.train([2, 3])
+    with unwritable(delta), pytest.raises(tf.errors.OpError):
+        table.save_delta(delta)
+    table.save_delta(delta)
+    other = make_table(strategy)
+    tf.train.Checkpoint(table=other).read(full).assert_consumed()
+    other.restore_delta(delta)
+    assert content_of(other) == content_of(table)
+
+
+@contextlib.contextmanager
+def unwritable(path):
+    """A scope in which a checkpoint cannot be finished, as a folder has the name of one of its files."""
+    folder = pathlib.Path(f"{path}.index")
+    (folder / "full").mkdir(parents=True)
+    yield
+    (folder / "full").rmdir()
+    folder.rmdir()
 
 
 @pytest.mark.long

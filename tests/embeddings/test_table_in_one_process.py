@@ -97,6 +97,61 @@ def test_steps_deltas_and_evictions(tmp_path):
     np.testing.assert_array_equal(other.lookup(KEYS), table.lookup(KEYS))
 
 
+def contents_of(table):
+    """Returns the rows and the stamp of each key."""
+    keys, rows, _, stamps = (np.asarray(each) for each in table.shards[0].content.read_rows(0, 100_000, 0))
+    return {key: (*rows[at].tolist(), stamps[at]) for at, key in enumerate(keys.tolist())}
+
+
+def assert_newest(table, saved, size):
+    """Fails unless a table has this many of the saved rows, none of which is older than one that it does not have."""
+    rows = contents_of(table)
+    assert len(rows) == size
+    assert rows.items() <= saved.items()
+    left_out = [saved[key][-1] for key in saved.keys() - rows.keys()]
+    assert max(left_out) <= min(row[-1] for row in rows.values())
+
+
+def test_of_rows_that_have_no_room_the_newest_are_restored(tmp_path, caplog):
+    table = Table("words", DIM, 100_000, subtract, eviction=OlderThan(6))
+    step, random = make_step(table), np.random.default_rng(0)
+
+    def train(keys):
+        step(tf.constant(keys), tf.ones([len(keys), DIM]))
+
+    # In several slices, of which each has rows of any age.
+    for count in (90_000, 40_000, 30_000, 1_000):
+        train(random.choice(90_000, count, replace=False))
+    full, saved = tf.train.Checkpoint(table=table).write(str(tmp_path / "full")), contents_of(table)
+    for _ in range(4):
+        train(np.arange(50_000, 60_000))
+    assert table.evict() > 0
+    train(np.arange(100_000, 110_000))
+    table.save_delta(str(tmp_path / "delta"))
+    for when_full in ("evict_oldest", "default_row"):
+        other = Table("words", DIM, 60_000, subtract, when_full=when_full)
+        caplog.clear()
+        tf.train.Checkpoint(table=other).read(full).assert_consumed()
+        assert_newest(other, saved, 60_000)
+        assert "has no room for 30000 rows" in "".join(caplog.messages)
+        statistics = other.statistics()
+        assert (statistics.admitted, statistics.evicted, statistics.size) == (90_000, 30_000, 60_000)
+        # What is left out has to be removed where the whole checkpoint was restored.
+        with pytest.raises(ValueError, match="has no delta: save it first"):
+            other.save_delta(str(tmp_path / "other"))
+        other.restore_delta(str(tmp_path / "delta"))
+        rows = contents_of(other)
+        assert set(range(50_000, 60_000)) | set(range(100_000, 110_000)) <= rows.keys()
+        assert rows.items() <= contents_of(table).items()
+        tf.train.Checkpoint(table=other).write(str(tmp_path / "other_full"))
+        other.save_delta(str(tmp_path / "other"))
+    refusing = Table("words", DIM, 60_000, subtract)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"has room for 60000 rows\. Create it with a larger capacity"
+    ):
+        tf.train.Checkpoint(table=refusing).read(full)
+
+
 def test_another_strategy_is_refused():
     other = tf.distribute.OneDeviceStrategy("/cpu:0")
     with other.scope(), pytest.raises(RuntimeError, match=r"inside strategy\.scope"):

@@ -145,3 +145,49 @@ def test_a_full_table_evicts_what_was_not_trained_for_longest(strategy):
     statistics = counts_of(table)
     assert statistics.size == 64
     assert statistics.refused == 200 - 64
+
+
+# Restores a table of the first checkpoint, and writes the second, of a full one.
+ALONE = """
+    import sys
+
+    import numpy as np
+    import tensorflow as tf
+
+    from coordinator.embeddings import Table
+    from tests.embeddings.tables import DIM, make_step, subtract
+
+    former, path = sys.argv[1:]
+    table = Table("words", DIM, 63, subtract, when_full="evict_oldest")
+    tf.train.Checkpoint(table=table).read(former).assert_consumed()
+    print(table.size())
+    table = Table("words", DIM, 200, subtract, when_full="evict_oldest")
+    for first in range(1000, 1300, 5):
+        make_step(table)(tf.range(first, first + 5, dtype=tf.int64), tf.ones([5, DIM]))
+    tf.train.Checkpoint(table=table).write(path)
+    print(table.size())
+"""
+
+
+def test_a_full_table_is_restored_on_another_number_of_servers(strategy, run_program, tmp_path, caplog):
+    table = make_table(strategy, 63, when_full="evict_oldest")
+    Trainer(strategy, table).train(np.arange(200))
+    # On two servers, each with half of 63 rows.
+    assert table.size() == 64
+    former, path = tf.train.Checkpoint(table=table).write(str(tmp_path / "two")), str(tmp_path / "one")
+    assert run_program(ALONE, former, path).stdout.split() == ["63", "200"]
+    for when_full in ("evict_oldest", "default_row"):
+        caplog.clear()
+        restored = make_table(strategy, 200, when_full=when_full)
+        tf.train.Checkpoint(table=restored).read(path).assert_consumed()
+        statistics = counts_of(restored)
+        assert (statistics.admitted, statistics.steps) == (300, 60)
+        missing = 200 - statistics.size
+        assert 0 < missing < 30
+        assert f"The table 'words' has no room for {missing} rows of {path}" in "".join(caplog.messages)
+        # The last steps are there.
+        assert set(range(1200, 1300)) <= {key for keys in contents(restored) for key in keys}
+        if when_full == "evict_oldest":
+            trainer = Trainer(strategy, restored)
+            trainer.train(np.arange(2000, 2100))
+            assert counts_of(restored).size == 200

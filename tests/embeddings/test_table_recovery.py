@@ -104,3 +104,121 @@ LOSING = """
 
 def test_rows_and_index_of_a_lost_server_come_back(run_program):
     assert run_program(LOSING, timeout=250).stdout.split() == ["recovered"]
+
+
+EMPTIED = """
+    import keras
+    import tensorflow as tf
+
+    import coordinator
+    from coordinator.embeddings import Embedding, export, export_delta
+    from coordinator.testing import LocalCluster
+    from tests.embeddings.tables import Trainer, make_table
+
+    def refused(function, *arguments):
+        try:
+            function(*arguments)
+        except ValueError as error:
+            return str(error)
+
+    recovered = []
+    with LocalCluster(workers=1, ps=2) as cluster, coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+        table = make_table(strategy)
+        with strategy.scope():
+            number = tf.Variable(1)
+            model = keras.Sequential([keras.Input((1,), dtype="int64"), Embedding(table)])
+        trainer, apart = Trainer(strategy, table), tf.train.Checkpoint(table=table)
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(number=number), "saved", max_to_keep=2)
+        strategy.restore_from(manager, on_rollback=recovered.append)
+        manager.save()
+        trainer.train([1, 2, 3])
+        apart.write("full")
+        trainer.train([1, 2])
+        table.save_delta("delta")
+        apart.read("full").assert_consumed()
+        export(model, "1")
+        cluster.kill("ps", 1)
+        cluster.restart("ps", 1)
+        while not recovered:
+            try:
+                strategy.join(1)
+            except (TimeoutError, coordinator.ParameterServerLost):
+                pass
+        assert table.size() == 0
+        # As many as before.
+        for _ in range(2):
+            trainer.train([4])
+        print(refused(table.save_delta, "next"))
+        print(refused(table.restore_delta, "delta"))
+        print(refused(export_delta, model, "2", "1"))
+        apart.write("full2")
+        table.save_delta("delta2")
+        export(model, "3")
+        export_delta(model, "4", "3")
+"""
+
+
+def test_what_a_recovery_has_emptied_has_no_delta(run_program):
+    delta, restored, exported = run_program(EMPTIED, timeout=250).stdout.splitlines()
+    assert "has no delta: save it first" in delta
+    assert "it is not the delta that was saved next" in restored
+    assert "is no base for a delta of the table 'words' as it is now" in exported
+
+
+ACCUMULATING = """
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import coordinator
+    from coordinator.embeddings import Constant, Embedding
+    from coordinator.testing import LocalCluster
+    from tests.embeddings.tables import DIM, make_table
+
+    KEYS = np.arange(20)
+
+    def train(steps):
+        for _ in range(steps):
+            strategy.schedule(step).result(120)
+
+    recovered = []
+    with LocalCluster(workers=1, ps=2) as cluster, coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+        saved, apart = (make_table(strategy, initializer=Constant(0.0)) for _ in range(2))
+        with strategy.scope():
+            number = tf.Variable(0.0)
+            variables = [number, Embedding(saved).rows, Embedding(apart).rows]
+            optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=4)
+            optimizer.build(variables)
+
+        @tf.function
+        def step():
+            with tf.GradientTape() as tape:
+                rows = [tf.reduce_sum(table.lookup(KEYS, training=True)) for table in (saved, apart)]
+                loss = tf.add_n([number, *rows])
+            optimizer.apply(tape.gradient(loss, [number, saved.variable, apart.variable]), variables)
+
+        checkpoint = tf.train.Checkpoint(number=number, optimizer=optimizer, table=saved)
+        manager = tf.train.CheckpointManager(checkpoint, "saved", max_to_keep=2)
+        strategy.restore_from(manager, on_rollback=recovered.append)
+        train(4)
+        manager.save()
+        train(2)
+        cluster.kill("ps", 1)
+        cluster.restart("ps", 1)
+        while not recovered:
+            try:
+                strategy.join(1)
+            except (TimeoutError, coordinator.ParameterServerLost):
+                pass
+        assert number.numpy() == -1
+        # The same steps again.
+        train(4)
+        assert number.numpy() == -2
+        np.testing.assert_allclose(saved.lookup(KEYS), np.full([20, DIM], -1.0))
+        np.testing.assert_allclose(apart.lookup(KEYS), np.full([20, DIM], -0.5))
+        print("consistent")
+"""
+
+
+def test_a_recovery_undoes_gradients_that_wait_for_an_update(run_program):
+    assert run_program(ACCUMULATING, timeout=250).stdout.split() == ["consistent"]

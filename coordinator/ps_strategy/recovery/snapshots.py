@@ -152,6 +152,7 @@ class Snapshot:
         self._save = saves[0] if saves else None
         self._memory = memory
         self._written: list[str] = []
+        self._finished: list[Callable[[], None]] = []
         self._kept: dict[str, list[_Kept]] = {}
         if self._save is None:
             return
@@ -168,7 +169,9 @@ class Snapshot:
 
         on_each_server([each for each in values if is_on_server(each)], "copy", read_on)
         for number, (name, each) in enumerate(self._save.themselves):
-            self._written.extend(each.write_to_checkpoint(name, f"{self._temporary()}-{number}"))
+            saved = each.write_to_checkpoint(name, f"{self._temporary()}-{number}")
+            self._written.extend(saved.prefixes)
+            self._finished.append(saved.finish)
 
     def write(self, hurry: threading.Event) -> None:
         """Writes the checkpoint; to be called once.
@@ -190,6 +193,8 @@ class Snapshot:
 
         self._written += on_each_server([each for each in self._kept if is_on_server(each)], "save", write_on)
         merge(self._save.prefix, self._save.device, self._written)
+        for finish in self._finished:
+            finish()
 
     def forget(self) -> None:
         """Frees what the servers keep."""

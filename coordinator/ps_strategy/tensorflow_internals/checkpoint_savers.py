@@ -34,6 +34,13 @@ _WRITER = "_coordinator_writer"
 _PIECE = rb"\x00%s\x00\x01[\s\S]{1,90}?\(DT_\w+\) \[([\d,]*)\]\n"
 
 
+class SelfSaved(NamedTuple):
+    """The prefixes of the files that an object has written, and what is called when the checkpoint is complete."""
+
+    prefixes: Sequence[str]
+    finish: Callable[[], None]
+
+
 class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, tracks all attributes.
     """A base of objects that a `tf.train.Checkpoint` may contain, and that write and read themselves.
 
@@ -45,8 +52,8 @@ class SelfSaving(base.Trackable):  # Private: the public base, `tf.Module`, trac
 
     ATTRIBUTE = "CONTENT"
 
-    def write_to_checkpoint(self, name: str, prefix: str) -> Sequence[str]:
-        """Writes files whose names begin with `prefix`. Returns the prefixes that name them.
+    def write_to_checkpoint(self, name: str, prefix: str) -> SelfSaved:
+        """Writes files whose names begin with `prefix`.
 
         Args:
           name: all tensors in the files have names that begin with it, followed by a slash or nothing.
@@ -171,9 +178,12 @@ def savers_replaced(large: LargeVariables) -> Iterator[None]:
             if _has_content(rest):
                 written.append(f"{temporary}-rest")
                 save(rest, tf.constant(written[-1]), options)
-            for number, (_, name, each) in enumerate(themselves):
-                written.extend(each.write_to_checkpoint(name, f"{temporary}-{number}"))
+            named = enumerate(themselves)
+            saved = [each.write_to_checkpoint(name, f"{temporary}-{number}") for number, (_, name, each) in named]
+            written.extend(prefix for each in saved for prefix in each.prefixes)
             written.extend(large.write([variable for _, variable in taken], temporary, device))
+        for each in saved:
+            each.finish()
         return None
 
     @functools.wraps(restore)
