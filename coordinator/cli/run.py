@@ -6,7 +6,7 @@ import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.addresses import parse_page_address
@@ -158,27 +158,42 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Runs the program on its own cluster.
+    """Runs the command.
+
+    Returns:
+      The exit code, see `run_request`.
+
+    Raises:
+      ClusterSpecError: there is no worker, or no parameter server.
+      LaunchError: options do not go together, there is no such program, or see `run_request`.
+      SettingError: hosts are not of the form `a:2,b:4`, or a number is out of bounds.
+    """
+    return run_request(_requested(given), os.environ)
+
+
+def run_request(request: RunRequest, environment: Mapping[str, str]) -> int:
+    """Runs a program on its own cluster.
+
+    Args:
+      request: what to run.
+      environment: the environment that all processes inherit.
 
     Returns:
       The exit code: the chief's, of its last start, or the evaluator's if that is 0; 128 + n when signal n ended the
       chief or this command; 1 when a server did not start.
 
     Raises:
-      ClusterSpecError: there is no worker, or no parameter server.
-      LaunchError: options do not go together, there is no such program, the log folder or a process could not be
-        created, there are too few GPUs or ports, or a host cannot be used.
-      SettingError: hosts are not of the form `a:2,b:4`, or a number is out of bounds.
+      LaunchError: the log folder or a process could not be created, there are too few GPUs or ports, or a
+        host cannot be used.
     """
-    request = _requested(given)
     console = Console(sys.stdout, sys.stderr)
     if request.dry_run:
-        print("\n".join(LocalJob(request, pathlib.Path(), os.environ, console).commands()))
+        print("\n".join(LocalJob(request, pathlib.Path(), environment, console).commands()))
         return 0
     log_folder = create_log_folder(request.log_dir)
     job = None
     try:
-        job = LocalJob(request, log_folder, os.environ, console)
+        job = LocalJob(request, log_folder, environment, console)
         console.say(f"starting {_described(request)}.")
         if job.dashboard is not None:
             console.say(f"the dashboard is at {job.dashboard.url} once the program has created its strategy.")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import coordinator
-from coordinator.cli import command_line
 from coordinator.cli.command_line import main
 from coordinator.launch.run_request import RunRequest
 
@@ -17,7 +16,7 @@ from coordinator.launch.run_request import RunRequest
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[RunRequest]:
     """Records what would have been run."""
     requests: list[RunRequest] = []
-    monkeypatch.setattr(command_line, "run", lambda request, environment: requests.append(request) or 0)
+    monkeypatch.setattr("coordinator.cli.run.run_request", lambda request, environment: requests.append(request) or 0)
     return requests
 
 
@@ -81,7 +80,7 @@ def test_ctrl_c_before_anything_is_started_ends_the_command_without_a_traceback(
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command_line, "run", interrupted)
+    monkeypatch.setattr("coordinator.cli.run.run_request", interrupted)
     assert main(["run", str(program)]) == 130
     assert not capsys.readouterr().err
 
