@@ -225,16 +225,15 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
           step: counts steps in reports of recoveries: an integer variable that is in the checkpoint, such as
             `optimizer.iterations`, or a function that returns an int. None counts the functions that have finished.
           on_rollback: called with a `Rollback`, on a thread of the library, after each recovery that restored a
-            checkpoint. Functions run again once it has returned: it must not wait for one. A warning is logged in any
-            case.
+            checkpoint; it must not wait for functions, which run again once it has returned. A warning is logged, too.
 
         Raises:
           TypeError: `source`, `step` or `on_rollback` is something else.
           ValueError: the manager's checkpoint was saved with `enable_async` before.
         """
         self._recovery.restore_from(source, step, on_rollback)
-        recovery = self._recovery
-        self._scheduler.recovery.recover_with(recovery.try_once, recovery.states_held, recovery.missing)
+        own = self._recovery
+        self._scheduler.recovery.recover_with(own.try_once, own.states_held, own.missing)
 
     def evaluate(
         self,

@@ -169,16 +169,14 @@ class Asynchronous(UpdateRule):
         """Sends gradients to a server, and has `change(device, gradients, extras)` change its variables there.
 
         A lock in a separate function waits only for what uses the same variables; TensorFlow would have locks in one
-        function wait for each other, on whatever servers they are.
+        function wait for each other, on whatever servers they are. It cannot be one that the server calls by itself,
+        which would be built faster: an update function may use variables of other servers.
         """
         arrived, extras_there, _ = self._model.send(device, gradients, extras, is_packed=self.may_wait)
         with tf.device(device):
             if not self._use_locking:
                 return change(device, arrived, extras_there)
-            # Called by the server, not copied into each step of a fused call, which takes a fifth longer to build then.
-            separate = {"_noinline": True}
-            arguments = device, arrived, extras_there
-            return tf.function(lambda: change(*arguments), autograph=False, experimental_attributes=separate)()
+            return tf.function(lambda: change(device, arrived, extras_there), autograph=False)()
 
     def _change_home(self, device: str, gradients: dict[int, Any], extras: Sequence[Any]) -> Any:
         """Changes the home server's variables, and counts the update; returns the learning rate that was used."""
