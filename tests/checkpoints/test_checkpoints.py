@@ -292,3 +292,5 @@ def test_nothing_is_saved_without_a_strategy(tmp_path):
         checkpoints.save()
     with pytest.raises(TypeError, match=r"takes a tf\.train\.Checkpoint"):
         Checkpoints(tf.Variable(1), tmp_path)
+    with pytest.raises(ValueError, match=r"layers=\[64, 32\].*for a pattern"):
+        Checkpoints(tf.train.Checkpoint(), tmp_path / "layers=[64, 32]")

@@ -25,6 +25,7 @@ from coordinator.ps_strategy.keras.evaluation.shards import (
 from coordinator.ps_strategy.keras.fit.evaluation_feed import EvaluationFeed
 from coordinator.ps_strategy.keras.fit.fit_extension import CardinalityCheck, check_model
 from coordinator.ps_strategy.keras.fit.replica_steps import whole
+from coordinator.ps_strategy.keras.internals.evaluation_scope import compilation_of
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.setting_checks import check_integer
 
@@ -137,8 +138,7 @@ class StrategyEvaluation:
 
     def _functions_of(self, model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
         kept = self._functions.setdefault(model, OrderedDict())
-        # `compile` makes new metrics.
-        key = (model_state, metrics is None, *(model.metrics[:1] if metrics is None else metrics))
+        key = (model_state, compilation_of(model)) if metrics is None else (model_state, *metrics)
         if key not in kept:
             kept[key] = _functions(model, metrics, model_state)
         kept.move_to_end(key)

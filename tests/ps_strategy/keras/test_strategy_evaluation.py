@@ -59,6 +59,8 @@ def test_every_kind_of_data_gives_the_result_of_one_process(strategy: coordinato
         ((X, Y), {"batch_size": 16}),
         (tf.data.Dataset.from_tensor_slices((X, Y)).batch(16), {"shards": 3}),
         (shares, {}),
+        # Another order each time it is read.
+        (lambda context: shares(context).unbatch().shuffle(600).batch(16), {}),
     ]
     for data, settings in kinds:
         found = strategy.evaluate(model, data, **settings)
@@ -69,6 +71,32 @@ def test_every_kind_of_data_gives_the_result_of_one_process(strategy: coordinato
     assert found == pytest.approx(truth, rel=1e-5)
     with pytest.raises(ValueError, match="y cannot be given along with a source"):
         model.evaluate(source, Y)
+
+
+class OwnMetrics(keras.Sequential):
+    """Has one metric, which stays when it is compiled again."""
+
+    @property
+    def metrics(self) -> list[Any]:
+        self.mean = getattr(self, "mean", None) or keras.metrics.Mean(name="mean")
+        return [self.mean]
+
+    def test_step(self, data: Any) -> Any:
+        x, y = data
+        self.mean.update_state(self.compute_loss(x, y, self(x)))
+        return {"mean": self.mean.result()}
+
+
+def test_a_model_that_was_compiled_again_is_evaluated_as_it_is_now(
+    strategy: coordinator.ParameterServerStrategy,
+) -> None:
+    with strategy.scope():
+        model = OwnMetrics([keras.Input((4,)), keras.layers.Dense(1)])
+    errors = np.abs(model.predict(X[:32], verbose=0) - Y[:32])
+    for loss, value in (("mse", errors**2), ("mae", errors)):
+        with strategy.scope():
+            model.compile(loss=loss)
+        assert strategy.evaluate(model, (X[:32], Y[:32]))["mean"] == pytest.approx(value.mean(), rel=1e-5)
 
 
 def test_any_callable_is_evaluated_with_given_metrics(strategy: coordinator.ParameterServerStrategy) -> None:

@@ -55,6 +55,10 @@ class MetricTotals:
         with tf.device("/device:CPU:0"), keras.StatelessScope(self._values()):
             return tf.nest.map_structure(lambda value: tf.convert_to_tensor(value).numpy(), read())
 
+    def state(self) -> list[Any]:
+        """Returns the state of all shards: a tensor for each of the metrics' variables."""
+        return [value for _, value in self._values()]
+
     def assign(self) -> None:
         """Assigns the state of all shards to the variables of the metrics."""
         for variable, value in self._values():

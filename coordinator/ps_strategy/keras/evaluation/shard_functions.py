@@ -1,5 +1,6 @@
 """The functions that workers run for the shards of an evaluation."""
 
+import functools
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from coordinator.data.source import Source
 from coordinator.ps_strategy.keras.evaluation.model_copies import ModelCopies
+from coordinator.ps_strategy.keras.evaluation.state_logs import StateLogs
 from coordinator.ps_strategy.keras.internals.evaluation_scope import EvaluationScope, VariableReads, stored_variable
 
 # Operations that change what other functions see.
@@ -28,6 +30,9 @@ class ShardFunctions:
     Each returns a dict: `state` is a list with the values of `variables()` after the batches, from the initial state of
     the metrics on; `batches` is the number of batches, int64; `logs` is what the step has returned for the last batch,
     empty if that is the metrics' results, which are read from the state of all shards.
+
+    The functions of a trial take two batches instead; `state` is a list of three states: after one of them, after the
+    other one, and after both. They read variables once, so that all three are of the same weights.
 
     Attributes:
       are_sums: whether all metrics have been found to be sums; see `MetricTotals.find_sums`.
@@ -54,9 +59,12 @@ class ShardFunctions:
         self.are_sums = self.was_reported = False
         self._of_examples: dict[Any, Any] = {}
         self._of_range: weakref.WeakKeyDictionary[Source, Any] = weakref.WeakKeyDictionary()
-        function = tf.function(autograph=False, reduce_retracing=True)
-        self.of_batches = function(self._evaluate_batches)
-        self.of_dataset = function(self._evaluate_dataset)
+        self.of_batches = _function_of(self._evaluate_batches)
+        self.of_dataset = _function_of(self._evaluate_dataset)
+        self.trial_of_batches = _function_of(self._try_batches)
+        self.trial_of_dataset = _function_of(self._try_dataset)
+        self._trial_of_range: weakref.WeakKeyDictionary[Source, Any] = weakref.WeakKeyDictionary()
+        self._state_logs: StateLogs | None = None
 
     def metrics(self) -> list[Any]:
         """Returns the metrics; in place of one that consists of others, as Keras' compiled metrics do, these."""
@@ -65,6 +73,10 @@ class ShardFunctions:
     def variables(self) -> list[keras.Variable]:
         """Returns the variables of all metrics, each once."""
         return list({id(each): each for metric in self.metrics() for each in metric.variables}.values())
+
+    def logs_of_state(self, state: Sequence[Any]) -> dict[str, Any]:
+        """Returns those logs of the step that depend on the state of metrics only, by name, as NumPy values."""
+        return {} if self._state_logs is None else self._state_logs.values(state)
 
     def of_examples(self, data: Any) -> Any:
         """Returns a function of the flattened tensors of several batches, which may have None, and the batch size.
@@ -116,6 +128,19 @@ class ShardFunctions:
             self._of_range[source] = tf.function(evaluate, autograph=False, input_signature=signature)
         return self._of_range[source]
 
+    def trial_of_range(self, source: Source) -> Any:
+        """Returns a function of the ranges of two batches of a source."""
+        if source not in self._trial_of_range:
+            reference: Callable[[], Any] = weakref.ref(source)
+
+            def try_ranges(one: Any, other: Any) -> Any:
+                first, second = reference().read(one), reference().read(other)
+                return self._try(tf.nest.map_structure(_spec_of_any_size, first), first, second)
+
+            signature = [tf.TensorSpec([5], tf.int64)] * 2
+            self._trial_of_range[source] = tf.function(try_ranges, autograph=False, input_signature=signature)
+        return self._trial_of_range[source]
+
     def _evaluate_slices(self, spec: Any, count: Any, batch_size: Any, read: Callable[[Any, Any], Any]) -> Any:
         """Evaluates `count` examples in batches of the type `spec`, which `read` returns for two positions."""
         step, state, logs = self._begin(spec)
@@ -152,6 +177,32 @@ class ShardFunctions:
             state, logs = step(state, batch)
         return {"state": state, "batches": tf.constant(len(batches), tf.int64), "logs": logs}
 
+    def _try(self, spec: Any, one: Any, other: Any) -> Any:
+        """Evaluates two batches of the type `spec`, each alone and both, one after the other."""
+        step, state, _ = self._begin(spec)
+        first, _ = step(state, one)
+        second, _ = step(state, other)
+        both, _ = step(first, other)
+        return {"state": [first, second, both], "batches": tf.constant(2, tf.int64)}
+
+    def _try_batches(self, one: Any, other: Any) -> Any:
+        spec = tf.nest.map_structure(_spec_of_any_size if _are_tensors(one) else _spec_of, one)
+        return self._try(spec, one, other)
+
+    def _try_dataset(self, dataset: Any) -> Any:
+        """Evaluates the first two elements of a dataset; `batches` is 0 if it has fewer."""
+        iterator = iter(dataset.take(2))
+        one, other = iterator.get_next_as_optional(), iterator.get_next_as_optional()
+        step, state, _ = self._begin(dataset.element_spec)
+
+        def evaluate() -> Any:
+            first, _ = step(state, one.get_value())
+            second, _ = step(state, other.get_value())
+            return tf.constant(2, tf.int64), first, second, step(first, other.get_value())[0]
+
+        batches, *states = tf.cond(other.has_value(), evaluate, lambda: (tf.zeros([], tf.int64), state, state, state))
+        return {"state": states, "batches": batches}
+
     def _begin(self, spec: Any) -> tuple[Any, Any, Any]:
         """Returns the step as a function of a state and a batch, the initial state, and logs of zeros.
 
@@ -161,7 +212,7 @@ class ShardFunctions:
         while True:
             variables = self.variables()
             reads = VariableReads(stored_variable if self.copies is None else self.copies.stored)
-            concrete, assigned = self._traced_step(variables, spec, reads)
+            concrete, assigned, self._state_logs = self._traced_step(variables, spec, reads)
             # Some layers and metrics create their variables with their first batch.
             if not reads.is_incomplete and len(self.variables()) == len(variables):
                 break
@@ -182,19 +233,28 @@ class ShardFunctions:
             return set()
 
     def _traced_step(self, variables: Sequence[keras.Variable], spec: Any, reads: VariableReads) -> Any:
-        """Returns the step as a concrete function, and the names of other variables that it assigns."""
+        """Returns the step as a concrete function, the names of other variables that it assigns, and `StateLogs`."""
         assigned: list[str] = []
+        traced: list[Any] = []
 
         def run_step(state: Sequence[Any], batch: Any) -> Any:
             with EvaluationScope(variables, state, reads) as scope:
                 logs = self._step(batch)
                 are_results = isinstance(logs, dict) and set(logs) == self._result_names()
-                after = [tf.ensure_shape(scope.get_current_value(each), each.shape) for each in variables]
+                after = [scope.get_current_value(each) for each in variables]
             assigned.extend(scope.others)
-            return after, {} if are_results or logs is None else logs
+            traced[:] = after, logs if isinstance(logs, dict) else {}
+            shaped = [tf.ensure_shape(value, each.shape) for value, each in zip(after, variables, strict=True)]
+            return shaped, {} if are_results or logs is None else logs
 
         states = [tf.TensorSpec(each.shape, each.dtype) for each in variables]
-        return tf.function(run_step, autograph=False).get_concrete_function(states, spec), assigned
+        concrete = tf.function(run_step, autograph=False).get_concrete_function(states, spec)
+        return concrete, assigned, StateLogs(concrete.graph, *traced)
+
+
+def _function_of(method: Callable[..., Any]) -> Any:
+    # Of a method that is traced for several objects, TensorFlow warns that it is traced too often.
+    return tf.function(functools.partial(method), autograph=False, reduce_retracing=True)
 
 
 def _leaves(metrics: Iterable[Any]) -> Iterator[Any]:
@@ -225,6 +285,10 @@ def _spec_of_any_size(value: Any) -> Any:
     if value is None:
         return None
     return tf.TensorSpec([None, *value.shape[1:]], value.dtype)
+
+
+def _are_tensors(batch: Any) -> bool:
+    return all(each is None or isinstance(each, tf.Tensor) for each in tf.nest.flatten(batch))
 
 
 def _spec_of(value: Any) -> Any:

@@ -51,8 +51,8 @@ class Shards(ABC):
         """Yields the call for each shard, in order."""
 
     @abstractmethod
-    def trial(self, functions: ShardFunctions) -> list[ShardCall]:
-        """Returns calls for a batch, for another one, and for both; empty if there are no two batches."""
+    def trial(self, functions: ShardFunctions) -> ShardCall | None:
+        """Returns a call that tries two batches; None if there are not two."""
 
 
 def shard_count(shards: int | None, strategy: Any) -> int:
@@ -91,15 +91,10 @@ class ClientShards(Shards):
         if group:
             yield _call(functions, group)
 
-    def trial(self, functions: ShardFunctions) -> list[ShardCall]:
+    def trial(self, functions: ShardFunctions) -> ShardCall | None:
         """See `Shards`."""
         self._first += itertools.islice(self._batches, 2)
-        if len(self._first) < 2:
-            return []
-        one, other = self._first
-        if not _may_follow([one], other, 2):
-            return [ShardCall(functions.of_batches, (each,), len(each)) for each in ((one,), (other,), (one, other))]
-        return [_call(functions, each) for each in ([one], [other], [one, other])]
+        return ShardCall(functions.trial_of_batches, tuple(self._first), 2) if len(self._first) == 2 else None
 
 
 class RangeShards(Shards):
@@ -121,17 +116,21 @@ class RangeShards(Shards):
         for start in range(0, self._source.size, self._width):
             yield self._call(functions, start, self._width)
 
-    def trial(self, functions: ShardFunctions) -> list[ShardCall]:
+    def trial(self, functions: ShardFunctions) -> ShardCall | None:
         """See `Shards`."""
         size = self._batch_size
         if self._source.size <= size:
-            return []
-        return [self._call(functions, *each) for each in ((0, size), (size, size), (0, 2 * size))]
+            return None
+        ranges = self._range(0, size), self._range(size, size)
+        return ShardCall(functions.trial_of_range(self._source), ranges, 2)
 
     def _call(self, functions: ShardFunctions, start: int, width: int) -> ShardCall:
-        count = min(width, self._source.size - start)
-        args = range_vector(start, count, start // self._batch_size), np.int64(self._batch_size)
-        return ShardCall(functions.of_range(self._source), args, math.ceil(count / self._batch_size))
+        positions = self._range(start, width)
+        args = positions, np.int64(self._batch_size)
+        return ShardCall(functions.of_range(self._source), args, math.ceil(int(positions[2]) / self._batch_size))
+
+    def _range(self, start: int, width: int) -> Any:
+        return range_vector(start, min(width, self._source.size - start), start // self._batch_size)
 
 
 def source_shards(source: Source, batch_size: int, shards: int) -> Shards:
@@ -168,13 +167,9 @@ class WorkerShards(Shards):
         for worker in self._workers:
             yield ShardCall(functions.of_dataset, (self._dataset, np.int64(0), np.int64(-1)), 0, worker)
 
-    def trial(self, functions: ShardFunctions) -> list[ShardCall]:
+    def trial(self, functions: ShardFunctions) -> ShardCall | None:
         """See `Shards`."""
-        extents = ((0, 1), (1, 1), (0, 2))
-        return [
-            ShardCall(functions.of_dataset, (self._dataset, np.int64(skip), np.int64(count)), count, self._workers[0])
-            for skip, count in extents
-        ]
+        return ShardCall(functions.trial_of_dataset, (self._dataset,), 2, self._workers[0])
 
 
 def _call(functions: ShardFunctions, batches: Sequence[Any]) -> ShardCall:

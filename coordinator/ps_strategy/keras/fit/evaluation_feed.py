@@ -1,7 +1,7 @@
 """A feed that evaluates shards and adds up what they return."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from coordinator.ps_strategy.keras.evaluation.metric_totals import MetricTotals
@@ -136,17 +136,13 @@ class EvaluationFeed(Feed):
                 )
             self._feed = self._in_place()
 
-    def _try(self, functions: ShardFunctions, trial: Sequence[ShardCall]) -> None:
-        futures = [self._strategy.schedule(call.function, args=call.args, worker=call.worker) for call in trial]
-        for future in futures:
-            self.add(future)
-        while self.unfinished:
-            super().wait_one()
-        results = [future.result() for future in futures]
-        if [int(result["batches"]) for result in results] != [1, 1, 2]:
+    def _try(self, functions: ShardFunctions, trial: ShardCall) -> None:
+        self.add(self._strategy.schedule(trial.function, args=trial.args, worker=trial.worker))
+        result, _ = super().wait_one()
+        if not int(result["batches"]):
             return
         totals = MetricTotals(functions.metrics())
-        functions.are_sums, others = totals.find_sums(*(result["state"] for result in results))
+        functions.are_sums, others = totals.find_sums(*result["state"])
         if others:
             raise NotShardableError(
                 f"the state of the metric {others[0]!r} is no sum over batches, and it has no method "
@@ -168,6 +164,11 @@ class EvaluationFeed(Feed):
     def _results_so_far(self, functions: ShardFunctions) -> Any:
         if self._results is None:
             assert self._totals is not None
-            # Logs that are no results of metrics are those of the last batch, as in Keras.
-            self._results = self._last_logs[1] or self._totals.results(functions.results)
+            logs = self._last_logs[1]
+            # Logs that are not computed from the state of metrics are those of the last batch, as in Keras.
+            self._results = (
+                {**logs, **functions.logs_of_state(self._totals.state())}
+                if logs
+                else self._totals.results(functions.results)
+            )
         return self._results

@@ -59,6 +59,8 @@ class Feed(abc.ABC):
         self.unfinished: dict[Future, int | None] = {}
         self.newest_result: Any = None
         self.has_trained = False
+        # What Keras was given for the last turn. It may report that for the epoch.
+        self._given: Any = None
 
     def __iter__(self) -> Self:
         return self
@@ -110,7 +112,8 @@ class Feed(abc.ABC):
             self.wait_one()
         while not self._finished.empty() or (self.newest_result is None and self.unfinished):
             self.wait_one()
-        return self.newest_result
+        self._given = dict(self.newest_result) if isinstance(self.newest_result, dict) else self.newest_result
+        return self._given
 
     def wait_one(self) -> tuple[Any, int | None]:
         """Waits for the next call to finish.
@@ -133,14 +136,16 @@ class Feed(abc.ABC):
         return self.newest_result, number
 
     def wait_finished(self) -> None:
-        """Waits for all calls, then forgets their results.
+        """Waits for all calls, then forgets their results. The logs of the last turn become those of the last step.
 
         Raises:
           Exception: what a call raised.
         """
         while self.unfinished:
             self.wait_one()
-        self.newest_result = None
+        if isinstance(self._given, dict) and isinstance(self.newest_result, dict):
+            self._given.update(self.newest_result)
+        self.newest_result = self._given = None
         self.has_trained = False
 
     def _most_calls(self) -> int:

@@ -1,6 +1,7 @@
 """What `fit` trains on as ranges of `coordinator.data.Epochs`: such epochs, a source, or arrays, which become one."""
 
 import json
+import operator
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -194,6 +195,10 @@ def range_data_of_arrays(
     """
     found = [part for part in tf.nest.flatten(inputs) if part is not None]
     if shuffle not in (True, False) or sum(part.nbytes for part in found) > _LARGEST_ARRAYS or not len(found[0]):
+        return None
+    # Keras takes integers of NumPy, too.
+    batch_size, epochs = operator.index(batch_size), operator.index(epochs)
+    if epochs < 1:
         return None
     found_epochs = Epochs(arrays(*found), batch_size, epochs, _seed(shuffle), steps_per_execution)
     return RangeData(found_epochs, inputs, has_own_seed=bool(shuffle))

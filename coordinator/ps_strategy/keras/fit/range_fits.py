@@ -30,7 +30,7 @@ _FILE = "positions.json"
 _KEPT = 3
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Fit:
     """A call of `fit`.
 

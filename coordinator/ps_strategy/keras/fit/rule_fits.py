@@ -44,10 +44,19 @@ class RuleFits:
         return optimizer.keras_optimizer
 
     def step(self, model: keras.Model) -> Step:
-        """Returns what trains a model on a batch: its `train_step`, by its rule if it has one."""
+        """Returns what trains a model on a batch: its `train_step`, by its rule if it has one.
+
+        Raises:
+          ValueError: Keras has put the rule's optimizer into one that scales the loss.
+        """
         rule = self._rules.get(model)
         if rule is None:
             return on_replicas(model.train_step, model.distribute_strategy)
+        if model.optimizer is not rule.keras_optimizer:
+            raise ValueError(
+                f"The model {model.name!r} computes in float16, for which Keras scales the loss, and a rule cannot "
+                "train with that. Give it the dtype policy mixed_bfloat16, or compile it with auto_scale_loss=False."
+            )
         return _step_of(rule, model)
 
     def callbacks(self, model: keras.Model, given: Any) -> Any:

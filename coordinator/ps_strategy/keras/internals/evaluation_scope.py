@@ -13,6 +13,12 @@ def stored_variable(variable: keras.Variable) -> Any:
     return variable._value
 
 
+def compilation_of(model: keras.Model) -> Any:
+    """Returns an object that is another one after each `compile` of a model."""
+    # Private: a model's metrics may be its own, which stay.
+    return model._loss_tracker
+
+
 class VariableReads:
     """Reads variables in the function that is being traced, for functions that are traced inside of it.
 

@@ -185,3 +185,22 @@ def test_custom_callbacks_get_plain_numbers(model: keras.Model) -> None:
     )
     _fit(model, as_json, epochs=1)
     assert len(seen) == 10
+
+
+class Nested(keras.callbacks.Callback):
+    """Trains the model on other data after each epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.fit(X[:24], Y[:24], batch_size=12, verbose=0, callbacks=[])
+
+
+def test_a_callback_may_call_fit(model: keras.Model) -> None:
+    assert len(model.fit(X, Y, batch_size=12, epochs=2, verbose=0, callbacks=[Nested()]).history["loss"]) == 2
+    assert int(model.optimizer.iterations) == 2 * (10 + 2)
+
+
+def test_numbers_may_be_those_of_numpy_and_epochs_none_at_all(model: keras.Model) -> None:
+    model.fit(X, Y, batch_size=np.int64(12), epochs=np.int64(2), verbose=0)
+    assert int(model.optimizer.iterations) == 20
+    assert not model.fit(X, Y, batch_size=12, epochs=0, verbose=0).history
+    assert int(model.optimizer.iterations) == 20

@@ -143,6 +143,12 @@ def test_what_cannot_be_trained_by_a_rule_is_refused(strategy: coordinator.Param
         model.compile(optimizer=of_all, loss="mse")
         with pytest.raises(ValueError, match="has applied the rule's optimizer 2 times"):
             model.train_on_batch(X, Y)
+        half = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="mixed_float16")])
+        half.dtype_policy = keras.dtype_policies.DTypePolicy("mixed_float16")
+        scaled = Asynchronous(keras.optimizers.SGD(0.1), half.trainable_variables)
+        half.compile(optimizer=scaled, loss="mse")
+        with pytest.raises(ValueError, match=r"a rule cannot train with that.*mixed_bfloat16"):
+            half.train_on_batch(X, Y)
         plain = keras.Sequential(model.layers)
         plain.compile(optimizer=of_few, loss="mse")
         with pytest.raises(ValueError, match="was created without the variable"):
