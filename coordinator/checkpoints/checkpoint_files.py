@@ -34,8 +34,13 @@ def load(directory: str) -> list[SavedCheckpoint]:
     """Returns the complete checkpoints, oldest first. Those of a `tf.train.CheckpointManager` are known by its list.
 
     Raises:
-      ValueError: the list cannot be parsed.
+      ValueError: the list cannot be parsed, or the path of the directory is a pattern.
     """
+    if set(directory) & set("*?["):
+        raise ValueError(
+            f"Checkpoints cannot be kept in {directory!r}: TensorFlow takes a path with *, ? or [ for a pattern, and "
+            "does not find its files."
+        )
     file = os.path.join(directory, LIST_FILE)
     if not tf.io.gfile.exists(file):
         found = _of_manager(directory)

@@ -100,11 +100,6 @@ class Checkpoints(CheckpointSource):
         check_policies("save", save, "is_due")
         check_policies("keep", () if keep is None else keep, "kept")
         self.checkpoint, self.directory = checkpoint, os.fspath(directory)
-        if set(self.directory) & set("*?["):
-            raise ValueError(
-                f"Checkpoints cannot be kept in {self.directory!r}: TensorFlow takes a path with *, ? or [ for a "
-                "pattern, and does not find its files."
-            )
         self._save_policies = tuple(save)
         self._background = background
         self._history = History(self.directory, keep)
