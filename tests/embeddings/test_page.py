@@ -76,6 +76,7 @@ def test_the_fragments_with_a_ragged_layer_train_and_serve(strategy, tmp_path):
     np.testing.assert_allclose(loaded["score"], expected, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.shuffle=True")  # Keras' own, about any dataset
 def test_the_fragment_with_an_export_and_a_delta_runs(strategy, tmp_path):
     with strategy.scope():
