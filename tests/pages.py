@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tests import ROOT
 
-_BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):
@@ -18,12 +18,21 @@ class Block(NamedTuple):
 
 def blocks(page: str | Path) -> list[Block]:
     """Returns the blocks of a page, named relative to the checkout, that name a language."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    return [
-        Block(language, re.sub(f"^{indent}", "", body, flags=re.M)) for indent, language, body in _BLOCK.findall(text)
-    ]
+    return [block for block in _fenced(page) if block.language.isidentifier()]
+
+
+def unnamed(page: str | Path) -> list[str]:
+    """Returns the blocks of a page that name no language: pictures, and what programs print."""
+    return [block.text for block in _fenced(page) if not block.language]
 
 
 def snippets(page: str | Path) -> list[str]:
     """Returns the blocks of Python on a page."""
     return [block.text for block in blocks(page) if block.language == "python"]
+
+
+def _fenced(page: str | Path) -> list[Block]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [
+        Block(language, re.sub(f"^{indent}", "", body, flags=re.M)) for indent, language, body in _BLOCK.findall(text)
+    ]

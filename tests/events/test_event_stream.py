@@ -1,10 +1,18 @@
 """Tests of the ring of events."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
+from typing import get_args
 
 import pytest
 
-from coordinator.events.event_stream import Event, EventStream, task_of_device
+from coordinator.events.event_stream import Event, EventStream, Kind, task_of_device
+from tests import ROOT
+
+
+def test_the_page_lists_every_kind() -> None:
+    page = (ROOT / "docs/events.md").read_text(encoding="utf-8").partition("\n## Kinds\n")[2]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*get_args(Kind)]
 
 
 def test_a_reader_gets_each_event_once_in_order() -> None:

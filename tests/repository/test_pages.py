@@ -13,7 +13,7 @@ import yaml
 
 from coordinator.cli.command_line import main
 from tests import ROOT
-from tests.pages import Block, blocks, snippets
+from tests.pages import Block, blocks, snippets, unnamed
 from tests.program_runner import COORDINATOR, ProgramRunner
 
 FRAGMENTS = (ROOT / "tests/repository/fragments.py").read_text(encoding="utf-8")
@@ -109,6 +109,19 @@ def test_every_block_of_python_is_python() -> None:
     for page in PAGES:
         for text in snippets(page):
             ast.parse(text, filename=page)
+
+
+def is_python(text: str) -> bool:
+    """Whether a text is Python and has a name in it, unlike a number or nothing at all."""
+    try:
+        return any(isinstance(node, ast.Name) for node in ast.walk(ast.parse(text)))
+    except SyntaxError:
+        return False
+
+
+def test_no_block_of_python_is_left_without_its_name() -> None:
+    assert not [(page, text) for page in PAGES for text in unnamed(page) if is_python(text)], "Write ```python."
+    assert is_python("model.fit(x)")
 
 
 def data_blocks() -> list[tuple[str, Block]]:

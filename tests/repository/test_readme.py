@@ -1,12 +1,17 @@
 """Tests of the README: its program runs, its commands are tested, and every name and file in it exists."""
 
 import re
+import textwrap
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import coordinator
 from tests import ROOT
+from tests.pages import snippets
 from tests.program_runner import COORDINATOR, ProgramRunner
 
 TESTS = "-m pytest -n 3 --dist worksteal"
@@ -22,6 +27,38 @@ def test_the_program_of_the_readme_runs_as_written(run_program: ProgramRunner, t
     assert int(steps) == 200
     assert float(slope) == pytest.approx(3.0, abs=0.05)
     assert float(loss) < 0.01
+
+
+def test_the_fragment_with_fit_trains(strategy: coordinator.ParameterServerStrategy) -> None:
+    random = np.random.default_rng(0)
+    images, labels = random.random([160, 64], np.float32), random.integers(0, 10, 160)
+    names = {"strategy": strategy, "keras": keras, "images": images, "labels": labels}
+    exec(snippets("README.md")[1], names)  # noqa: S102 - it is what a reader runs
+    model = names["model"]
+    assert model.optimizer.iterations.numpy() == 10 * 2
+    assert set(model.history.history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+
+
+def test_the_fragment_with_an_update_rule_pulls_and_pushes(strategy: coordinator.ParameterServerStrategy) -> None:
+    creation, body = snippets("README.md")[2].split("\n\n")
+    step_of_reader = f"def step(iterator):\n{textwrap.indent(body, '    ')}    return accepted\n"
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        names = {"coordinator": coordinator, "model": model, "optimizer": keras.optimizers.SGD(0.1)}
+        exec(creation, names)  # noqa: S102 - it is what a reader runs
+
+    def compute_gradients(batch: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(batch) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    names["compute_gradients"] = compute_gradients
+    exec(step_of_reader, names)  # noqa: S102
+    iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(tf.ones([4, 2])).repeat()))
+    # Autograph would need a file of the function.
+    accepted = strategy.schedule(tf.function(names["step"], autograph=False), args=(iterator,)).result(timeout=120)
+    assert accepted
+    assert names["rule"].statistics().updates == 1
 
 
 def test_the_main_command_is_in_the_docstring_of_the_digits_example() -> None:

@@ -89,6 +89,14 @@ def test_it_is_loaded_in_a_scope_with_a_partitioner_and_called_on_every_worker(s
             np.testing.assert_array_equal(rows, VALUE[IDS] + [1, 2])
 
 
+def test_one_alone_is_saved_and_loaded_with_any_number_of_parts(sharded, sharded_scope, tmp_path):
+    tf.saved_model.save(sharded(VALUE, parts=2), str(tmp_path))
+    for parts in (1, 2, 3):
+        with sharded_scope(tf.distribute.experimental.partitioners.FixedShardsPartitioner(parts)):
+            np.testing.assert_array_equal(tf.saved_model.load(str(tmp_path)), VALUE)
+    np.testing.assert_array_equal(tf.saved_model.load(str(tmp_path)), VALUE)
+
+
 def test_training_goes_on_after_it_was_saved(strategy, module, saved):
     def train(ids):
         with tf.GradientTape() as tape:

@@ -91,6 +91,8 @@ def test_operators_are_those_of_a_tensor(table):
         (abs(table), abs(tensor)),
         (table < 3.0, tensor < 3.0),
         (table >= 3.0, tensor >= 3.0),
+        (table == tf.abs(table), tensor == tf.abs(tensor)),
+        (table != 3.0, tensor != 3.0),
         (table @ other, tensor @ other),
         (tf.reduce_sum(table, axis=0), tf.reduce_sum(tensor, axis=0)),
     ):
@@ -137,6 +139,19 @@ def test_a_read_after_an_assignment_in_a_function_has_the_new_value(strategy, sh
     np.testing.assert_array_equal(before, VALUE)
     np.testing.assert_array_equal(after, 3 * VALUE - 1)
     np.testing.assert_array_equal(rows, (3 * VALUE - 1)[[9, 0]])
+
+
+def test_what_an_assignment_returns_may_be_waited_for(sharded):
+    variable = sharded(VALUE, parts=3)
+
+    @tf.function
+    def step():
+        changed = variable.assign(2 * VALUE)
+        with tf.control_dependencies([tf.group(changed)]):
+            return tf.ones([])
+
+    assert step() == 1.0
+    np.testing.assert_array_equal(variable, 2 * VALUE)
 
 
 def test_additions_of_racing_workers_are_all_there(strategy, sharded):
