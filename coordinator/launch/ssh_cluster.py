@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from coordinator.errors import LaunchError
-from coordinator.launch.gpus import divide_gpus
+from coordinator.launch.gpus import VISIBLE, divide_gpus
 from coordinator.launch.host_report import HostReport
 from coordinator.launch.hosts import fill, spread
 from coordinator.launch.local_servers import free_addresses
@@ -59,8 +59,14 @@ def connect(
         "ps": fill(request.ps_hosts, request.ps) if request.ps_hosts else spread(request.hosts, request.ps),
     }
     counts = Counter(name for names in places.values() for name in names)
-    hosts = {name: SshHost(name, shlex.split(request.ssh), found) for name in counts}
+    chosen = set(dict(request.env))
     sample = server_environment(environment, TaskConfig({"worker": ["localhost:1"]}, "worker", 0))
+    if request.gpus_per_worker is not None:
+        if VISIBLE not in chosen:
+            # The GPUs of this machine are not those to divide.
+            sample.pop(VISIBLE, None)
+        chosen.add(VISIBLE)
+    hosts = {name: SshHost(name, shlex.split(request.ssh), found, chosen) for name in counts}
     with concurrent.futures.ThreadPoolExecutor(_MOST_AT_ONCE, "coordinator-ssh") as threads:
         named = dict(zip(hosts, threads.map(SshHost.resolved_name, hosts.values()), strict=True))
         asked = {name: threads.submit(hosts[name].report, count, sample) for name, count in counts.items()}

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -87,6 +88,43 @@ def test_hosts_that_cannot_work_are_refused_in_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("coordinator run: ")
     assert words in line
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, dict[str, str]]:
+    """Returns what is set in the environment of each task."""
+    assert main(["run", "--dry-run", *map(str, arguments)]) == 0
+    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    # The last word of an `ssh` is a script for a shell, which runs a script for another one.
+    scripts = [shlex.split(shlex.split(words[-1])[-1]) if "sh -c" in words[-1] else words for words in commands]
+    found = [dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word)) for words in scripts]
+    tasks = [json.loads(environment["TF_CONFIG"])["task"] for environment in found]
+    return {f"{task['type']} {task['index']}": each for task, each in zip(tasks, found, strict=True)}
+
+
+def test_what_a_host_is_to_have_is_sent_also_where_this_machine_has_the_same(
+    program: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINE", "5")
+    monkeypatch.setenv("OTHER", "5")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    options = ["--ssh", write_fake_ssh(tmp_path), "--hosts", "one:2", "--env", "MINE=5"]
+    tasks = dry_run(capsys, *options, program("pass"))
+    assert [tasks[name].get("MINE") for name in ("worker 0", "worker 1", "ps 0")] == ["5"] * 3
+    assert not any("OTHER" in environment for environment in tasks.values())
+    # The host has no GPU in truth, but believes what it is told.
+    options += ["--env", "CUDA_VISIBLE_DEVICES=0,1", "--gpus-per-worker", "1"]
+    tasks = dry_run(capsys, *options, program("pass"))
+    seen = [tasks[name].get("CUDA_VISIBLE_DEVICES") for name in ("worker 0", "worker 1", "ps 0")]
+    assert seen == ["0", "1", ""]
+
+
+def test_the_gpus_of_a_host_are_not_those_of_this_machine(
+    program: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    options = ["--ssh", str(write_fake_ssh(tmp_path)), "--hosts", "one:2", "--gpus-per-worker", "1"]
+    assert main(["run", "--dry-run", *options, str(program("pass"))]) == 2
+    assert "needs 2 GPUs for 2 workers, and one has 0;" in capsys.readouterr().err
 
 
 def servers_of(processes: list[psutil.Process]) -> dict[str, psutil.Process]:
