@@ -174,15 +174,22 @@ def _log(path: pathlib.Path | None) -> contextlib.AbstractContextManager[RawIOBa
     return contextlib.nullcontext() if path is None else path.open("ab", buffering=0)
 
 
+def _write_log(log: RawIOBase | None, data: bytes) -> None:
+    if log is not None:
+        # The disk may be full: whoever reads a pipe no more ends the program that writes to it.
+        with contextlib.suppress(OSError):
+            log.write(data)
+
+
 def _copy(descriptor: int, log_path: pathlib.Path, pipe: int) -> None:
     with contextlib.ExitStack() as opened:
         stream = opened.enter_context(open(pipe, "rb", buffering=0))
-        log = opened.enter_context(log_path.open("ab", buffering=0))
+        log = opened.enter_context(_log(log_path))
         output = opened.enter_context(open(descriptor, "wb", closefd=False))
         # A terminal reports an error, and no end, when the program has ended; the command may have no reader any more.
         with contextlib.suppress(OSError):
             while data := stream.read(65_536):
-                log.write(data)
+                _write_log(log, data)
                 output.write(data)
                 output.flush()
 
@@ -191,8 +198,7 @@ def _read_lines(on_line: Callable[[str], None], is_filtered: bool, log_path: pat
     log_filter = LogFilter()
     with open(pipe, "rb") as lines, _log(log_path) as log:
         for line in lines:
-            if log is not None:
-                log.write(line)
+            _write_log(log, line)
             if is_filtered and not log_filter.feed(line):
                 continue
             # Of a line redrawn with carriage returns, the last text.
@@ -204,8 +210,7 @@ def _read_errors(on_text: Callable[[str], None], log_path: pathlib.Path | None, 
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with open(pipe, "rb", buffering=0) as stream, _log(log_path) as log:
         while data := stream.read(65_536):
-            if log is not None:
-                log.write(data)
+            _write_log(log, data)
             if text := decoder.decode(log_filter.feed(data)):
                 on_text(text)
     if text := decoder.decode(log_filter.end(), final=True):
