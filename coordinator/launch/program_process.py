@@ -2,7 +2,8 @@
 
 It has its own session, so a terminal's Ctrl-C does not reach it: it gets one signal, from the command that started it,
 and not the terminal's as well. It still reads and writes the terminal. It promises to end when this process does
-(`startup/sitecustomize.py`).
+(`startup/sitecustomize.py`), and that the processes that it has started end with it, however it ended, but for those
+with a session or a process group of their own.
 
     coordinator-program-output  reads what the evaluator prints
     coordinator-program-errors  reads file descriptor 2 of the program, and shows what is not a log of TensorFlow
@@ -23,13 +24,20 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 import tty
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import RawIOBase
 
+import psutil
+
 from coordinator.errors import LaunchError
 
+# How long what a program has started may take to end after it, in seconds: Python's `resource_tracker` then removes the
+# shared memory that the program has left.
+_CHILDREN_END_TIMEOUT = 1.0
+_POLL_INTERVAL = 0.02
 # How long a program's last output may take to arrive after its end: another process may hold its output open for ever.
 _LAST_OUTPUT_TIMEOUT = 2.0
 _STARTUP = str(pathlib.Path(__file__).with_name("startup"))
@@ -104,20 +112,23 @@ class ProgramProcess:
                 )
             except OSError as error:
                 raise LaunchError(f"{shlex.join(command)} could not be started: {error}.") from error
+        # Held to reap the program: until then no other process group has its number.
+        self._lock = threading.Lock()
         self._watcher = threading.Thread(
             target=self._watch, args=(on_end,), name="coordinator-program-end", daemon=True
         )
         self._watcher.start()
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the program and to what it started, as a terminal would; does nothing if it has ended."""
-        if self._process.poll() is None:
-            # It may end at this moment: the thread that waits for it has it reaped, and only then sets its code.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+        """Sends a signal to the program and to what it started, as a terminal would, unless they have ended."""
+        with self._lock:
+            # Not `poll`, which reaps it.
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, number)
 
     def close(self) -> None:
-        """Kills the program if it runs, and returns when it is gone."""
+        """Kills the program if it runs, and what it started, and returns when they are gone."""
         self.send(signal.SIGKILL)
         self._watcher.join()
 
@@ -148,10 +159,34 @@ class ProgramProcess:
         return output, output if os.isatty(1) and os.isatty(2) else copy(2)
 
     def _watch(self, on_end: Callable[[int], None]) -> None:
-        code = self._process.wait()
+        # Does not reap it. This process may have been started with SIGCHLD ignored; then there is nothing to reap.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            _wait_ended_without_leader(self._process.pid, _CHILDREN_END_TIMEOUT)
+            self.send(signal.SIGKILL)
+            _wait_ended_without_leader(self._process.pid, _CHILDREN_END_TIMEOUT)
+        with self._lock:
+            code = self._process.wait()
         for reader in self._readers:
             reader.join(_LAST_OUTPUT_TIMEOUT)
         on_end(code)
+
+
+def _wait_ended_without_leader(group: int, timeout: float) -> None:
+    """Waits, at most for some seconds, until none of a group of processes runs but the one that it is named after."""
+    deadline = time.monotonic() + timeout
+    pause = threading.Event()
+    while any(_is_in_group(pid, group) for pid in psutil.pids() if pid != group) and time.monotonic() < deadline:
+        pause.wait(_POLL_INTERVAL)
+
+
+def _is_in_group(pid: int, group: int) -> bool:
+    """Returns True for a process of the group that runs: nothing may reap those whose parent has ended."""
+    try:
+        return os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (OSError, psutil.Error):
+        # It has ended.
+        return False
 
 
 def _with_startup(environment: Mapping[str, str], descriptors: Sequence[int]) -> dict[str, str]:
