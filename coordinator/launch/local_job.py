@@ -197,9 +197,12 @@ class LocalJob:
 
     def _program_environment(self, role: Role) -> dict[str, str]:
         environment = program_environment(self._environment, TaskConfig(self._clusters[role], role.value, 0))
-        if self._evaluator_gpus is not None:
-            # TensorFlow takes nearly all memory of each GPU that it sees. The chief computes nothing.
-            environment[VISIBLE] = "" if role is Role.CHIEF else self._evaluator_gpus
+        # TensorFlow takes nearly all memory of each GPU that it sees.
+        if role is Role.CHIEF and self._request.gpus_per_worker is not None:
+            # It computes nothing.
+            environment[VISIBLE] = ""
+        elif role is Role.EVALUATOR and self._evaluator_gpus is not None:
+            environment[VISIBLE] = self._evaluator_gpus
         if self.dashboard is not None and role is Role.CHIEF:
             environment[DASHBOARD] = str(self.dashboard)
         if self._request.trace is not None and role is Role.CHIEF:

@@ -118,6 +118,16 @@ def test_what_a_host_is_to_have_is_sent_also_where_this_machine_has_the_same(
     assert seen == ["0", "1", ""]
 
 
+def test_the_chief_sees_no_gpu_if_workers_on_hosts_have_their_own(
+    program: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    options = ["--ssh", write_fake_ssh(tmp_path), "--hosts", "localhost:1", "--evaluator", "--gpus-per-worker", "0"]
+    tasks = dry_run(capsys, *options, program("pass"))
+    assert tasks["chief 0"]["CUDA_VISIBLE_DEVICES"] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in tasks["evaluator 0"], "that of this machine"
+
+
 def test_the_gpus_of_a_host_are_not_those_of_this_machine(
     program: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
