@@ -256,11 +256,13 @@ class LocalJob:
         server.wait_ended()
         if not self._is_closing.is_set():
             self.is_log_needed = True
-            self._events.put(partial(self._on_server_ended, server, server.ending))
+            # On this machine, a start that comes to nothing would do so again.
+            has_served = not self._hosts or server.has_served()
+            self._events.put(partial(self._on_server_ended, server, server.ending, has_served=has_served))
 
-    def _on_server_ended(self, server: ServerProcess, ending: str) -> None:
-        consequence = self._consequence(server)
-        self._state_machine.server_ended(server.name, ending, consequence, str(server.log_path))
+    def _on_server_ended(self, server: ServerProcess, ending: str, *, has_served: bool) -> None:
+        consequence, log = self._consequence(server), str(server.log_path)
+        self._state_machine.server_ended(server.name, ending, consequence, log, has_served=has_served)
 
     def _consequence(self, ended: ServerProcess) -> str:
         """Returns what the end of a server means to the program."""

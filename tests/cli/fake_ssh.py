@@ -7,6 +7,8 @@ from pathlib import Path
 _SOURCE = """#!{python}
 import os, sys
 host = sys.argv[-1 if "-G" in sys.argv else -2]
+if os.path.exists(sys.argv[0] + ".down"):
+    os._exit(255)
 if host == "lost":
     sys.exit("ssh: connect to host lost port 22: No route to host")
 if "-G" in sys.argv:
@@ -19,7 +21,10 @@ else:
 
 
 def write_fake_ssh(folder: Path) -> Path:
-    """Writes the command; returns its path. The host `lost` cannot be reached."""
+    """Writes the command; returns its path.
+
+    The host `lost` cannot be reached, nor can any other one while there is a file of this path with `.down` after it.
+    """
     path = folder / "ssh"
     path.write_text(_SOURCE.format(python=sys.executable))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)

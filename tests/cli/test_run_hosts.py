@@ -37,6 +37,11 @@ WATCHING = """
 """
 
 
+def servers_of(processes: list[psutil.Process]) -> dict[str, psutil.Process]:
+    running = [process for process in processes if process.is_running()]
+    return {process.name(): process for process in running if re.match(r"(worker|ps)-\d", process.name())}
+
+
 @pytest.mark.long
 def test_servers_start_on_their_hosts_and_again_when_they_are_killed(
     program: Writer, environment: Environment, tmp_path: Path
@@ -49,9 +54,7 @@ def test_servers_start_on_their_hosts_and_again_when_they_are_killed(
         for task in ("worker 0", "worker 1", "ps 0"):
             command.wait_output(f"{task} answers anew")
         command.wait_output(r"\[worker 1\] printed")
-        servers = {
-            process.name(): process for process in command.record() if re.match(r"(worker|ps)-\d", process.name())
-        }
+        servers = servers_of(command.record())
         assert {name: server.environ()["HOST"] for name, server in servers.items()} == {
             "worker-0": "one",
             "worker-1": "two",
@@ -65,6 +68,29 @@ def test_servers_start_on_their_hosts_and_again_when_they_are_killed(
         assert command.wait_ended() == 0
         assert not command.left()
     assert (tmp_path / "logs" / "latest" / "ps-0.restart-1.log").exists()
+
+
+@pytest.mark.long
+def test_a_host_that_is_away_for_some_time_costs_one_restart(
+    program: Writer, environment: Environment, tmp_path: Path
+) -> None:
+    ssh = write_fake_ssh(tmp_path)
+    down = ssh.with_name("ssh.down")
+    options = ["--ssh", ssh, "--hosts", "one:1", "--server-restarts", 1]
+    with CommandProcess("run", *options, program(WATCHING), environment=environment) as command:
+        command.wait_output("worker 0 answers anew")
+        down.touch()
+        servers_of(command.record())["worker-0"].kill()
+        command.wait_output("by SIGKILL .*: starting it again, restart 1 of 1\\.")
+        command.wait_output("with code 255: starting it again in 1 s, still restart 1 of 1\\.")
+        command.wait_output("with code 255: starting it again in 2 s, still restart 1 of 1\\.")
+        down.unlink()
+        command.wait_output(r"(?s)in 2 s, still.*worker 0 answers anew")
+        servers_of(command.record())["worker-0"].kill()
+        command.wait_output("by SIGKILL .*; no worker is left")
+        command.type("\x03")
+        assert command.wait_ended() == 130
+        assert not command.left()
 
 
 @pytest.mark.parametrize(
@@ -135,10 +161,6 @@ def test_the_gpus_of_a_host_are_not_those_of_this_machine(
     options = ["--ssh", str(write_fake_ssh(tmp_path)), "--hosts", "one:2", "--gpus-per-worker", "1"]
     assert main(["run", "--dry-run", *options, str(program("pass"))]) == 2
     assert "needs 2 GPUs for 2 workers, and one has 0;" in capsys.readouterr().err
-
-
-def servers_of(processes: list[psutil.Process]) -> dict[str, psutil.Process]:
-    return {process.name(): process for process in processes if re.match(r"(worker|ps)-\d", process.name())}
 
 
 class Sshd:
