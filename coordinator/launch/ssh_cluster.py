@@ -72,8 +72,10 @@ def connect(
         asked = {name: threads.submit(hosts[name].report, count, sample) for name, count in counts.items()}
         reports = {name: answer.result() for name, answer in asked.items()}
     ports = {name: iter(report.ports) for name, report in reports.items()}
-    addresses = {job: [f"{named[name]}:{next(ports[name])}" for name in names] for job, names in places.items()}
-    own = _own_host(named.values())
+    addresses = {
+        job: [f"{_in_address(named[name])}:{next(ports[name])}" for name in names] for job, names in places.items()
+    }
+    own = _in_address(_own_host(named.values()))
     for role, address in zip(roles, free_addresses(len(tuple(roles))), strict=True):
         addresses[role] = [f"{own}:{address.rpartition(':')[2]}"]
     starters = {(job, index): hosts[name] for job, names in places.items() for index, name in enumerate(names)}
@@ -103,8 +105,12 @@ def _own_host(names: Iterable[str]) -> str:
     if len(set(is_loopback.values())) > 1:
         local = ", ".join(name for name, is_local in is_loopback.items() if is_local)
         raise LaunchError(f"Other hosts cannot reach {local}: name this machine as they do, or leave it out.")
-    address = next(iter(own.values()))
-    return f"[{address}]" if ":" in address else address
+    return next(iter(own.values()))
+
+
+def _in_address(host: str) -> str:
+    """Returns a host as it stands before the port."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _source_address(name: str) -> str:

@@ -12,7 +12,10 @@ if os.path.exists(sys.argv[0] + ".down"):
 if host == "lost":
     sys.exit("ssh: connect to host lost port 22: No route to host")
 if "-G" in sys.argv:
-    print("user me\\nhostname 127.0.0.1")
+    # As a configuration may say; an IPv6 address stands for itself.
+    print("user me\\nhostname", host.rpartition("@")[2] if ":" in host else "127.0.0.1")
+elif "[" in host:
+    sys.exit(f"ssh: Could not resolve hostname {{host}}: Name or service not known")
 else:
     assert "BatchMode=yes" in sys.argv
     os.environ = {{"PATH": os.environ["PATH"], "HOST": host}}

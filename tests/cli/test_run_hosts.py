@@ -144,6 +144,16 @@ def test_what_a_host_is_to_have_is_sent_also_where_this_machine_has_the_same(
     assert seen == ["0", "1", ""]
 
 
+@pytest.mark.parametrize("host", ["[::1]", "me@[::1]"])
+def test_an_ipv6_address_has_brackets_in_addresses_alone(
+    program: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    tasks = dry_run(capsys, "--ssh", write_fake_ssh(tmp_path), "--hosts", f"{host}:2", program("pass"))
+    cluster = json.loads(tasks["chief 0"]["TF_CONFIG"])["cluster"]
+    assert {job: len(addresses) for job, addresses in cluster.items()} == {"worker": 2, "ps": 1, "chief": 1}
+    assert all(re.fullmatch(r"\[::1\]:\d+", address) for addresses in cluster.values() for address in addresses)
+
+
 def test_the_chief_sees_no_gpu_if_workers_on_hosts_have_their_own(
     program: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
