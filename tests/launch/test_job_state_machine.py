@@ -23,8 +23,8 @@ def chief(code: int) -> Event:
 
 
 def server_ended(name: str, *, has_served: bool = True) -> Event:
-    arguments = name, "by SIGKILL", "it is not started again", f"/{name}.log"
-    return methodcaller("server_ended", *arguments, has_served=has_served)
+    how = "by SIGKILL", "it is not started again", f"/{name}.log"
+    return methodcaller("server_ended", name, *how, has_served=has_served)
 
 
 def evaluator(code: int) -> Event:
@@ -240,18 +240,14 @@ def test_starts_on_a_host_that_cannot_be_reached_do_not_count_for_some_minutes()
     advance(job, SERVERS_READY)
     assert "starting it again, restart 1 of 2." in messages(job, server_ended("ps-0"))
     failed = server_ended("ps-0", has_served=False)
-    starts = 0
     # As long as `ssh` takes to give up.
     now = 15.0
     while now <= 600.0:
         assert ", still restart 1 of 2." in messages(job, failed, now)
         assert advance(job, TIME_PASSED, now=job.deadline) == [("start_server", "ps-0")]
         now = job.now + 15.0
-        starts += 1
-    assert starts == 12
     assert ", restart 2 of 2." in messages(job, failed, now)
-    advance(job, TIME_PASSED, now=job.deadline)
-    assert "it is not started again" in messages(job, failed, job.now + 15.0)
+    assert "it is not started again" in messages(job, failed, now + 75.0)
 
 
 def test_a_host_that_is_back_has_the_time_again_when_it_is_lost_the_next_time() -> None:
