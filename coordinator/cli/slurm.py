@@ -37,7 +37,8 @@ def slurm(given: argparse.Namespace) -> int:
     Raises:
       LaunchError: this is no task of a step.
     """
-    options: dict[str, Any] = {**vars(given), "arguments": tuple(given.arguments)}
+    # Tasks on other nodes than the program's need not have its files.
+    options: dict[str, Any] = {**vars(given), "arguments": tuple(given.arguments), "looks_for_files": False}
     step = SlurmStep.from_environment(os.environ)
     try:
         request = RunRequest(**options)

@@ -73,7 +73,8 @@ def _write_line(stream: TextIO, line: str) -> None:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    # The reader has ended (`coordinator run ... | head`); the run still has to end in order.
-    with contextlib.suppress(BrokenPipeError):
+    # The reader has ended (`coordinator run ... | head`), the terminal has gone or the disk is full: the run goes on,
+    # and still has to pass on signals and to end in order.
+    with contextlib.suppress(OSError):
         stream.write(text)
         stream.flush()

@@ -16,7 +16,7 @@ class Host:
     """A host that servers are started on.
 
     Attributes:
-      name: as `ssh` takes it, such as `node1` or `user@node1`.
+      name: as `ssh` takes it, such as `node1` or `user@node1`: an IPv6 address without its brackets.
       slots: how many servers of a kind it has.
     """
 
@@ -57,9 +57,10 @@ def _checked(option: str, parts: Sequence[str]) -> tuple[Host, ...]:
         match = _HOST.fullmatch(part)
         if match is None or match["slots"] == "0":
             raise SettingError(option, f"must name hosts as in 'a:2,b:4', with at least one server each, got {part!r}.")
-        if match["name"] in (host.name for host in hosts):
-            raise SettingError(option, f"names {match['name']} twice.")
-        hosts.append(Host(match["name"], int(match["slots"] or 1)))
+        name = match["name"].replace("[", "").replace("]", "")
+        if name in (host.name for host in hosts):
+            raise SettingError(option, f"names {name} twice.")
+        hosts.append(Host(name, int(match["slots"] or 1)))
     if not hosts:
         raise SettingError(option, "names no host.")
     return tuple(hosts)

@@ -13,7 +13,8 @@
 It waits for nothing itself, so that a test gives any run as a sequence of calls. It promises to end: each state that
 waits for a program to end has a deadline, after which the program is killed; and a chief that fails, or a server that
 ends, is started again a limited number of times, never after the run was interrupted. A server that ends soon after its
-start is started again later each time.
+start is started again later each time. Starts that came to nothing, since its host could not be reached, do not count
+for some minutes.
 """
 
 import collections
@@ -31,6 +32,9 @@ _TERMINATE_GRACE = 5.0
 # A server that has run for this time after its last restart, in seconds, is started again at once.
 _STABLE_AFTER = 60.0
 _SHORTEST_DELAY, _LONGEST_DELAY = 1.0, 60.0
+# How long after a server was lost its starts that came to nothing do not count, in seconds: a host may boot meanwhile,
+# and a server that only its connection was lost to holds the port for five minutes.
+_HOST_TIMEOUT = 600.0
 
 
 class Role(enum.Enum):
@@ -126,6 +130,8 @@ class JobStateMachine:
         self._restarted = 0
         self._server_restarts = server_restarts
         self._servers_restarted: collections.Counter[str] = collections.Counter()
+        # When each server was lost that had served.
+        self._lost: dict[str, float] = {}
         self._delays = RestartDelays(clock)
         # When servers are to be started again.
         self._due: dict[str, float] = {}
@@ -154,7 +160,7 @@ class JobStateMachine:
             self._end(1)
             self._job.report(reason)
 
-    def server_ended(self, name: str, ending: str, consequence: str, log: str) -> None:
+    def server_ended(self, name: str, ending: str, consequence: str, log: str, *, has_served: bool = True) -> None:
         """Starts a server again that ended although nothing here ended it, or reports what follows.
 
         Args:
@@ -162,12 +168,17 @@ class JobStateMachine:
           ending: how it ended, such as `by SIGKILL`.
           consequence: what follows if it is not started again.
           log: the path of its log.
+          has_served: False if its last start came to nothing, perhaps because its host cannot be reached.
         """
+        if has_served:
+            self._lost[name] = self._clock()
+        is_counted = has_served or self._clock() - self._lost.get(name, -math.inf) > _HOST_TIMEOUT
         what = f"{name} ended unexpectedly, {ending}"
         is_needed = self.state in (State.RUNNING, State.AWAITING_EVALUATOR)
-        if is_needed and self._servers_restarted[name] < self._server_restarts:
-            self._servers_restarted[name] += 1
-            count = f"restart {self._servers_restarted[name]} of {self._server_restarts}"
+        if is_needed and (not is_counted or self._servers_restarted[name] < self._server_restarts):
+            self._servers_restarted[name] += is_counted
+            still = "" if is_counted else "still "
+            count = f"{still}restart {self._servers_restarted[name]} of {self._server_restarts}"
             delay = self._delays.next(name)
             when = f" in {delay:g} s" if delay else ""
             self._job.report(f"{what}: starting it again{when}, {count}. Its log: {log}")

@@ -197,9 +197,12 @@ class LocalJob:
 
     def _program_environment(self, role: Role) -> dict[str, str]:
         environment = program_environment(self._environment, TaskConfig(self._clusters[role], role.value, 0))
-        if self._evaluator_gpus is not None:
-            # TensorFlow takes nearly all memory of each GPU that it sees. The chief computes nothing.
-            environment[VISIBLE] = "" if role is Role.CHIEF else self._evaluator_gpus
+        # TensorFlow takes nearly all memory of each GPU that it sees.
+        if role is Role.CHIEF and self._request.gpus_per_worker is not None:
+            # It computes nothing.
+            environment[VISIBLE] = ""
+        elif role is Role.EVALUATOR and self._evaluator_gpus is not None:
+            environment[VISIBLE] = self._evaluator_gpus
         if self.dashboard is not None and role is Role.CHIEF:
             environment[DASHBOARD] = str(self.dashboard)
         if self._request.trace is not None and role is Role.CHIEF:
@@ -253,11 +256,13 @@ class LocalJob:
         server.wait_ended()
         if not self._is_closing.is_set():
             self.is_log_needed = True
-            self._events.put(partial(self._on_server_ended, server, server.ending))
+            # On this machine, a start that comes to nothing would do so again.
+            has_served = not self._hosts or server.has_served()
+            self._events.put(partial(self._on_server_ended, server, server.ending, has_served=has_served))
 
-    def _on_server_ended(self, server: ServerProcess, ending: str) -> None:
-        consequence = self._consequence(server)
-        self._state_machine.server_ended(server.name, ending, consequence, str(server.log_path))
+    def _on_server_ended(self, server: ServerProcess, ending: str, *, has_served: bool) -> None:
+        consequence, log = self._consequence(server), str(server.log_path)
+        self._state_machine.server_ended(server.name, ending, consequence, log, has_served=has_served)
 
     def _consequence(self, ended: ServerProcess) -> str:
         """Returns what the end of a server means to the program."""

@@ -2,7 +2,8 @@
 
 It has its own session, so a terminal's Ctrl-C does not reach it: it gets one signal, from the command that started it,
 and not the terminal's as well. It still reads and writes the terminal. It promises to end when this process does
-(`startup/sitecustomize.py`).
+(`startup/sitecustomize.py`), and that the processes that it has started end with it, however it ended, but for those
+with a session or a process group of their own.
 
     coordinator-program-output  reads what the evaluator prints
     coordinator-program-errors  reads file descriptor 2 of the program, and shows what is not a log of TensorFlow
@@ -23,13 +24,20 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 import tty
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import RawIOBase
 
+import psutil
+
 from coordinator.errors import LaunchError
 
+# How long what a program has started may take to end after it, in seconds: Python's `resource_tracker` then removes the
+# shared memory that the program has left.
+_CHILDREN_END_TIMEOUT = 1.0
+_POLL_INTERVAL = 0.02
 # How long a program's last output may take to arrive after its end: another process may hold its output open for ever.
 _LAST_OUTPUT_TIMEOUT = 2.0
 _STARTUP = str(pathlib.Path(__file__).with_name("startup"))
@@ -104,20 +112,23 @@ class ProgramProcess:
                 )
             except OSError as error:
                 raise LaunchError(f"{shlex.join(command)} could not be started: {error}.") from error
+        # Held to reap the program: until then no other process group has its number.
+        self._lock = threading.Lock()
         self._watcher = threading.Thread(
             target=self._watch, args=(on_end,), name="coordinator-program-end", daemon=True
         )
         self._watcher.start()
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the program and to what it started, as a terminal would; does nothing if it has ended."""
-        if self._process.poll() is None:
-            # It may end at this moment: the thread that waits for it has it reaped, and only then sets its code.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+        """Sends a signal to the program and to what it started, as a terminal would, unless they have ended."""
+        with self._lock:
+            # Not `poll`, which reaps it.
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, number)
 
     def close(self) -> None:
-        """Kills the program if it runs, and returns when it is gone."""
+        """Kills the program if it runs, and what it started, and returns when they are gone."""
         self.send(signal.SIGKILL)
         self._watcher.join()
 
@@ -148,10 +159,34 @@ class ProgramProcess:
         return output, output if os.isatty(1) and os.isatty(2) else copy(2)
 
     def _watch(self, on_end: Callable[[int], None]) -> None:
-        code = self._process.wait()
+        # Does not reap it. This process may have been started with SIGCHLD ignored; then there is nothing to reap.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            _wait_ended_without_leader(self._process.pid, _CHILDREN_END_TIMEOUT)
+            self.send(signal.SIGKILL)
+            _wait_ended_without_leader(self._process.pid, _CHILDREN_END_TIMEOUT)
+        with self._lock:
+            code = self._process.wait()
         for reader in self._readers:
             reader.join(_LAST_OUTPUT_TIMEOUT)
         on_end(code)
+
+
+def _wait_ended_without_leader(group: int, timeout: float) -> None:
+    """Waits, at most for some seconds, until none of a group of processes runs but the one that it is named after."""
+    deadline = time.monotonic() + timeout
+    pause = threading.Event()
+    while any(_is_in_group(pid, group) for pid in psutil.pids() if pid != group) and time.monotonic() < deadline:
+        pause.wait(_POLL_INTERVAL)
+
+
+def _is_in_group(pid: int, group: int) -> bool:
+    """Returns True for a process of the group that runs: nothing may reap those whose parent has ended."""
+    try:
+        return os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (OSError, psutil.Error):
+        # It has ended.
+        return False
 
 
 def _with_startup(environment: Mapping[str, str], descriptors: Sequence[int]) -> dict[str, str]:
@@ -174,15 +209,22 @@ def _log(path: pathlib.Path | None) -> contextlib.AbstractContextManager[RawIOBa
     return contextlib.nullcontext() if path is None else path.open("ab", buffering=0)
 
 
+def _write_log(log: RawIOBase | None, data: bytes) -> None:
+    if log is not None:
+        # The disk may be full: whoever reads a pipe no more ends the program that writes to it.
+        with contextlib.suppress(OSError):
+            log.write(data)
+
+
 def _copy(descriptor: int, log_path: pathlib.Path, pipe: int) -> None:
     with contextlib.ExitStack() as opened:
         stream = opened.enter_context(open(pipe, "rb", buffering=0))
-        log = opened.enter_context(log_path.open("ab", buffering=0))
+        log = opened.enter_context(_log(log_path))
         output = opened.enter_context(open(descriptor, "wb", closefd=False))
         # A terminal reports an error, and no end, when the program has ended; the command may have no reader any more.
         with contextlib.suppress(OSError):
             while data := stream.read(65_536):
-                log.write(data)
+                _write_log(log, data)
                 output.write(data)
                 output.flush()
 
@@ -191,8 +233,7 @@ def _read_lines(on_line: Callable[[str], None], is_filtered: bool, log_path: pat
     log_filter = LogFilter()
     with open(pipe, "rb") as lines, _log(log_path) as log:
         for line in lines:
-            if log is not None:
-                log.write(line)
+            _write_log(log, line)
             if is_filtered and not log_filter.feed(line):
                 continue
             # Of a line redrawn with carriage returns, the last text.
@@ -204,8 +245,7 @@ def _read_errors(on_text: Callable[[str], None], log_path: pathlib.Path | None, 
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with open(pipe, "rb", buffering=0) as stream, _log(log_path) as log:
         while data := stream.read(65_536):
-            if log is not None:
-                log.write(data)
+            _write_log(log, data)
             if text := decoder.decode(log_filter.feed(data)):
                 on_text(text)
     if text := decoder.decode(log_filter.end(), final=True):

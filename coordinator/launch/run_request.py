@@ -45,6 +45,8 @@ class RunRequest:
       dashboard: where the program shows what happens, `host:port` or `host:port/token`; None for nowhere.
       trace: the file for a trace of the program; None for none.
       dry_run: only show what would be started.
+      looks_for_files: the program, and the folder of the trace, must be here; otherwise call `check_files` where they
+        have to be.
 
     Raises:
       ClusterSpecError: there is no worker, or no parameter server.
@@ -76,6 +78,7 @@ class RunRequest:
     dashboard: str | None = None
     trace: pathlib.Path | None = None
     dry_run: bool = False
+    looks_for_files: bool = True
 
     def __post_init__(self) -> None:
         for option, count in (("--workers", self.workers), ("--ps", self.ps)):
@@ -92,9 +95,10 @@ class RunRequest:
             raise LaunchError("--tee needs --log-dir FOLDER, for the files.")
         if "TF_CONFIG" in dict(self.env):
             raise LaunchError("--env cannot set TF_CONFIG: each process gets its own.")
-        _check_outputs(self.dashboard, self.trace)
+        _check_page(self.dashboard)
         self._check_hosts()
-        self._check_program()
+        if self.looks_for_files:
+            self.check_files()
 
     def _check_hosts(self) -> None:
         for option, count, hosts in (("workers", self.workers, self.hosts), ("ps", self.ps, self.ps_hosts)):
@@ -105,7 +109,14 @@ class RunRequest:
         if self.hosts and self.evaluator_workers:
             raise LaunchError("--evaluator-workers cannot be used with --hosts: its servers would be on this machine.")
 
-    def _check_program(self) -> None:
+    def check_files(self) -> None:
+        """Looks for the program and for the folder of the trace on this machine.
+
+        Raises:
+          LaunchError: there is no such program, or `trace` cannot be written.
+        """
+        if self.trace is not None and (self.trace.is_dir() or not self.trace.parent.is_dir()):
+            raise LaunchError(f"--trace must be a file in a folder that exists, got {self.trace}.")
         if self.module:
             folders = dict(self.env).get("PYTHONPATH", "").split(os.pathsep)
             if not _has_module(self.program, folders):
@@ -122,9 +133,7 @@ class RunRequest:
         return ("-m", self.program, *self.arguments) if self.module else (self.program, *self.arguments)
 
 
-def _check_outputs(address: str | None, trace: pathlib.Path | None) -> None:
-    if trace is not None and (trace.is_dir() or not trace.parent.is_dir()):
-        raise LaunchError(f"--trace must be a file in a folder that exists, got {trace}.")
+def _check_page(address: str | None) -> None:
     try:
         if address is not None:
             parse_page_address(address, "--dashboard")

@@ -100,9 +100,14 @@ def serve(  # noqa: PLR0913 - all but one are keywords, options of the command
             print(f"coordinator serve: {error}", file=sys.stderr)
             return UNUSABLE
         reach = _reach(networks, config.address)
-        print(f"coordinator: {config.name} serves on {config.address}{reach}", flush=True)
+        print(f"{serving_line(config)}{reach}", flush=True)
         _serve(server, config, health, until_client_ends=until_client_ends)
     raise AssertionError("A server is joined for ever.")
+
+
+def serving_line(config: TaskConfig) -> str:
+    """Returns how the line begins that a server prints when it serves."""
+    return f"coordinator: {config.name} serves on {config.address}"
 
 
 def served_task(

@@ -17,6 +17,7 @@ from coordinator.errors import LaunchError
 from coordinator.heartbeat.task_probe import TaskProbe
 from coordinator.launch.gpus import VISIBLE
 from coordinator.launch.log_files import log_file
+from coordinator.launch.serve import serving_line
 from coordinator.launch.task_config import TaskConfig
 
 _PROBE_TIMEOUT = 1.0
@@ -167,6 +168,12 @@ class ServerProcess:
     def pid(self) -> int | None:
         """The id of the process started last, or None. This waits until a fork server is ready to fork."""
         return None if self._process is None else self._process.pid
+
+    def has_served(self) -> bool:
+        """Returns True if the process started last has begun to serve, as its log says."""
+        begin = serving_line(self.config).encode()
+        with self.log_path.open("rb") as log:
+            return any(line.startswith(begin) for line in log)
 
     @property
     def exit_code(self) -> int | None:

@@ -86,19 +86,26 @@ class SlurmTask:
         host, timeout = self._step.first_host(), self._request.start_timeout
         deadline = time.monotonic() + timeout
         with contextlib.closing(rendezvous.connect(self._step.name, self._step.rank, host, timeout)) as link:
-            self._is_local = self._told_whether_local(link, deadline)
+            message = self._first_message(link, deadline)
+            if "ended" in message:
+                return int(message["ended"])
+            self._is_local = bool(message["is_local"])
             threading.Thread(target=self._read, args=(link,), name="coordinator-slurm-link", daemon=True).start()
             return self._run_evaluator() if self._job == "evaluator" else self._run_server(link)
 
-    def _told_whether_local(self, link: Link, deadline: float) -> bool:
-        """Waits until the chief's task, which has a connection to each, says whether all are on one machine."""
+    def _first_message(self, link: Link, deadline: float) -> dict[str, Any]:
+        """Waits until the chief's task, which has a connection to each, says whether all are on one machine.
+
+        Returns:
+          `is_local`, or `ended` with an exit code if the chief's task cannot run the program, and has said why.
+        """
         try:
             message = link.receive(max(0.01, deadline - time.monotonic()))
         except TimeoutError:
             message = None
         if message is None:
             raise LaunchError("The first task ended, or found no other one in time; it says above why.")
-        return bool(message["is_local"])
+        return message
 
     def _run_chief(self) -> int:
         ranks = range(1, self._step.tasks)
@@ -106,9 +113,18 @@ class SlurmTask:
         deadline = time.monotonic() + timeout
         with contextlib.ExitStack() as opened:
             links = rendezvous.accept(self._step.name, ranks, is_local=self._is_local, timeout=timeout)
-            self._is_local = all(_is_loopback(link.host) for link in links.values())
             for link in links.values():
                 opened.callback(link.close)
+            try:
+                self._request.check_files()
+            except LaunchError as error:
+                # All others wait for this task.
+                self._console.say(str(error))
+                for link in links.values():
+                    link.send(ended=UNUSABLE)
+                return UNUSABLE
+            self._is_local = all(_is_loopback(link.host) for link in links.values())
+            for link in links.values():
                 link.send(is_local=self._is_local)
             cluster = self._gathered(links, deadline)
             for link in links.values():

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from coordinator.errors import LaunchError
 from coordinator.launch.gpus import VISIBLE
@@ -107,12 +107,14 @@ class SshHost:
       name: of the host, as `ssh` takes it.
       ssh: the command, with its options.
       found: the environment of this process. What a server's own has beside it is sent; the rest is that of the host.
+      chosen: names of variables that are sent also where they are the same in `found`.
     """
 
-    def __init__(self, name: str, ssh: Sequence[str], found: Mapping[str, str]):
+    def __init__(self, name: str, ssh: Sequence[str], found: Mapping[str, str], chosen: Collection[str] = ()):
         self.name = name
         self._ssh = ssh
         self._found = found
+        self._sent = {*_SENT, *chosen}
         self._processes: list[SshProcess] = []
         self._is_closed = threading.Event()
         self._lock = threading.Lock()
@@ -201,7 +203,7 @@ class SshHost:
 
     def _is_sent(self, name: str, value: str) -> bool:
         # No GPU for a parameter server, also where the host has some.
-        return name in _SENT or self._found.get(name) != value or (name == VISIBLE and not value)
+        return name in self._sent or self._found.get(name) != value or (name == VISIBLE and not value)
 
     def _run(self, command: Sequence[str]) -> str:
         """Returns what a command prints.

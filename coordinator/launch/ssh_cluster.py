@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from coordinator.errors import LaunchError
-from coordinator.launch.gpus import divide_gpus
+from coordinator.launch.gpus import VISIBLE, divide_gpus
 from coordinator.launch.host_report import HostReport
 from coordinator.launch.hosts import fill, spread
 from coordinator.launch.local_servers import free_addresses
@@ -59,15 +59,23 @@ def connect(
         "ps": fill(request.ps_hosts, request.ps) if request.ps_hosts else spread(request.hosts, request.ps),
     }
     counts = Counter(name for names in places.values() for name in names)
-    hosts = {name: SshHost(name, shlex.split(request.ssh), found) for name in counts}
+    chosen = set(dict(request.env))
     sample = server_environment(environment, TaskConfig({"worker": ["localhost:1"]}, "worker", 0))
+    if request.gpus_per_worker is not None:
+        if VISIBLE not in chosen:
+            # The GPUs of this machine are not those to divide.
+            sample.pop(VISIBLE, None)
+        chosen.add(VISIBLE)
+    hosts = {name: SshHost(name, shlex.split(request.ssh), found, chosen) for name in counts}
     with concurrent.futures.ThreadPoolExecutor(_MOST_AT_ONCE, "coordinator-ssh") as threads:
         named = dict(zip(hosts, threads.map(SshHost.resolved_name, hosts.values()), strict=True))
         asked = {name: threads.submit(hosts[name].report, count, sample) for name, count in counts.items()}
         reports = {name: answer.result() for name, answer in asked.items()}
     ports = {name: iter(report.ports) for name, report in reports.items()}
-    addresses = {job: [f"{named[name]}:{next(ports[name])}" for name in names] for job, names in places.items()}
-    own = _own_host(named.values())
+    addresses = {
+        job: [f"{_in_address(named[name])}:{next(ports[name])}" for name in names] for job, names in places.items()
+    }
+    own = _in_address(_own_host(named.values()))
     for role, address in zip(roles, free_addresses(len(tuple(roles))), strict=True):
         addresses[role] = [f"{own}:{address.rpartition(':')[2]}"]
     starters = {(job, index): hosts[name] for job, names in places.items() for index, name in enumerate(names)}
@@ -97,8 +105,12 @@ def _own_host(names: Iterable[str]) -> str:
     if len(set(is_loopback.values())) > 1:
         local = ", ".join(name for name, is_local in is_loopback.items() if is_local)
         raise LaunchError(f"Other hosts cannot reach {local}: name this machine as they do, or leave it out.")
-    address = next(iter(own.values()))
-    return f"[{address}]" if ":" in address else address
+    return next(iter(own.values()))
+
+
+def _in_address(host: str) -> str:
+    """Returns a host as it stands before the port."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _source_address(name: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -36,6 +37,11 @@ WATCHING = """
 """
 
 
+def servers_of(processes: list[psutil.Process]) -> dict[str, psutil.Process]:
+    running = [process for process in processes if process.is_running()]
+    return {process.name(): process for process in running if re.match(r"(worker|ps)-\d", process.name())}
+
+
 @pytest.mark.long
 def test_servers_start_on_their_hosts_and_again_when_they_are_killed(
     program: Writer, environment: Environment, tmp_path: Path
@@ -48,9 +54,7 @@ def test_servers_start_on_their_hosts_and_again_when_they_are_killed(
         for task in ("worker 0", "worker 1", "ps 0"):
             command.wait_output(f"{task} answers anew")
         command.wait_output(r"\[worker 1\] printed")
-        servers = {
-            process.name(): process for process in command.record() if re.match(r"(worker|ps)-\d", process.name())
-        }
+        servers = servers_of(command.record())
         assert {name: server.environ()["HOST"] for name, server in servers.items()} == {
             "worker-0": "one",
             "worker-1": "two",
@@ -64,6 +68,29 @@ def test_servers_start_on_their_hosts_and_again_when_they_are_killed(
         assert command.wait_ended() == 0
         assert not command.left()
     assert (tmp_path / "logs" / "latest" / "ps-0.restart-1.log").exists()
+
+
+@pytest.mark.long
+def test_a_host_that_is_away_for_some_time_costs_one_restart(
+    program: Writer, environment: Environment, tmp_path: Path
+) -> None:
+    ssh = write_fake_ssh(tmp_path)
+    down = ssh.with_name("ssh.down")
+    options = ["--ssh", ssh, "--hosts", "one:1", "--server-restarts", 1]
+    with CommandProcess("run", *options, program(WATCHING), environment=environment) as command:
+        command.wait_output("worker 0 answers anew")
+        down.touch()
+        servers_of(command.record())["worker-0"].kill()
+        command.wait_output("by SIGKILL .*: starting it again, restart 1 of 1\\.")
+        command.wait_output("with code 255: starting it again in 1 s, still restart 1 of 1\\.")
+        command.wait_output("with code 255: starting it again in 2 s, still restart 1 of 1\\.")
+        down.unlink()
+        command.wait_output(r"(?s)in 2 s, still.*worker 0 answers anew")
+        servers_of(command.record())["worker-0"].kill()
+        command.wait_output("by SIGKILL .*; no worker is left")
+        command.type("\x03")
+        assert command.wait_ended() == 130
+        assert not command.left()
 
 
 @pytest.mark.parametrize(
@@ -89,8 +116,61 @@ def test_hosts_that_cannot_work_are_refused_in_one_line(
     assert words in line
 
 
-def servers_of(processes: list[psutil.Process]) -> dict[str, psutil.Process]:
-    return {process.name(): process for process in processes if re.match(r"(worker|ps)-\d", process.name())}
+def dry_run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, dict[str, str]]:
+    """Returns what is set in the environment of each task."""
+    assert main(["run", "--dry-run", *map(str, arguments)]) == 0
+    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    # The last word of an `ssh` is a script for a shell, which runs a script for another one.
+    scripts = [shlex.split(shlex.split(words[-1])[-1]) if "sh -c" in words[-1] else words for words in commands]
+    found = [dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word)) for words in scripts]
+    tasks = [json.loads(environment["TF_CONFIG"])["task"] for environment in found]
+    return {f"{task['type']} {task['index']}": each for task, each in zip(tasks, found, strict=True)}
+
+
+def test_what_a_host_is_to_have_is_sent_also_where_this_machine_has_the_same(
+    program: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINE", "5")
+    monkeypatch.setenv("OTHER", "5")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    options = ["--ssh", write_fake_ssh(tmp_path), "--hosts", "one:2", "--env", "MINE=5"]
+    tasks = dry_run(capsys, *options, program("pass"))
+    assert [tasks[name].get("MINE") for name in ("worker 0", "worker 1", "ps 0")] == ["5"] * 3
+    assert not any("OTHER" in environment for environment in tasks.values())
+    # The host has no GPU in truth, but believes what it is told.
+    options += ["--env", "CUDA_VISIBLE_DEVICES=0,1", "--gpus-per-worker", "1"]
+    tasks = dry_run(capsys, *options, program("pass"))
+    seen = [tasks[name].get("CUDA_VISIBLE_DEVICES") for name in ("worker 0", "worker 1", "ps 0")]
+    assert seen == ["0", "1", ""]
+
+
+@pytest.mark.parametrize("host", ["[::1]", "me@[::1]"])
+def test_an_ipv6_address_has_brackets_in_addresses_alone(
+    program: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    tasks = dry_run(capsys, "--ssh", write_fake_ssh(tmp_path), "--hosts", f"{host}:2", program("pass"))
+    cluster = json.loads(tasks["chief 0"]["TF_CONFIG"])["cluster"]
+    assert {job: len(addresses) for job, addresses in cluster.items()} == {"worker": 2, "ps": 1, "chief": 1}
+    assert all(re.fullmatch(r"\[::1\]:\d+", address) for addresses in cluster.values() for address in addresses)
+
+
+def test_the_chief_sees_no_gpu_if_workers_on_hosts_have_their_own(
+    program: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    options = ["--ssh", write_fake_ssh(tmp_path), "--hosts", "localhost:1", "--evaluator", "--gpus-per-worker", "0"]
+    tasks = dry_run(capsys, *options, program("pass"))
+    assert tasks["chief 0"]["CUDA_VISIBLE_DEVICES"] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in tasks["evaluator 0"], "that of this machine"
+
+
+def test_the_gpus_of_a_host_are_not_those_of_this_machine(
+    program: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    options = ["--ssh", str(write_fake_ssh(tmp_path)), "--hosts", "one:2", "--gpus-per-worker", "1"]
+    assert main(["run", "--dry-run", *options, str(program("pass"))]) == 2
+    assert "needs 2 GPUs for 2 workers, and one has 0;" in capsys.readouterr().err
 
 
 class Sshd:

@@ -147,3 +147,14 @@ def test_what_cannot_work_is_said_by_one_task(
     error = capsys.readouterr().err
     assert error.count("\n") == lines
     assert lines == 0 or words in error
+
+
+@pytest.mark.parametrize("arguments", [["--trace", "/none/trace.json", __file__], ["/none/program.py"]])
+def test_a_server_needs_no_files_of_the_program_on_its_node(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    step = {"PROCID": "1", "STEP_NUM_TASKS": "3", "STEP_NUM_NODES": "1", "STEP_NODELIST": "node1"}
+    for name, value in step.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert main(["slurm", "--start-timeout", "0.1", *arguments]) == 1
+    assert "The first task, on 127.0.0.1, did not answer within 0.1 s." in capsys.readouterr().err

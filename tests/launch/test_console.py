@@ -1,3 +1,4 @@
+import errno
 import io
 import os
 import pty
@@ -15,9 +16,13 @@ class Terminal(io.StringIO):
         return True
 
 
-class Closed(io.StringIO):
+class Broken(io.StringIO):
+    def __init__(self, error: int):
+        super().__init__()
+        self._error = error
+
     def write(self, text: str) -> int:
-        raise BrokenPipeError
+        raise OSError(self._error, os.strerror(self._error))
 
 
 def test_on_a_terminal_a_line_replaces_a_progress_bar() -> None:
@@ -38,9 +43,12 @@ def test_in_a_file_a_line_has_no_control_characters() -> None:
     assert re.fullmatch(r"[0-9-]{10} [0-9:]{8} coordinator: hello.\n", errors.getvalue())
 
 
-def test_a_closed_output_does_not_fail() -> None:
-    console = Console(Closed(), Closed())
+@pytest.mark.parametrize("error", [errno.EPIPE, errno.EIO, errno.ENOSPC])
+def test_an_output_that_takes_nothing_does_not_fail(error: int) -> None:
+    console = Console(Broken(error), Broken(error))
     console.forward("evaluator", "loss 1")
+    console.forward_error("ps 0", "loss 1")
+    console.show("hello.")
     console.say("hello.")
 
 

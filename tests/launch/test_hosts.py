@@ -8,8 +8,9 @@ from coordinator.launch.hosts import Host, fill, parse_hosts, read_hostfile, slo
 
 def test_hosts_have_a_name_as_ssh_takes_it_and_a_number_of_slots() -> None:
     hosts = parse_hosts("hosts", "a:2, user@b.example.org:4,10.0.0.5,[fe80::1]:3")
-    assert hosts == (Host("a", 2), Host("user@b.example.org", 4), Host("10.0.0.5", 1), Host("[fe80::1]", 3))
+    assert hosts == (Host("a", 2), Host("user@b.example.org", 4), Host("10.0.0.5", 1), Host("fe80::1", 3))
     assert slots_of(hosts) == 10
+    assert parse_hosts("hosts", "me@[fe80::1]") == (Host("me@fe80::1", 1),)
 
 
 def test_a_hostfile_has_a_host_on_each_line(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ def chief(code: int) -> Event:
     return methodcaller("program_ended", Role.CHIEF, code)
 
 
-def server_ended(name: str) -> Event:
-    return methodcaller("server_ended", name, "by SIGKILL", "it is not started again", f"/{name}.log")
+def server_ended(name: str, *, has_served: bool = True) -> Event:
+    how = "by SIGKILL", "it is not started again", f"/{name}.log"
+    return methodcaller("server_ended", name, *how, has_served=has_served)
 
 
 def evaluator(code: int) -> Event:
@@ -232,6 +233,30 @@ def test_a_server_that_ends_soon_after_each_start_is_started_later_each_time() -
     assert delays == [1, 2, 4, 8, 16, 32, 60, 60]
     assert advance(job, server_ended("worker-0"), now=now) == [("start_server", "worker-0")], "another server"
     assert advance(job, server_ended("ps-0"), now=now + 61.0) == [("start_server", "ps-0")], "it has run for a minute"
+
+
+def test_starts_on_a_host_that_cannot_be_reached_do_not_count_for_some_minutes() -> None:
+    job = alone(server_restarts=2)
+    advance(job, SERVERS_READY)
+    assert "starting it again, restart 1 of 2." in messages(job, server_ended("ps-0"))
+    failed = server_ended("ps-0", has_served=False)
+    # As long as `ssh` takes to give up.
+    now = 15.0
+    while now <= 600.0:
+        assert ", still restart 1 of 2." in messages(job, failed, now)
+        assert advance(job, TIME_PASSED, now=job.deadline) == [("start_server", "ps-0")]
+        now = job.now + 15.0
+    assert ", restart 2 of 2." in messages(job, failed, now)
+    assert "it is not started again" in messages(job, failed, now + 75.0)
+
+
+def test_a_host_that_is_back_has_the_time_again_when_it_is_lost_the_next_time() -> None:
+    job = alone(server_restarts=2)
+    advance(job, SERVERS_READY, server_ended("ps-0"))
+    assert "still restart 1 of 2." in messages(job, server_ended("ps-0", has_served=False), 590.0)
+    assert "restart 2 of 2." in messages(job, server_ended("ps-0"), 3000.0)
+    assert "still restart 2 of 2." in messages(job, server_ended("ps-0", has_served=False), 3300.0)
+    assert advance(job, server_ended("ps-0"), now=4000.0) == []
 
 
 def test_a_server_that_waits_for_its_restart_is_forgotten_when_the_run_ends() -> None:

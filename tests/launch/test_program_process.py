@@ -1,6 +1,19 @@
+import os
+import pathlib
+import queue
+import signal
+from collections.abc import Callable
+from multiprocessing.shared_memory import SharedMemory
+
+import psutil
 import pytest
 
-from coordinator.launch.program_process import LogFilter
+from coordinator.launch.program_process import LogFilter, ProgramProcess
+
+TIMEOUT = 60.0
+ENVIRONMENT = {**os.environ, "TF_CONFIG": '{"task": {"type": "chief", "index": 0}}'}
+# A device that every write to fails at, as a full disk.
+FULL = pathlib.Path("/dev/full")
 
 LOGS = (
     b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
@@ -39,3 +52,73 @@ def test_the_start_of_a_line_is_withheld_only_while_it_may_be_a_log_line() -> No
     for start in (LOGS[:20], LOGS[LOGS.index(b"I0000") :][:30], b"2026-11-23 09:47:40.1"):
         assert log_filter.feed(b"\n" + start) == b"\n"
         assert log_filter.feed(b"Q") == start + b"Q"
+
+
+def run(
+    source: str,
+    *,
+    on_line: Callable[[str], None] | None,
+    log_path: pathlib.Path | None = FULL,
+    is_copied: bool = False,
+) -> tuple[int, str]:
+    """Runs a program; returns its code, and what it wrote to standard error."""
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    errors: list[str] = []
+    program = ProgramProcess(
+        ["-c", source],
+        ENVIRONMENT,
+        on_line=on_line,
+        on_error_text=errors.append,
+        is_filtered=True,
+        log_path=log_path,
+        is_copied=is_copied,
+        on_end=ended.put,
+    )
+    code = ended.get(timeout=TIMEOUT)
+    program.close()
+    return code, "".join(errors)
+
+
+def test_a_program_whose_log_cannot_be_written_is_not_disturbed(capfd: pytest.CaptureFixture[str]) -> None:
+    # More than a pipe holds.
+    source = "import os\nfor _ in range(200): os.write(2, b'x' * 999 + b'\\n'); print('x' * 99, flush=True)"
+    lines: list[str] = []
+    assert run(source, on_line=lines.append) == (0, "")
+    assert sorted(lines) == ["x" * 99] * 200 + ["x" * 999] * 200
+    assert run(source, on_line=None) == (0, ("x" * 999 + "\n") * 200)
+    assert run(source, on_line=None, is_copied=True) == (0, ("x" * 999 + "\n") * 200)
+    assert capfd.readouterr().out == ("x" * 99 + "\n") * 400
+
+
+@pytest.mark.parametrize(("ending", "code"), [("os.kill(os.getpid(), 9)", -9), ("os._exit(3)", 3), ("sys.exit()", 0)])
+def test_what_a_program_has_started_ends_with_it_but_for_sessions_of_their_own(ending: str, code: int) -> None:
+    source = f"""
+import os, subprocess, sys
+for is_separate in (False, True):
+    child = subprocess.Popen(["sleep", "600"], start_new_session=is_separate, stderr=subprocess.DEVNULL)
+    os.write(2, b"%d " % child.pid)
+{ending}
+"""
+    ended, errors = run(source, on_line=None, log_path=None)
+    assert ended == code
+    of_program, separate = map(int, errors.split())
+    running = [each.pid for each in psutil.process_iter(["status"]) if each.info["status"] != psutil.STATUS_ZOMBIE]
+    left = [pid for pid in (of_program, separate) if pid in running]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == [separate]
+
+
+def test_what_cleans_up_after_a_program_has_the_time_for_it() -> None:
+    source = """
+import os
+from multiprocessing.shared_memory import SharedMemory
+os.write(2, SharedMemory(create=True, size=10).name.encode())
+os.kill(os.getpid(), 9)
+"""
+    code, errors = run(source, on_line=None, log_path=None)
+    name = errors.split()[0].partition("/")[0]
+    assert code == -9
+    assert name
+    with pytest.raises(FileNotFoundError):
+        SharedMemory(name)

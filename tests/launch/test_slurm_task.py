@@ -142,3 +142,11 @@ def test_a_server_that_does_not_start_says_how_it_ended(tmp_path: Path, monkeypa
     assert step.codes()[0] == step.codes()[2] == 1
     assert "/job:worker/task:0 (task 2 of the step) ended before it served" in chief
     assert "coordinator: /job:worker/task:0 ended with code 1 before it served.\n" in worker
+
+
+def test_a_file_that_the_program_lacks_is_said_by_its_task_and_ends_all(tmp_path: Path) -> None:
+    step = Step(tmp_path, 3, "--trace", "/none/trace.json", "0")
+    chief, *others = step.outputs()
+    assert step.codes() == [2, 2, 2]
+    assert chief.endswith(" coordinator: --trace must be a file in a folder that exists, got /none/trace.json.\n")
+    assert others == ["", ""]
