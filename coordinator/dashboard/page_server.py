@@ -28,7 +28,7 @@ from http import HTTPStatus
 from typing import Any
 
 from coordinator.addresses import PageAddress
-from coordinator.dashboard.metrics import CONTENT_TYPE, metrics_of
+from coordinator.dashboard.metrics import CONTENT_TYPE, Metrics
 from coordinator.dashboard.publisher import Publisher, state_of, target_of
 from coordinator.errors import LaunchError
 
@@ -72,6 +72,7 @@ class PageServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
     def __init__(self, address: PageAddress, publisher: Publisher) -> None:
         self.token = address.token or secrets.token_urlsafe(16)
         self.publisher = publisher
+        self.metrics = Metrics(publisher.watch)
         self.host = address.host
         self.files = _page_files()
         self._open: dict[threading.Thread, socket.socket] = {}
@@ -180,7 +181,7 @@ class _Request(http.server.BaseHTTPRequestHandler):
             case "api/target":
                 self._send(HTTPStatus.OK, "application/json", target_of(publisher.watch()).encode())
             case "metrics":
-                self._send(HTTPStatus.OK, CONTENT_TYPE, metrics_of(publisher.watch()).encode())
+                self._send(HTTPStatus.OK, CONTENT_TYPE, self.server.metrics.text().encode())
             case _ if file := self.server.files.get(path or "index.html"):
                 self._send(HTTPStatus.OK, _TYPES[(path or "index.html").rpartition(".")[2]], file)
             case _:

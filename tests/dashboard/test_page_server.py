@@ -1,5 +1,6 @@
 """The server of the dashboard, as a browser and as somebody else's page talk to it."""
 
+import dataclasses
 import http.client
 import json
 import re
@@ -126,6 +127,36 @@ def test_a_stream_has_all_first_then_what_is_new_and_says_goodbye(
     publisher.close()
     assert next_message() == "event: end\ndata: \n"
     connection.close()
+
+
+def test_no_counter_of_prometheus_falls(server: PageServer, publisher: Publisher, cluster: MadeCluster) -> None:
+    """A fall would be taken for a restart, and all that is left would be counted again."""
+    snapshot = cluster.run(1)
+    (rule,), (server_row,) = snapshot.rules, snapshot.servers
+
+    def shown(pushes: int, histogram: tuple[int, ...], received: int) -> dict[str, int]:
+        rules = (dataclasses.replace(rule, pushes=pushes, histogram=histogram),)
+        usage = dataclasses.replace(server_row.usage, received=received)
+        servers = (dataclasses.replace(server_row, usage=usage),)
+        publisher.publish(dataclasses.replace(snapshot, rules=rules, servers=servers))
+        values = dict(line.rsplit(" ", 1) for line in ask(server, f"/{TOKEN}/metrics")[1].splitlines())
+        names = {
+            "pushes": 'coordinator_rule_pushes_total{rule="BoundedDelay",number="0"}',
+            "fresh": 'coordinator_rule_staleness_updates_bucket{rule="BoundedDelay",number="0",le="0"}',
+            "gradients": 'coordinator_rule_staleness_updates_count{rule="BoundedDelay",number="0"}',
+            "staleness": 'coordinator_rule_staleness_updates_sum{rule="BoundedDelay",number="0"}',
+            "received": 'coordinator_parameter_server_host_received_bytes_total{task="ps 0"}',
+        }
+        return {word: int(values[name]) for word, name in names.items()}
+
+    at_first = {"pushes": 10_000, "fresh": 9_000, "gradients": 10_000, "staleness": 1_000, "received": 5_000}
+    assert shown(10_000, (9_000, 1_000), 5_000) == at_first
+    # A checkpoint was restored, and a network interface has gone.
+    assert shown(8_900, (8_900,), 400) == at_first
+    later = {"pushes": 10_020, "fresh": 9_010, "gradients": 10_020, "staleness": 1_010, "received": 5_100}
+    assert shown(8_920, (8_910, 10), 500) == later
+    # The page shows what the rule itself has counted.
+    assert publisher.watch().rules[0].pushes == 8_920
 
 
 def test_closing_ends_connections_that_send_nothing(publisher: Publisher) -> None:
