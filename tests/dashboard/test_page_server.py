@@ -6,11 +6,13 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from coordinator.addresses import PageAddress
+from coordinator.dashboard import page_server
 from coordinator.dashboard.page_server import PageServer
 from coordinator.dashboard.publisher import Publisher
 from coordinator.errors import LaunchError
@@ -169,6 +171,27 @@ def test_closing_ends_connections_that_send_nothing(publisher: Publisher) -> Non
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("coordinator-dashboard")]
     for connection in silent:
         connection.close()
+
+
+def test_a_request_that_comes_byte_by_byte_is_ended_in_time(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_server, "_PEER_TIMEOUT", 0.5)
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=0.02) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nX: ")
+
+        def is_ended() -> bool:
+            try:
+                connection.sendall(b"x")
+                return not connection.recv(1)
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        wait_until(is_ended, limit=10.0)
+    assert time.monotonic() - began >= 0.5
 
 
 def test_a_port_in_use_is_one_clear_error(server: PageServer, publisher: Publisher) -> None:
