@@ -52,11 +52,20 @@ class SpeedArguments:
       about: what it measures, in a line.
       arguments: the command line; None for this program's.
       parts: of the benchmark, of which `--only` chooses one.
+      default_repeats: without `--repeats`.
     """
 
-    def __init__(self, name: str, about: str, arguments: Sequence[str] | None, parts: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        about: str,
+        arguments: Sequence[str] | None,
+        parts: Sequence[str] = (),
+        default_repeats: int = 5,
+    ) -> None:
         parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
-        parser.add_argument("--repeats", type=positive_integer, default=5, help="of each round that is counted")
+        help_of_repeats = f"of each round that is counted (default: {default_repeats})"
+        parser.add_argument("--repeats", type=positive_integer, default=default_repeats, help=help_of_repeats)
         parser.add_argument("--quick", action="store_true", help="one repeat, shorter rounds and fewer cases")
         parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all figures to this file")
         if parts:

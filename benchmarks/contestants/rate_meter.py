@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 _FIRST_COUNT = 50
-_MOST = 100_000
+_MOST_CALLS = 100_000
 
 
 class RateMeter:
@@ -14,14 +14,21 @@ class RateMeter:
       run: makes the given number of calls.
       least_rate: the rate that is assumed where a lower one was measured, so that a round never has too few calls.
       first_count: the number of calls that gives the first rate.
+      most_calls: of a round.
     """
 
     def __init__(
-        self, run: Callable[[int], object], least_rate: float = 1.0, *, first_count: int = _FIRST_COUNT
+        self,
+        run: Callable[[int], object],
+        least_rate: float = 1.0,
+        *,
+        first_count: int = _FIRST_COUNT,
+        most_calls: int = _MOST_CALLS,
     ) -> None:
         self._run = run
         self._least_rate = least_rate
         self._first_count = first_count
+        self._most_calls = most_calls
         self._rate: float | None = None
 
     def rate(self, seconds: float) -> float:
@@ -31,7 +38,7 @@ class RateMeter:
             self._run(1)
             self._rate = self._timed(self._first_count)
         count = max(round(max(self._rate, self._least_rate) * seconds), 1)
-        self._rate = self._timed(min(count, _MOST))
+        self._rate = self._timed(min(count, self._most_calls))
         return self._rate
 
     def _timed(self, count: int) -> float:

@@ -129,6 +129,9 @@ class Aggregator:
         if not (self._has_new_usage and idle and resources):
             return
         begin, end = self._usage.period()
+        if end <= begin:
+            # What the latest task had used before cannot be compared: it was started again, or has a network less.
+            return
         # Of the time in which the usage was measured: both began and ended together.
         rate = (self._finished_at(end) - self._finished_at(begin)) / (end - begin)
         # It takes milliseconds for hundreds of workers.

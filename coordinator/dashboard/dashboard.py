@@ -8,13 +8,14 @@
 It promises that training does not wait for it, and that `close` ends its threads; it waits 5 s for a server at most.
 """
 
+import contextlib
 import dataclasses
 import logging
 import pathlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from coordinator.addresses import PageAddress
 from coordinator.dashboard.aggregator import Aggregator
@@ -106,8 +107,10 @@ class Dashboard:
             self._threads[1].join(_CLOSE_TIMEOUT)
 
     def _publish(self) -> None:
+        errors = _ErrorLog("The dashboard could not show what is new; it keeps trying.")
         while not self._stop.wait(_INTERVAL if self._publisher.is_watched else _INTERVAL_UNWATCHED):
-            self._publish_once()
+            with errors.logged():
+                self._publish_once()
 
     def _publish_once(self) -> None:
         events, self._next_event, dropped = self._sources.events.since(self._next_event)
@@ -117,17 +120,33 @@ class Dashboard:
         self._publisher.publish(self._aggregator.snapshot(now, self._sources.statistics(), self._rules))
 
     def _poll_servers(self) -> None:
-        reported = ""
+        errors = _ErrorLog("The dashboard could not read the servers' usage and the rules' counters; it keeps trying.")
         while not self._stop.wait(_POLL_INTERVAL if self._usage else _INTERVAL):
             if not self._publisher.is_watched:
                 continue
-            try:
+            with errors.logged():
                 self._usage = self._sources.usage()
                 self._rules = self._sources.rules()
-                reported = ""
-            except Exception as error:
-                if repr(error) != reported:
-                    reported = repr(error)
-                    _logger.exception(
-                        "The dashboard could not read the servers' usage and the rules' counters; it keeps trying."
-                    )
+
+
+class _ErrorLog:
+    """Logs errors of what is repeated; one that comes again and again only once.
+
+    Args:
+      message: is logged with each error.
+    """
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+        self._latest = ""
+
+    @contextlib.contextmanager
+    def logged(self) -> Iterator[None]:
+        """Logs an error of the block, and goes on."""
+        try:
+            yield
+            self._latest = ""
+        except Exception as error:
+            if repr(error) != self._latest:
+                self._latest = repr(error)
+                _logger.exception(self._message)

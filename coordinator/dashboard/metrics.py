@@ -4,14 +4,69 @@ Labels are few: the index of a worker, the task of a parameter server, the name 
 event, and the name and number of an update rule.
 """
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from coordinator.dashboard.snapshot import RuleRow, Snapshot
+from coordinator.dashboard.snapshot import RuleRow, ServerRow, Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _Samples = Iterable[tuple[Mapping[str, Any], float]]
+# The counts of a rule beside its histogram, with the words and the help of their metrics.
+_RULE_COUNTS = {
+    "updates": ("updates_total", "Updates of the model."),
+    "pushes": ("pushes_total", "Pushed gradients, rejected ones included."),
+    "rejected": ("rejected_total", "Rejected gradients."),
+    "bytes_pulled": ("pulled_bytes_total", "Size of the pulls."),
+    "bytes_pushed": ("pushed_bytes_total", "Size of the pushes."),
+}
+
+
+class Metrics:
+    """Writes the metrics of the latest snapshot, in which no count falls from one call to the next.
+
+    Prometheus takes a fall for a restart of the program, and counts again all that is left. A rule's counts fall when a
+    checkpoint is restored, the bytes of a host when one of its network interfaces disappears: they stay, and then grow
+    as before.
+
+    Args:
+      latest: returns the latest snapshot.
+    """
+
+    def __init__(self, latest: Callable[[], Snapshot]) -> None:
+        self._latest = latest
+        # What was counted and what was written, by rule and by parameter server.
+        self._written: dict[Any, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._lock = threading.Lock()
+
+    def text(self) -> str:
+        """Returns the metrics as text."""
+        with self._lock:
+            snapshot = self._latest()
+            rules, servers = map(self._rule, snapshot.rules), map(self._server, snapshot.servers)
+            snapshot = dataclasses.replace(snapshot, rules=tuple(rules), servers=tuple(servers))
+        return metrics_of(snapshot)
+
+    def _rule(self, rule: RuleRow) -> RuleRow:
+        counts = (*(getattr(rule, name) for name in _RULE_COUNTS), *rule.histogram)
+        counts = self._grown((rule.name, rule.number), counts)
+        named: dict[str, Any] = dict(zip(_RULE_COUNTS, counts, strict=False))
+        return dataclasses.replace(rule, **named, histogram=counts[len(_RULE_COUNTS) :])
+
+    def _server(self, row: ServerRow) -> ServerRow:
+        received, sent = self._grown(row.usage.task, (row.usage.received, row.usage.sent))
+        return dataclasses.replace(row, usage=dataclasses.replace(row.usage, received=received, sent=sent))
+
+    def _grown(self, key: Any, counts: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns what was written before, each increased by as much as its count has grown since."""
+        before, written = self._written.get(key, ((), ()))
+        rows = itertools.zip_longest(counts, before, written, fillvalue=0)
+        written = tuple(total + max(0, count - earlier) for count, earlier, total in rows)
+        self._written[key] = counts, written
+        return written
 
 
 def metrics_of(snapshot: Snapshot) -> str:
@@ -82,13 +137,7 @@ def _of_servers(snapshot: Snapshot) -> Iterable[tuple[str, str, str, _Samples]]:
 
 
 def _of_rules(snapshot: Snapshot) -> Iterable[tuple[str, str, str, _Samples]]:
-    for name, text, attribute in (
-        ("updates_total", "Updates of the model.", "updates"),
-        ("pushes_total", "Pushed gradients, rejected ones included.", "pushes"),
-        ("rejected_total", "Rejected gradients.", "rejected"),
-        ("pulled_bytes_total", "Size of the pulls.", "bytes_pulled"),
-        ("pushed_bytes_total", "Size of the pushes.", "bytes_pushed"),
-    ):
+    for attribute, (name, text) in _RULE_COUNTS.items():
         samples = [(_rule_labels(rule), getattr(rule, attribute)) for rule in snapshot.rules]
         yield f"coordinator_rule_{name}", "counter", text, samples
 

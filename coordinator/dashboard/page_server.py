@@ -15,6 +15,7 @@ Guarantees:
 import hmac
 import http.server
 import importlib.resources
+import io
 import ipaddress
 import logging
 import secrets
@@ -28,13 +29,13 @@ from http import HTTPStatus
 from typing import Any
 
 from coordinator.addresses import PageAddress
-from coordinator.dashboard.metrics import CONTENT_TYPE, metrics_of
+from coordinator.dashboard.metrics import CONTENT_TYPE, Metrics
 from coordinator.dashboard.publisher import Publisher, state_of, target_of
 from coordinator.errors import LaunchError
 
 _logger = logging.getLogger("coordinator")
 
-# How long a peer may take to send a request, or to take what is sent to it, in seconds.
+# How long a peer may take to send all of a request, or to take what is sent to it, in seconds.
 _PEER_TIMEOUT = 10.0
 # A stream without a new snapshot says in this interval, in seconds, that it is alive.
 _ALIVE_INTERVAL = 5.0
@@ -72,6 +73,7 @@ class PageServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
     def __init__(self, address: PageAddress, publisher: Publisher) -> None:
         self.token = address.token or secrets.token_urlsafe(16)
         self.publisher = publisher
+        self.metrics = Metrics(publisher.watch)
         self.host = address.host
         self.files = _page_files()
         self._open: dict[threading.Thread, socket.socket] = {}
@@ -155,6 +157,12 @@ class _Request(http.server.BaseHTTPRequestHandler):
     server_version, sys_version = "coordinator", ""
     timeout = _PEER_TIMEOUT
 
+    def setup(self) -> None:
+        """Has all of the request come within the time of a peer."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_RequestReader(self.connection))
+
     def do_GET(self) -> None:
         """Answers, or refuses to."""
         token, slash, path = self.path.partition("?")[0].removeprefix("/").partition("/")
@@ -180,7 +188,7 @@ class _Request(http.server.BaseHTTPRequestHandler):
             case "api/target":
                 self._send(HTTPStatus.OK, "application/json", target_of(publisher.watch()).encode())
             case "metrics":
-                self._send(HTTPStatus.OK, CONTENT_TYPE, metrics_of(publisher.watch()).encode())
+                self._send(HTTPStatus.OK, CONTENT_TYPE, self.server.metrics.text().encode())
             case _ if file := self.server.files.get(path or "index.html"):
                 self._send(HTTPStatus.OK, _TYPES[(path or "index.html").rpartition(".")[2]], file)
             case _:
@@ -206,6 +214,29 @@ class _Request(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that the base gives it
         """Logs nothing: the token is part of each request."""
+
+
+class _RequestReader(io.RawIOBase):
+    """Reads a connection until a deadline: its own timeout would be that of each byte."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._deadline = time.monotonic() + _PEER_TIMEOUT
+
+    def readable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Receives something; raises TimeoutError after the deadline."""
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        self._connection.settimeout(remaining)
+        try:
+            return self._connection.recv_into(buffer)
+        finally:
+            self._connection.settimeout(_PEER_TIMEOUT)
 
 
 def _page_files() -> dict[str, bytes]:

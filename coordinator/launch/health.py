@@ -45,11 +45,19 @@ class Health:
         self._config = config
         host = "" if networks is None else str(networks[0].network_address + (networks[0].num_addresses > 1))
         self._probe = TaskProbe(f"{_in_address(host) or '127.0.0.1'}:{config.port}")
+        if not host and socket.has_dualstack_ipv6():
+            # As TensorFlow does: both IPv6 and IPv4.
+            host = "::"
         self._process = psutil.Process()
 
         class Server(http.server.ThreadingHTTPServer):
             daemon_threads = True
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+            def server_bind(self) -> None:
+                if host == "::":
+                    self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                super().server_bind()
 
         health = self
 

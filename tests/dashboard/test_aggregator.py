@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.dashboard.aggregator import Aggregator
 from coordinator.dashboard.publisher import state_of, target_of
-from coordinator.dashboard.snapshot import RuleRow, WorkerRow
+from coordinator.dashboard.snapshot import RuleRow, Snapshot, WorkerRow
 from coordinator.dashboard.usage import ServerUsage
 from coordinator.events.event_stream import Event
 from coordinator.statistics import ClusterStatistics, WorkerStatistics
@@ -196,3 +196,19 @@ def test_advice_comes_with_the_second_usage_and_is_a_sentence_of_the_state(aggre
     assert (snapshot.advice.bottleneck, snapshot.advice.busy) == ("parameter server 0", 0.5)
     assert json.loads(state_of(snapshot))["advice"] == snapshot.advice.text
     assert json.loads(target_of(snapshot))["expected"]["1"] == pytest.approx(5.0)
+
+
+def test_advice_waits_for_the_client_after_one_of_its_network_interfaces_has_gone(aggregator: Aggregator) -> None:
+    def use(second: int, received: int) -> Snapshot:
+        now = float(second)
+        aggregator.add([Event(now, "closures_started", "worker 0", "train_step")], 0, now)
+        server = ServerUsage("ps 0", now, cpu=0.5 * second, received=1000 * second, machine="2e", host="b")
+        # The client is asked last.
+        client = ServerUsage("client", now + 0.01, cpu=0.1 * second, received=received, machine="1f", host="a")
+        aggregator.add_usage([server, client])
+        return aggregator.snapshot(now + 0.5, statistics(5 * second))
+
+    advice = [use(second, received).advice for second, received in ((1, 5000), (3, 6000), (5, 100), (7, 200))]
+    assert [each is None for each in advice] == [True, False, False, False]
+    assert advice[2] is advice[1]
+    assert advice[3] is not advice[2]

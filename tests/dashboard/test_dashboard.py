@@ -1,5 +1,7 @@
 """Tests of the end of a dashboard, and of what it does when its sources fail."""
 
+import dataclasses
+import json
 import logging
 import urllib.error
 import urllib.request
@@ -44,3 +46,31 @@ def test_servers_that_cannot_be_asked_are_reported_once(
         wait_until(lambda: len(asked) > 3)
         dashboard.close()
     assert len(caplog.records) == 1
+
+
+def test_the_page_goes_on_after_counts_that_could_not_be_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_INTERVAL", 0.01)
+    monkeypatch.setattr(module, "_INTERVAL_UNWATCHED", 0.01)
+    read: list[int] = []
+
+    def statistics() -> ClusterStatistics:
+        read.append(1)
+        if 1 < len(read) < 5:
+            raise ValueError("not now")
+        return dataclasses.replace(COUNTS, finished=len(read))
+
+    def finished() -> int:
+        with urllib.request.urlopen(dashboard.url + "api/state", timeout=30) as answer:
+            return json.load(answer)["finished"]
+
+    with caplog.at_level(logging.ERROR, logger="coordinator"):
+        dashboard = Dashboard(PageAddress("127.0.0.1", 0), Sources(statistics, EventStream(), list, list))
+        try:
+            wait_until(lambda: finished() >= 5)
+        finally:
+            dashboard.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "The dashboard could not show what is new; it keeps trying."
+    ]

@@ -1,15 +1,18 @@
 """The server of the dashboard, as a browser and as somebody else's page talk to it."""
 
+import dataclasses
 import http.client
 import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from coordinator.addresses import PageAddress
+from coordinator.dashboard import page_server
 from coordinator.dashboard.page_server import PageServer
 from coordinator.dashboard.publisher import Publisher
 from coordinator.errors import LaunchError
@@ -128,6 +131,36 @@ def test_a_stream_has_all_first_then_what_is_new_and_says_goodbye(
     connection.close()
 
 
+def test_no_counter_of_prometheus_falls(server: PageServer, publisher: Publisher, cluster: MadeCluster) -> None:
+    """A fall would be taken for a restart, and all that is left would be counted again."""
+    snapshot = cluster.run(1)
+    (rule,), (server_row,) = snapshot.rules, snapshot.servers
+
+    def shown(pushes: int, histogram: tuple[int, ...], received: int) -> dict[str, int]:
+        rules = (dataclasses.replace(rule, pushes=pushes, histogram=histogram),)
+        usage = dataclasses.replace(server_row.usage, received=received)
+        servers = (dataclasses.replace(server_row, usage=usage),)
+        publisher.publish(dataclasses.replace(snapshot, rules=rules, servers=servers))
+        values = dict(line.rsplit(" ", 1) for line in ask(server, f"/{TOKEN}/metrics")[1].splitlines())
+        names = {
+            "pushes": 'coordinator_rule_pushes_total{rule="BoundedDelay",number="0"}',
+            "fresh": 'coordinator_rule_staleness_updates_bucket{rule="BoundedDelay",number="0",le="0"}',
+            "gradients": 'coordinator_rule_staleness_updates_count{rule="BoundedDelay",number="0"}',
+            "staleness": 'coordinator_rule_staleness_updates_sum{rule="BoundedDelay",number="0"}',
+            "received": 'coordinator_parameter_server_host_received_bytes_total{task="ps 0"}',
+        }
+        return {word: int(values[name]) for word, name in names.items()}
+
+    at_first = {"pushes": 10_000, "fresh": 9_000, "gradients": 10_000, "staleness": 1_000, "received": 5_000}
+    assert shown(10_000, (9_000, 1_000), 5_000) == at_first
+    # A checkpoint was restored, and a network interface has gone.
+    assert shown(8_900, (8_900,), 400) == at_first
+    later = {"pushes": 10_020, "fresh": 9_010, "gradients": 10_020, "staleness": 1_010, "received": 5_100}
+    assert shown(8_920, (8_910, 10), 500) == later
+    # The page shows what the rule itself has counted.
+    assert publisher.watch().rules[0].pushes == 8_920
+
+
 def test_closing_ends_connections_that_send_nothing(publisher: Publisher) -> None:
     server = PageServer(PageAddress("127.0.0.1", 0), publisher)
     silent = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(3)]
@@ -138,6 +171,27 @@ def test_closing_ends_connections_that_send_nothing(publisher: Publisher) -> Non
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("coordinator-dashboard")]
     for connection in silent:
         connection.close()
+
+
+def test_a_request_that_comes_byte_by_byte_is_ended_in_time(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_server, "_PEER_TIMEOUT", 0.5)
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=0.02) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nX: ")
+
+        def is_ended() -> bool:
+            try:
+                connection.sendall(b"x")
+                return not connection.recv(1)
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        wait_until(is_ended, limit=10.0)
+    assert time.monotonic() - began >= 0.5
 
 
 def test_a_port_in_use_is_one_clear_error(server: PageServer, publisher: Publisher) -> None:

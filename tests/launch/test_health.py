@@ -4,6 +4,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from coordinator.errors import LaunchError
@@ -26,9 +27,9 @@ def health(config: TaskConfig) -> Iterator[Health]:
     health.close()
 
 
-def ask(health: Health, path: str) -> tuple[int, str]:
+def ask(health: Health, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{health.port}{path}", timeout=60) as reply:
+        with urllib.request.urlopen(f"http://{host}:{health.port}{path}", timeout=60) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -67,6 +68,26 @@ def test_nothing_else_is_answered_and_nothing_can_be_changed(health: Health) -> 
 def test_the_health_of_a_local_server_can_be_asked_on_this_machine_alone(health: Health) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", health.port), timeout=60)
+
+
+def test_the_health_of_a_server_that_is_reached_everywhere_is_answered_over_ipv4_and_ipv6(config: TaskConfig) -> None:
+    health = Health(config, 0, None)
+    try:
+        bound = [each.laddr.ip for each in psutil.Process().net_connections("tcp") if each.laddr.port == health.port]
+        assert bound == ["::" if socket.has_dualstack_ipv6() else "0.0.0.0"]  # noqa: S104 - what was bound
+        for host in ("127.0.0.1", "[::1]") if _has_ipv6() else ("127.0.0.1",):
+            assert ask(health, "/healthz", host)[0] == 503
+    finally:
+        health.close()
+
+
+def _has_ipv6() -> bool:
+    """Returns whether this machine has the loopback address of IPv6."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("port", [-1, 65_536])
