@@ -88,6 +88,20 @@ def test_every_server_answers_before_the_program_starts(program: Writer, environ
         assert f"/job:{task}/device:CPU:0" in command.output
 
 
+def test_servers_are_reached_on_this_machine_alone(program: Writer, environment: Environment) -> None:
+    path = program("""
+        import json, os
+        from tests.heartbeat.reach import MOMENT, answers, own_addresses
+        cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+        for address in cluster["worker"] + cluster["ps"]:
+            port = int(address.rpartition(":")[2])
+            print(answers("127.0.0.1", port), any(answers(own, port, MOMENT) for own in own_addresses()))
+    """)
+    with CommandProcess("run", path, environment=environment) as command:
+        assert command.wait_ended() == 0, command.output
+    assert command.output.count("True False") == 2
+
+
 @pytest.mark.parametrize(
     ("chief", "evaluator", "exit_code"),
     [

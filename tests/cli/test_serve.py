@@ -11,6 +11,8 @@ import pytest
 from coordinator.cli.command_line import main
 from coordinator.launch.local_servers import free_addresses
 from tests.cli.conftest import Environment
+from tests.heartbeat.reach import MOMENT, answers, own_ipv4_address
+from tests.launch.command_process import CommandProcess
 
 TIMEOUT = 120.0
 
@@ -111,3 +113,22 @@ def test_a_server_reports_that_it_serves_and_ends_with_code_0(environment: Envir
 @pytest.mark.long
 def test_a_real_server_ends_with_code_0() -> None:
     check_ending("SIGTERM", os.environ)
+
+
+@pytest.mark.parametrize(
+    ("is_loopback", "options", "reached"),
+    [(True, [], {"loopback"}), (False, ["--interface"], {"own"}), (False, [], {"loopback", "own"})],
+    ids=["loopback", "one interface", "all"],
+)
+def test_a_server_is_reached_where_it_should_and_says_if_that_is_everywhere(
+    environment: Environment, is_loopback: bool, options: list[str], reached: set[str]
+) -> None:
+    hosts = {"loopback": "127.0.0.1", "own": own_ipv4_address()}
+    port = int(free_addresses(1)[0].rpartition(":")[2])
+    address = f"{hosts['loopback' if is_loopback else 'own']}:{port}"
+    task = ["--job", "worker", "--index", "0", "--address", address, *options, *[hosts["own"]] * len(options)]
+    with CommandProcess("serve", *task, environment=environment) as command:
+        said = command.wait_output(rf"serves on {address}(.*?)\r?\n")[1]
+        assert {name for name, host in hosts.items() if answers(host, port, MOMENT)} == reached
+    is_open = len(reached) == 2
+    assert said == (", open to every machine that reaches the port; see docs/security.md" if is_open else "")

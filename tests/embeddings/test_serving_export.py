@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.embeddings import Embedding, OlderThan, export, export_delta
-from tests.embeddings.tables import DIM, Trainer, make_table
+from coordinator.embeddings import Embedding, OlderThan, Table, export, export_delta
+from tests.embeddings.tables import DIM, Trainer, make_step, make_table, subtract
 
 TIMEOUT = 120.0
 KEYS = np.random.default_rng(0).integers(-(2**62), 2**62, 300)
@@ -170,3 +170,19 @@ def test_wrong_exports_are_refused_before_anything_is_written(exported, strategy
     with pytest.raises(ValueError, match=r"serve must be a tf.function with an input_signature"):
         export(exported.model, path, serve=lambda ids: ids)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_servers_with_more_than_16_mb_of_rows_write_them_in_slices_of_at_most_that(strategy, tmp_path):
+    with strategy.scope():
+        table = Table("wide", 1024, 12_000, subtract)
+        model = keras.Sequential([keras.Input((1,), dtype="int64"), Embedding(table)])
+    step = make_step(table)
+    for keys in np.array_split(np.arange(10_000), 4):
+        strategy.schedule(step, args=(keys, 1.0)).result(TIMEOUT)
+    path = str(tmp_path / "1")
+    export(model, path)
+    # A slice is a file of its own.
+    sizes = [_size(path, name) for name in _files(path) if "assets/table_0.data" in name]
+    assert sum(sizes) > len(table.shards) * 2**24
+    assert max(sizes) <= 2**24

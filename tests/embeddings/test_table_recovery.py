@@ -18,45 +18,59 @@ RESHARDING = """
     from tests.embeddings.tables import Trainer, make_table
     from tests.embeddings.test_table_checkpoint import content_of
 
-    def train_further(cluster, servers, former, path):
+    def restore(cluster, servers, former, path):
         spec = {"worker": cluster.spec["worker"], "ps": cluster.spec["ps"][:servers]}
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer="grpc"
         )
-        with coordinator.ParameterServerStrategy(resolver) as strategy:
+        partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(servers)
+        with coordinator.ParameterServerStrategy(resolver, partitioner) as strategy:
             table = make_table(strategy, 4000, keras.optimizers.Adam(0.1), admission=MinCount(2), eviction=OlderThan(2))
-            checkpoint = tf.train.Checkpoint(table=table)
-            if former != "none":
-                checkpoint.read(former).assert_consumed()
-                with open(former + ".pickle", "rb") as file:
-                    assert content_of(table) == pickle.load(file)
+            with strategy.scope():
+                variable, optimizer = keras.Variable(np.zeros([10, 2])), keras.optimizers.Adam(0.1)
+                optimizer.build([variable])
+            if servers > 1:
+                for each in (variable, *optimizer.variables[2:]):
+                    assert len({part.device for part in each.value.variables}) == servers
+            checkpoint = tf.train.Checkpoint(table=table, variable=variable, optimizer=optimizer)
+
+            def content():
+                return content_of(table), [each.numpy().tolist() for each in (variable, *optimizer.variables)]
+
+            for each in former:
+                checkpoint.read(each).assert_consumed()
+                with open(each + ".pickle", "rb") as file:
+                    assert content() == pickle.load(file)
+            print(table.size())
+            if not path:
+                return
+            # It is trained further, and saved again.
             trainer = Trainer(strategy, table)
             for _ in range(2):
                 trainer.train(np.arange(200 * servers, 200 * servers + 500) * 11)
+                gradient = tf.random.stateless_normal([10, 2], [servers, 0])
+                strategy.schedule(tf.function(lambda: optimizer.apply([gradient], [variable]))).result(120)
             table.evict()
             checkpoint.write(path)
             with open(path + ".pickle", "wb") as file:
-                pickle.dump(content_of(table), file)
-            print(table.size())
+                pickle.dump(content(), file)
 
-    former, *numbers = sys.argv[1:]
-    with LocalCluster(workers=1, ps=max(map(int, numbers))) as cluster:
-        for number in numbers:
-            path = f"{former}_{number}"
-            train_further(cluster, int(number), former, path)
-            former = path
+    former = []
+    with LocalCluster(workers=1, ps=4) as cluster:
+        for servers in (1, 4, 3, 2):
+            path = None if sys.argv[1:] else f"saved_{servers}"
+            restore(cluster, servers, sys.argv[1:] or former, path)
+            former = [path]
 """
 
 
 @pytest.mark.timeout(1000)
-def test_a_table_is_restored_on_1_to_4_servers_from_any_of_these(run_program):
-    former = "none"
-    # The second program restores what another process has saved.
-    for numbers in ((1, 4, 3), (2, 1)):
-        sizes = run_program(RESHARDING, former, *numbers, timeout=300).stdout.split()
-        assert len(sizes) == len(numbers)
-        assert all(int(size) > 0 for size in sizes)
-        former = "_".join([former, *map(str, numbers)])
+def test_tables_and_sharded_variables_are_restored_on_any_number_of_servers(run_program):
+    first = run_program(RESHARDING, timeout=300).stdout.split()
+    assert first[0] == "0"
+    assert all(int(size) > 0 for size in first[1:])
+    # What another process has saved, on each number of servers, is restored on each number of them.
+    run_program(RESHARDING, *[f"saved_{servers}" for servers in range(1, 5)], timeout=300)
 
 
 LOSING = """

@@ -1,37 +1,14 @@
 """Tests of where the sockets that TensorFlow listens with can be reached."""
 
 import contextlib
-import ipaddress
 import socket
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from coordinator.errors import LaunchError
 from coordinator.heartbeat.listening import accept_only_at, networks_of, own_network
-
-DEADLINE = 60.0
-# How long a connection is tried that the kernel should drop, in seconds: long enough for one that it does not.
-MOMENT = 0.5
-
-
-def answers(host: str, port: int, timeout: float = DEADLINE) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=timeout):
-        return True
-    return False
-
-
-def own_addresses() -> list[str]:
-    """The addresses of this machine at which others reach it."""
-    addresses = [each.address for found in psutil.net_if_addrs().values() for each in found]
-    reached = []
-    for address in addresses:
-        with contextlib.suppress(ValueError):
-            ip = ipaddress.ip_address(address)
-            if not ip.is_loopback and not ip.is_link_local:
-                reached.append(address)
-    return reached
+from tests.heartbeat.reach import DEADLINE, MOMENT, answers, own_addresses
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """A package `tensorflow` with just what `coordinator serve` uses, so that a server starts in a moment.
 
-It answers probes as the real one does, and prints some of its environment, and `FAKE_PRINTS`. A task named in
-`FAKE_BROKEN` fails to start, as a real one may.
+It listens at every address and answers probes as the real one does, and prints some of its environment, and
+`FAKE_PRINTS`. A task named in `FAKE_BROKEN` fails to start, as a real one may.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ class Server(grpc.GenericRpcHandler):
         device = bytes([10, len(name)]) + name + bytes([0x31]) + os.urandom(8)
         self._reply = bytes([10, len(device)]) + device
         self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(2), handlers=[self])
-        self._server.add_insecure_port(cluster[job_name][task_index])
+        self._server.add_insecure_port("[::]:" + cluster[job_name][task_index].rpartition(":")[2])
         self._server.start()
 
     def join(self):

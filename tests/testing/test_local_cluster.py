@@ -62,7 +62,7 @@ def test_servers_and_client_are_reached_on_this_machine_alone(run_program: Progr
     source = """
         import coordinator, os, psutil
         from coordinator.testing import LocalCluster
-        from tests.heartbeat.test_listening import MOMENT, answers, own_addresses
+        from tests.heartbeat.reach import MOMENT, answers, own_addresses
 
         with LocalCluster(workers=1, ps=1) as cluster, coordinator.ParameterServerStrategy(cluster.resolver):
             for pid in [os.getpid(), *cluster.processes.values()]:

@@ -102,7 +102,7 @@ def one_device(name: str) -> OneDevice:
 
 
 class Client:
-    """A client of a worker with two devices; a subclass has methods that return observations.
+    """A client of workers with two devices each; a subclass has methods that return observations.
 
     Args:
       strategy: the strategy.
@@ -138,13 +138,16 @@ def replica_number() -> Any:
 
 
 def write_observations(kind: type[Client]) -> None:
-    """Prints a JSON object with what the methods return that the arguments of the program name, after the folder."""
-    folder, *names = sys.argv[1:]
+    """Prints a JSON object with what the methods return that the program's arguments name.
+
+    They come after the folder and the number of workers.
+    """
+    folder, workers, *names = sys.argv[1:]
     for model in ("dense", *(OPTIMIZERS if "optimizers" in names else ()), *{"recurrent"}.intersection(names)):
         one_device(model)
     options = coordinator.Options(reconnect_interval=0.1, heartbeat_interval=0.2)
     with (
-        LocalCluster(workers=1, ps=1, devices_per_worker=2) as cluster,
+        LocalCluster(workers=int(workers), ps=1, devices_per_worker=2) as cluster,
         coordinator.ParameterServerStrategy(cluster.resolver, options=options) as strategy,
     ):
         client = kind(strategy, cluster, folder)

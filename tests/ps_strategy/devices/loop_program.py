@@ -6,11 +6,13 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+import tf_keras
 
 import coordinator
 from coordinator.ps_strategy.fusing.graph_copies import packed_function
 from tests.ps_strategy.devices.client import (
     BATCH,
+    EXAMPLES,
     MEAN,
     SERIES,
     STEPS,
@@ -161,15 +163,23 @@ class Loops(Client):
         }
 
     def _train(self, step: Any) -> Any:
-        """Schedules a step with the batches of two epochs; returns what it was traced into."""
+        """Schedules a step with the batches of two epochs; returns what it was traced into.
+
+        Several workers have parts of the same batches, one after the other.
+        """
+        workers = len(self.strategy.cluster.workers)
 
         def data(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            size = context.get_per_replica_batch_size(BATCH)
-            return tf.data.Dataset.from_tensor_slices((X, Y)).repeat().batch(size, drop_remainder=True)
+            size = context.get_per_replica_batch_size(BATCH // workers)
+            batches = tf.data.Dataset.from_tensor_slices((X, Y)).repeat().batch(size, drop_remainder=True)
+            return batches.shard(context.num_input_pipelines, context.input_pipeline_id)
 
         iterator = iter(self.strategy.experimental_distribute_datasets_from_function(data))
         for _ in range(STEPS):
-            self.strategy.schedule(step, args=(iterator,))
+            for worker in range(workers):
+                self.strategy.schedule(step, args=(iterator,), worker=worker if workers > 1 else None)
+            if workers > 1:
+                self.strategy.join()
         self.strategy.join()
         return self.concrete(step, iterator)
 
@@ -200,6 +210,15 @@ class Loops(Client):
 
             return self.strategy.run(replica)
 
+        def mean_loss() -> Any:
+            return tf_keras.losses.MeanSquaredError()(tf.zeros([2, 1]), tf.ones([2, 1]))
+
+        mirrored = tf.distribute.MirroredStrategy(["/cpu:0"])
+        try:
+            mirrored.run(tf.function(mean_loss, autograph=False))
+            reduction = "none"
+        except ValueError as error:
+            reduction = f"ValueError: {error}"
         try:
             self.strategy.run(lambda: 0)
             eager = "none"
@@ -210,6 +229,8 @@ class Loops(Client):
             "push": self.refusal(push_in_replica),
             "update": self.refusal(update_with_parts),
             "eager": eager,
+            "reduction": self.refusal(lambda: self.strategy.run(mean_loss)),
+            "reduction of MirroredStrategy": reduction,
         }
 
     def rules(self) -> Any:
@@ -218,6 +239,23 @@ class Loops(Client):
         kinds = {"Asynchronous": updates.Asynchronous, "ModelAverage": updates.ModelAverage}
         kinds["Synchronous"] = lambda *given: updates.Synchronous(*given, grads_to_wait=1)
         return {name: self._loop(kind) for name, kind in kinds.items()}
+
+    def two_workers(self) -> Any:
+        """A loop and fits of the same batches, in which an update has the gradients of all parts of a batch."""
+        one = one_device("dense")
+        with self.strategy.scope():
+            model = dense_model()
+            model.set_weights(one.initial)
+            rule = coordinator.updates.Synchronous(adam(), model.trainable_variables, grads_to_wait=4)
+            model.compile(rule, loss())
+        for first in 2 * [*range(0, EXAMPLES, BATCH)]:
+            batch = slice(first, first + BATCH)
+            model.fit(X[batch], Y[batch], batch_size=BATCH // 4, shuffle=False, verbose=0)
+        updates = int(model.optimizer.iterations.numpy())
+        return {
+            "loop": self._loop(lambda *given: coordinator.updates.Synchronous(*given, grads_to_wait=2)),
+            "fit": {"difference": one.difference(model), "updates": updates, "clocks": rule.statistics().clocks},
+        }
 
     def recurrent(self) -> Any:
         """`fit` of a recurrent model, whose loops read variables."""

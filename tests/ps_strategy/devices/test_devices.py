@@ -15,9 +15,9 @@ DEVICES = ["/device:CPU:0", "/device:CPU:1"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
-def observed(run_program: ProgramRunner, program: Any, folder: Path, *scenarios: str) -> dict:
+def observed(run_program: ProgramRunner, program: Any, folder: Path, *scenarios: str, workers: int = 1) -> dict:
     """Returns what a program printed about each of some scenarios."""
-    ran = run_program(Path(program.__file__).read_text(), folder, *scenarios, timeout=280)
+    ran = run_program(Path(program.__file__).read_text(), folder, workers, *scenarios, timeout=280)
     return json.loads(ran.stdout.splitlines()[-1])
 
 
@@ -94,6 +94,25 @@ def test_rules_take_gradients_that_were_summed_on_the_worker(run_program, tmp_pa
         assert found["devices"] == DEVICES, name
 
 
+def test_the_mean_loss_of_keras_2_is_refused_as_by_other_strategies(seen):
+    found = seen["refused_calls"]
+    assert "Please use `tf.keras.losses.Reduction.SUM`" in found["reduction"]
+    assert found["reduction"] == found["reduction of MirroredStrategy"]
+
+
+@pytest.mark.long
+def test_two_workers_with_two_devices_each_equal_one_device(run_program, tmp_path):
+    found = observed(run_program, loop_program, tmp_path, "two_workers", workers=2)["two_workers"]
+    for name in ("loop", "fit"):
+        assert found[name]["difference"] < TOLERANCE, name
+        assert found[name]["updates"] == STEPS, name
+    # Each device of each worker has had a part of each batch; the loop says which worker runs which step.
+    assert found["loop"]["batches"] == 4 * STEPS
+    assert found["loop"]["devices"] == DEVICES
+    assert len(found["fit"]["clocks"]) == 2
+    assert all(found["fit"]["clocks"].values())
+
+
 @pytest.mark.long
 def test_fit_on_two_devices_equals_one_device_whatever_the_data(run_program, tmp_path):
     fits = observed(run_program, fit_program, tmp_path, "fits")["fits"]
@@ -132,7 +151,7 @@ def test_models_of_any_kind_are_trained_on_two_devices_or_refused(run_program, t
 
 @pytest.mark.long
 def test_servers_are_lost_and_a_worker_with_other_devices_takes_no_part(run_program, tmp_path):
-    ran = run_program(Path(fit_program.__file__).read_text(), tmp_path, "failures", timeout=280)
+    ran = run_program(Path(fit_program.__file__).read_text(), tmp_path, 1, "failures", timeout=280)
     found = json.loads(ran.stdout.splitlines()[-1])["failures"]
     assert found["results"] == [[3] * 20] * 3
     # Those since the checkpoint are lost with the parameter server. What was run again counts again.

@@ -61,6 +61,24 @@ def test_a_loop_a_branch_a_map_and_a_function_share_one_read():
     assert reads(hoisted(step, tf.ones([2, 2]))) == (1, 0)
 
 
+@pytest.mark.parametrize("number", [0, 2])
+def test_branches_of_a_switch_share_one_read_and_what_one_changes_is_read_in_it(number):
+    weight, changed = tf.Variable([2.0]), tf.Variable([3.0])
+
+    def change():
+        changed.assign_add(weight)
+        return changed * 1.0
+
+    @tf.function
+    def step(x, number):
+        x = tf.switch_case(number, [lambda: x * weight, lambda: x + weight, change])
+        return x + weight
+
+    concrete = hoisted(step, tf.ones([1]), tf.constant(number))
+    assert reads(concrete) == (1, 1)
+    assert [each.type for each in concrete.graph.get_operations() if "Case" in each.type] == ["Case"]
+
+
 def test_a_loop_without_side_effects_delays_no_other_operation():
     weight = tf.Variable([2.0])
 

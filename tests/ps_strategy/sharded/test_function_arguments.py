@@ -14,20 +14,21 @@ def tables(sharded):
     return [sharded(VALUE * factor, parts=2) for factor in (1, 10)]
 
 
-def test_a_function_takes_it_as_an_argument_and_is_traced_once_for_its_kind(tables):
-    traces = []
+def test_a_function_takes_it_as_an_argument_and_is_traced_once_for_each(tables):
+    traced = []
 
     @tf.function
     def add_and_read(table, ids):
-        traces.append(table)
+        traced.append(table)
         table.scatter_add(tf.IndexedSlices(tf.ones([2, 2]), ids))
         return tf.gather(table, ids)
 
     ids = tf.constant([5, 0])
     for table, factor in zip(tables, (1, 10), strict=True):
         np.testing.assert_array_equal(add_and_read(table, ids), factor * VALUE[[5, 0]] + 1)
+    for table, factor in zip(tables, (1, 10), strict=True):
         np.testing.assert_array_equal(add_and_read(table, ids), factor * VALUE[[5, 0]] + 2)
-    assert len(traces) <= 2
+    assert [id(table) for table in traced] == [id(table) for table in tables]
 
 
 def test_a_scheduled_function_takes_it_as_an_argument(strategy, tables):
