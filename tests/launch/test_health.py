@@ -70,7 +70,7 @@ def test_the_health_of_a_local_server_can_be_asked_on_this_machine_alone(health:
         socket.create_connection(("127.0.0.2", health.port), timeout=60)
 
 
-def test_the_health_of_a_server_that_is_reached_everywhere_is_answered_over_ipv4_and_ipv6(config: TaskConfig) -> None:
+def test_the_health_of_an_open_server_is_answered_over_ipv4_and_ipv6(config: TaskConfig) -> None:
     health = Health(config, 0, None)
     try:
         bound = [each.laddr.ip for each in psutil.Process().net_connections("tcp") if each.laddr.port == health.port]
