@@ -70,7 +70,7 @@ class Program:
             scheduler_of(strategy).servers,
             strategy.extended._variables,
             lambda: strategy.cluster.statistics().finished,
-            lambda: self.bring_back() is not None,
+            lambda: self.recovery.missing() is None or self.bring_back() is not None,
             scheduler_of(strategy).quiet,
         )
         self.manager = self.new_manager("saved")
