@@ -72,6 +72,18 @@ def test_there_is_room_for_more_steps_if_they_are_short(
     assert len(feed.unfinished) == most - 1
 
 
+def test_the_logs_of_the_last_turn_become_those_of_the_step_that_finishes_last(scheduler: Scheduler) -> None:
+    feed = ClientFeed(iter(()), scheduler)
+    early, middle, last = added(feed, scheduler, 3)
+    early.set_result({"seen": 1.0})
+    earlier_turn, of_keras = feed.wait_room(), feed.wait_room()
+    for number, future in enumerate((last, middle), start=2):
+        future.set_result({"seen": float(number)})
+    # Keras reports what it was given in the last turn as the logs of the epoch, if they are not the model's metrics.
+    feed.wait_finished()
+    assert (of_keras, earlier_turn) == ({"seen": 3.0}, {"seen": 1.0})
+
+
 def test_the_first_result_is_awaited(scheduler: Scheduler) -> None:
     feed = ClientFeed(iter(()), scheduler)
     [future] = added(feed, scheduler, 1)
