@@ -33,6 +33,11 @@ def parse_address(text: object) -> Address:
     return Address(host, int(port))
 
 
+def in_address(host: str) -> str:
+    """Returns a host as it is written before the port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 class PageAddress(NamedTuple):
     """Where a page is served.
 
@@ -49,7 +54,7 @@ class PageAddress(NamedTuple):
     @property
     def url(self) -> str:
         """The page's address."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = in_address(self.host)
         return f"http://{host}:{self.port}/{self.token}/"
 
     def __str__(self) -> str:

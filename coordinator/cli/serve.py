@@ -28,7 +28,7 @@ def add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 def serve(given: argparse.Namespace) -> int:
-    """Runs the server until it is told to end, or what it depends on has ended.
+    """Runs the server until a signal ends it, or what it depends on has ended.
 
     Returns:
       The exit code: 2 if it cannot serve, after a line that says why.

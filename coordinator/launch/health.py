@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from coordinator.addresses import in_address
 from coordinator.errors import LaunchError
 from coordinator.heartbeat.listening import Network
 from coordinator.heartbeat.task_probe import TaskProbe
@@ -44,7 +45,7 @@ class Health:
         self.count_clients: Callable[[], int] | None = None
         self._config = config
         host = "" if networks is None else str(networks[0].network_address + (networks[0].num_addresses > 1))
-        self._probe = TaskProbe(f"{_in_address(host) or '127.0.0.1'}:{config.port}")
+        self._probe = TaskProbe(f"{in_address(host) or '127.0.0.1'}:{config.port}")
         if not host and socket.has_dualstack_ipv6():
             # As TensorFlow does: both IPv6 and IPv4.
             host = "::"
@@ -126,7 +127,3 @@ class Health:
 
 def _metric(name: str, kind: str, text: str, value: float, labels: str = "") -> str:
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name}{labels} {value}\n"
-
-
-def _in_address(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

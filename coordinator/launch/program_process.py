@@ -211,7 +211,7 @@ def _log(path: pathlib.Path | None) -> contextlib.AbstractContextManager[RawIOBa
 
 def _write_log(log: RawIOBase | None, data: bytes) -> None:
     if log is not None:
-        # The disk may be full: whoever reads a pipe no more ends the program that writes to it.
+        # The disk may be full: a program that writes to a pipe that is not read any more ends.
         with contextlib.suppress(OSError):
             log.write(data)
 

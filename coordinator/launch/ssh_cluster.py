@@ -12,6 +12,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from coordinator.addresses import in_address
 from coordinator.errors import LaunchError
 from coordinator.launch.gpus import VISIBLE, divide_gpus
 from coordinator.launch.host_report import HostReport
@@ -73,9 +74,9 @@ def connect(
         reports = {name: answer.result() for name, answer in asked.items()}
     ports = {name: iter(report.ports) for name, report in reports.items()}
     addresses = {
-        job: [f"{_in_address(named[name])}:{next(ports[name])}" for name in names] for job, names in places.items()
+        job: [f"{in_address(named[name])}:{next(ports[name])}" for name in names] for job, names in places.items()
     }
-    own = _in_address(_own_host(named.values()))
+    own = in_address(_own_host(named.values()))
     for role, address in zip(roles, free_addresses(len(tuple(roles))), strict=True):
         addresses[role] = [f"{own}:{address.rpartition(':')[2]}"]
     starters = {(job, index): hosts[name] for job, names in places.items() for index, name in enumerate(names)}
@@ -106,11 +107,6 @@ def _own_host(names: Iterable[str]) -> str:
         local = ", ".join(name for name, is_local in is_loopback.items() if is_local)
         raise LaunchError(f"Other hosts cannot reach {local}: name this machine as they do, or leave it out.")
     return next(iter(own.values()))
-
-
-def _in_address(host: str) -> str:
-    """Returns a host as it stands before the port."""
-    return f"[{host}]" if ":" in host else host
 
 
 def _source_address(name: str) -> str:
