@@ -58,12 +58,11 @@ class ShardFunctions:
         self.copies = copies
         self.are_sums = self.was_reported = False
         self._of_examples: dict[Any, Any] = {}
-        self._of_range: weakref.WeakKeyDictionary[Source, Any] = weakref.WeakKeyDictionary()
+        self._of_source: weakref.WeakKeyDictionary[Source, tuple[Any, Any]] = weakref.WeakKeyDictionary()
         self.of_batches = _function_of(self._evaluate_batches)
         self.of_dataset = _function_of(self._evaluate_dataset)
         self.trial_of_batches = _function_of(self._try_batches)
         self.trial_of_dataset = _function_of(self._try_dataset)
-        self._trial_of_range: weakref.WeakKeyDictionary[Source, Any] = weakref.WeakKeyDictionary()
         self._state_logs: StateLogs | None = None
 
     def metrics(self) -> list[Any]:
@@ -110,7 +109,14 @@ class ShardFunctions:
 
     def of_range(self, source: Source) -> Any:
         """Returns a function of a range of a source and the batch size."""
-        if source not in self._of_range:
+        return self._functions_of(source)[0]
+
+    def trial_of_range(self, source: Source) -> Any:
+        """Returns a function of the ranges of two batches of a source."""
+        return self._functions_of(source)[1]
+
+    def _functions_of(self, source: Source) -> tuple[Any, Any]:
+        if source not in self._of_source:
             reference: Callable[[], Any] = weakref.ref(source)
 
             def evaluate(positions: Any, batch_size: Any) -> Any:
@@ -124,22 +130,16 @@ class ShardFunctions:
                 spec = tf.nest.map_structure(_spec_of_any_size, outputs)
                 return self._evaluate_slices(spec, count, batch_size, read)
 
-            signature = [tf.TensorSpec([5], tf.int64), tf.TensorSpec([], tf.int64)]
-            self._of_range[source] = tf.function(evaluate, autograph=False, input_signature=signature)
-        return self._of_range[source]
-
-    def trial_of_range(self, source: Source) -> Any:
-        """Returns a function of the ranges of two batches of a source."""
-        if source not in self._trial_of_range:
-            reference: Callable[[], Any] = weakref.ref(source)
-
             def try_ranges(one: Any, other: Any) -> Any:
                 first, second = reference().read(one), reference().read(other)
                 return self._try(tf.nest.map_structure(_spec_of_any_size, first), first, second)
 
-            signature = [tf.TensorSpec([5], tf.int64)] * 2
-            self._trial_of_range[source] = tf.function(try_ranges, autograph=False, input_signature=signature)
-        return self._trial_of_range[source]
+            of_range, size = tf.TensorSpec([5], tf.int64), tf.TensorSpec([], tf.int64)
+            self._of_source[source] = (
+                tf.function(evaluate, autograph=False, input_signature=[of_range, size]),
+                tf.function(try_ranges, autograph=False, input_signature=[of_range, of_range]),
+            )
+        return self._of_source[source]
 
     def _evaluate_slices(self, spec: Any, count: Any, batch_size: Any, read: Callable[[Any, Any], Any]) -> Any:
         """Evaluates `count` examples in batches of the type `spec`, which `read` returns for two positions."""
@@ -155,9 +155,9 @@ class ShardFunctions:
         )
         return {"state": state, "batches": batches, "logs": logs}
 
-    def _evaluate_dataset(self, dataset: Any, skip: Any, count: Any) -> Any:
-        """Evaluates some elements of a dataset; a `count` of -1 is for all that are left."""
-        iterator = iter(dataset.skip(skip).take(count))
+    def _evaluate_dataset(self, dataset: Any) -> Any:
+        """Evaluates all elements of a dataset."""
+        iterator = iter(dataset)
         step, state, logs = self._begin(dataset.element_spec)
 
         def body(batch: Any, batches: Any, state: Any, _: Any) -> Any:
@@ -243,9 +243,10 @@ class ShardFunctions:
                 are_results = isinstance(logs, dict) and set(logs) == self._result_names()
                 after = [scope.get_current_value(each) for each in variables]
             assigned.extend(scope.others)
+            logs = {} if are_results or logs is None else logs
             traced[:] = after, logs if isinstance(logs, dict) else {}
             shaped = [tf.ensure_shape(value, each.shape) for value, each in zip(after, variables, strict=True)]
-            return shaped, {} if are_results or logs is None else logs
+            return shaped, logs
 
         states = [tf.TensorSpec(each.shape, each.dtype) for each in variables]
         concrete = tf.function(run_step, autograph=False).get_concrete_function(states, spec)

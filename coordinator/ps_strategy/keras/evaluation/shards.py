@@ -165,7 +165,7 @@ class WorkerShards(Shards):
     def calls(self, functions: ShardFunctions) -> Iterator[ShardCall]:
         """See `Shards`."""
         for worker in self._workers:
-            yield ShardCall(functions.of_dataset, (self._dataset, np.int64(0), np.int64(-1)), 0, worker)
+            yield ShardCall(functions.of_dataset, (self._dataset,), 0, worker)
 
     def trial(self, functions: ShardFunctions) -> ShardCall | None:
         """See `Shards`."""

@@ -6,6 +6,7 @@ Each shard of an evaluation has such a log of its own batches. That of all batch
                                               '-- replaced by the state of all shards
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,8 +34,9 @@ class StateLogs:
             if found is not None:
                 self._logs[name] = log.name
                 operations |= found
-        self._definition = _part_of(graph, operations)
-        self._compute = tf.function(self._imported, autograph=False)
+        self._definition = _part_of(graph, operations) if operations else None
+        # Of a method that is traced for several objects, TensorFlow warns that it is traced too often.
+        self._compute = tf.function(functools.partial(self._imported), autograph=False)
 
     def values(self, state: Sequence[Any]) -> dict[str, Any]:
         """Returns these logs by name, as NumPy values.
@@ -50,10 +52,11 @@ class StateLogs:
     def _imported(self, state: Sequence[Any]) -> dict[str, Any]:
         given = dict(zip(self._after, state, strict=True))
         computed = [name for name in self._logs.values() if name not in given]
-        used = {each if ":" in each else f"{each}:0" for node in self._definition.node for each in node.input}
-        inputs = {name: value for name, value in given.items() if name in used}
-        found = tf.graph_util.import_graph_def(self._definition, inputs, computed, name="") if computed else []
-        given.update(zip(computed, found, strict=True))
+        if self._definition is not None:
+            used = {each if ":" in each else f"{each}:0" for node in self._definition.node for each in node.input}
+            inputs = {name: value for name, value in given.items() if name in used}
+            found = tf.graph_util.import_graph_def(self._definition, inputs, computed, name="")
+            given.update(zip(computed, found, strict=True))
         return {name: tf.identity(given[tensor]) for name, tensor in self._logs.items()}
 
 
