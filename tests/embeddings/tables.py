@@ -1,11 +1,13 @@
 """Tables for tests, and steps that train them."""
 
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from coordinator import ParameterServerStrategy
+from coordinator import ParameterServerLost, ParameterServerStrategy
 from coordinator.embeddings import Table
 
 TIMEOUT = 120.0
@@ -57,3 +59,10 @@ class Trainer:
         gradient = np.broadcast_to(np.asarray(gradient, np.float32), [*keys.shape, DIM])
         result: np.ndarray = self._strategy.schedule(self._step, args=(keys, gradient)).result(TIMEOUT)
         return result
+
+
+def wait_recovered(strategy: ParameterServerStrategy, recovered: Sequence[Any]) -> None:
+    """Waits until a recovery has been reported to the callback that appends to `recovered`."""
+    while not recovered:
+        with contextlib.suppress(TimeoutError, ParameterServerLost):
+            strategy.join(1)

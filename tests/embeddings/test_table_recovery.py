@@ -127,7 +127,7 @@ EMPTIED = """
     import coordinator
     from coordinator.embeddings import Embedding, export, export_delta
     from coordinator.testing import LocalCluster
-    from tests.embeddings.tables import Trainer, make_table
+    from tests.embeddings.tables import Trainer, make_table, wait_recovered
 
     def refused(function, *arguments):
         try:
@@ -153,11 +153,7 @@ EMPTIED = """
         export(model, "1")
         cluster.kill("ps", 1)
         cluster.restart("ps", 1)
-        while not recovered:
-            try:
-                strategy.join(1)
-            except (TimeoutError, coordinator.ParameterServerLost):
-                pass
+        wait_recovered(strategy, recovered)
         assert table.size() == 0
         # As many as before.
         for _ in range(2):
@@ -187,7 +183,7 @@ ACCUMULATING = """
     import coordinator
     from coordinator.embeddings import Constant, Embedding
     from coordinator.testing import LocalCluster
-    from tests.embeddings.tables import DIM, make_table
+    from tests.embeddings.tables import DIM, make_table, wait_recovered
 
     KEYS = np.arange(20)
 
@@ -219,11 +215,7 @@ ACCUMULATING = """
         train(2)
         cluster.kill("ps", 1)
         cluster.restart("ps", 1)
-        while not recovered:
-            try:
-                strategy.join(1)
-            except (TimeoutError, coordinator.ParameterServerLost):
-                pass
+        wait_recovered(strategy, recovered)
         assert number.numpy() == -1
         # The same steps again.
         train(4)

@@ -27,6 +27,7 @@ from tests.workers.finite_data import FiniteData
 WORKERS = 2
 CAPACITY = 8
 PACKAGE = str(ROOT / "coordinator")
+Prepare = Callable[[Scheduler, Gate], Any]
 WAITING = ("coordinator/queueing/waiting.py", "coordinator/future.py")
 
 
@@ -99,19 +100,29 @@ def look(scheduler: Scheduler, gate: Gate) -> object:
     return lambda: (scheduler.done(), scheduler.join(), scheduler.cluster.statistics())
 
 
+def interrupted_calls(scheduler: Scheduler, runtime: FakeRuntime, prepare: Prepare) -> Iterator[Gate]:
+    """Makes a call again and again, interrupted one moment later each time and not at all the last time.
+
+    Yields after each call the gate at which the closures are that it has scheduled.
+    """
+    for number in itertools.count(1):
+        gate = Gate(runtime)
+        was_interrupted = is_interrupted_at(number, prepare(scheduler, gate))
+        yield gate
+        if not was_interrupted:
+            break
+    assert number > 3
+
+
 @pytest.mark.parametrize(
     "prepare",
     [schedule_for_idle_workers, schedule_for_busy_workers, schedule_with_an_argument, cancel, cancel_all, look],
     ids=lambda function: function.__name__,
 )
-def test_ctrl_c_may_come_at_any_moment_of_a_call(
-    prepare: Callable[[Scheduler, Gate], Callable[[], object]],
-) -> None:
+def test_ctrl_c_may_come_at_any_moment_of_a_call(prepare: Prepare) -> None:
     runtime = FakeRuntime(WORKERS)
     with running_scheduler(runtime) as scheduler:
-        for number in itertools.count(1):
-            gate = Gate(runtime)
-            was_interrupted = is_interrupted_at(number, prepare(scheduler, gate))
+        for _ in interrupted_calls(scheduler, runtime, prepare):
             scheduler.cancel_all()
             futures = [scheduler.schedule(index_of, "after", worker=worker) for worker in range(WORKERS)]
             futures.append(scheduler.schedule(index_of, "after"))
@@ -119,24 +130,16 @@ def test_ctrl_c_may_come_at_any_moment_of_a_call(
             assert all(future.exception(0) is None for future in futures)
             statistics = scheduler.cluster.statistics()
             assert (statistics.waiting, statistics.running) == (0, 0)
-            if not was_interrupted:
-                break
         # Each worker is still woken when there is something for it.
         wait_until(lambda: len(scheduler.queue.workers.idle()) == WORKERS)
-    assert number > 3
 
 
 def test_ctrl_c_in_schedule_with_an_argument_leaves_nothing_that_never_runs() -> None:
     runtime = FakeRuntime(WORKERS)
     with running_scheduler(runtime) as scheduler:
-        for number in itertools.count(1):
-            gate = Gate(runtime)
-            was_interrupted = is_interrupted_at(number, schedule_with_an_argument(scheduler, gate))
+        for gate in interrupted_calls(scheduler, runtime, schedule_with_an_argument):
             gate.open()
             scheduler.join(LIMIT)
-            if not was_interrupted:
-                break
-    assert number > 3
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
