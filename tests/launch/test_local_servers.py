@@ -7,13 +7,30 @@ from coordinator.launch import local_servers as module
 from coordinator.launch.local_servers import free_addresses
 
 
-def test_every_address_is_different_and_can_be_bound() -> None:
+def test_every_address_is_different_and_can_be_served_on() -> None:
     addresses = free_addresses(50)
     assert len(set(addresses)) == 50
     for address in addresses:
-        host, _, port = address.partition(":")
-        with socket.socket() as listener:
-            listener.bind((host, int(port)))
+        with listening_on(address):
+            pass
+
+
+def test_the_port_of_a_server_that_ended_a_moment_ago_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    [address] = free_addresses(1)
+    host, port = address.partition(":")[::2]
+    with listening_on(address) as listener, socket.create_connection((host, int(port))):
+        # The end that closes first keeps the port in the state TIME_WAIT for a minute.
+        listener.accept()[0].close()
+    monkeypatch.setattr(module, "PORTS", range(int(port), int(port) + 1))
+    assert free_addresses(1) == [address]
+    with listening_on(address):
+        pass
+
+
+def listening_on(address: str) -> socket.socket:
+    """Returns a socket that listens as servers do: also on a port whose last connection ended a moment ago."""
+    host, _, port = address.partition(":")
+    return socket.create_server((host, int(port)))
 
 
 def test_outgoing_connections_are_never_given_such_a_port() -> None:
@@ -23,9 +40,7 @@ def test_outgoing_connections_are_never_given_such_a_port() -> None:
 
 
 def test_taken_ports_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", int(free_addresses(1)[0].partition(":")[2])))
-        listener.listen()
+    with listening_on(free_addresses(1)[0]) as listener:
         taken = listener.getsockname()[1]
         monkeypatch.setattr(module, "PORTS", range(taken, taken + 1))
         monkeypatch.setattr(module, "_MOST_ATTEMPTS", 20)
