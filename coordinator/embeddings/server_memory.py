@@ -51,10 +51,12 @@ def _first_line(device: str, path: str) -> bytes | None:
     """Returns the first line of a file of a server's machine, or of this one; None if there is no such file."""
     try:
         if tf.DeviceSpec.from_string(device).job != "ps":
-            # TensorFlow would log that there is no such file.
             with open(path, "rb") as file:
                 return file.readline()
         with tf.device(device):
+            # Reading a file that does not exist, TensorFlow would log an error that looks like one of the training's.
+            if not tf.io.matching_files(path).shape[0]:
+                return None
             line: bytes = _read(tf.constant(path)).numpy()
     except (OSError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
         return None

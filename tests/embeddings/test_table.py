@@ -139,3 +139,25 @@ def test_a_table_that_does_not_fit_the_machine_is_refused(strategy):
     for wrong in ({"when_full": "wait"}, {"admission": 3}, {"eviction": [3]}, {"optimizer": "adam"}, {"capacity": 0}):
         with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
             make_table(strategy, **wrong)
+
+
+CREATION = """
+import keras
+
+import coordinator
+from coordinator.testing import LocalCluster
+
+with LocalCluster(workers=1, ps=1) as cluster:
+    strategy = coordinator.ParameterServerStrategy(cluster.resolver)
+    with strategy.scope():
+        coordinator.embeddings.Table("words", 4, 10, keras.optimizers.SGD())
+    strategy.close()
+"""
+
+
+@pytest.mark.long
+def test_a_new_table_makes_tensorflow_warn_of_nothing(run_program):
+    logged = run_program(CREATION, environment={"TF_CPP_MIN_LOG_LEVEL": "1"}).stderr
+    # Not every machine has the file in which a container's limit stands.
+    assert "cgroup" not in logged
+    assert not [line for line in logged.splitlines() if line.startswith("W0")]
