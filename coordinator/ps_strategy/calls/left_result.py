@@ -115,7 +115,7 @@ def wait_computed(outputs: Any, context: WorkerContext) -> None:
     """Waits until a function has computed its outputs, which stay on the worker. Raises what it raised."""
     tensors = [part for part in tf.nest.flatten(outputs, expand_composites=True) if isinstance(part, tf.Tensor)]
     if tensors:
-        with tf.device(context.device):
+        with tf.device(context.calling_device):
             tf.size(tensors[0]).numpy()
 
 

@@ -64,6 +64,7 @@ class ReadAhead:
           ClosureCancelledError: the call was cancelled.
           tf.errors.OpError: it could not be read.
         """
+        context = context.on_cpu
         try:
             return choice.positions, self._examples_on(context, choice)
         except BaseException as error:

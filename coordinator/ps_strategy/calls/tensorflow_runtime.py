@@ -59,7 +59,8 @@ class TensorFlowRuntime:
         connection = self._membership.begin_attempt(worker)
         if connection is None:
             raise tf.errors.UnavailableError(None, None, f"{device} is not connected.")
-        context = WorkerContext(worker, f"{device}/device:CPU:0", connection.number, cancellation, self.turns)
+        cpu, calling = f"{device}/device:CPU:0", f"{device}{connection.calling_device}"
+        context = WorkerContext(worker, cpu, calling, connection.number, cancellation, self.turns)
         try:
             return work(context)
         except BaseException:

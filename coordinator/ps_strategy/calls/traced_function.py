@@ -176,7 +176,7 @@ class TracedFunction:
         captures = captures_of(self.concrete)
         called = self._renamed.present(concrete, captures)
         try:
-            with tf.device(context.device):
+            with tf.device(context.calling_device):
                 return call_concrete(called, inputs, context.cancellation, stands_for=stands_for or concrete)
         except tf.errors.OpError as error:
             self._renamed.record_failure(concrete, captures)

@@ -46,11 +46,13 @@ class Connection:
       incarnation: the random number that the server drew when it started.
       number: differs from that of every other connection of this cluster.
       since: when the connection was made, on the `time.monotonic` clock.
+      calling_device: the device, relative to the server, on which functions are called.
     """
 
     incarnation: int
     number: int
     since: float
+    calling_device: str
 
 
 def plan_change(

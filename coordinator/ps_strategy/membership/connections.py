@@ -38,7 +38,7 @@ from coordinator.ps_strategy.membership.goodbye import Goodbye
 from coordinator.ps_strategy.membership.handshake import Handshake
 from coordinator.ps_strategy.membership.remote_context import ClientLease
 from coordinator.ps_strategy.membership.sentinel_variable import SentinelVariables
-from coordinator.ps_strategy.membership.worker_devices import WorkerDevices
+from coordinator.ps_strategy.membership.worker_devices import WorkerDevices, calling_device
 from coordinator.ps_strategy.tensorflow_internals.process import context_id
 
 Value = TypeVar("Value")
@@ -221,7 +221,10 @@ class Connections:
         if not self._sentinels.are_reachable(numbers):
             return False
         now = time.monotonic()
-        new = {task: Connection(incarnation, next(self._numbers), now) for task, incarnation in incarnations.items()}
+        new = {
+            task: Connection(incarnation, next(self._numbers), now, calling_device(statuses[task].devices))
+            for task, incarnation in incarnations.items()
+        }
         addresses = {task: self.addresses[task] for task in sorted({*kept, *new})}
         self.present = kept
         self.settled.clear()

@@ -1,6 +1,7 @@
-"""The devices of a worker that compute: each is a replica, and all workers of a cluster have the same.
+"""The devices of a worker that compute: where a function is called, and which are replicas.
 
-A function is traced once for all workers, with the names of their devices in it, so a worker with others takes no part.
+A function is traced once for all workers. If they have several replicas, the names of these are in it, so all workers
+have the same, and a worker with others takes no part.
 """
 
 import dataclasses
@@ -25,7 +26,8 @@ class WorkerDevices:
     def of(cls, names: Sequence[str]) -> "WorkerDevices":
         """Chooses from the devices of a server: its GPUs if it has several, otherwise its CPUs.
 
-        One GPU, too, is one replica: TensorFlow places each operation on it that can be computed there.
+        A worker with one GPU is one replica, as one without any is, and both may be in a cluster: what a function of
+        one replica computes on is decided when it is called.
 
         Args:
           names: such as `/job:worker/replica:0/task:0/device:CPU:0`.
@@ -41,3 +43,15 @@ class WorkerDevices:
 
     def __str__(self) -> str:
         return f"{self.count} {self.kind} device{'' if self.count == 1 else 's'}"
+
+
+def calling_device(names: Sequence[str]) -> str:
+    """Returns the device, relative to its server, on which functions are called: the first GPU, or else the CPU.
+
+    TensorFlow computes there what no device was chosen for, as far as it can.
+
+    Args:
+      names: of all devices of the server.
+    """
+    has_gpu = any(tf.DeviceSpec.from_string(name).device_type == "GPU" for name in names)
+    return "/device:GPU:0" if has_gpu else "/device:CPU:0"

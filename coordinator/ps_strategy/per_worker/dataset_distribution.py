@@ -74,7 +74,7 @@ class DatasetDistribution:
                     "workers cannot reach it. Make the whole dataset inside the function, or pass the ready one to "
                     "experimental_distribute_dataset."
                 )
-            return traced.call_on(context)
+            return traced.call_on(context.on_cpu)
 
         def share_of(worker: int) -> Hashable:
             return traces.part_read(shares.of(worker))

@@ -38,6 +38,7 @@ class WorkerContext:
     Attributes:
       index: the worker's task index.
       device: the full name of its CPU.
+      calling_device: that of the device on which functions are called: its first GPU, or else its CPU.
       connection_number: the number of the connection, which changes whenever the worker has lost its state.
       cancellation: cancels the calls of this piece of work.
       turns: which workers may run a function for the first time now.
@@ -45,9 +46,19 @@ class WorkerContext:
 
     index: int
     device: str
+    calling_device: str
     connection_number: int
     cancellation: CancellationManager
     turns: BuildTurns
+
+    @property
+    def on_cpu(self) -> "WorkerContext":
+        """The same worker, for functions whose results must be on its CPU.
+
+        A dataset that a function called on a GPU returns, and each iterator of it, belongs to that GPU, which cannot
+        run what the dataset consists of.
+        """
+        return dataclasses.replace(self, calling_device=self.device)
 
 
 class PerWorkerResource:

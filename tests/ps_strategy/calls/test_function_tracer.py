@@ -162,7 +162,7 @@ def test_a_trace_is_freed_with_its_function_without_garbage_collection():
     concrete = function.get_concrete_function()
     function.get_concrete_function()
     traced = TracedFunction(concrete, PerWorkerHandles())
-    context = WorkerContext(0, "/device:CPU:0", 0, CancellationManager(), BuildTurns())
+    context = WorkerContext(0, "/device:CPU:0", "/device:CPU:0", 0, CancellationManager(), BuildTurns())
     assert traced.call_fused(context, StackedInputs.of_steps([[], []])) == [2.0, 3.0]
     cache = TraceCache()
     cache.add(function, [], traced, ())

@@ -78,7 +78,7 @@ def test_a_traced_function_runs_under_another_name_with_the_new_variable(monkeyp
     monkeypatch.setattr(traced_function, "call_concrete", recorded)
 
     def run(manager):
-        return traced.call_on(WorkerContext(0, "/device:CPU:0", 0, manager, BuildTurns())).numpy()
+        return traced.call_on(WorkerContext(0, "/device:CPU:0", "/device:CPU:0", 0, manager, BuildTurns())).numpy()
 
     def recover(value):
         replace_handles([(variable, new_handle(variable))])

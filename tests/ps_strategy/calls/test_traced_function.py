@@ -49,7 +49,7 @@ def call():
     """Starts a call of two steps, as a worker does, and returns its future. Each step returns 3."""
     function = tf.function(lambda: tf.constant(3.0))
     traced = TracedFunction(function.get_concrete_function(), PerWorkerHandles())
-    context = WorkerContext(0, "/device:CPU:0", 0, CancellationManager(), BuildTurns())
+    context = WorkerContext(0, "/device:CPU:0", "/device:CPU:0", 0, CancellationManager(), BuildTurns())
     with concurrent.futures.ThreadPoolExecutor(2 * WORKERS) as pool:
         yield lambda: pool.submit(traced.call_fused, context, StackedInputs.of_steps([[], []]))
 

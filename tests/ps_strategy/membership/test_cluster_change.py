@@ -21,7 +21,7 @@ SERVERS = (PS, OTHER_PS)
 
 
 def connection(incarnation: int = 1) -> Connection:
-    return Connection(incarnation, number=incarnation, since=0.0)
+    return Connection(incarnation, number=incarnation, since=0.0, calling_device="/device:CPU:0")
 
 
 ALL = {task: connection() for task in (PS, OTHER_PS, FIRST, SECOND)}

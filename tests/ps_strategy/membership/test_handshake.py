@@ -18,7 +18,7 @@ CLIENT = Client(5, "client:1", "host")
 
 
 def run(incarnation: int) -> Connection:
-    return Connection(incarnation, number=incarnation, since=0.0)
+    return Connection(incarnation, number=incarnation, since=0.0, calling_device="/device:CPU:0")
 
 
 class Servers:

@@ -14,7 +14,8 @@ from tests.ps_strategy.failure_programs import resharded_inputs
 
 
 def context(worker: int, connection_number: int = 1) -> WorkerContext:
-    return WorkerContext(worker, "/device:CPU:0", connection_number, cancellation=None, turns=BuildTurns())
+    cpu = "/device:CPU:0"
+    return WorkerContext(worker, cpu, cpu, connection_number, cancellation=None, turns=BuildTurns())
 
 
 class Traced:

@@ -21,7 +21,8 @@ from tests.fake_cluster import OPTIONS, running_scheduler
 
 
 def context(worker: int = 0, connection_number: int = 1) -> WorkerContext:
-    return WorkerContext(worker, "/device:CPU:0", connection_number, cancellation=None, turns=BuildTurns())
+    cpu = "/device:CPU:0"
+    return WorkerContext(worker, cpu, cpu, connection_number, cancellation=None, turns=BuildTurns())
 
 
 class Workshop:
