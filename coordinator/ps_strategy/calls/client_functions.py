@@ -43,7 +43,7 @@ _CALL = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource))
 _MOMENT = 0.05
 # What a loop may say besides, to be scheduled as many runs.
 _LOOP_OPTIONS = frozenset({"args", "kwargs", "worker", "timeout"})
-_HANDLE, _BOOL = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool)
+_HANDLE, _BOOL = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
 
 
 def _components(result: Any) -> list[Any]:
@@ -134,7 +134,7 @@ class ClientFunctions:
             if self._waits.is_free and not may_end():
                 return [self.futures.add(schedule(values)), False]
             call.begin_wait(lambda: self._schedule_when_free(call, lambda: schedule(values), may_end))
-            return [np.int64(-1), True]
+            return [np.int32(-1), True]
 
         def wait() -> Any:
             self._wakeup()

@@ -1,7 +1,8 @@
 """Futures as values of a graph: a number that is the handle of a future, which lives as long as the number is used.
 
 TensorFlow's tensors share the memory of the array that Python returns for a handle, and keep the array. So the future
-is kept by the tensors that are its handle, wherever the graph takes them, and released with the last of them.
+is kept by the tensors that are its handle, wherever the graph takes them, and released with the last of them. A handle
+is an int32, which TensorFlow keeps in the memory of the host, also where the graph runs on a GPU.
 """
 
 import itertools
@@ -15,6 +16,8 @@ from coordinator.future import Future
 
 # TensorFlow uses the memory of an array, and does not copy it, if its address is a multiple of this, in bytes.
 _ALIGNMENT = 64
+# How many handles there are; those of futures that are gone are used again.
+_HANDLES = 1 << 31
 
 
 class GraphFuture(tf.experimental.ExtensionType):
@@ -23,7 +26,7 @@ class GraphFuture(tf.experimental.ExtensionType):
     It may be an argument of `strategy.schedule` and of `strategy.local_results`, a variable of a loop, and a result.
 
     Attributes:
-      handle: int64 []; identifies the future. The future lives as long as this tensor or an alias of it.
+      handle: int32 []; identifies the future. The future lives as long as this tensor or an alias of it.
       result_type: the number of the type of its result.
     """
 
@@ -32,7 +35,7 @@ class GraphFuture(tf.experimental.ExtensionType):
 
 
 class _Handle(np.ndarray):
-    """The memory of the handle of a future, which TensorFlow's tensors share; an int64 scalar.
+    """The memory of the handle of a future, which TensorFlow's tensors share; an int32 scalar.
 
     Attributes:
       future: the future.
@@ -50,11 +53,12 @@ class Futures:
 
     def add(self, future: Future) -> Any:
         """Returns a handle of a future."""
-        memory = np.empty(_ALIGNMENT + 8, np.uint8)
+        memory = np.empty(_ALIGNMENT + 4, np.uint8)
         start = -memory.ctypes.data % _ALIGNMENT
         # NumPy leaves out views of another type between an array and the memory, so there are two views of this type.
-        handle: Any = memory[start : start + 8].view(np.int64).view(_Handle).reshape([])
-        number = next(self._numbers)
+        handle: Any = memory[start : start + 4].view(np.int32).view(_Handle).reshape([])
+        numbers = (number % _HANDLES for number in self._numbers)
+        number = next(number for number in numbers if number not in self._handles)
         handle[...] = number
         handle.future = future
         self._handles[number] = handle

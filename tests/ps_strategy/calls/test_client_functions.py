@@ -288,7 +288,7 @@ def test_handles_of_arrays_are_the_memory_of_tensors():
 
     @tf.function
     def make():
-        return tf.numpy_function(add_future, [], tf.int64)
+        return tf.numpy_function(add_future, [], tf.int32)
 
     handle = make()
     gc.collect()
