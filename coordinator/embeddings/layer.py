@@ -53,6 +53,8 @@ class Embedding(keras.layers.Layer):
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.autocast = False
+        # The rows are on CPUs, which a function that XLA compiles for a GPU cannot reach.
+        self.supports_jit = False
         # Now, since a model that is called first while it is traced would create a variable with values.
         self.build()
 

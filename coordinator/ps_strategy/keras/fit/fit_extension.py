@@ -270,11 +270,6 @@ def check_model(model: keras.Model) -> None:
             "run_eagerly=True: workers run traced functions, they have no Python. Compile the model without it; to "
             "debug a step, call model.train_step(batch) of a model that was made without a strategy."
         )
-    if model.jit_compile:
-        raise ValueError(
-            "jit_compile=True: XLA compiles functions for one device, and a step uses variables on parameter servers. "
-            "Compile the model without it."
-        )
     variables = [*model.variables, *(variable for optimizer in _optimizers(model) for variable in optimizer.variables)]
     holds = model.distribute_strategy.extended.holds
     elsewhere = [each.path for each in variables if not is_table(each) and not holds(variable_of(each))]
@@ -282,6 +277,12 @@ def check_model(model: keras.Model) -> None:
         raise ValueError(
             f"{len(elsewhere)} variables of model {model.name!r} are not on parameter servers, {elsewhere[0]!r} among "
             "them. Make the model, its optimizer and its metrics, and compile it, inside `with strategy.scope():`."
+        )
+    # After the variables: Keras chooses XLA by itself for a model outside of the scope, if this process sees a GPU.
+    if model.jit_compile:
+        raise ValueError(
+            "jit_compile=True: XLA compiles functions for one device, and a step uses variables on parameter servers. "
+            "Compile the model without it."
         )
 
 
