@@ -257,4 +257,6 @@ def program_environment(inherited: Mapping[str, str], config: TaskConfig) -> dic
     environment = dict(inherited)
     environment["TF_CONFIG"] = config.to_json()
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # Several processes may share a GPU. The first would take all of its memory, and functions of the others would fail.
+    environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     return environment

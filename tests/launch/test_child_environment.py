@@ -32,6 +32,12 @@ def test_variables_set_by_the_user_are_kept() -> None:
     assert program_environment({"TF_CPP_MIN_LOG_LEVEL": "0"}, CHIEF)["TF_CPP_MIN_LOG_LEVEL"] == "0"
 
 
+def test_a_process_takes_memory_of_a_gpu_as_it_needs_it_unless_told_otherwise():
+    for of in (program_environment, server_environment):
+        assert of({}, WORKER)["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+        assert of({"TF_FORCE_GPU_ALLOW_GROWTH": "false"}, WORKER)["TF_FORCE_GPU_ALLOW_GROWTH"] == "false"
+
+
 def test_a_server_imports_the_package_that_started_it() -> None:
     assert server_environment({}, WORKER)["PYTHONPATH"] == ROOT
     assert server_environment({"PYTHONPATH": "/a"}, WORKER)["PYTHONPATH"] == f"{ROOT}{os.pathsep}/a"
