@@ -26,6 +26,7 @@ class FakeServers:
       before_update: called with the tasks before such an update is made.
       silences: when each address was last found silent.
       silent: the addresses that are silent now.
+      with_gpu: the tasks that have a GPU.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,7 @@ class FakeServers:
         self.before_update = lambda tasks: None
         self.silences: dict[str, float] = {}
         self.silent: set[str] = set()
+        self.with_gpu: set[Task] = set()
 
     # What the heartbeat does.
 
@@ -82,6 +84,7 @@ class FakeServers:
         [task] = (task for task in ADDRESSES if ADDRESSES[task] == address)
 
         def status() -> TaskStatus | None:
-            return TaskStatus(self.incarnations[task], ("CPU:0",)) if task in self.incarnations else None
+            devices = "CPU:0", *(["GPU:0"] if task in self.with_gpu else [])
+            return TaskStatus(self.incarnations[task], devices) if task in self.incarnations else None
 
         return SimpleNamespace(begin_status=lambda timeout: status, close=lambda: None)
