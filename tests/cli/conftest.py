@@ -29,4 +29,6 @@ def environment(tmp_path: Path) -> Environment:
     folders = [fake, os.environ["PYTHONPATH"]]
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "TMPDIR": str(temporary)}
+    # Tracebacks have colors in a terminal from Python 3.13 on.
+    added = {"PYTHONPATH": os.pathsep.join(folders), "TMPDIR": str(temporary), "PYTHON_COLORS": "0"}
+    return {**os.environ, **added}
