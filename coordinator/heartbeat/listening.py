@@ -1,148 +1,231 @@
 """Where a TensorFlow server of this process can be reached: at one address of the machine, or at all of them.
 
 TensorFlow listens at every address of the machine, whatever host its own address names, and has no authentication:
-each client that reaches it can run functions in its process, and read and write its files. The kernel can be asked to
-drop what is sent to its port at any other address, by a packet filter of the listening sockets, which needs no rights
-(`man 7 socket`, SO_ATTACH_FILTER). A client that connects to another address sees a host that does not answer.
+each client that reaches it can run functions in its process, and read and write its files. Another host would be an
+argument of `bind`, far inside of TensorFlow. So its listening socket is replaced after it has started, by one that is
+bound to one address: under the same file descriptor, which is how TensorFlow knows it, and with the same entries in the
+epoll instances that wait for it.
 
-Between the moment that TensorFlow listens and that of the filter are some milliseconds; connections that TensorFlow has
-accepted then are shut down. The filter lasts as long as the sockets, whose connections inherit it.
+    descriptor 7    [::]:2222  --->  a socket without a network  --->  127.0.0.1:2222
+    epoll           7, its data      nothing                           7, its data
+
+The socket in between lets the port be bound again while threads of TensorFlow may use the descriptor at any time: there
+is nothing to accept from it. Connections that TensorFlow has accepted from elsewhere by then are shut down.
+
+It needs no rights. A packet filter of the socket (SO_ATTACH_FILTER) does, from Linux 6.18 on.
 """
 
+import contextlib
 import ctypes
+import errno
 import ipaddress
+import os
+import re
 import socket
-import struct
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from coordinator.errors import LaunchError
 from coordinator.heartbeat.open_connections import Endpoint, OpenConnections, shut_down
 
-# Linux's SO_ATTACH_FILTER; Python has no name for it.
-_ATTACH_FILTER = 26
-# Instructions of the filter (linux/filter.h): load a byte or a word of the packet, shift right, jump if equal, return.
-_LOAD_BYTE, _LOAD_WORD, _SHIFT_RIGHT, _JUMP_IF_EQUAL, _RETURN = 0x30, 0x20, 0x74, 0x15, 0x06
-# Added to an offset it counts from the IP header, of which the first four bits are the version (SKF_NET_OFF).
-_IP_HEADER = 2**32 - 0x100000
-_WHOLE_PACKET, _NOTHING = 2**32 - 1, 0
-# Where the IP header has the destination.
-_DESTINATION = {4: 16, 6: 24}
+_EPOLL = "anon_inode:[eventpoll]"
+# How /proc describes what an epoll instance waits for; numbers but the first are hexadecimal.
+_WATCHED = re.compile(r"^tfd: *(\d+) events: *([0-9a-f]+) data: *([0-9a-f]+)", re.MULTILINE)
+# What an accepted connection inherits from the socket that it was accepted from.
+_INHERITED = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY),
+    (socket.IPPROTO_TCP, getattr(socket, "TCP_USER_TIMEOUT", 0)),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+)
+_EPOLL_ADD, _EPOLL_DELETE = 1, 2
+# How long a port that was given up may still be in use, and how often that is looked at, in seconds.
+_BIND_TIMEOUT, _BIND_INTERVAL = 5.0, 0.005
 
 
-class _Instruction(NamedTuple):
-    code: int
-    operand: int
-    jump_if_equal: int = 0
-    jump_otherwise: int = 0
+class _EpollEvent(ctypes.Structure):
+    """`struct epoll_event`; packed on x86-64 alone."""
 
-    def packed(self) -> bytes:
-        return struct.pack("HBBI", self.code, self.jump_if_equal, self.jump_otherwise, self.operand)
+    _pack_ = 1 if os.uname().machine == "x86_64" else 8
+    _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
 
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-_LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1"))
+class _Watch(NamedTuple):
+    """An entry of a descriptor in an epoll instance.
+
+    Attributes:
+      epoll: the descriptor of the instance.
+      events: which events it waits for.
+      data: what belongs to them, which only the owner of the instance understands.
+    """
+
+    epoll: int
+    events: int
+    data: int
+
+    def change(self, operation: int, descriptor: int) -> None:
+        """Adds or deletes the entry of a descriptor.
+
+        Raises:
+          OSError: the kernel refuses it.
+        """
+        event = _EpollEvent(self.events, self.data)
+        if ctypes.CDLL(None, use_errno=True).epoll_ctl(self.epoll, operation, descriptor, ctypes.byref(event)) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
 
-def networks_of(host: str) -> tuple[Network, ...] | None:
-    """Returns the addresses at which a server should be reached whose own address names a host.
+def loopback_of(host: str) -> str | None:
+    """Returns the IP address at which a server should listen whose own address names a host of this machine alone.
 
     Args:
       host: a name or an IP address.
 
     Returns:
-      This machine's own network if the host is `localhost` or an address of it; None, for all addresses, otherwise. A
-      name may stand for the loopback interface on this machine and for another one elsewhere.
+      None if it is neither `localhost` nor a loopback address. A name may stand for the loopback interface on this
+      machine and for another one elsewhere.
     """
     if host == "localhost":
-        return _LOOPBACK
-    try:
-        return _LOOPBACK if ipaddress.ip_address(host).is_loopback else None
-    except ValueError:
-        return None
+        return "127.0.0.1"
+    with contextlib.suppress(ValueError):
+        return host if ipaddress.ip_address(host).is_loopback else None
+    return None
 
 
-def own_network(address: str) -> tuple[Network, ...]:
-    """Returns the network of one IP address of this machine.
+def own_address(address: str) -> str:
+    """Returns an IP address of this machine.
 
     Raises:
       LaunchError: this machine does not have that address.
     """
     try:
-        network = ipaddress.ip_network(address)
-        family = socket.AF_INET if network.version == 4 else socket.AF_INET6
-        with socket.socket(family) as trial:
+        with socket.socket(_family(address)) as trial:
             trial.bind((address, 0))
     except (ValueError, OSError) as error:
         raise LaunchError(
             f"--interface must be an IP address of this machine, such as 10.0.0.5; got {address!r}: {error}."
         ) from None
-    return (network,)
+    return address
 
 
-def accept_only_at(networks: tuple[Network, ...], port: int) -> None:
-    """Makes the sockets of this process that listen on a port take only what is sent to some addresses.
+def listen_only_at(address: str, port: int) -> None:
+    """Makes this process listen on a port at one address of the machine only.
 
     Args:
-      networks: the addresses, whole bytes of a prefix each.
+      address: an IP address of this machine.
       port: of the server, which listens already.
 
     Raises:
-      OSError: the kernel has no such filters, or nothing listens there.
+      OSError: the kernel is not Linux, or nothing listens there. Nothing was changed.
+      LaunchError: another process has taken the port meanwhile, so that nothing of this one listens there any more.
     """
     if sys.platform != "linux":
-        raise OSError(f"packet filters of sockets are not known on {sys.platform}")
-    program = _program(networks)
-    code = ctypes.create_string_buffer(b"".join(each.packed() for each in program))
-    argument = struct.pack("HL", len(program), ctypes.addressof(code))
-    listening = False
-    for each in _sockets_at(port):
-        if _is_listening(each):
-            each.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, argument)
-            listening = True
-    if not listening:
-        raise OSError(f"no socket of this process listens on port {port}")
-    for each in _sockets_at(port):
-        own = Endpoint.of(each.getsockname()[0], port).ip
-        if not _is_listening(each) and not any(own in network for network in networks):
-            shut_down(each)
+        raise OSError(f"it is not known how to replace a listening socket on {sys.platform}")
+    with contextlib.ExitStack() as opened:
+        former = {descriptor: opened.enter_context(each) for descriptor, each in _listening_at(port)}
+        if not former:
+            raise OSError(f"no socket of this process listens on port {port}")
+        options = [(*option, each.getsockopt(*option)) for each in former.values() for option in _INHERITED]
+        watches = [(descriptor, watch) for descriptor in former for watch in _watches(descriptor)]
+        watches = [each for each in watches if _is_deleted(*each)]
+        for descriptor in former:
+            _replace(descriptor, _without_network())
+    replacement = _bound(address, port)
+    for option in options:
+        replacement.setsockopt(*option)
+    _replace(next(iter(former)), replacement)
+    for descriptor, watch in watches:
+        watch.change(_EPOLL_ADD, descriptor)
+    wanted = ipaddress.ip_address(address)
+    for _, each in _sockets_at(port):
+        with each:
+            own = Endpoint.of(each.getsockname()[0], port).ip
+            if not _is_listening(each) and own != wanted and not (own.is_loopback and wanted.is_loopback):
+                shut_down(each)
 
 
-def _sockets_at(port: int) -> Iterator[socket.socket]:
-    """Yields a duplicate of each TCP socket of this process that has a port; it is open until the next one is taken."""
-    for duplicate in OpenConnections().sockets():
-        with duplicate:
-            is_tcp = duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM
-            if is_tcp and duplicate.getsockname()[1] == port:
-                yield duplicate
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET if ipaddress.ip_address(address).version == 4 else socket.AF_INET6
+
+
+def _sockets_at(port: int) -> Iterator[tuple[int, socket.socket]]:
+    """Yields the descriptor and a duplicate of each TCP socket of this process at a port; the caller closes it."""
+    for descriptor, duplicate in OpenConnections().sockets():
+        is_tcp = duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM
+        if is_tcp and duplicate.getsockname()[1] == port:
+            yield descriptor, duplicate
+        else:
+            duplicate.close()
+
+
+def _listening_at(port: int) -> Iterator[tuple[int, socket.socket]]:
+    for descriptor, duplicate in _sockets_at(port):
+        if _is_listening(duplicate):
+            yield descriptor, duplicate
+        else:
+            duplicate.close()
 
 
 def _is_listening(duplicate: socket.socket) -> bool:
     return bool(duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def _program(networks: tuple[Network, ...]) -> list[_Instruction]:
-    """Returns a filter that takes the packets to some networks, and no others."""
-    program = []
-    for network in networks:
-        taken = [_Instruction(_RETURN, _WHOLE_PACKET)]
-        # From the end, since each test jumps over what follows it if it fails.
-        for load, value in reversed(_destination_tests(network)):
-            taken = [load, _Instruction(_JUMP_IF_EQUAL, value, 0, len(taken)), *taken]
-        version = [_Instruction(_LOAD_BYTE, _IP_HEADER), _Instruction(_SHIFT_RIGHT, 4)]
-        program += [*version, _Instruction(_JUMP_IF_EQUAL, network.version, 0, len(taken)), *taken]
-    return [*program, _Instruction(_RETURN, _NOTHING)]
+def _watches(descriptor: int) -> Iterator[_Watch]:
+    """Yields the entries of a descriptor in the epoll instances of this process."""
+    for name in os.listdir("/proc/self/fd"):
+        # It may be closed meanwhile.
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == _EPOLL:
+                with open(f"/proc/self/fdinfo/{name}", encoding="ascii") as described:
+                    entries = _WATCHED.findall(described.read())
+                for watched, events, data in entries:
+                    if int(watched) == descriptor:
+                        yield _Watch(int(name), int(events, 16), int(data, 16))
 
 
-def _destination_tests(network: Network) -> list[tuple[_Instruction, int]]:
-    """Returns, for each byte or word of a network's prefix, how it is loaded, and its value."""
-    prefix = network.network_address.packed[: network.prefixlen // 8]
-    offset = _IP_HEADER + _DESTINATION[network.version]
-    whole = len(prefix) // 4 * 4
-    words = [
-        (_Instruction(_LOAD_WORD, offset + start), int.from_bytes(prefix[start : start + 4]))
-        for start in range(0, whole, 4)
-    ]
-    rest = range(whole, len(prefix))
-    return words + [(_Instruction(_LOAD_BYTE, offset + start), prefix[start]) for start in rest]
+def _is_deleted(descriptor: int, watch: _Watch) -> bool:
+    """Deletes an entry; returns False if there is none any more, as with an epoll instance that has two descriptors."""
+    try:
+        watch.change(_EPOLL_DELETE, descriptor)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return False
+        raise
+    return True
+
+
+def _without_network() -> socket.socket:
+    """Returns a socket that listens, and that no other machine can reach."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # Linux gives it a name that is free.
+    listening.bind("")
+    listening.listen()
+    return listening
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    """Returns a socket that listens at an address.
+
+    Raises:
+      LaunchError: the port is in use, and stays so for a while.
+    """
+    deadline = time.monotonic() + _BIND_TIMEOUT
+    while True:
+        try:
+            return socket.create_server((address, port), family=_family(address), backlog=socket.SOMAXCONN)
+        except OSError as error:
+            # Another thread may have a duplicate of the former socket, or have started a process with it, for a moment.
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise LaunchError(
+                    f"Nothing listens on port {port} any more, since it cannot be bound to {address}: {error.strerror}."
+                ) from None
+        threading.Event().wait(_BIND_INTERVAL)
+
+
+def _replace(descriptor: int, replacement: socket.socket) -> None:
+    """Puts a socket, which never waits, in the place of another one."""
+    with replacement:
+        replacement.setblocking(False)
+        os.dup2(replacement.fileno(), descriptor, inheritable=os.get_inheritable(descriptor))

@@ -135,11 +135,11 @@ class OpenConnections:
         """Returns another handle to a connection, which the caller closes; None if it was closed meanwhile."""
         return self._duplicate(connection.identity, connection.descriptor)
 
-    def sockets(self) -> Iterator[socket.socket]:
-        """Yields another handle to each socket of the process, which the caller closes."""
+    def sockets(self) -> Iterator[tuple[int, socket.socket]]:
+        """Yields the descriptor of each socket of the process, and another handle to it, which the caller closes."""
         for identity, descriptor in self._sockets():
             if (duplicate := self._duplicate(identity, descriptor)) is not None:
-                yield duplicate
+                yield descriptor, duplicate
 
     def shut_down(self, address: str) -> int:
         """Shuts down all connections to a server: calls to it fail, as if it had been killed.

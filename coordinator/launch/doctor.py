@@ -19,7 +19,7 @@ import psutil
 
 from coordinator.addresses import check_port_is_free, parse_address
 from coordinator.errors import LaunchError
-from coordinator.heartbeat.listening import accept_only_at, networks_of
+from coordinator.heartbeat.listening import listen_only_at
 from coordinator.heartbeat.obstacle import find_obstacles
 from coordinator.heartbeat.task_probe import TaskProbe
 from coordinator.launch.gpus import visible_gpus
@@ -83,7 +83,7 @@ def _machine(environment: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding("machine", f"{socket.gethostname()}: {cpus} CPUs, {gib}, {len(visible_gpus(environment))} GPUs")
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            accept_only_at(networks_of("localhost") or (), server.getsockname()[1])
+            listen_only_at("127.0.0.1", server.getsockname()[1])
         yield Finding("loopback", "servers on localhost can be closed to other machines")
     except OSError as error:
         yield Finding("loopback", f"servers are open to other machines, see docs/security.md: {error}", is_problem=True)

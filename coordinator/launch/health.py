@@ -17,7 +17,6 @@ import psutil
 
 from coordinator.addresses import in_address
 from coordinator.errors import LaunchError
-from coordinator.heartbeat.listening import Network
 from coordinator.heartbeat.task_probe import TaskProbe
 from coordinator.launch.task_config import TaskConfig
 
@@ -31,7 +30,7 @@ class Health:
     Args:
       config: the task of the server that it answers for.
       port: on which it listens; 0 for any that is free.
-      networks: where the server can be reached; None for everywhere. It can be reached there too.
+      address: the IP address at which the server can be reached; None for everywhere. It can be reached there too.
 
     Attributes:
       port: on which it listens.
@@ -41,10 +40,10 @@ class Health:
       LaunchError: the port is in use, or needs rights that this process does not have.
     """
 
-    def __init__(self, config: TaskConfig, port: int, networks: tuple[Network, ...] | None):
+    def __init__(self, config: TaskConfig, port: int, address: str | None):
         self.count_clients: Callable[[], int] | None = None
         self._config = config
-        host = "" if networks is None else str(networks[0].network_address + (networks[0].num_addresses > 1))
+        host = address or ""
         self._probe = TaskProbe(f"{in_address(host) or '127.0.0.1'}:{config.port}")
         if not host and socket.has_dualstack_ipv6():
             # As TensorFlow does: both IPv6 and IPv4.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from coordinator.addresses import check_port_is_free, parse_address
 from coordinator.errors import ClusterSpecError, LaunchError
-from coordinator.heartbeat.listening import Network, accept_only_at, networks_of, own_network
+from coordinator.heartbeat.listening import listen_only_at, loopback_of, own_address
 from coordinator.launch.process_title import set_process_title
 from coordinator.launch.signal_reader import SignalReader
 from coordinator.launch.task_config import TaskConfig
@@ -77,12 +77,12 @@ def serve(  # noqa: PLR0913 - all but one are keywords, options of the command
         if exit_with_parent is not None and not exit_with_parent > 0:
             raise LaunchError(f"--exit-with-parent must be a number of seconds above 0, got {exit_with_parent:g}.")
         config = served_task(environment, job=job, index=index, address=address, devices=devices)
-        networks = own_network(interface) if interface else networks_of(parse_address(config.address).host)
+        own = own_address(interface) if interface else loopback_of(parse_address(config.address).host)
         check_port_is_free(config.name, config.address)
         if health_port is not None:
             from coordinator.launch.health import Health
 
-            health = Health(config, health_port, networks)
+            health = Health(config, health_port, own)
     except (ClusterSpecError, LaunchError) as error:
         print(f"coordinator serve: {error}", file=sys.stderr)
         return UNUSABLE
@@ -96,10 +96,10 @@ def serve(  # noqa: PLR0913 - all but one are keywords, options of the command
         load_tensorflow(environment)
         try:
             server = _start_server(config)
+            reach = _reach(own, config.address)
         except LaunchError as error:
             print(f"coordinator serve: {error}", file=sys.stderr)
             return UNUSABLE
-        reach = _reach(networks, config.address)
         print(f"{serving_line(config)}{reach}", flush=True)
         _serve(server, config, health, until_client_ends=until_client_ends)
     raise AssertionError("A server is joined for ever.")
@@ -187,11 +187,15 @@ def _serve(
     server.join()
 
 
-def _reach(networks: tuple[Network, ...] | None, address: str) -> str:
-    """Lets the server be reached at some addresses only; returns what is to be said about it."""
-    if networks is not None:
+def _reach(own: str | None, address: str) -> str:
+    """Lets the server be reached at one address of the machine only; returns what is to be said about it.
+
+    Raises:
+      LaunchError: another process has taken the port.
+    """
+    if own is not None:
         try:
-            accept_only_at(networks, parse_address(address).port)
+            listen_only_at(own, parse_address(address).port)
             return ""
         except OSError as error:
             reason = f"; the interface cannot be restricted: {error}"

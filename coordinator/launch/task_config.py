@@ -13,7 +13,7 @@ from typing import Any
 
 from coordinator.addresses import parse_address
 from coordinator.errors import ClusterSpecError
-from coordinator.heartbeat.listening import networks_of
+from coordinator.heartbeat.listening import loopback_of
 from coordinator.setting_checks import is_integer
 
 
@@ -156,7 +156,7 @@ def _listed_address(cluster: object, job: str, index: int) -> str:
         return listed[index]
     found = [parse_address(address) for address in listed.values()]
     ports = {each.port for each in found}
-    if len(ports) == 1 and not any(networks_of(each.host) for each in found):
+    if len(ports) == 1 and not any(loopback_of(each.host) for each in found):
         return f"{socket.gethostname()}:{ports.pop()}"
     known = f"its tasks are {', '.join(map(str, listed))}" if listed else "it has no address"
     raise ClusterSpecError(f"There is no task {index} in job {job!r}: {known}. Give it one by --address HOST:PORT.")

@@ -1,25 +1,32 @@
 """Tests of where the sockets that TensorFlow listens with can be reached."""
 
 import contextlib
+import select
 import socket
 from collections.abc import Iterator
 
 import pytest
 
 from coordinator.errors import LaunchError
-from coordinator.heartbeat.listening import accept_only_at, networks_of, own_network
-from tests.heartbeat.reach import DEADLINE, MOMENT, answers, own_addresses
+from coordinator.heartbeat import listening as module
+from coordinator.heartbeat.listening import listen_only_at, loopback_of, own_address
+from tests.heartbeat.reach import DEADLINE, answers, own_addresses, own_ipv4_address
 
 
 @contextlib.contextmanager
-def listener(family: socket.AddressFamily) -> Iterator[int]:
-    """A port on which this process listens at all addresses, as TensorFlow does; IPv4 clients reach both families."""
+def listener(family: socket.AddressFamily) -> Iterator[socket.socket]:
+    """Listens at all addresses, as TensorFlow does; IPv4 clients reach both families."""
     with socket.socket(family) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listening.bind(("", 0))
         listening.listen()
-        yield listening.getsockname()[1]
+        yield listening
+
+
+def port_of(listening: socket.socket) -> int:
+    return int(listening.getsockname()[1])
 
 
 FAMILIES = pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
@@ -27,34 +34,87 @@ FAMILIES = pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], 
 
 @FAMILIES
 def test_only_one_address_can_be_reached(family: socket.AddressFamily) -> None:
-    with listener(family) as port:
+    with listener(family) as listening:
+        port = port_of(listening)
         assert answers("127.0.0.1", port)
         assert answers("127.0.0.2", port)
-        accept_only_at(own_network("127.0.0.2"), port)
-        assert not answers("127.0.0.1", port, MOMENT)
+        listen_only_at(own_address("127.0.0.2"), port)
+        assert not answers("127.0.0.1", port)
         assert answers("127.0.0.2", port)
 
 
 @FAMILIES
-def test_loopback_cannot_be_reached_from_other_addresses(family: socket.AddressFamily) -> None:
-    networks = networks_of("localhost")
-    assert networks is not None
-    with listener(family) as port:
-        accept_only_at(networks, port)
+@pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
+def test_loopback_cannot_be_reached_from_other_addresses(family: socket.AddressFamily, loopback: str) -> None:
+    with listener(family) as listening:
+        port = port_of(listening)
+        listen_only_at(loopback, port)
+        assert answers(loopback, port)
+        assert not any(answers(address, port) for address in own_addresses())
+
+
+def test_what_waits_for_connections_gets_them_as_before() -> None:
+    with listener(socket.AF_INET6) as listening, select.epoll() as first, select.epoll() as second:
+        port, descriptor = port_of(listening), listening.fileno()
+        first.register(descriptor, select.EPOLLIN | select.EPOLLET)
+        second.register(descriptor, select.EPOLLIN)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listen_only_at("127.0.0.1", port)
+        assert first.poll(0) == second.poll(0) == []
+        with socket.create_connection(("127.0.0.1", port), DEADLINE) as client:
+            assert first.poll(DEADLINE) == second.poll(DEADLINE) == [(descriptor, select.EPOLLIN)]
+            # As TensorFlow does, which takes connections by the descriptor, until there is none.
+            with socket.socket(fileno=listening.detach()) as same:
+                accepted, _ = same.accept()
+                with accepted:
+                    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                    client.sendall(b"hello")
+                    assert accepted.recv(5) == b"hello"
+                with pytest.raises(BlockingIOError):
+                    same.accept()
+
+
+def test_of_several_sockets_at_a_port_one_is_left() -> None:
+    with listener(socket.AF_INET) as v4, socket.socket(socket.AF_INET6) as v6:
+        port = port_of(v4)
+        v6.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        v6.bind(("::", port))
+        v6.listen()
+        assert answers("::1", port)
+        listen_only_at("127.0.0.1", port)
         assert answers("127.0.0.1", port)
-        assert not any(answers(address, port, MOMENT) for address in own_addresses())
+        assert not answers("::1", port)
 
 
-def test_connections_made_before_the_filter_are_shut_down() -> None:
+def test_a_duplicate_for_a_moment_does_not_keep_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listener(socket.AF_INET) as listening:
+        port = port_of(listening)
+        duplicates = [listening.dup()]
+        create = socket.create_server
+
+        def release_after_one(*given: object, **named: object) -> socket.socket:
+            try:
+                return create(*given, **named)  # type: ignore[arg-type]
+            finally:
+                for duplicate in duplicates:
+                    duplicate.close()
+
+        monkeypatch.setattr(module.socket, "create_server", release_after_one)
+        # The search finds one of the two; the other is one that it does not see.
+        monkeypatch.setattr(module, "_listening_at", lambda port: iter([(listening.fileno(), listening.dup())]))
+        listen_only_at("127.0.0.1", port)
+        assert answers("127.0.0.1", port)
+
+
+def test_connections_made_before_are_shut_down_if_they_came_from_elsewhere() -> None:
     with contextlib.ExitStack() as opened:
         listening = opened.enter_context(socket.create_server(("", 0)))
-        port = listening.getsockname()[1]
-        kept, ended = (
-            opened.enter_context(socket.create_connection((host, port))) for host in ("127.0.0.2", "127.0.0.3")
-        )
+        port = port_of(listening)
+        own = own_ipv4_address()
+        kept, ended = (opened.enter_context(socket.create_connection((host, port))) for host in ("127.0.0.2", own))
         for _ in (kept, ended):
             opened.enter_context(listening.accept()[0])
-        accept_only_at(own_network("127.0.0.2"), port)
+        listen_only_at("127.0.0.1", port)
         ended.settimeout(DEADLINE)
         assert ended.recv(1) == b""
         kept.settimeout(0.1)
@@ -63,21 +123,37 @@ def test_connections_made_before_the_filter_are_shut_down() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "is_loopback"),
-    [("localhost", True), ("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("10.0.0.5", False), ("a.b", False)],
+    ("host", "loopback"),
+    [
+        ("localhost", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.1.2.3", "127.1.2.3"),
+        ("::1", "::1"),
+        ("10.0.0.5", None),
+        ("a.b", None),
+    ],
 )
-def test_the_host_of_an_address_says_who_reaches_it(host: str, is_loopback: bool) -> None:
-    assert (networks_of(host) is not None) == is_loopback
+def test_the_host_of_an_address_says_where_it_is_served(host: str, loopback: str | None) -> None:
+    assert loopback_of(host) == loopback
 
 
 @pytest.mark.parametrize("address", ["nonsense", "10.0.0.0/8", "192.0.2.77", ""])
 def test_an_interface_must_be_an_address_of_this_machine(address: str) -> None:
     with pytest.raises(LaunchError, match="--interface must be an IP address of this machine"):
-        own_network(address)
+        own_address(address)
 
 
 def test_a_port_without_a_listener_is_an_error() -> None:
-    with listener(socket.AF_INET) as port:
-        pass
+    with listener(socket.AF_INET) as listening:
+        port = port_of(listening)
     with pytest.raises(OSError, match=f"no socket of this process listens on port {port}"):
-        accept_only_at(own_network("127.0.0.1"), port)
+        listen_only_at("127.0.0.1", port)
+
+
+def test_a_port_that_is_taken_meanwhile_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BIND_TIMEOUT", 0.05)
+    with listener(socket.AF_INET) as listening, listening.dup():
+        port = port_of(listening)
+        monkeypatch.setattr(module, "_listening_at", lambda port: iter([(listening.fileno(), listening.dup())]))
+        with pytest.raises(LaunchError, match=f"Nothing listens on port {port} any more.*Address already in use"):
+            listen_only_at("127.0.0.1", port)

@@ -8,7 +8,6 @@ import psutil
 import pytest
 
 from coordinator.errors import LaunchError
-from coordinator.heartbeat.listening import networks_of
 from coordinator.launch.health import Health
 from coordinator.launch.local_servers import free_addresses
 from coordinator.launch.task_config import TaskConfig
@@ -22,7 +21,7 @@ def config() -> TaskConfig:
 
 @pytest.fixture
 def health(config: TaskConfig) -> Iterator[Health]:
-    health = Health(config, 0, networks_of("localhost"))
+    health = Health(config, 0, "127.0.0.1")
     yield health
     health.close()
 

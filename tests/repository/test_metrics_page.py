@@ -3,7 +3,6 @@
 import re
 
 from coordinator.dashboard.metrics import metrics_of
-from coordinator.heartbeat.listening import networks_of
 from coordinator.launch.health import Health
 from coordinator.launch.task_config import TaskConfig
 from tests import ROOT
@@ -39,7 +38,7 @@ def test_the_page_lists_the_metrics_of_the_client() -> None:
 
 
 def test_the_page_lists_the_metrics_of_a_server() -> None:
-    health = Health(TaskConfig({"worker": {0: "127.0.0.1:1"}}, "worker", 0), 0, networks_of("localhost"))
+    health = Health(TaskConfig({"worker": {0: "127.0.0.1:1"}}, "worker", 0), 0, "127.0.0.1")
     try:
         assert rows_of("Of a server") == exposed(health.answer("/metrics")[2])
     finally:

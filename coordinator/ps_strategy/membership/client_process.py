@@ -5,7 +5,7 @@ import logging
 import portpicker
 
 from coordinator.addresses import check_port_is_free, parse_address
-from coordinator.heartbeat.listening import accept_only_at, networks_of
+from coordinator.heartbeat.listening import listen_only_at, loopback_of
 from coordinator.ps_strategy.membership.cluster_definition import CLIENT_JOB, ClusterDefinition, client_server_def
 from coordinator.ps_strategy.tensorflow_internals.process import current_server_def, set_server_def
 
@@ -41,9 +41,9 @@ def join_as_client(definition: ClusterDefinition) -> str:
 def _restrict_reach(address: str) -> None:
     """Refuses connections from other machines to the client, if its address is one that only this machine has."""
     host, port = parse_address(address)
-    if (networks := networks_of(host)) is not None:
+    if (loopback := loopback_of(host)) is not None:
         try:
-            accept_only_at(networks, port)
+            listen_only_at(loopback, port)
         except OSError as error:
             _logger.warning(
                 "This program accepts connections on port %d from every machine that reaches it, and the interface "
