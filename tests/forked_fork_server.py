@@ -16,7 +16,7 @@ from coordinator.launch import fork_server, server_starter
 
 _MOST_DESCRIPTORS = 1 << 20
 # Of the environment, what each server has its own value of, and what TensorFlow does not read.
-_MAY_CHANGE = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "PYTHONPATH"}
+_MAY_CHANGE = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "grpc_proxy", "PYTHONPATH"}
 
 
 def fork_it(may_fork: Callable[[], bool]) -> None:

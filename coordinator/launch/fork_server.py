@@ -37,9 +37,11 @@ from typing import NoReturn
 from coordinator.launch.process_title import set_process_title
 from coordinator.launch.serve import SERVE_COMMAND, load_tensorflow, serve
 
-# Read by a server when it starts, by CUDA and TensorFlow when a GPU is looked for, and by NumPy's linear algebra,
-# which no server uses.
-_READ_LATE = frozenset({"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "OPENBLAS_NUM_THREADS"})
+# Read by a server when it starts, by CUDA and TensorFlow when a GPU is looked for, by gRPC with each connection, and by
+# NumPy's linear algebra, which no server uses.
+_READ_LATE = frozenset(
+    {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "grpc_proxy", "OPENBLAS_NUM_THREADS"}
+)
 
 # How long a thread that was joined may still be listed, in seconds.
 _THREAD_END_TIMEOUT = 1.0

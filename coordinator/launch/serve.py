@@ -213,6 +213,8 @@ def load_tensorflow(environment: MutableMapping[str, str]) -> None:
     # Read when TensorFlow is loaded: without it, calls to a dead server wait for it instead of failing.
     # The client that started this process may have set another value, for itself.
     environment["GRPC_FAIL_FAST"] = "use_caller"
+    # Read with each connection: otherwise servers reach each other through `http_proxy`, or do not.
+    environment.setdefault("grpc_proxy", "")
     with _left_out("keras", "tf_keras"):
         import tensorflow as tf  # noqa: F401 - for what it does
 

@@ -73,6 +73,24 @@ def test_servers_and_client_are_reached_on_this_machine_alone(run_program: Progr
     assert run_program(source).stdout.split("\n") == ["True False"] * 3 + [""]
 
 
+@pytest.mark.long
+def test_a_cluster_works_where_http_has_a_proxy(run_program: ProgramRunner) -> None:
+    source = """
+        import coordinator
+        import tensorflow as tf
+        from coordinator.testing import LocalCluster
+
+        with LocalCluster(workers=1, ps=2) as cluster:
+            with coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+                with strategy.scope():
+                    variables = [tf.Variable(1.0) for _ in range(2)]
+                print(strategy.schedule(tf.function(lambda: tf.add_n(variables))).result())
+    """
+    # Nothing listens there.
+    proxies = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    assert run_program(source, environment=proxies).stdout == "2.0\n"
+
+
 def test_a_killed_worker_comes_back_on_its_port_with_another_incarnation(cluster: LocalCluster) -> None:
     with TaskProbe(cluster.spec["worker"][0]) as probe:
         before = probe.status(timeout=10)

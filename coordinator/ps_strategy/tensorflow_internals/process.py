@@ -26,6 +26,8 @@ _ENVIRONMENT = {
     # everything waits for it.
     "GRPC_FAIL_FAST": "true",
 }
+# An empty one says that there is none. Otherwise `http_proxy`, which many sites set, is asked for the servers.
+_PROXY = "grpc_proxy"
 
 
 @contextlib.contextmanager
@@ -34,8 +36,9 @@ def client_environment() -> Iterator[None]:
 
     To be entered before the first remote call.
     """
-    former = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    os.environ.update(_ENVIRONMENT)
+    wanted = {**_ENVIRONMENT, _PROXY: os.environ.get(_PROXY, "")}
+    former = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         with quiet_logs():
             yield

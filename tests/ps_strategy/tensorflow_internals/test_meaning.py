@@ -3,9 +3,6 @@
 Tests that change the connection to the cluster run in separate processes.
 """
 
-import mmap
-import os
-import pathlib
 import threading
 
 import numpy as np
@@ -27,34 +24,6 @@ def call(concrete, *inputs, manager=None):
     """Calls a concrete function with its own captures."""
     inputs = [*inputs, *concrete.captured_inputs]
     return call_concrete(concrete, inputs, manager or CancellationManager())
-
-
-def test_the_environment_is_set_in_a_scope_and_restored_after_it(monkeypatch):
-    names = ("TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY", "GRPC_FAIL_FAST")
-    for name in names[:2]:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("GRPC_FAIL_FAST", "use_caller")
-    with process.client_environment():
-        assert [os.environ[name] for name in names] == ["False", "True", "true"]
-    assert [os.environ.get(name) for name in names] == [None, None, "use_caller"]
-
-
-@pytest.mark.parametrize(
-    ("name", "readers"),
-    [
-        ("TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "*.so*"),
-        ("GRPC_FAIL_FAST", "*.so*"),
-        ("TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY", "python/eager/context.py"),
-    ],
-)
-def test_tensorflow_reads_the_environment_variable(name, readers):
-    paths = pathlib.Path(tf.sysconfig.get_lib()).glob(readers)
-    assert any(is_written_in(path, name.encode()) for path in paths)
-
-
-def is_written_in(path, text):
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(text) >= 0
 
 
 def test_an_executor_belongs_to_the_thread_that_binds_it_and_keeps_it():
