@@ -21,6 +21,7 @@ import errno
 import ipaddress
 import os
 import re
+import select
 import socket
 import sys
 import threading
@@ -118,7 +119,8 @@ def listen_only_at(address: str, port: int) -> None:
       port: of the server, which listens already.
 
     Raises:
-      OSError: the kernel is not Linux, or nothing listens there. Nothing was changed.
+      OSError: the kernel is not Linux, or does not say what waits for a socket, or nothing listens there. Nothing was
+        changed.
       LaunchError: another process has taken the port meanwhile, so that nothing of this one listens there any more.
     """
     if sys.platform != "linux":
@@ -172,8 +174,22 @@ def _is_listening(duplicate: socket.socket) -> bool:
     return bool(duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def _watches(descriptor: int) -> Iterator[_Watch]:
-    """Yields the entries of a descriptor in the epoll instances of this process."""
+def _watches(descriptor: int) -> list[_Watch]:
+    """Returns the entries of a descriptor in the epoll instances of this process.
+
+    Raises:
+      OSError: the kernel does not tell.
+    """
+    with select.epoll() as trial:
+        trial.register(descriptor, 0)
+        found = list(_described_watches(descriptor))
+        # Some sandboxes leave such entries out: then a socket that was replaced would never be waited for again.
+        if not any(each.epoll == trial.fileno() for each in found):
+            raise OSError("/proc/self/fdinfo does not say what is waited for")
+        return [each for each in found if each.epoll != trial.fileno()]
+
+
+def _described_watches(descriptor: int) -> Iterator[_Watch]:
     for name in os.listdir("/proc/self/fd"):
         # It may be closed meanwhile.
         with contextlib.suppress(OSError):

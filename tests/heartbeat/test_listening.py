@@ -150,6 +150,14 @@ def test_a_port_without_a_listener_is_an_error() -> None:
         listen_only_at("127.0.0.1", port)
 
 
+def test_nothing_is_changed_where_the_kernel_does_not_say_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_EPOLL", "another name")
+    with listener(socket.AF_INET) as listening:
+        with pytest.raises(OSError, match="does not say what is waited for"):
+            listen_only_at("127.0.0.1", port_of(listening))
+        assert answers("127.0.0.2", port_of(listening))
+
+
 def test_a_port_that_is_taken_meanwhile_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BIND_TIMEOUT", 0.05)
     with listener(socket.AF_INET) as listening, listening.dup():
