@@ -56,7 +56,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     Raises:
       ClusterSpecError: the description of the cluster is wrong.
       TimeoutError: the parameter servers or the first worker did not answer in `options.connect_timeout`.
-      RuntimeError: another strategy is open in this process.
+      RuntimeError: another strategy is open in this process, or Keras does not run on TensorFlow.
       LaunchError: another process uses the client's own port, that of `chief` in the description.
 
     Source: TensorFlow RFC "Single-client Parameter Server Training" (Zhou, Chao 2020).

@@ -18,7 +18,7 @@ from coordinator.ps_strategy.calls.client_functions import ClientFunctions
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
 from coordinator.ps_strategy.fusing.stacked_outputs import concatenated
-from coordinator.ps_strategy.keras.extended import keras_extended
+from coordinator.ps_strategy.keras.extended import check_backend, keras_extended
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
 from coordinator.ps_strategy.membership.membership import Membership, ParameterServer
 from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClusterResolver
@@ -110,7 +110,12 @@ class StrategyParts:
           cluster_resolver: names the servers.
           options: limits and times.
           exit_stack: receives the callbacks that close the parts.
+
+        Raises:
+          RuntimeError: Keras does not run on TensorFlow.
+          Exception: what `Membership.connected` raises.
         """
+        check_backend()
         exit_stack.enter_context(client_environment())
         exit_stack.enter_context(log_written_as(options.log_format))
         membership = Membership.connected(ClusterDefinition.from_resolver(cluster_resolver), options)

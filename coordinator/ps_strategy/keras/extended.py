@@ -5,11 +5,23 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import keras
+
 from coordinator.options import Options
 from coordinator.ps_strategy.keras.internals import patches
 from coordinator.ps_strategy.keras.internals.backups import backups_extended
 from coordinator.ps_strategy.keras.internals.row_updates import row_updates
 from coordinator.ps_strategy.keras.internals.table_updates import table_updates
+
+
+def check_backend() -> None:
+    """Raises RuntimeError if Keras does not run on TensorFlow in this process."""
+    if keras.backend.backend() != "tensorflow":
+        raise RuntimeError(
+            f"Keras runs on {keras.backend.backend()!r} in this process, and parameter servers are of TensorFlow. Set "
+            "KERAS_BACKEND=tensorflow in the environment, or the backend in ~/.keras/keras.json, before Keras is "
+            "imported."
+        )
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import json
 import signal
 from pathlib import Path
 
+import keras
 import pytest
 
 import coordinator
@@ -20,6 +21,12 @@ def test_a_second_strategy_is_refused_while_one_is_open(shared_cluster, strategy
     with pytest.raises(RuntimeError, match=r"close the first one \(strategy\.close\(\)\) before making another"):
         coordinator.ParameterServerStrategy(shared_cluster.resolver)
     assert unhealthy(strategy) == ()
+
+
+def test_another_backend_of_keras_is_refused(shared_cluster, monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(RuntimeError, match=r"Keras runs on 'jax' in this process.*Set KERAS_BACKEND=tensorflow"):
+        coordinator.ParameterServerStrategy(shared_cluster.resolver)
 
 
 def test_a_client_that_was_killed_starts_again_on_the_same_servers(run_program, shared_cluster):  # row 87
