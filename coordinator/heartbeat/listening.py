@@ -12,7 +12,7 @@ epoll instances that wait for it.
 The socket in between lets the port be bound again while threads of TensorFlow may use the descriptor at any time: there
 is nothing to accept from it. Connections that TensorFlow has accepted from elsewhere by then are shut down.
 
-It needs no rights. A packet filter of the socket (SO_ATTACH_FILTER) does, from Linux 6.18 on.
+It needs no rights, as a packet filter of the socket (SO_ATTACH_FILTER) does on some kernels, such as a Linux 6.18.
 """
 
 import contextlib
