@@ -218,6 +218,8 @@ def load_for_forking(control: socket.socket) -> bool:
             # Every server then tries for itself, and has this in its own log.
             traceback.print_exc()
             return False
+    # What was printed is not to be printed by each server once more.
+    sys.stdout.flush()
     # What the collector does not look at is not written to, and stays one copy for all servers.
     gc.collect()
     gc.freeze()

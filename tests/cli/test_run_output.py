@@ -86,6 +86,8 @@ def test_a_sitecustomize_of_the_user_still_runs(program: Writer, environment: En
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("print('customized')")
     environment["PYTHONPATH"] += f"{os.pathsep}{tmp_path / 'site'}"
+    # The interpreter keeps what it prints until it has much of it, as it does where the user wants nothing else.
+    environment.pop("PYTHONUNBUFFERED", None)
     with CommandProcess("run", program("import sitecustomize"), environment=environment) as command:
         assert command.wait_ended() == 0
     assert command.output.partition("starting 1 worker")[2].count("customized") == 1
