@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.build_turns import BuildTurns
 from coordinator.ps_strategy.calls import trace_cache
 from coordinator.ps_strategy.calls.function_tracer import FunctionTracer
 from coordinator.ps_strategy.calls.trace_cache import TraceCache
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.fusing.stacked_inputs import StackedInputs
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerIterator
-from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerContext
-from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
+from tests.ps_strategy.local_context import local_context
 
 SAME = {
     "nothing": ((), ()),
@@ -162,7 +161,7 @@ def test_a_trace_is_freed_with_its_function_without_garbage_collection():
     concrete = function.get_concrete_function()
     function.get_concrete_function()
     traced = TracedFunction(concrete, PerWorkerHandles())
-    context = WorkerContext(0, "/device:CPU:0", "/device:CPU:0", 0, CancellationManager(), BuildTurns())
+    context = local_context()
     assert traced.call_fused(context, StackedInputs.of_steps([[], []])) == [2.0, 3.0]
     cache = TraceCache()
     cache.add(function, [], traced, ())

@@ -5,14 +5,14 @@ import concurrent.futures
 import pytest
 import tensorflow as tf
 
-from coordinator.build_turns import BuildTurns
 from coordinator.errors import ClosureCancelledError
 from coordinator.ps_strategy.calls import renamed_functions, traced_function
 from coordinator.ps_strategy.calls.renamed_functions import RenamedFunctions
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
-from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerContext
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
 from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager, call_concrete
 from coordinator.ps_strategy.tensorflow_internals.handles import new_handle, replace_handles
+from tests.ps_strategy.local_context import local_context
 
 TIMEOUT = 60.0
 WORKERS = 4
@@ -78,7 +78,7 @@ def test_a_traced_function_runs_under_another_name_with_the_new_variable(monkeyp
     monkeypatch.setattr(traced_function, "call_concrete", recorded)
 
     def run(manager):
-        return traced.call_on(WorkerContext(0, "/device:CPU:0", "/device:CPU:0", 0, manager, BuildTurns())).numpy()
+        return traced.call_on(local_context(cancellation=manager)).numpy()
 
     def recover(value):
         replace_handles([(variable, new_handle(variable))])

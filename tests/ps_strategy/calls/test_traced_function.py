@@ -6,12 +6,11 @@ import threading
 import pytest
 import tensorflow as tf
 
-from coordinator.build_turns import BuildTurns
 from coordinator.ps_strategy.calls import traced_function
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.fusing.stacked_inputs import StackedInputs
-from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerContext
-from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
+from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles
+from tests.ps_strategy.local_context import local_context
 
 TIMEOUT = 120.0
 WORKERS = 3
@@ -49,7 +48,7 @@ def call():
     """Starts a call of two steps, as a worker does, and returns its future. Each step returns 3."""
     function = tf.function(lambda: tf.constant(3.0))
     traced = TracedFunction(function.get_concrete_function(), PerWorkerHandles())
-    context = WorkerContext(0, "/device:CPU:0", "/device:CPU:0", 0, CancellationManager(), BuildTurns())
+    context = local_context()
     with concurrent.futures.ThreadPoolExecutor(2 * WORKERS) as pool:
         yield lambda: pool.submit(traced.call_fused, context, StackedInputs.of_steps([[], []]))
 

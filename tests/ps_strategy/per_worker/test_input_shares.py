@@ -5,17 +5,11 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from coordinator.build_turns import BuildTurns
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistribution
 from coordinator.ps_strategy.per_worker.input_shares import InputShares
-from coordinator.ps_strategy.per_worker.resource import WorkerContext
 from tests.ps_strategy.failure_programs import resharded_inputs
-
-
-def context(worker: int, connection_number: int = 1) -> WorkerContext:
-    cpu = "/device:CPU:0"
-    return WorkerContext(worker, cpu, cpu, connection_number, cancellation=None, turns=BuildTurns())
+from tests.ps_strategy.local_context import local_context
 
 
 class Traced:
@@ -45,11 +39,11 @@ def distribution(workers):
 
 
 def of_worker(dataset: PerWorkerDataset, worker: int) -> list[int]:
-    return list(dataset.value_on(context(worker)).take(12).as_numpy_iterator())
+    return list(dataset.value_on(local_context(worker)).take(12).as_numpy_iterator())
 
 
 def next_of(iterator, worker: int) -> int:
-    return next(iterator.value_on(context(worker))).numpy()
+    return next(iterator.value_on(local_context(worker))).numpy()
 
 
 def test_a_worker_that_joins_has_a_share_of_its_own_and_the_others_keep_theirs():
@@ -114,7 +108,7 @@ def test_elements_of_another_type_in_a_new_share_are_refused(workers, distributi
     dataset = distribution.from_function(growing)
     workers.append(2)
     with pytest.raises(Exception, match=r"gives elements of the type .* and gave .* before"):
-        dataset.value_on(context(2))
+        dataset.value_on(local_context(2))
 
 
 @pytest.mark.long

@@ -8,21 +8,15 @@ import pytest
 import tensorflow as tf
 
 from coordinator import ClosureCancelledError, ClosureInputError
-from coordinator.build_turns import BuildTurns
 from coordinator.ps_strategy.per_worker.resource import (
     PerWorkerHandles,
     PerWorkerResource,
-    WorkerContext,
     WorkerCopies,
 )
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from tests.deadline import LIMIT
 from tests.fake_cluster import OPTIONS, running_scheduler
-
-
-def context(worker: int = 0, connection_number: int = 1) -> WorkerContext:
-    cpu = "/device:CPU:0"
-    return WorkerContext(worker, cpu, cpu, connection_number, cancellation=None, turns=BuildTurns())
+from tests.ps_strategy.local_context import local_context
 
 
 class Workshop:
@@ -55,20 +49,25 @@ def test_no_copy_is_created_before_it_is_used(workshop, resource):
 
 
 def test_a_copy_is_created_once_per_worker(workshop, resource):
-    assert [resource.value_on(context(worker)) for worker in (0, 1, 0, 1)] == ["copy 1", "copy 2", "copy 1", "copy 2"]
+    assert [resource.value_on(local_context(worker)) for worker in (0, 1, 0, 1)] == [
+        "copy 1",
+        "copy 2",
+        "copy 1",
+        "copy 2",
+    ]
     assert workshop.built_for == [(0, 1), (1, 1)]
 
 
 def test_only_a_restarted_worker_creates_its_copy_again(workshop, resource):
     for connection_number in (1, 2, 2):
-        resource.value_on(context(0, connection_number))
-        resource.value_on(context(1))
+        resource.value_on(local_context(0, connection_number))
+        resource.value_on(local_context(1))
     assert workshop.built_for == [(0, 1), (1, 1), (0, 2)]
 
 
 def test_a_copy_is_created_in_the_device_scope_of_its_worker():
     resource = PerWorkerResource("constant", lambda _: tf.constant(1))
-    assert resource.value_on(context()).device.endswith("/device:CPU:0")
+    assert resource.value_on(local_context()).device.endswith("/device:CPU:0")
 
 
 def test_a_copy_that_cannot_be_created_is_an_input_error_with_its_cause(workshop, resource):
@@ -76,23 +75,23 @@ def test_a_copy_that_cannot_be_created_is_an_input_error_with_its_cause(workshop
     with pytest.raises(
         ClosureInputError, match=r"vocabulary could not be created on /device:CPU:0: NotFoundError: no such file"
     ) as caught:
-        resource.value_on(context())
+        resource.value_on(local_context())
     assert caught.value.__cause__ is workshop.error
 
 
 def test_creating_a_copy_is_retried_after_a_failure(workshop, resource):
     workshop.error = ValueError("not yet")
     with pytest.raises(ClosureInputError):
-        resource.value_on(context())
+        resource.value_on(local_context())
     workshop.error = None
-    assert resource.value_on(context()) == "copy 2"
+    assert resource.value_on(local_context()) == "copy 2"
 
 
 @pytest.mark.parametrize("error", [ClosureCancelledError("stop"), ClosureInputError("table could not be made")])
 def test_errors_of_this_library_are_passed_on_as_they_are(workshop, resource, error):
     workshop.error = error
     with pytest.raises(type(error)) as caught:
-        resource.value_on(context())
+        resource.value_on(local_context())
     assert caught.value is error
 
 
