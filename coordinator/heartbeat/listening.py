@@ -126,19 +126,23 @@ def listen_only_at(address: str, port: int) -> None:
     if sys.platform != "linux":
         raise OSError(f"it is not known how to replace a listening socket on {sys.platform}")
     with contextlib.ExitStack() as opened:
-        former = {descriptor: opened.enter_context(each) for descriptor, each in _listening_at(port)}
+        found = [(descriptor, opened.enter_context(each)) for descriptor, each in _sockets_at(port)]
+        former = {descriptor: each for descriptor, each in found if _is_listening(each)}
         if not former:
             raise OSError(f"no socket of this process listens on port {port}")
-        options = [(*option, each.getsockopt(*option)) for each in former.values() for option in _INHERITED]
+        first = next(iter(former))
+        options = [(*option, former[first].getsockopt(*option)) for option in _INHERITED]
         watches = [(descriptor, watch) for descriptor in former for watch in _watches(descriptor)]
-        watches = [each for each in watches if _is_deleted(*each)]
-        for descriptor in former:
-            _replace(descriptor, _without_network())
+        between = {descriptor: opened.enter_context(_without_network()) for descriptor in former}
+        # From here on the server is not as it was; what the system may refuse has been made before.
+        deleted = [each for each in watches if _delete(*each)]
+        for descriptor, without_network in between.items():
+            _replace(descriptor, without_network)
     replacement = _bound(address, port)
     for option in options:
         replacement.setsockopt(*option)
-    _replace(next(iter(former)), replacement)
-    for descriptor, watch in watches:
+    _replace(first, replacement)
+    for descriptor, watch in deleted:
         watch.change(_EPOLL_ADD, descriptor)
     wanted = ipaddress.ip_address(address)
     for _, each in _sockets_at(port):
@@ -157,14 +161,6 @@ def _sockets_at(port: int) -> Iterator[tuple[int, socket.socket]]:
     for descriptor, duplicate in OpenConnections().sockets():
         is_tcp = duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM
         if is_tcp and duplicate.getsockname()[1] == port:
-            yield descriptor, duplicate
-        else:
-            duplicate.close()
-
-
-def _listening_at(port: int) -> Iterator[tuple[int, socket.socket]]:
-    for descriptor, duplicate in _sockets_at(port):
-        if _is_listening(duplicate):
             yield descriptor, duplicate
         else:
             duplicate.close()
@@ -201,7 +197,7 @@ def _described_watches(descriptor: int) -> Iterator[_Watch]:
                         yield _Watch(int(name), int(events, 16), int(data, 16))
 
 
-def _is_deleted(descriptor: int, watch: _Watch) -> bool:
+def _delete(descriptor: int, watch: _Watch) -> bool:
     """Deletes an entry; returns False if there is none any more, as with an epoll instance that has two descriptors."""
     try:
         watch.change(_EPOLL_DELETE, descriptor)

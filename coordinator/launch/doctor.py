@@ -85,7 +85,7 @@ def _machine(environment: Mapping[str, str]) -> Iterator[Finding]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             listen_only_at("127.0.0.1", server.getsockname()[1])
         yield Finding("loopback", "servers on localhost can be closed to other machines")
-    except OSError as error:
+    except (OSError, LaunchError) as error:
         yield Finding("loopback", f"servers are open to other machines, see docs/security.md: {error}", is_problem=True)
 
 

@@ -101,7 +101,7 @@ def test_a_duplicate_for_a_moment_does_not_keep_the_port(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(module.socket, "create_server", release_after_one)
         # The search finds one of the two; the other is one that it does not see.
-        monkeypatch.setattr(module, "_listening_at", lambda port: iter([(listening.fileno(), listening.dup())]))
+        monkeypatch.setattr(module, "_sockets_at", lambda port: iter([(listening.fileno(), listening.dup())]))
         listen_only_at("127.0.0.1", port)
         assert answers("127.0.0.1", port)
 
@@ -162,6 +162,6 @@ def test_a_port_that_is_taken_meanwhile_is_an_error(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "_BIND_TIMEOUT", 0.05)
     with listener(socket.AF_INET) as listening, listening.dup():
         port = port_of(listening)
-        monkeypatch.setattr(module, "_listening_at", lambda port: iter([(listening.fileno(), listening.dup())]))
+        monkeypatch.setattr(module, "_sockets_at", lambda port: iter([(listening.fileno(), listening.dup())]))
         with pytest.raises(LaunchError, match=f"Nothing listens on port {port} any more.*Address already in use"):
             listen_only_at("127.0.0.1", port)
