@@ -81,6 +81,8 @@ def test_fit_goes_on_inside_an_epoch_with_epochs_that_were_restored(
     epochs = Epochs(source, 4, 3, shuffle=3)
     with pytest.raises(KeyboardInterrupt):
         model.fit(epochs, callbacks=[Batches((1, 2))], verbose=0)
+    # The steps that are scheduled go on: those that still wait would train beside the restored epochs.
+    strategy.join()
     with strategy.quiet():
         saved = epochs.serialize()
     restored, batches = Epochs(source, 4, 3, shuffle=3), Batches()
@@ -92,12 +94,16 @@ def test_fit_goes_on_inside_an_epoch_with_epochs_that_were_restored(
     assert batches.ended == [*((1, batch) for batch in range(batches.begun[0], 6)), *((2, batch) for batch in range(6))]
 
 
-def test_a_backup_has_the_position_inside_an_epoch(model: CountedModel, tmp_path: Path) -> None:
+def test_a_backup_has_the_position_inside_an_epoch(
+    model: CountedModel, strategy: coordinator.ParameterServerStrategy, tmp_path: Path
+) -> None:
     batches = Batches()
     for recorded in (Batches((1, 3)), batches):
         backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=2)
         with contextlib.suppress(KeyboardInterrupt):
             model.fit(X, Y, batch_size=4, epochs=3, callbacks=[backup, recorded], verbose=0)
+        # The steps that are scheduled go on: those that still wait would train the restored model.
+        strategy.join()
     assert batches.ended[0][0] == 1
     assert 0 < batches.begun[0] == 6 - (len(batches.begun) - 6)
     # The model and the position are of one moment.
