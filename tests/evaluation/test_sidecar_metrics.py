@@ -108,11 +108,13 @@ from tests.deadline import wait_until
 
 kind, directory = sys.argv[1:]
 x = np.linspace(-1, 1, 64, dtype=np.float32)[:, None]
+# With 0.5, gradients that are two steps old make the bias swing and grow.
+RATE = 0.2
 
 
 def build_model():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.5), "mse")
+    model.compile(keras.optimizers.SGD(RATE), "mse")
     model.optimizer.build(model.trainable_variables)
     return model
 
@@ -127,10 +129,10 @@ def fit(model, save):
     slower = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=1e-3)
     saved = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: save())
     sidecar = SidecarMetrics(directory, [stop, slower])
-    # y = x is learned at once; afterwards no evaluation is better.
+    # y = x is learned soon; afterwards no evaluation is better.
     history = model.fit(x, x, batch_size=8, epochs=50, verbose=0, callbacks=[saved, sidecar]).history
     assert len(history["loss"]) < 50, history
-    assert float(model.optimizer.learning_rate) < 0.5
+    assert float(model.optimizer.learning_rate) < RATE / 2
     assert history["sidecar_loss"][-1] < 1e-3
     assert history["sidecar_step"][-1] == int(model.optimizer.iterations)
 
