@@ -81,6 +81,11 @@ def test_every_example_counts_once_in_each_epoch_when_a_parameter_server_dies(ru
         + """
     import tempfile
 
+    def lose_server():
+        # At once: in the background it might live until all steps are done.
+        cluster.kill("ps", 1)
+        in_background(cluster.restart, "ps", 1)
+
     with LocalCluster(workers=2, ps=2) as cluster:
         for kind, saves, kill in (
             ("arrays", [(0, 30), (1, 40)], (1, 120)),
@@ -96,7 +101,7 @@ def test_every_example_counts_once_in_each_epoch_when_a_parameter_server_dies(ru
             rollbacks = []
             strategy.restore_from(manager, on_rollback=rollbacks.append)
             actions = {at: manager.save for at in saves}
-            actions[kill] = lambda: in_background(cluster.restart, "ps", 1)
+            actions[kill] = lose_server
             data = {
                 "arrays": lambda: {"x": x, "y": y, "batch_size": 20, "epochs": 2},
                 "source": lambda: {"x": arrays(x, y), "batch_size": 20, "epochs": 2},
