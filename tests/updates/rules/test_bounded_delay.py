@@ -1,6 +1,6 @@
 """Tests of bounded delay: staleness is bounded, nothing is rejected, and no worker waits for a dead one."""
 
-from concurrent.futures import Future
+import time
 
 import numpy as np
 import pytest
@@ -50,18 +50,41 @@ def test_no_gradient_is_older_than_max_delay_and_none_is_rejected(strategy, vari
     assert value_of(variables) == -18.0 / grads_to_wait
 
 
+def held_step(rule, variables, may_end):
+    """Returns such a step that ends when a variable is true."""
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            with tf.control_dependencies([version]):
+                polls = tf.constant(0)
+            while not may_end:
+                with tf.control_dependencies([pause(tf.constant(0.01, tf.float64))]):
+                    polls += 1
+            with tf.control_dependencies([polls]):
+                gradients = [tf.ones(variable.shape) for variable in variables]
+        return rule.push(gradients, version)
+
+    return step
+
+
 @pytest.mark.long
 def test_workers_are_idle_while_they_wait_for_the_slow_one(strategy, variables):
     with strategy.scope():
         rule = BoundedDelay(descend, variables, max_delay=0, learning_rate=1.0)
-    step = new_step(rule, variables, slow_worker=0)
-    for worker in (0, 1):
-        strategy.schedule(step, worker=worker).result(TIMEOUT)
-    slow = [strategy.schedule(step, worker=0) for _ in range(15)]
-    # The others start while the slow worker has a gradient in flight.
-    wait_until(lambda: rule.state.workers.pulled_version.numpy()[0] != NO_STEP or all(map(Future.done, slow)))
-    for _ in range(15):
-        strategy.schedule(step, worker=1)
+        may_end = tf.Variable(False, trainable=False)
+    step, slow_step, workers = new_step(rule, variables), held_step(rule, variables, may_end), rule.state.workers
+    began = time.monotonic()
+    strategy.schedule(step, worker=1).result(TIMEOUT)
+    # The other one starts while the slow worker has a gradient in flight.
+    strategy.schedule(slow_step, worker=0)
+    wait_until(lambda: workers.pulled_version.numpy()[0] != NO_STEP)
+    strategy.schedule(step, worker=1)
+    wait_until(lambda: workers.is_waiting.numpy()[1])
+    # For a tenth of the time since its first step.
+    enough = time.monotonic() + (time.monotonic() - began) / 10
+    wait_until(lambda: time.monotonic() > enough)
+    may_end.assign(True)
     strategy.join(TIMEOUT)
     shares = rule.statistics().idle_shares
     assert shares[1] > 0.01
