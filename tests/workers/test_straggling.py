@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import threading
 
 import pytest
 
@@ -53,16 +52,15 @@ def test_a_closure_that_overruns_is_run_elsewhere_and_the_first_result_wins(said
 def test_the_straggler_may_win_and_the_second_attempt_is_dropped() -> None:
     runtime = FakeRuntime(workers=2)
     first, second = Gate(runtime), Gate(runtime)
+    gates = iter([first, second])
 
     def work(worker: int) -> str:
-        (first if not is_second.is_set() else second)(worker)
+        next(gates)(worker)
         return f"of worker {worker}"
 
-    is_second = threading.Event()
     with running_scheduler(runtime) as scheduler:
         future = scheduler.schedule(work, "step", timeout=SHORT)
         first.wait_arrived()
-        is_second.set()
         second.wait_arrived()
         first.open()
         winner = future.result(LIMIT)
@@ -75,12 +73,18 @@ def test_the_straggler_may_win_and_the_second_attempt_is_dropped() -> None:
 
 def test_a_straggler_is_tried_on_every_worker_until_one_is_quick() -> None:
     runtime = FakeRuntime(workers=3)
-    gate = Gate(runtime)
+    gate, busy = Gate(runtime), Gate(runtime)
     slow = SlowOn(gate, 0, 1)
     with running_scheduler(runtime) as scheduler:
-        assert scheduler.schedule(slow, "step", timeout=SHORT).result(LIMIT) == 2
+        scheduler.schedule_internal(2, busy, "busy")
+        busy.wait_arrived()
+        future = scheduler.schedule(slow, "step", timeout=SHORT)
+        gate.wait_arrived(2)
+        busy.open()
+        assert future.result(LIMIT) == 2
         scheduler.join(LIMIT)
-    assert slow.started[-1] == 2
+    assert sorted(slow.started[:2]) == [0, 1]
+    assert slow.started[2:] == [2]
 
 
 def test_join_does_not_wait_for_a_straggler_that_cannot_be_cancelled() -> None:
