@@ -1,5 +1,6 @@
 """The tasks of a step, started as `srun` starts them, with servers that start in a moment."""
 
+import contextlib
 import os
 import secrets
 import signal
@@ -90,7 +91,9 @@ class Step:
         """Sends a signal to all processes of the step, as Slurm does."""
         for process in psutil.process_iter(["environ"]):
             if (process.info["environ"] or {}).get("SLURM_JOB_ID") == self.job:
-                process.send_signal(number)
+                # The first one that gets it may end the others.
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
 
 
 @pytest.mark.parametrize("nodes", [1, pytest.param(3, marks=pytest.mark.long)])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 from collections.abc import Callable
 
 import pytest
@@ -149,12 +150,13 @@ def test_the_loss_and_the_return_of_a_worker_are_logged(caplog: pytest.LogCaptur
         future = scheduler.schedule(gate, "step")
         gate.wait_arrived()
         runtime.kill(0)
-        wait_until(lambda: "task:0 has been lost for 0 s; still trying. (worker0:2222 does not answer)" in caplog.text)
+        text = r"task:0 has been lost for \d+ s; still trying\. \(worker0:2222 does not answer\)"
+        wait_until(lambda: re.search(text, caplog.text))
         runtime.restart(0)
         gate.open()
         future.result(LIMIT)
     assert "/job:worker/replica:0/task:0 was lost; no worker is left" in caplog.text
-    assert "/job:worker/replica:0/task:0 reconnected after 0." in caplog.text
+    assert re.search(r"/job:worker/replica:0/task:0 reconnected after \d+\.\d s\.", caplog.text)
 
 
 def test_a_worker_that_joins_is_reported_as_connected_and_not_as_lost(caplog: pytest.LogCaptureFixture) -> None:
@@ -162,7 +164,8 @@ def test_a_worker_that_joins_is_reported_as_connected_and_not_as_lost(caplog: py
     runtime.kill(1)
     with caplog.at_level(logging.WARNING, logger="coordinator"), running_scheduler(runtime) as scheduler:
         scheduler.cluster.add_worker("late:1")
-        wait_until(lambda: "task:1 is not connected after 0 s; still trying. (late:1 does not answer)" in caplog.text)
+        text = r"task:1 is not connected after \d+ s; still trying\. \(late:1 does not answer\)"
+        wait_until(lambda: re.search(text, caplog.text))
         runtime.restart(1)
         scheduler.cluster.add_worker("new:1")
         for worker in (1, 2):
