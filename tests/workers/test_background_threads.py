@@ -34,7 +34,7 @@ def test_idle_workers_do_not_wake_up_periodically() -> None:
             scheduler.schedule(index_of, "step", worker=worker)
         scheduler.join(LIMIT)
         # Each reports after a while that it is idle, and then sleeps until it is woken.
-        wait_until(lambda: len([name for name in runtime.checks if name.startswith("coordinator-worker-")]) == 8)
+        wait_until(lambda: len([name for name in list(runtime.checks) if name.startswith("coordinator-worker-")]) == 8)
         wait_until(lambda: len(scheduler.queue.workers.idle()) == 8)
         runtime.checks.clear()
         wait_until(lambda: runtime.checks["coordinator-idle-workers"] >= 5 * 8)
