@@ -67,6 +67,9 @@ class WorkerEvents(Protocol):
     def became_idle(self, worker: int) -> None:
         """Called when a worker has no scheduled closure any more: none waits, its closure failed, or it was lost."""
 
+    def fail_orphaned(self, index: int) -> None:
+        """Fails the closures that only this worker may run, if it was removed."""
+
     def live_workers(self) -> int:
         """Returns how many workers share the closures that wait."""
 
@@ -115,8 +118,7 @@ class Worker(BackgroundThread):
         self._state = WorkerState.LIVE
         self._state_lock = threading.Lock()
         self._losses = self._reconnections = self._transient_failures_in_a_row = 0
-        self._reconnecting_seconds = 0.0
-        self._lost_at = 0.0
+        self._reconnecting_seconds = self._lost_at = 0.0
 
     @property
     def state(self) -> WorkerState:
@@ -176,8 +178,9 @@ class Worker(BackgroundThread):
             # Keeps nothing of the closure alive (its arguments may hold iterators) while waiting for the next one.
             del attempt
         if not self._queue.is_stopped:
-            # It was removed, which counts as idle for those who wait for it.
+            # It was removed: idle for those who wait for it, and what it has requeued since then is for no other.
             self._report_idle()
+            self._events.fail_orphaned(self.index)
 
     @property
     def _is_active(self) -> bool:
