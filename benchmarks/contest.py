@@ -24,6 +24,8 @@ from coordinator.testing import LocalCluster
 # Sides without this library have servers as TensorFlow starts them: with any such variable, memory is not kept.
 _OTHERS = frozenset({"peer", "peer sharded", "bare", "hand"})
 _STANDARD_SERVERS = {"MALLOC_PERTURB_": "0"}
+# The devices of each worker; one where nothing is said.
+_DEVICES = {"devices": 2}
 
 # The rounds of each contestant, by row and column of the table.
 Found = dict[str, dict[str, Rounds]]
@@ -41,7 +43,7 @@ def cluster_of(side: str, workers: int, ps: int) -> Iterator[LocalCluster]:
     """A scope with the servers of a side."""
     with contextlib.ExitStack() as ending:
         with mock.patch.dict(os.environ, _STANDARD_SERVERS if side in _OTHERS else {}):
-            cluster = ending.enter_context(LocalCluster(workers, ps))
+            cluster = ending.enter_context(LocalCluster(workers, ps, devices_per_worker=_DEVICES.get(side, 1)))
         yield cluster
 
 

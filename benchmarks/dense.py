@@ -23,7 +23,7 @@ WARM_UP = 15.0
 
 def contest() -> Contest:
     """Returns the contest of the step on all sides."""
-    return Contest("dense", {"digits, batch 32": {side: (side, "step") for side in SIDES}}, workers=2, ps=2)
+    return Contest("dense", {"digits, batch 32": {side: (side, "32") for side in SIDES}}, workers=2, ps=2)
 
 
 def table(found: Found) -> str:

@@ -1,10 +1,11 @@
-"""Small functions per second: this library, its runs with one future, TensorFlow's coordinator, and a bare loop.
+"""Small functions per second: this library in three ways, TensorFlow's coordinator, and a bare loop.
 
     python -m benchmarks.dispatch [--repeats 5] [--quick] [--json FILE]
 
 Many closures of one function are scheduled at once and joined; the rate is their number over the time from the first
-`schedule` to the return of `join`. "runs" schedules them by one call: `schedule(function, steps=count)`. The bare loop
-is one Python thread per worker that calls the function on its device. Each contestant has a separate process and
+`schedule` to the return of `join`. "runs" schedules them by one call: `schedule(function, steps=count)`; "loop" by a
+loop in a `tf.function` of the client, and "other loop" by one that does more than schedule. The bare loop is one Python
+thread per worker that calls the function on its device. Each contestant has a separate process and
 cluster, and they take turns; the figures are medians.
 """
 
@@ -15,8 +16,8 @@ from benchmarks.rate_table import rate_table
 from benchmarks.speed_arguments import SpeedArguments, machine_line
 
 FUNCTIONS = {"empty": "nothing", "scalar": "returns a scalar", "assign_add": "one assign_add"}
-SIDES = ("ours", "runs", "peer", "bare")
-RATIOS = (("ours", "peer"), ("ours", "bare"), ("runs", "ours"))
+SIDES = ("ours", "runs", "loop", "other loop", "peer", "bare")
+RATIOS = (("ours", "peer"), ("ours", "bare"), ("runs", "ours"), ("loop", "runs"), ("other loop", "peer"))
 WORKERS = (1, 2, 4)
 SECONDS, QUICK_SECONDS = 1.0, 0.3
 

@@ -9,14 +9,13 @@ from sklearn.datasets import load_digits
 from benchmarks.contestants.rate_meter import RateMeter
 from benchmarks.contestants.side import Side
 
-BATCH_SIZE = 32
 _SIDE = 8
 _GREY_LEVELS = 16
 _SEED = 0
 
 
 class DigitsSteps:
-    """A `Workload` of one function, whatever its name: a step with a minibatch of 32 images.
+    """A `Workload` of training steps with a minibatch of images, such as `32`, or with one for each replica: `32 x 2`.
 
     Args:
       side: runs them.
@@ -27,18 +26,24 @@ class DigitsSteps:
             model = new_model()
             optimizer = keras.optimizers.Adam(1e-3)
             optimizer.build(model.trainable_variables)
-        body = side.replicated(_gradient_step(model, optimizer))
+        self._side = side
+        self._body = side.replicated(_gradient_step(model, optimizer))
+        self._meters: dict[str, RateMeter] = {}
 
+    def run(self, work: str, seconds: float) -> dict[str, float]:
+        """See `Workload`: `rate`, in examples per second."""
+        batch_size, _, replicas = work.partition(" x ")
+        if work not in self._meters:
+            self._meters[work] = self._steps(int(batch_size))
+        return {"rate": int(batch_size) * int(replicas or 1) * self._meters[work].rate(seconds)}
+
+    def _steps(self, batch_size: int) -> RateMeter:
         @tf.function
         def step(batches: Any) -> None:
-            body(*next(batches))
+            self._body(*next(batches))
 
-        iterator = side.iterator(lambda _: minibatches())
-        self._meter = RateMeter(lambda count: side.run(step, (iterator,), count))
-
-    def run(self, _: str, seconds: float) -> dict[str, float]:
-        """See `Workload`: `rate`, in examples per second."""
-        return {"rate": BATCH_SIZE * self._meter.rate(seconds)}
+        iterator = self._side.iterator(lambda _: minibatches(batch_size))
+        return RateMeter(lambda count: self._side.run(step, (iterator,), count))
 
 
 def new_model() -> keras.Model:
@@ -62,12 +67,12 @@ def new_model() -> keras.Model:
     )
 
 
-def minibatches() -> tf.data.Dataset:
-    """Returns endless shuffled minibatches `(images [32, 8, 8, 1] float32, labels [32] int64)`."""
+def minibatches(batch_size: int) -> tf.data.Dataset:
+    """Returns endless shuffled minibatches `(images [batch_size, 8, 8, 1] float32, labels [batch_size] int64)`."""
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, _SIDE, _SIDE, 1).astype("float32") / _GREY_LEVELS
     dataset = tf.data.Dataset.from_tensor_slices((images, labels)).cache().shuffle(len(images))
-    return dataset.repeat().batch(BATCH_SIZE, drop_remainder=True).prefetch(2)
+    return dataset.repeat().batch(batch_size, drop_remainder=True).prefetch(2)
 
 
 def _gradient_step(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Any:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from benchmarks.contestants.bare_loop import BareLoop
-from benchmarks.contestants.library import Library, LibraryRuns
+from benchmarks.contestants.library import Library, LibraryDevices, LibraryGraph, LibraryRuns
 from benchmarks.contestants.peer import Peer
 from benchmarks.contestants.side import Side
 from benchmarks.contestants.single_process import SingleProcess
@@ -35,6 +35,9 @@ def _partitioner() -> Any:
 SIDES: dict[str, Callable[[Any], Side]] = {
     "ours": Library,
     "runs": LibraryRuns,
+    "loop": functools.partial(LibraryGraph, is_plain=True),
+    "other loop": functools.partial(LibraryGraph, is_plain=False),
+    "devices": LibraryDevices,
     "alone": functools.partial(Library, steps_per_dispatch=1),
     "dense": functools.partial(Library, sparse_updates="dense"),
     "sharded": lambda resolver: Library(resolver, _partitioner()),

@@ -31,11 +31,12 @@ def test_every_side_runs_every_workload(run_program, tmp_path):
 
 
 def test_the_table_compares_with_the_peer_and_the_bare_loop():
-    rates = {"ours": 3000.0, "runs": 6000.0, "peer": 1500.0}
+    rates = {"ours": 3000.0, "runs": 6000.0, "loop": 4500.0, "other loop": 750.0, "peer": 1500.0}
     columns = {side: Rounds([{"rate": rate}]) for side, rate in rates.items()} | {"bare": Rounds(error="Bad: x")}
     _, _, row, _ = table({1: {"nothing": columns}, 2: {"nothing": columns}}).splitlines()
     assert row.startswith("nothing, 1 worker  ")
-    assert row.split()[-7:] == ["3,000", "6,000", "1,500", "Bad", "2.00", "-", "2.00"]
+    assert row.split()[-11:-5] == ["3,000", "6,000", "4,500", "750", "1,500", "Bad"]
+    assert row.split()[-5:] == ["2.00", "-", "2.00", "0.75", "0.50"]
 
 
 def test_each_side_has_one_process_for_all_workloads():
