@@ -168,7 +168,7 @@ class ProgramRunner:
         self,
         source: str,
         *arguments: object,
-        timeout: float = 120.0,
+        timeout: float = 240.0,
         exit_code: int | None = 0,
         environment: Mapping[str, str] | None = None,
         fresh: bool = False,

@@ -162,8 +162,9 @@ ALONE = """
     tf.train.Checkpoint(table=table).read(former).assert_consumed()
     print(table.size())
     table = Table("words", DIM, 200, subtract, when_full="evict_oldest")
+    step = make_step(table)
     for first in range(1000, 1300, 5):
-        make_step(table)(tf.range(first, first + 5, dtype=tf.int64), tf.ones([5, DIM]))
+        step(tf.range(first, first + 5, dtype=tf.int64), tf.ones([5, DIM]))
     tf.train.Checkpoint(table=table).write(path)
     print(table.size())
 """

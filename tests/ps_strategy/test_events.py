@@ -20,7 +20,8 @@ def test_a_callback_gets_the_events_of_a_step_on_a_real_cluster(strategy) -> Non
     strategy.join(LIMIT)
     stop()
     events = [received.get_nowait() for _ in range(received.qsize())]
-    assert [(event.kind, event.name) for event in events] == [
+    # A worker that an earlier test has restarted may return now.
+    assert [(event.kind, event.name) for event in events if event.name] == [
         ("closures_started", "step"),
         ("closures_finished", "step"),
     ]
