@@ -280,7 +280,7 @@ class Worker(BackgroundThread):
     def _wait_reconnected(self, reason: str | None = None, *, is_new: bool = False) -> None:
         """Waits until the worker is connected or stopped. The reason of its loss is asked for if it is None."""
         lost_at = self._lost_at = time.monotonic()
-        if not self._change(WorkerState.LOST):
+        if not self._change(WorkerState.LOST, losses=not is_new):
             return
         if not is_new:
             self._report_loss(reason or self._servers.describe_loss(self.index))
@@ -301,7 +301,6 @@ class Worker(BackgroundThread):
             _logger.warning(text, self.device, time.monotonic() - lost_at)
 
     def _report_loss(self, cause: str) -> None:
-        self._losses += 1
         self._record("worker_lost", detail=cause)
         text = "%s was lost; its work goes to other workers until it returns. (%s)"
         if not self._events.live_workers():
@@ -336,8 +335,8 @@ class Worker(BackgroundThread):
             self._reconnecting_seconds += time.monotonic() - start
         return connected
 
-    def _change(self, state: WorkerState) -> bool:
-        """Changes the state; returns False if the worker was stopped meanwhile."""
+    def _change(self, state: WorkerState, losses: int = 0) -> bool:
+        """Changes the state, and adds to the losses; returns False if the worker was stopped meanwhile."""
         with self._state_lock:
             if self._state is WorkerState.STOPPED:
                 return False
@@ -346,5 +345,7 @@ class Worker(BackgroundThread):
                     f"{self.device} cannot go from {self._state.value} to {state.value}. This is a defect of "
                     "coordinator; please report it with this message."
                 )
+            # In this order: who sees that it is lost finds the loss counted.
+            self._losses += losses
             self._state = state
             return True

@@ -302,6 +302,17 @@ def test_close_cancels_everything_ends_the_threads_and_may_be_repeated(runtime: 
             late(index_of, "late")
 
 
+def test_the_loss_of_a_worker_is_counted_before_its_cause_is_asked_for(
+    runtime: FakeRuntime, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_answer = threading.Event()
+    monkeypatch.setattr(runtime, "describe_loss", lambda worker: f"{may_answer.wait(LIMIT)}")
+    runtime.kill(0)
+    wait_until(lambda: scheduler.cluster.workers[0].state.value == "lost")
+    assert scheduler.cluster.statistics().workers[0].losses == 1
+    may_answer.set()
+
+
 def test_close_abandons_a_call_that_cannot_be_cancelled_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)
