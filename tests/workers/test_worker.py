@@ -189,6 +189,8 @@ def test_several_workers_lost_at_once_are_one_line_each_without_the_text_of_the_
         wait_until(lambda: len(unhealthy(scheduler)) == 2)
         gate.open()
         assert [future.result(LIMIT) for future in futures] == [2, 2, 2]
+        # While the third one is left.
+        wait_until(lambda: caplog.text.count("was lost;") == 2)
     lost = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     goes_on = "was lost; its work goes to other workers until it returns."
     assert sorted(lost) == [

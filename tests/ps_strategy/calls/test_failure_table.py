@@ -86,6 +86,8 @@ def test_a_call_whose_worker_was_killed_is_a_worker_failure_and_is_repeated(
     try:
         wait_until(lambda: gate.worker != victim and classified)
         assert not strategy.cluster.workers[victim].healthy()
+        # The loss is described after the call was requeued, by what the server does then.
+        wait_until(lambda: f"task:{victim} was lost;" in caplog.text)
         gate.open()
         assert future.result(TIMEOUT) is not None
         strategy.join(TIMEOUT)

@@ -79,8 +79,10 @@ class FakeKubernetes:
     def put(self, changed: dict[str, Any]) -> None:
         """Adds or changes a pod."""
         name = changed["metadata"]["name"]
-        self._record("MODIFIED" if name in self._pods else "ADDED", changed)
-        self._pods[name] = changed
+        # At once: a list of the new version has the change, or it would never be seen.
+        with self._changed:
+            self._record("MODIFIED" if name in self._pods else "ADDED", changed)
+            self._pods[name] = changed
 
     def delete(self, index: int) -> None:
         """Begins the deletion of a pod."""
@@ -88,7 +90,8 @@ class FakeKubernetes:
 
     def remove(self, index: int) -> None:
         """Ends the deletion of a pod."""
-        self._record("DELETED", self._pods.pop(pod(index)["metadata"]["name"]))
+        with self._changed:
+            self._record("DELETED", self._pods.pop(pod(index)["metadata"]["name"]))
 
     def bookmark(self) -> None:
         """Tells watches of a new version, without a change."""
