@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import tensorflow as tf
+
 import coordinator
 
 # In seconds: a worker that was killed by the test may have to come back first.
@@ -12,6 +14,14 @@ def on_every_worker(strategy: coordinator.ParameterServerStrategy, fn: Any, *arg
     """Returns the results of `fn(*args)` on each worker, by index."""
     futures = [strategy.schedule(fn, args, worker=worker.index) for worker in strategy.cluster.workers]
     return [future.result(TIMEOUT) for future in futures]
+
+
+def finish_own_work(strategy: coordinator.ParameterServerStrategy) -> None:
+    """Returns when each worker has done the library's own work of earlier tests, which the statistics count as well.
+
+    `join` does not wait for it: that each worker creates an iterator, for instance.
+    """
+    on_every_worker(strategy, tf.function(lambda: None))
 
 
 def traced(strategy: coordinator.ParameterServerStrategy, fn: Any, *args: Any) -> Any:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.calls.graph_future import Futures, GraphFuture
 from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import finish_own_work
 from tests.ps_strategy.failure_programs import waiting_client_functions
 from tests.ps_strategy.gate import Gate
 
@@ -33,6 +34,7 @@ def test_a_loop_schedules_and_join_waits_in_the_order_of_the_program(strategy, c
         strategy.join()
         return counter.read_value(), strategy.local_results({"last": last, "count": count}), strategy.done()
 
+    finish_own_work(strategy)
     before = strategy.cluster.statistics().finished
     train.get_concrete_function(tf.constant(0))
     assert strategy.cluster.statistics().finished == before

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from coordinator.runs_future import RunsFuture
 from coordinator.workers.scheduler import Scheduler
+from tests.ps_strategy.every_worker import finish_own_work
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 60.0
@@ -37,6 +38,7 @@ def test_a_loop_that_schedules_the_same_call_each_time_is_one_call_of_many_runs(
             strategy.join()
         return counter.read_value()
 
+    finish_own_work(strategy)
     before = strategy.cluster.statistics()
     one = tf.constant(1)
     assert train(tf.constant(2), tf.constant(30), one).numpy() == 149

@@ -55,5 +55,6 @@ def test_functions_that_were_being_prepared_run_after_the_recovery(run_program: 
         # What ran when the server died, on both workers. Without a new function, every call would fail.
         assert sum(worker.retried for worker in workers) <= 2 * len(workers) * KILLS * STEPS, workers
         strategy.close()
-    """
+    """,
+        timeout=280,
     )

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import coordinator
 from tests.deadline import wait_until
-from tests.ps_strategy.every_worker import scheduler_of
+from tests.ps_strategy.every_worker import finish_own_work, scheduler_of
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 60.0
@@ -284,6 +284,7 @@ def test_a_full_queue_blocks_schedule_until_there_is_room(strategy, count, count
 
 
 def test_the_statistics_count_what_was_scheduled(strategy, count):
+    finish_own_work(strategy)
     before = strategy.cluster.statistics()
     for _ in range(6):
         strategy.schedule(count)

@@ -7,6 +7,7 @@ import tensorflow as tf
 import coordinator
 from coordinator.updates.state.gate import pause
 from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import finish_own_work
 from tests.ps_strategy.fusing.fused_calls import FusedCalls
 
 TIMEOUT = 60.0
@@ -34,6 +35,7 @@ def test_each_output_is_stacked_in_the_order_of_the_runs(strategy, is_fused):
         text = tf.strings.as_string(number)
         return {"number": number, "row": row, "text": (text, tf.fill([2], text)), "nothing": None, "empty": row[:0]}
 
+    finish_own_work(strategy)
     before = strategy.cluster.statistics().finished
     future = strategy.schedule(step, args=(2.0,), steps=STEPS)
     result = future.result(TIMEOUT)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.ps_strategy.every_worker import on_every_worker
+from tests.ps_strategy.every_worker import finish_own_work, on_every_worker
 
 TIMEOUT = 60.0
 
@@ -58,6 +58,7 @@ def test_what_is_saved_in_quiet_is_a_snapshot_and_training_goes_on(strategy, tmp
             second.assign_add(1)
 
     checkpoint = tf.train.Checkpoint(first=first, second=second)
+    finish_own_work(strategy)
     before = strategy.cluster.statistics().finished
     futures = [strategy.schedule(train) for _ in range(200)]
     saved = []
