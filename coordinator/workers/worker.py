@@ -293,8 +293,7 @@ class Worker(BackgroundThread):
             self._fail_waiting_closures(now - lost_at)
             if now - reported_at >= self._options.stall_report_interval:
                 reported_at = now
-                cause = self._servers.describe_loss(self.index)
-                _logger.warning(text, self.device, now - lost_at, cause)
+                _logger.warning(text, self.device, now - lost_at, self._servers.describe_loss(self.index))
             self._stop.wait(self._options.reconnect_interval)
         if not self._stop.is_set() and self._change(WorkerState.LIVE):
             text = "%s connected after %.1f s." if is_new else "%s reconnected after %.1f s."
