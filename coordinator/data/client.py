@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
+from coordinator.data.autotuning import without_autotuning
 from coordinator.data.source import IN_ORDER, Source, digest_of, shuffled
 
 # The digest covers this many examples, and this many values of each array of them.
@@ -44,7 +45,8 @@ def client(data: Any, size: int | None = None) -> Source:
         )
     if not callable(data) and not hasattr(data, "__iter__"):
         raise TypeError(f"client takes a sequence, or what can be iterated, got {data!r}.")
-    return _Iterable(data if callable(data) else data.__iter__, size, data)
+    repeated = without_autotuning(data) if isinstance(data, tf.data.Dataset) else data
+    return _Iterable(repeated if callable(repeated) else repeated.__iter__, size, data)
 
 
 class _ClientSource(Source):

@@ -82,12 +82,12 @@ def test_every_workload_and_side_has_a_name():
         "pauses",
     }
     assert set(WORKLOADS) == kinds
-    plain = {"ours", "runs", "alone", "dense", "peer", "bare", "hand", "single"}
+    plain = {"ours", "runs", "loop", "other loop", "devices", "alone", "dense", "peer", "bare", "hand", "single"}
     assert set(SIDES) == plain | {"sharded", "peer sharded"}
 
 
 def test_the_network_accepts_the_digits():
-    images, labels = next(iter(minibatches()))
+    images, labels = next(iter(minibatches(32)))
     assert images.shape == (32, 8, 8, 1)
     assert 0.0 <= float(images.numpy().min()) <= float(images.numpy().max()) == 1.0
     assert new_model()(images).shape == (labels.shape[0], 10)

@@ -156,8 +156,9 @@ def test_tee_writes_output_to_the_logs_and_shows_the_logs_of_servers(
     path = program("""
         import json, os, sys
         role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
-        print("printed by", role, [stream.isatty() for stream in (sys.stdout, sys.stderr)])
-        print("warned by", role, file=sys.stderr)
+        # In one piece each, unbuffered too: a server's line may come between two pieces.
+        sys.stdout.write(f"printed by {role} {[stream.isatty() for stream in (sys.stdout, sys.stderr)]}\\n")
+        sys.stderr.write(f"warned by {role}\\n")
         if role == "chief":
             sys.exit(3) if os.environ["COORDINATOR_RESTART_COUNT"] == "0" else input("Enter: ")
     """)

@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from coordinator.data.autotuning import without_autotuning
 from coordinator.data.late_ranges import POSITIONS, Choice
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, WorkerContext
@@ -107,8 +108,8 @@ def _pipeline(queue: Any, read: Callable[[Any], Any]) -> tf.data.Dataset:
 
     options = tf.data.Options()
     options.experimental_warm_start = True
-    options.autotune.enabled = False
-    return tf.data.Dataset.from_tensors(0).repeat().map(element).prefetch(1).with_options(options)
+    pipeline = tf.data.Dataset.from_tensors(0).repeat().map(element).prefetch(1).with_options(options)
+    return without_autotuning(pipeline, options)
 
 
 @tf.function(autograph=False)

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from coordinator.data.autotuning import without_autotuning
 from coordinator.data.source import Source
 from coordinator.ps_strategy.keras.evaluation.model_copies import ModelCopies
 from coordinator.ps_strategy.keras.evaluation.shard_functions import ShardFunctions
@@ -109,7 +110,7 @@ class StrategyEvaluation:
                 raise ValueError(
                     "The dataset is endless, so its evaluation would never end. Use dataset.take(batches)."
                 )
-            return lambda: ClientShards(iter(data), batches if batches >= 0 else None, count)
+            return lambda: ClientShards(iter(without_autotuning(data)), batches if batches >= 0 else None, count)
         if on_workers:
             if shards is not None:
                 raise ValueError("shards cannot be given for data of which each worker has a share: that is a shard.")

@@ -12,11 +12,13 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
+from coordinator.data.autotuning import without_autotuning
 from coordinator.errors import ClosureInputError
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.input_shares import InputShare, InputShares
 from coordinator.ps_strategy.per_worker.replica_elements import divided_among_replicas, one_for_each_replica
 from coordinator.ps_strategy.per_worker.resource import WorkerContext, WorkerCopies
+from coordinator.ps_strategy.tensorflow_internals.dataset_options import options_in_graph
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
@@ -94,7 +96,7 @@ class DatasetDistribution:
                 "goes to experimental_distribute_datasets_from_function."
             )
         _check(options)
-        dataset = divided_among_replicas(dataset, self._replicas)
+        dataset = without_autotuning(divided_among_replicas(dataset, self._replicas))
         graph = _graph_of(dataset)
         element_spec = dataset.element_spec
 
@@ -208,6 +210,7 @@ def _checked(
                 f"The dataset function {getattr(dataset_fn, '__name__', dataset_fn)!r} must return a tf.data.Dataset, "
                 f"but returned {dataset!r}."
             )
+        dataset = without_autotuning(dataset, options_in_graph(dataset))
         return _buffered(one_for_each_replica(dataset, context.num_replicas_in_sync), options)
 
     return make_dataset

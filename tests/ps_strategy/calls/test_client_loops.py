@@ -44,7 +44,7 @@ def test_a_loop_that_schedules_the_same_call_each_time_is_one_call_of_many_runs(
     assert train(tf.constant(2), tf.constant(30), one).numpy() == 149
     assert train(tf.constant(2), tf.constant(0), one).numpy() == 149
     assert train(tf.constant(1), tf.constant(1), one).numpy() == 151
-    assert steps == [30, 30, 29, 1]
+    assert steps[-4:] == [30, 30, 29, 1]
     after = strategy.cluster.statistics()
     assert after.finished - before.finished == 90
     assert after.workers[0].finished - before.workers[0].finished >= 29

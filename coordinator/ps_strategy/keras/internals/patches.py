@@ -28,6 +28,7 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator as StockEpochIt
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.trainer import Trainer
 
+from coordinator.data.autotuning import without_autotuning
 from coordinator.ps_strategy.keras.internals.captured_gradients import RepeatedStepScope
 from coordinator.ps_strategy.keras.internals.evaluation_scope import EvaluationScope
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
@@ -107,7 +108,7 @@ class EpochIterator(StockEpochIterator):
         # The constructor in between distributes the dataset as synchronous strategies do.
         super(StockEpochIterator, self).__init__(x=x, **arguments)
         self._is_own_and_uncounted = isinstance(x, OwnData) and self.steps_per_epoch is None
-        data = x.dataset if isinstance(x, OwnData) else self.data_adapter.get_tf_dataset()
+        data = x.dataset if isinstance(x, OwnData) else without_autotuning(self.data_adapter.get_tf_dataset())
         self._element_spec = first_part_spec(data.element_spec)
         self._distributed_dataset = _Feeds(lambda: create_feed(data))
 
