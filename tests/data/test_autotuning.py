@@ -47,6 +47,25 @@ def test_options_are_known_in_a_function_without_a_warning(recwarn):
 
 
 @pytest.mark.parametrize("kind", ["a dataset function", "a ready dataset"])
+def test_a_dataset_that_a_scheduled_function_distributes_has_none(strategy, kind):
+    known = []
+
+    @tf.function
+    def total():
+        if kind == "a ready dataset":
+            dataset = strategy.experimental_distribute_dataset(numbers())
+        else:
+            dataset = strategy.experimental_distribute_datasets_from_function(lambda _: numbers())
+        known.append(options_in_graph(dataset).autotune.enabled)
+        return dataset.reduce(tf.constant(0, tf.int64), lambda before, number: before + number)
+
+    assert strategy.schedule(total).result(60) == 4950
+    assert known
+    assert not any(known)
+    assert None not in known
+
+
+@pytest.mark.parametrize("kind", ["a dataset function", "a ready dataset"])
 def test_iterators_have_no_threads_on_workers(strategy, shared_cluster, kind):
     @tf.function
     def read(iterator):
