@@ -32,6 +32,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from coordinator.data.autotuning import without_autotuning
 from coordinator.errors import EvaluationError
 from coordinator.evaluation.best_checkpoint import BestCheckpoint
 from coordinator.evaluation.checkpoint_file import CheckpointFile
@@ -132,6 +133,8 @@ class SidecarEvaluator:
             )
         if evaluate is None and not isinstance(model, keras.Model):
             raise ValueError(f"A {type(model).__name__} has no `evaluate`: pass a function as evaluate=.")
+        if isinstance(data, tf.data.Dataset):
+            data = without_autotuning(data)
         self._model, self._data, self._steps, self._callbacks = model, data, steps, list(callbacks or ())
         self._batch_size, self._evaluate = batch_size, evaluate
         strategy = getattr(model, "distribute_strategy", None)

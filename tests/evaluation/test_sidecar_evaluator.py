@@ -43,6 +43,15 @@ def summaries(directory: Path) -> dict[tuple[str, int], float]:
     return found
 
 
+def test_the_data_are_read_without_a_thread_for_autotuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TinyTraining(tmp_path).save(30)
+    mark_training_finished(tmp_path)
+    model, given = build_model(), []
+    monkeypatch.setattr(model, "evaluate", lambda data, **_: given.append(data) or {"loss": 0.0})
+    build_evaluator(tmp_path, model=model, evaluate=None).start(DEADLINE)
+    assert [data.options().autotune.enabled for data in given] == [False]
+
+
 # row 192
 def test_it_evaluates_a_checkpoint_of_a_manager_with_the_trained_weights(tmp_path: Path) -> None:
     training, model = TinyTraining(tmp_path / "train"), build_model()
