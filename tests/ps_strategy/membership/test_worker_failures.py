@@ -276,12 +276,13 @@ def test_thousands_of_functions_complete_although_a_worker_dies(shared_cluster, 
     shared_cluster.restart("worker", 1, wait=False)
     strategy.join(2 * TIMEOUT)
     assert all(future.exception(timeout=0) is None for future in futures)
-    after = worker_statistics(strategy, 1)
-    assert after.losses - before.losses == 1
+    retried = worker_statistics(strategy, 1).retried - before.retried
     # At least once: only functions that a dying worker had counted already may be counted again.
-    assert total <= counter.numpy() <= total + after.retried - before.retried
+    assert total <= counter.numpy() <= total + retried
     shared_cluster.wait_ready("worker", 1)
     wait_used(strategy, {1})
+    # All functions may have ended before the loss was noticed.
+    assert worker_statistics(strategy, 1).losses - before.losses == 1
 
 
 def endless_range(context):
