@@ -136,7 +136,8 @@ class Program:
     def lose(self, *servers: int) -> None:
         for index in servers:
             self.cluster.kill("ps", index)
-        with contextlib.suppress(coordinator.ParameterServerLost):
+        # The loss may be noticed without the step, which is cancelled then; `join` raises it in any case.
+        with contextlib.suppress(coordinator.ParameterServerLost, coordinator.ClosureCancelledError):
             self.strategy.schedule(self.step, args=(self.x,)).result(TIMEOUT)
         with contextlib.suppress(coordinator.ParameterServerLost):
             self.strategy.join(TIMEOUT)
