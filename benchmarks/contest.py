@@ -47,6 +47,29 @@ def cluster_of(side: str, workers: int, ps: int) -> Iterator[LocalCluster]:
         yield cluster
 
 
+def spec_with_client(cluster: LocalCluster) -> dict[str, list[str]]:
+    """Returns the addresses of each job of a cluster, and a free one for its client, which is the chief."""
+    spec = cluster.spec
+    return {**spec, "chief": free_addresses(1, besides=[address for job in spec.values() for address in job])}
+
+
+@contextlib.contextmanager
+def fresh_contestant(
+    workload: str, side: str, workers: int, ps: int
+) -> Iterator[tuple[LocalCluster, ContestantProcess]]:
+    """A scope with a side's servers and its client, which has connected to them.
+
+    Raises:
+      LaunchError: a server did not start.
+      RuntimeError: the client did not connect.
+    """
+    with tempfile.TemporaryDirectory(prefix="contestant-") as folder, cluster_of(side, workers, ps) as cluster:
+        log = pathlib.Path(folder) / "log"
+        with ContestantProcess(workload, side, spec_with_client(cluster), log) as process:
+            process.wait_connected()
+            yield cluster, process
+
+
 @dataclasses.dataclass(frozen=True)
 class Contest:
     """A comparison.
@@ -105,8 +128,7 @@ class Contest:
                 servers: Collection[int | None] = ()
                 if side != "single":
                     cluster = ending.enter_context(cluster_of(side, self.workers, self.ps))
-                    spec, servers = cluster.spec, cluster.processes.values()
-                    spec["chief"] = free_addresses(1, besides=[address for job in spec.values() for address in job])
+                    spec, servers = spec_with_client(cluster), cluster.processes.values()
                 process = ContestantProcess(self.workload, side, spec, folder / f"{side}.log")
                 contestants[side] = _Contestant(ending.enter_context(process), servers)
             for contestant in contestants.values():

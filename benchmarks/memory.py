@@ -7,18 +7,14 @@ many times; this library and TensorFlow's own coordinator do so one after the ot
 before the counted restarts, which come after 15 others, and after them.
 """
 
-import pathlib
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 
 import psutil
 from tqdm import tqdm
 
-from benchmarks.contest import cluster_of
-from benchmarks.contestants.contestant_process import ContestantProcess
+from benchmarks.contest import fresh_contestant
 from benchmarks.speed_arguments import SpeedArguments, machine_line
-from coordinator.launch.local_servers import free_addresses
 from coordinator.simulation.text_report import aligned
 
 SIDES = {"ours": "alone", "peer": "peer"}
@@ -41,32 +37,26 @@ def sizes_of(side: str, restarts: int, warm_up: int, progress: "tqdm[None]") -> 
       side: of `benchmarks.contestants.program`.
       restarts: how many are counted.
       warm_up: how many come before.
-      progress: is told of each.
+      progress: counts all of them.
 
     Raises:
       RuntimeError: the side did not bear it.
     """
     found: Sizes = {}
-    with tempfile.TemporaryDirectory(prefix="memory-") as folder, cluster_of(side, workers=2, ps=SERVERS) as cluster:
-        spec = cluster.spec
-        spec["chief"] = free_addresses(1, besides=[address for job in spec.values() for address in job])
-        with ContestantProcess("recommender", side, spec, pathlib.Path(folder) / "log") as process:
-            process.wait_connected()
-            processes = {
-                "client": process.process.pid,
-                **{f"ps {index}": cluster.pid("ps", index) for index in range(SERVERS)},
-            }
-            for repetition in range(warm_up + restarts + 1):
-                answer = process.run("plain 64", SECONDS)
-                if "error" in answer:
-                    raise RuntimeError(
-                        f"{side}, restart {repetition}: {answer['error']}. It printed:\n{process.tail()}"
-                    )
-                if repetition >= warm_up:
-                    for name, pid in processes.items():
-                        found.setdefault(name, []).append(psutil.Process(pid).memory_info().rss)
-                cluster.restart("worker", 0)
-                progress.update()
+    with fresh_contestant("recommender", side, workers=2, ps=SERVERS) as (cluster, process):
+        processes = {
+            "client": process.process.pid,
+            **{f"ps {index}": cluster.pid("ps", index) for index in range(SERVERS)},
+        }
+        for repetition in range(warm_up + restarts + 1):
+            answer = process.run("plain 64", SECONDS)
+            if "error" in answer:
+                raise RuntimeError(f"{side}, restart {repetition}: {answer['error']}. It printed:\n{process.tail()}")
+            if repetition >= warm_up:
+                for name, pid in processes.items():
+                    found.setdefault(name, []).append(psutil.Process(pid).memory_info().rss)
+            cluster.restart("worker", 0)
+            progress.update()
     return found
 
 

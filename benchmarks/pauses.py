@@ -7,20 +7,16 @@ worker's clock, to a variable. Each round is a fresh client and cluster. Medians
 """
 
 import functools
-import pathlib
 import sys
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks.alternated import alternated
-from benchmarks.contest import Found, cluster_of, plain
-from benchmarks.contestants.contestant_process import ContestantProcess
+from benchmarks.contest import Found, fresh_contestant, plain
 from benchmarks.rounds import ratio
 from benchmarks.speed_arguments import SpeedArguments, machine_line
-from coordinator.launch.local_servers import free_addresses
 from coordinator.simulation.text_report import aligned
 
 SIDES = ("ours", "peer")
@@ -30,12 +26,8 @@ SECONDS, QUICK_SECONDS = 10.0, 1.0
 
 def first_seconds(side: str, seconds: float) -> dict[str, Any]:
     """Runs a side's first seconds on a fresh cluster, and returns its answer."""
-    with tempfile.TemporaryDirectory(prefix="pauses-") as folder, cluster_of(side, workers=2, ps=2) as cluster:
-        spec = cluster.spec
-        spec["chief"] = free_addresses(1, besides=[address for job in spec.values() for address in job])
-        with ContestantProcess("pauses", side, spec, pathlib.Path(folder) / "log") as process:
-            process.wait_connected()
-            return process.run(BATCH, seconds)
+    with fresh_contestant("pauses", side, workers=2, ps=2) as (_, process):
+        return process.run(BATCH, seconds)
 
 
 def measure(repeats: int, seconds: float) -> Found:

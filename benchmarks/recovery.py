@@ -21,10 +21,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks.contest import spec_with_client
 from benchmarks.recovery_fault import FAULTS, WORKERS, Fault, Trial, mend
 from benchmarks.recovery_outcome import Outcome, ratio, summary
 from benchmarks.speed_arguments import measured_on, positive_integer
-from coordinator.launch.local_servers import free_addresses
 from coordinator.simulation.text_report import aligned
 from coordinator.testing import LocalCluster
 
@@ -65,7 +65,7 @@ def measure(faults: Sequence[Fault], repeats: int, limit: float) -> Outcomes:
 def attempt(fault: Fault, cluster: LocalCluster, side: str, limit: float) -> tuple[Outcome, ...]:
     """Injects a fault once into a whole cluster, with a new client."""
     mend(cluster)
-    [client_address] = free_addresses(1, besides=[address for job in cluster.spec.values() for address in job])
+    [client_address] = spec_with_client(cluster)["chief"]
     with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
         return fault.inject(Trial(side, cluster, client_address, pathlib.Path(folder), limit))
 

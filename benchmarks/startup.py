@@ -21,12 +21,11 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.alternated import alternated
-from benchmarks.contest import Found, plain
+from benchmarks.contest import Found, plain, spec_with_client
 from benchmarks.contestants.contestant_process import ContestantProcess
 from benchmarks.piped_process import ROOT, client_environment
 from benchmarks.rounds import Rounds, ratio
 from benchmarks.speed_arguments import SpeedArguments, machine_line
-from coordinator.launch.local_servers import free_addresses
 from coordinator.simulation.text_report import aligned
 from coordinator.testing import LocalCluster
 
@@ -59,11 +58,9 @@ def connect_seconds(side: str, cluster: LocalCluster) -> dict[str, Any]:
     Returns:
       An answer: `seconds` until it is connected, and `first_result`, from the same beginning.
     """
-    spec = cluster.spec
-    spec["chief"] = free_addresses(1, besides=[address for job in spec.values() for address in job])
     with (
         tempfile.TemporaryDirectory(prefix="startup-") as folder,
-        ContestantProcess("first", side, spec, pathlib.Path(folder) / "log") as process,
+        ContestantProcess("first", side, spec_with_client(cluster), pathlib.Path(folder) / "log") as process,
     ):
         connected = process.wait_connected()
         answer = process.run("add", 0.0)
