@@ -6,9 +6,6 @@ import pytest
 
 from tests.program_runner import ProgramRunner
 
-# For three trainings on a busy machine, in seconds.
-TIMEOUT = 240.0
-
 TRAINING = """
     import os
     import sys
@@ -72,8 +69,7 @@ def test_data_goes_back_with_the_model_when_a_parameter_server_dies(run_program:
             assert rollbacks == 1, rollbacks
             assert statistics.rolled_back > 0, statistics
             assert summary == EXACT, (saves, options, summary, statistics)
-    """,
-        timeout=TIMEOUT,
+    """
     )
 
 
@@ -114,6 +110,5 @@ def test_ranges_that_were_read_ahead_survive_workers_and_parameter_servers(run_p
                 assert summary == EXACT, (summary, statistics)
             # The functions that the worker ran may have changed the model.
             assert [(never, more <= WIDTH) for never, more in summary] == [(0, True)] * 2, (summary, statistics)
-    """,
-        timeout=TIMEOUT,
+    """
     )

@@ -52,7 +52,7 @@ class DatasetDistribution:
         """
         if not tf.executing_eagerly():
             context = tf.distribute.InputContext(num_replicas_in_sync=self._replicas)
-            return one_for_each_replica(_prompt(dataset_fn(context)), self._replicas)
+            return one_for_each_replica(_without_autotuning_in_graph(dataset_fn(context)), self._replicas)
         if not callable(dataset_fn):
             raise TypeError(
                 "A dataset function takes a tf.distribute.InputContext and returns a tf.data.Dataset; "
@@ -89,7 +89,7 @@ class DatasetDistribution:
         In a function that is being traced, such as a dataset function, it returns the dataset itself.
         """
         if not tf.executing_eagerly():
-            return divided_among_replicas(_prompt(dataset), self._replicas)
+            return divided_among_replicas(_without_autotuning_in_graph(dataset), self._replicas)
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
                 f"experimental_distribute_dataset takes a tf.data.Dataset, got {dataset!r}. A function that makes one "
@@ -210,7 +210,9 @@ def _checked(
                 f"The dataset function {getattr(dataset_fn, '__name__', dataset_fn)!r} must return a tf.data.Dataset, "
                 f"but returned {dataset!r}."
             )
-        return _buffered(one_for_each_replica(_prompt(dataset), context.num_replicas_in_sync), options)
+        return _buffered(
+            one_for_each_replica(_without_autotuning_in_graph(dataset), context.num_replicas_in_sync), options
+        )
 
     return make_dataset
 
@@ -258,7 +260,7 @@ def _check(options: tf.distribute.InputOptions | None) -> None:
         )
 
 
-def _prompt(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _without_autotuning_in_graph(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a dataset of a function that is being traced, whose iterators are deleted at once."""
     return without_autotuning(dataset, options_in_graph(dataset))
 
