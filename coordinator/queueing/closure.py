@@ -140,6 +140,7 @@ class Closure:
       live: the attempts that run now.
       waiting_since: when it last began to wait for a worker, in seconds of the `time.monotonic` clock.
       is_queued: whether it is in one of the queue's deques, or blocked. Set by the queue's state.
+      counted: how many of its runs are counted as waiting. Set by the queue's state.
       counts: whether `join` still has to wait for it. Set by the queue's state.
     """
 
@@ -147,6 +148,7 @@ class Closure:
         "_state",
         "attempts",
         "blockers",
+        "counted",
         "counts",
         "failures",
         "fusion_key",
@@ -186,7 +188,7 @@ class Closure:
         self.inputs: tuple[FiniteInput, ...] = ()
         self.fusion_key: FusionKey | None = None
         self.is_queued = self.counts = False
-        self.attempts = 0
+        self.attempts = self.counted = 0
         self.live: tuple[Attempt, ...] = ()
         self.waiting_since = time.monotonic()
         self._state = ClosureState.BLOCKED if blockers else ClosureState.WAITING

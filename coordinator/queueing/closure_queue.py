@@ -327,8 +327,12 @@ class ClosureQueue:
     def _carry_out(self, effects: Effects, ended: Sequence[Attempt] = ()) -> None:
         """Sets futures and cancels attempts; only then are their closures settled, and the attempts `ended` over."""
         effects.record(self.events, ended)
+        raised = None
         for closure, value in effects.outcomes:
-            closure.report(value)
+            try:
+                closure.report(value)
+            except BaseException as error:  # noqa: BLE001 - of a callback; the other futures are set all the same
+                raised = raised or error
         for attempt in effects.cancelled:
             if attempt not in ended:
                 attempt.cancellation.cancel()
@@ -342,3 +346,5 @@ class ClosureQueue:
             self._waits.notify_settled()
         for closure, _ in effects.outcomes:
             closure.release_work()
+        if raised is not None:
+            raise raised

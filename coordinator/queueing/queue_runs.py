@@ -75,8 +75,10 @@ class QueueRuns:
         closure, state = attempt.closure, self._state
         more = count - closure.runs
         rest = number(attempt, count)
+        # It waits again if it is overdue.
+        state.waiting.recount(closure)
         if rest is not None and rest.counts:
-            state.waiting.count -= more
+            state.waiting.recount(rest)
             if not rest.runs:
                 state.waiting.remove(rest)
                 state.unsettled -= 1

@@ -130,11 +130,14 @@ class QueueWorkers:
         with self._lock:
             self._state.interrupt(worker)
 
+    def attempts_on(self, worker: int) -> list[Attempt]:
+        """Returns what a worker runs."""
+        with self._lock:
+            return [attempt for attempt in self._state.running if attempt.worker == worker]
+
     def cancel_attempts(self, worker: int) -> None:
         """Cancels what a worker runs, which is then requeued."""
-        with self._lock:
-            effects = Effects(cancelled=[attempt for attempt in self._state.running if attempt.worker == worker])
-        self._carry_out(effects)
+        self._carry_out(Effects(cancelled=self.attempts_on(worker)))
 
     def waiting_for(self, worker: int) -> list[Closure]:
         """Returns the closures that only this worker may run."""

@@ -85,7 +85,7 @@ class WaitingClosures:
             return None
         closure = queue.popleft()
         closure.is_queued = False
-        self.count -= 0 if closure.is_internal else closure.future.runs
+        self._recount(closure, 0)
         if self.apart or (queue and not queue[0].is_queued):
             self._remove_stale(queue)
         return closure
@@ -119,9 +119,11 @@ class WaitingClosures:
     def add(self, closure: Closure, at_front: bool = False) -> None:
         """Adds a closure."""
         queue = None if closure.blockers else self._queue_of(closure)
+        runs = 0 if closure.is_internal else closure.future.runs
         # Nothing is called between these lines, so Ctrl-C does not come between them.
         closure.is_queued = True
-        self.count += 0 if closure.is_internal else closure.future.runs
+        closure.counted = runs
+        self.count += runs
         if queue is None:
             self._blocked[closure] = None
         elif at_front:
@@ -134,7 +136,7 @@ class WaitingClosures:
         if not closure.is_queued:
             return
         closure.is_queued = False
-        self.count -= 0 if closure.is_internal else closure.future.runs
+        self._recount(closure, 0)
         if closure.blockers:
             del self._blocked[closure]
             return
@@ -146,6 +148,16 @@ class WaitingClosures:
                 waiting = [closure for closure in queue if closure.is_queued]
                 queue.clear()
                 queue.extend(waiting)
+
+    def recount(self, closure: Closure) -> None:
+        """Counts the runs of a closure that has become larger or smaller, if it waits."""
+        if closure.is_queued:
+            self._recount(closure, closure.future.runs)
+
+    def _recount(self, closure: Closure, runs: int) -> None:
+        # What was counted is subtracted, not the runs that the closure has by now.
+        self.count += runs - closure.counted
+        closure.counted = runs
 
     def end_input(self, ended: FiniteInput, worker: int, scope: ErrorScope) -> None:
         """Records that a worker's part of an input has ended; see `EndedInputs.end`."""

@@ -6,6 +6,8 @@ import logging
 import pytest
 
 from coordinator.errors import ClosureCancelledError
+from coordinator.fusing.fused_dispatch import FusedDispatch
+from coordinator.queueing.closure import Attempt
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
 from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import OPTIONS, index_of, running_scheduler
@@ -170,3 +172,23 @@ def test_a_frozen_workers_closure_runs_elsewhere_when_its_connections_are_closed
         assert scheduler.cluster.statistics().workers[0].losses == 1
     assert "task:0 was lost" in caplog.text
     assert "task:0 reconnected" in caplog.text
+
+
+def test_overdue_runs_that_become_fewer_are_not_counted_as_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    gather, begun = FusedDispatch.gather, []
+
+    with running_scheduler(FakeRuntime(1), dataclasses.replace(OPTIONS, max_queued_closures=39)) as scheduler:
+
+        def late(dispatch: FusedDispatch, attempt: Attempt) -> list[Attempt]:
+            begun.append(attempt)
+            if len(begun) == 1:
+                # Its closure is overdue, and waits again, before the call begins.
+                wait_until(lambda: attempt.closure.is_queued)
+            return gather(dispatch, attempt)
+
+        monkeypatch.setattr(FusedDispatch, "gather", late)
+        future = scheduler.schedule(index_of, "step", steps=40, worker=0, timeout=0.001)
+        assert future.result(LIMIT) == [0] * 40
+        scheduler.join(LIMIT)
+        assert scheduler.cluster.statistics().waiting == 0
+        assert scheduler.schedule(index_of, "step").result(LIMIT) == 0
