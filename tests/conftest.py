@@ -20,6 +20,7 @@ from tests.program_runner import PreloadedInterpreter, ProgramRunner
 
 if TYPE_CHECKING:
     from coordinator import ParameterServerStrategy
+    from coordinator.ps_strategy.tensorflow_internals.handles import TracedFunctions
     from coordinator.testing import LocalCluster
 
 # TensorFlow reads these when it is loaded. Servers inherit them.
@@ -135,6 +136,15 @@ def no_seed() -> Iterator[None]:
     # Setting it also empties the caches of kernels, which the next tests would fill again.
     if tf is not None and tf.compat.v1.get_seed(None) != (None, None):
         tf.random.set_seed(None)
+
+
+@pytest.fixture
+def recorded_functions() -> "Iterator[TracedFunctions]":
+    """The functions that are traced in this test, in which `replace_handles` replaces handles."""
+    from coordinator.ps_strategy.tensorflow_internals.handles import TracedFunctions
+
+    with TracedFunctions().recorded() as functions:
+        yield functions
 
 
 @pytest.fixture

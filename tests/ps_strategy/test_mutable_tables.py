@@ -56,8 +56,8 @@ def vectors(strategy):
 
 
 @pytest.fixture
-def store(strategy, monkeypatch) -> VariableStore:
-    store = VariableStore()
+def store(strategy, monkeypatch, recorded_functions) -> VariableStore:
+    store = VariableStore(recorded_functions)
     monkeypatch.setattr(strategy.extended, "_variables", store)
     return store
 

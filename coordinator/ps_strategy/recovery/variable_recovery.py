@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Callable
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -35,11 +35,12 @@ from coordinator.ps_strategy.tensorflow_internals.process import attribute_repla
 
 _logger = logging.getLogger("coordinator")
 
-# The number of checkpoints whose states are kept; older ones are restored only if all of these are damaged.
-_KEPT_STATES = 100
+# The number of checkpoints of which something is remembered; older ones are restored only if all of these are damaged.
+_REMEMBERED = 100
 # How often a save is repeated, if a server is out of another one's reach although none is lost.
 _UNREACHED_SAVES = 3
 
+Remembered = TypeVar("Remembered")
 Step = Any  # An integer variable, of TensorFlow or Keras, or a function that returns an int.
 
 
@@ -53,7 +54,8 @@ class SavedProgress:
     def __init__(self, finished: Callable[[], int]) -> None:
         self._finished = finished
         self._undone = 0
-        # By the path of the checkpoint. One that is missing was written before this program began to train.
+        # By the path of the checkpoint, the latest ones. One that is missing was written before this program began to
+        # train, or very long ago.
         self._saved: dict[str, int] = {}
 
     def count(self) -> int:
@@ -62,7 +64,7 @@ class SavedProgress:
 
     def record(self, checkpoint: str, count: int) -> None:
         """Records what `count` returned when the writing of a checkpoint began."""
-        self._saved[checkpoint] = count
+        self._saved = _latest(self._saved, checkpoint, count)
 
     def roll_back(self, checkpoint: str | None) -> tuple[int, int]:
         """Records that a checkpoint was restored, or the initial values. Returns `count` before and after."""
@@ -161,7 +163,7 @@ class VariableRecovery:
         """Returns the error that names a parameter server whose variables are gone or half restored, or None."""
         lost = self._membership.lost_parameter_server()
         if lost is None and self._is_half_restored:
-            name = min(self._lost)
+            name = min(self._lost, default="/job:ps")
             return ParameterServerLost(
                 name, f"The parameter server {name} is reconnected; its variables are being restored."
             )
@@ -318,7 +320,7 @@ class VariableRecovery:
                     else:
                         if path is not None:
                             self._progress.record(path, count)
-                            self._saved_states = dict([*self._saved_states.items(), (path, states)][-_KEPT_STATES:])
+                            self._saved_states = _latest(self._saved_states, path, states)
                         return path
             if missing is None:
                 unreached += 1
@@ -329,6 +331,11 @@ class VariableRecovery:
             _logger.warning("A checkpoint in %s is saved after the recovery: %s", directory, missing)
             if not self._wait_recovered() or self._is_half_restored:
                 raise missing
+
+
+def _latest(remembered: dict[str, Remembered], path: str, value: Remembered) -> dict[str, Remembered]:
+    """Returns what is remembered of checkpoints, and of one more; without the oldest ones if there are many."""
+    return dict([*remembered.items(), (path, value)][-_REMEMBERED:])
 
 
 def _check(step: Any) -> None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from coordinator.ps_strategy.sharded.initial_values import RowsInBlocks
-from coordinator.ps_strategy.tensorflow_internals.handles import new_handle, replace_handles
+from coordinator.ps_strategy.tensorflow_internals.handles import TracedFunctions, new_handle, replace_handles
 from coordinator.ps_strategy.tensorflow_internals.mutable_tables import (
     TableResource,
     set_table_content,
@@ -90,9 +90,13 @@ class VariableStore:
     """Refers weakly to every variable and table on a parameter server. Every method may be called from any thread.
 
     `renew` and `initialize_rest` are called while no function runs.
+
+    Args:
+      traced: has every function that may have captured the handle of a variable or table.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, traced: TracedFunctions) -> None:
+        self._traced = traced
         # By a running number, since variables cannot be hashed; this keeps them in the order of their creation.
         self._variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
@@ -209,7 +213,7 @@ class VariableStore:
             # Otherwise, one on a server that was not lost would be found again, with its content.
             self.resource_of(table).free()
             renewed.append((table, self.resource_of(table).handle()))
-        replace_handles(renewed)
+        replace_handles(renewed, self._traced)
         self._free_deleted()
         for state in list(self._states):
             state.reset()

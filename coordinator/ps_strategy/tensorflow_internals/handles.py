@@ -1,7 +1,7 @@
 """Handles of variables and tables: what functions capture, and what a recovery replaces."""
 
 import contextlib
-import gc
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -13,6 +13,7 @@ from tensorflow.python.ops import handle_data_util, resource_variable_ops
 from tensorflow.python.trackable import resource as trackable_resource
 
 from coordinator.ps_strategy.tensorflow_internals.calls import captures_of
+from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
 # Attributes of a checkpoint: its asynchronous checkpointer, once it was needed, and the method that creates it.
 _ASYNCHRONOUS, _MAKES_ASYNCHRONOUS = "_async_checkpointer_impl", "_async_checkpointer"
@@ -137,13 +138,59 @@ def new_handle(variable: Any) -> tf.Tensor:
     return handle
 
 
-def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]]) -> None:
+class TracedFunctions:
+    """Refers weakly to the graphs and the concrete functions that were made while they were recorded.
+
+    These are the only ones that can have captured the handle of a variable or table of the strategy that records them.
+    They may be anywhere: in a Keras model, a SavedModel, a closure.
+    """
+
+    def __init__(self) -> None:
+        # By identity. The references are copied in one step, since other threads may trace meanwhile.
+        self._graphs: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator["TracedFunctions"]:
+        """A scope in which each graph and concrete function of this process is recorded."""
+        # Private: TensorFlow has no list of its functions. To search Python's objects for them would find none that
+        # `gc.freeze` has hidden, and take seconds in a large program.
+        with contextlib.ExitStack() as patches:
+            for kind, made in (
+                (func_graph.FuncGraph, self._graphs),
+                (concrete_function.ConcreteFunction, self._functions),
+            ):
+                patches.enter_context(attribute_replaced(kind, "__init__", _recording(kind.__init__, made)))
+            yield self
+
+    def graphs(self) -> list[Any]:
+        """Returns the graphs that are alive."""
+        return [graph for reference in self._graphs.valuerefs() if (graph := reference()) is not None]
+
+    def functions(self) -> list[Any]:
+        """Returns the concrete functions that are alive."""
+        return [function for reference in self._functions.valuerefs() if (function := reference()) is not None]
+
+
+def _recording(construct: Callable[..., None], made: "weakref.WeakValueDictionary[int, Any]") -> Callable[..., None]:
+    """Returns a constructor that adds what it constructs to `made`."""
+
+    @functools.wraps(construct)
+    def construct_and_record(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        made[id(self)] = self
+
+    return construct_and_record
+
+
+def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]], traced: TracedFunctions) -> None:
     """Replaces the handles of variables and tables, also in every function that captured one.
 
     No function that uses them may be running.
 
     Args:
       renewed: variables and tables, each with its new handle.
+      traced: has every function that may have captured one.
     """
     replacements: dict[int, tuple[Any, tf.Tensor]] = {}
     for owner, handle in renewed:
@@ -151,10 +198,9 @@ def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]]) -> None:
         _set_handle(owner, handle)
         # Keeps the former handle alive, so that no other tensor gets its id.
         replacements[id(former)] = former, handle
-    graphs, functions = _graphs_and_functions()
-    for graph in graphs:
+    for graph in traced.graphs():
         _replace_captures(graph.function_captures, replacements)
-    for function in functions:
+    for function in traced.functions():
         captures = captures_of(function)
         if any(id(capture) in replacements for capture in captures):
             function.set_external_captures(
@@ -170,23 +216,6 @@ def _set_handle(owner: Any, handle: Any) -> None:
     handle._parent_trackable = weakref.ref(owner)
     handle._name, handle._unique_id = getattr(owner.handle, "_name", None), owner._unique_id
     owner._handle = handle
-
-
-def _graphs_and_functions() -> tuple[list[Any], list[Any]]:
-    # TensorFlow has no list of them, and they may be anywhere: in a Keras model, a SavedModel, a closure.
-    found: tuple[list[Any], list[Any]] = [], []
-    kinds: dict[type, list[Any] | None] = {}
-    for thing in gc.get_objects():
-        kind = type(thing)
-        if kind not in kinds:
-            is_graph, is_function = (
-                issubclass(kind, base) for base in (func_graph.FuncGraph, concrete_function.ConcreteFunction)
-            )
-            kinds[kind] = found[0] if is_graph else found[1] if is_function else None
-        things = kinds[kind]
-        if things is not None:
-            things.append(thing)
-    return found
 
 
 def _replace_captures(captures: Any, replacements: Mapping[int, tuple[Any, tf.Tensor]]) -> None:

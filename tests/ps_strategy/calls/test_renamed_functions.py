@@ -66,7 +66,7 @@ def test_a_name_that_cannot_be_registered_is_tried_again_at_the_next_call(functi
     assert functions.present("step", AFTER) == "step'"
 
 
-def test_a_traced_function_runs_under_another_name_with_the_new_variable(monkeypatch):
+def test_a_traced_function_runs_under_another_name_with_the_new_variable(monkeypatch, recorded_functions):
     variable = tf.Variable(5)
     traced = TracedFunction(tf.function(lambda: variable + 1).get_concrete_function(), PerWorkerHandles())
     names = []
@@ -81,7 +81,7 @@ def test_a_traced_function_runs_under_another_name_with_the_new_variable(monkeyp
         return traced.call_on(local_context(cancellation=manager)).numpy()
 
     def recover(value):
-        replace_handles([(variable, new_handle(variable))])
+        replace_handles([(variable, new_handle(variable))], recorded_functions)
         variable.assign(value)
 
     assert run(CancellationManager()) == 6

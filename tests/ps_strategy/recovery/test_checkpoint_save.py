@@ -8,6 +8,7 @@ import tensorflow as tf
 from coordinator.errors import ParameterServerLost
 from coordinator.ps_strategy.recovery.variable_recovery import SavedProgress, VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
+from coordinator.ps_strategy.tensorflow_internals.handles import TracedFunctions
 
 LOST = ParameterServerLost("/job:ps/task:0", "It does not answer.")
 UNAVAILABLE = tf.errors.UnavailableError(None, None, "Connection refused")
@@ -24,7 +25,8 @@ class Servers:
         self.reached = 0
         self.quiet_periods = 0
         self.is_quiet = False
-        self.recovery = VariableRecovery(self, VariableStore(), lambda: 7, self.wait_recovered, self.quiet)
+        store = VariableStore(TracedFunctions())
+        self.recovery = VariableRecovery(self, store, lambda: 7, self.wait_recovered, self.quiet)
 
     def lost_parameter_server(self):
         return LOST if self.lost else None

@@ -7,10 +7,11 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
+from coordinator.ps_strategy.tensorflow_internals.handles import TracedFunctions
 
 
 def new_recovery(runtime=None, finished=lambda: 0) -> VariableRecovery:
-    return VariableRecovery(runtime, VariableStore(), finished, lambda: False, contextlib.nullcontext)
+    return VariableRecovery(runtime, VariableStore(TracedFunctions()), finished, lambda: False, contextlib.nullcontext)
 
 
 def test_without_a_source_nothing_can_be_recovered():

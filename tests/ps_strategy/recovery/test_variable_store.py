@@ -17,8 +17,8 @@ TIMEOUT = 60.0
 
 
 @pytest.fixture
-def store(strategy, monkeypatch) -> VariableStore:
-    store = VariableStore()
+def store(strategy, monkeypatch, recorded_functions) -> VariableStore:
+    store = VariableStore(recorded_functions)
     monkeypatch.setattr(strategy.extended, "_variables", store)
     return store
 

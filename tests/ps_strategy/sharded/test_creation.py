@@ -92,9 +92,9 @@ def test_a_variable_of_keras_has_the_values_that_it_has_in_one_piece(strategy, i
     np.testing.assert_array_equal(np.asarray(table), np.asarray(whole))
 
 
-def test_large_random_values_do_not_depend_on_the_number_of_parts(strategy, monkeypatch):
+def test_large_random_values_do_not_depend_on_the_number_of_parts(strategy, monkeypatch, recorded_functions):
     monkeypatch.setattr("coordinator.ps_strategy.sharded.initial_values.BLOCK_BYTES", 64)
-    store = VariableStore()
+    store = VariableStore(recorded_functions)
     monkeypatch.setattr(strategy.extended, "_variables", store)
     tables = []
     for parts in (2, 3):

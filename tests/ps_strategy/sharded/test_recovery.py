@@ -12,8 +12,8 @@ TIMEOUT = 120.0
 VALUE = np.arange(20, dtype=np.float32).reshape(10, 2)
 
 
-def test_parts_are_recreated_in_the_same_objects(strategy, monkeypatch, tmp_path):
-    store = VariableStore()
+def test_parts_are_recreated_in_the_same_objects(strategy, monkeypatch, tmp_path, recorded_functions):
+    store = VariableStore(recorded_functions)
     monkeypatch.setattr(strategy.extended, "_variables", store)
     saved = sharded(strategy, VALUE, 3)
     with strategy.scope(), partitioned(3):

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.tensorflow_internals.calls import captures_of
 from coordinator.ps_strategy.tensorflow_internals.handles import (
+    TracedFunctions,
     forget_last_saved_step,
     new_handle,
     owner_of_handle,
@@ -19,8 +20,12 @@ from coordinator.ps_strategy.tensorflow_internals.handles import (
 from tests.ps_strategy.tensorflow_internals.private_names import handle_data
 
 
-def replace(*variables: tf.Variable) -> None:
-    replace_handles([(variable, new_handle(variable)) for variable in variables])
+@pytest.fixture
+def replace(recorded_functions):
+    def replace(*variables):
+        replace_handles([(variable, new_handle(variable)) for variable in variables], recorded_functions)
+
+    return replace
 
 
 @pytest.mark.parametrize("value", [1.0, [[1, 2]], ["text"], True], ids=repr)
@@ -34,7 +39,7 @@ def test_a_new_handle_is_of_the_same_kind_and_has_no_value(value):
     assert not tf.raw_ops.VarIsInitializedOp(resource=new)
 
 
-def test_a_variable_keeps_its_identity_when_its_handle_is_replaced():
+def test_a_variable_keeps_its_identity_when_its_handle_is_replaced(replace):
     variable = tf.Variable(1.0, name="named")
     former, reference = variable.handle, variable.ref()
     replace(variable)
@@ -50,7 +55,7 @@ def test_a_variable_keeps_its_identity_when_its_handle_is_replaced():
     assert present_handle(constant) is constant
 
 
-def test_no_reference_to_the_former_handle_remains():
+def test_no_reference_to_the_former_handle_remains(replace):
     variable, other = tf.Variable(1.0), tf.Variable(10.0)
 
     @tf.function
@@ -71,7 +76,7 @@ def test_no_reference_to_the_former_handle_remains():
     assert holders == []
 
 
-def test_captures_keep_their_order():
+def test_captures_keep_their_order(replace):
     variables = [tf.Variable(float(value)) for value in range(4)]
     large = tf.range(1000.0)
     concrete = tf.function(lambda: variables[2] - variables[0] * variables[3] + large[7]).get_concrete_function()
@@ -86,7 +91,7 @@ def test_captures_keep_their_order():
     assert all(one is another for one, another in pairs)
 
 
-def test_replacing_captures_creates_a_new_list():
+def test_replacing_captures_creates_a_new_list(replace):
     captured, other = tf.Variable(1.0), tf.Variable(1.0)
     concrete = tf.function(lambda: captured + 1.0).get_concrete_function()
     before = captures_of(concrete)
@@ -96,7 +101,7 @@ def test_replacing_captures_creates_a_new_list():
     assert captures_of(concrete) is not before
 
 
-def test_gradients_go_through_replaced_handles():
+def test_gradients_go_through_replaced_handles(replace):
     variable = tf.Variable(3.0)
 
     @tf.function
@@ -112,6 +117,35 @@ def test_gradients_go_through_replaced_handles():
     replace(variable)
     variable.assign(5.0)
     assert gradient() == 10.0
+
+
+def test_functions_that_the_garbage_collector_has_frozen_get_new_handles_too(replace):
+    variable = tf.Variable(1.0)
+    inner = tf.function(lambda: variable + 1.0)
+    outer = tf.function(lambda: inner() * 2.0)
+    assert outer() == 4.0
+    gc.freeze()
+    try:
+        replace(variable)
+    finally:
+        gc.unfreeze()
+    variable.assign(4.0)
+    assert outer() == 10.0
+
+
+def test_functions_are_recorded_for_as_long_as_they_live_and_in_the_scope_alone(recorded_functions):
+    variable = tf.Variable(1.0)
+    before = len(recorded_functions.functions()), len(recorded_functions.graphs())
+    concrete = tf.function(lambda: variable + 1.0).get_concrete_function()
+    assert recorded_functions.functions()[-1] is concrete
+    assert recorded_functions.graphs()[-1] is concrete.graph
+    del concrete
+    gc.collect()
+    assert (len(recorded_functions.functions()), len(recorded_functions.graphs())) == before
+    with TracedFunctions().recorded() as others:
+        pass
+    tf.function(lambda: variable + 2.0).get_concrete_function()
+    assert others.functions() == []
 
 
 def test_a_manager_forgets_the_step_of_its_last_save(tmp_path):
