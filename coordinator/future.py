@@ -224,10 +224,15 @@ class Future(concurrent.futures.Future[Any]):
 
 
 def _call_back(fn: Callable[[concurrent.futures.Future[Any]], object], future: concurrent.futures.Future[Any]) -> None:
-    """Calls `fn` so that a `sys.exit()` in it cannot end the worker's thread."""
+    """Calls `fn` so that a `sys.exit()` in it cannot end the worker's thread; nor can `KeyboardInterrupt`.
+
+    On the main thread `KeyboardInterrupt` is Ctrl-C, and is for the program.
+    """
     try:
         fn(future)
-    except (Exception, KeyboardInterrupt):
+    except Exception:
         raise
     except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
         raise RuntimeError(f"A callback of {future} raised {type(error).__name__}, which is ignored.") from error

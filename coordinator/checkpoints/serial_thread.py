@@ -60,7 +60,8 @@ class SerialThread:
         while (call := self._next()) is not None:
             try:
                 call()
-            except Exception:
+            except BaseException:
+                # `SystemExit` too: a checkpoint policy or a callback of the program may raise it.
                 _logger.exception("A call on the thread %s raised an exception.", self._name)
 
     def _next(self) -> Callable[[], object] | None:

@@ -48,6 +48,7 @@ _WORDS: dict[str, tuple[str, Callable[[Event], str]]] = {
         lambda event: f"Checkpoint {pathlib.PurePath(event.name).name} failed{_detail(event)}",
     ),
     "function_quarantined": ("error", lambda event: f"{event.name} is quarantined{_detail(event)}"),
+    "thread_failed": ("error", lambda event: f"The thread {event.name} met an error and goes on{_detail(event)}"),
     "rule_changed": ("info", lambda event: f"The update rule has changed{_detail(event)}"),
     "closures_failed": ("warning", lambda event: f"{event.name} failed{_on(event)}{_detail(event)}"),
 }

@@ -1,7 +1,8 @@
 """A progress bar of epochs."""
 
-import threading
 from typing import Any
+
+from coordinator.background_thread import BackgroundThread
 
 # In seconds.
 _INTERVAL = 0.2
@@ -18,8 +19,7 @@ class ProgressBar:
     def __init__(self, epochs: Any, settings: dict[str, Any]) -> None:
         self._epochs = epochs
         self._settings = settings
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="coordinator-progress", daemon=True)
+        self._thread = BackgroundThread("coordinator-progress", self._keep_showing)
 
     def __enter__(self) -> Any:
         """Shows the bar, and returns it.
@@ -37,13 +37,13 @@ class ProgressBar:
         return self._bar
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        self._thread.stop()
+        self._thread.wait_stopped()
         self._show()
         self._bar.close()
 
-    def _run(self) -> None:
-        while not self._stop.wait(_INTERVAL):
+    def _keep_showing(self) -> None:
+        while not self._thread.stopping.wait(_INTERVAL):
             self._show()
 
     def _show(self) -> None:

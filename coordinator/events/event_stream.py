@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
+from coordinator.background_thread import BackgroundThread
+
 _logger = logging.getLogger("coordinator")
 
 # Between two looks of a listener at the stream, in seconds.
@@ -38,6 +40,7 @@ Kind = Literal[
     "checkpoint_saved",
     "checkpoint_failed",
     "rule_changed",
+    "thread_failed",
     "value_reported",
 ]
 
@@ -120,37 +123,32 @@ class Listener:
         events: EventStream,
         callback: Callable[[list[Event], int], object],
         name: str = "coordinator-events",
-        finish: Callable[[], object] | None = None,
+        finish: Callable[[], object] = lambda: None,
     ) -> None:
         self._events = events
         self._callback = callback
-        self._finish = finish
         self._next = events.recorded
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = BackgroundThread(name, self._listen, finish=finish)
         self._thread.start()
 
     def close(self, timeout: float | None = None) -> None:
         """Passes on what was recorded until now, and ends the thread. May be called again."""
-        self._closed.set()
-        if self._thread is threading.current_thread():
+        self._thread.stop()
+        if self._thread.thread is threading.current_thread():
             return
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        if not self._thread.wait_stopped(timeout):
             _logger.warning("A callback for events has not returned for %g s; its thread is left behind.", timeout)
 
-    def _run(self) -> None:
+    def _listen(self) -> None:
         is_last = False
         while not is_last:
-            is_last = self._closed.wait(_INTERVAL)
+            is_last = self._thread.stopping.wait(_INTERVAL)
             found, self._next, dropped = self._events.since(self._next)
             try:
                 if found:
                     self._callback(found, dropped)
-            except Exception:
+            except BaseException:
                 _logger.exception("A callback for events raised an error; it is called again for those that follow.")
-        if self._finish is not None:
-            self._finish()
 
 
 def task_of_device(device: str) -> str:

@@ -38,7 +38,8 @@ class Listeners:
             for event in found:
                 try:
                     callback(event)
-                except Exception:
+                except BaseException:
+                    # `SystemExit` too: it would be for the thread, which others need.
                     _logger.exception("The callback %r for events raised an error; training continues.", callback)
 
         self._refuse_closed("on_event")

@@ -30,6 +30,7 @@ import time
 from typing import Any
 
 from coordinator.addresses import parse_address
+from coordinator.background_thread import BackgroundThread
 from coordinator.heartbeat.heartbeat_client import HeartbeatClient
 from coordinator.heartbeat.obstacle import Obstacle
 from coordinator.heartbeat.open_connections import EndpointLookup, OpenConnections
@@ -64,7 +65,6 @@ class Heartbeat:
         self._numbers = itertools.count()
         self._watched: dict[str, int] = {}
         self._states: dict[str, ServerState] = {}
-        self._closed = False
         self._wakeup, self._wakeup_end = socket.socketpair()
         self._wakeup.setblocking(False)
         self._wakeup_end.setblocking(False)
@@ -74,7 +74,7 @@ class Heartbeat:
         self._lookup = EndpointLookup()
         self._pause = _FIRST_PAUSE
         self._start_at = 0.0
-        self._thread = threading.Thread(target=self._run, name="coordinator-heartbeat", daemon=True)
+        self._thread = BackgroundThread("coordinator-heartbeat", self._run, finish=self._release)
         self._thread.start()
 
     def watch(self, address: str) -> None:
@@ -105,13 +105,9 @@ class Heartbeat:
 
     def close(self) -> None:
         """Ends the thread and the process. May be called again."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+        self._thread.stop()
         self._wake()
-        self._thread.join(2 * _END_TIMEOUT)
-        if self._thread.is_alive():
+        if not self._thread.wait_stopped(2 * _END_TIMEOUT):
             _logger.warning("The heartbeat's thread is resolving a host name; closing does not wait for it.")
 
     def __repr__(self) -> str:
@@ -119,17 +115,17 @@ class Heartbeat:
         return f"<Heartbeat: {states or 'watches nothing'}>"
 
     def _run(self) -> None:
-        try:
-            while not self._closed:
-                self._ensure_process()
-                self._pass_on()
-                self._wait(self._tick())
-                self._receive()
-        finally:
-            if self.process is not None:
-                self.process.end(_END_TIMEOUT)
-            self._wakeup.close()
-            self._wakeup_end.close()
+        while not self._thread.stopping.is_set():
+            self._ensure_process()
+            self._pass_on()
+            self._wait(self._tick())
+            self._receive()
+
+    def _release(self) -> None:
+        if self.process is not None:
+            self.process.end(_END_TIMEOUT)
+        self._wakeup.close()
+        self._wakeup_end.close()
 
     def _tick(self) -> float:
         any_silent = any(state.liveness is Liveness.SILENT for state in list(self._states.values()))

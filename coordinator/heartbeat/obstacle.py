@@ -49,7 +49,7 @@ async def find_obstacle(address: str) -> Obstacle:
     loop = asyncio.get_running_loop()
     try:
         endpoints = await _endpoints(*parse_address(address))
-    except OSError:  # a time-out too
+    except (OSError, ValueError):  # a time-out, and a name with an empty label, too
         return Obstacle.UNRESOLVED
     obstacle = Obstacle.UNREACHED
     for family, kind, protocol, _, endpoint in endpoints:
@@ -72,6 +72,7 @@ async def _endpoints(host: str, port: int) -> Sequence[Any]:
 
     Raises:
       OSError: the name does not resolve, or not in time.
+      ValueError: it is no host name: a label is empty or too long.
     """
     try:
         # An IP address needs no thread. Those of the event loop are few, and names that hang may occupy them all.

@@ -81,8 +81,9 @@ class EndpointLookup:
     def _look_up(self, address: str) -> None:
         host, port = parse_address(address)
         found = self._endpoints.get(address, frozenset())
-        # A name that cannot be resolved for the moment keeps its last result.
-        with contextlib.suppress(OSError):
+        # A name that cannot be resolved for the moment keeps its last result. `ValueError`: it is no host
+        # name at all, since a label of it is empty or too long.
+        with contextlib.suppress(OSError, ValueError):
             infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             found = frozenset(Endpoint.of(str(endpoint[0]), port) for *_, endpoint in infos)
         self._endpoints[address] = found

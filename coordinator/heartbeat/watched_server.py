@@ -2,7 +2,7 @@
 
 It runs on an asyncio loop. Promises:
 
-- no probe of one server ever waits for another server's;
+- no probe of one server ever waits for another server's, and an unexpected error ends no other server's probes;
 - the connections that are held for it are shut down when it falls silent, and new ones as long as it stays silent;
 - a pause of this process, which makes probes late, is not taken for a server's silence.
 """
@@ -12,7 +12,9 @@ import dataclasses
 import enum
 import math
 import socket
+import sys
 import time
+import traceback
 from collections.abc import Callable
 
 from coordinator.heartbeat.obstacle import Obstacle, find_obstacle
@@ -50,6 +52,8 @@ class ServerState:
     last_silence: float = -math.inf
 
 
+# After an unexpected error, in seconds.
+_PAUSE = 5.0
 # A probe that ends later than this after its deadline, in seconds, shows a pause of this process, not of the server.
 _LONGEST_DELAY = 1.0
 
@@ -82,7 +86,18 @@ class WatchedServer:
         return self._state.liveness is Liveness.SILENT
 
     async def run(self) -> None:
-        """Probes the server until it is cancelled."""
+        """Probes the server until it is cancelled, also after unexpected errors, which are printed."""
+        while True:
+            try:
+                await self._probe_again_and_again()
+            except Exception:  # noqa: BLE001 - the next attempt may succeed, and other servers are watched all the same
+                sys.stderr.write(
+                    f"coordinator: the heartbeat of {self._address} met an unexpected error and goes on after "
+                    f"{_PAUSE:g} s. This is a defect of coordinator; please report it.\n{traceback.format_exc()}"
+                )
+            await asyncio.sleep(_PAUSE)
+
+    async def _probe_again_and_again(self) -> None:
         async with AsyncTaskProbe(self._address) as probe:
             while True:
                 begun = time.monotonic()

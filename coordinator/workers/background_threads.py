@@ -1,48 +1,35 @@
-"""Background threads: the base of all, with a name, `start` and `stop`; and those that watch closures and workers."""
+"""The threads that watch closures and workers, and what they have in common with the workers' own threads."""
 
 import math
 import threading
 import time
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 
+from coordinator.background_thread import BackgroundThread
 from coordinator.queueing.closure import Attempt
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import Servers
 
 
-class BackgroundThread(ABC):
-    """An object with a thread that runs until it is stopped.
+class QueueThread(BackgroundThread):
+    """A background thread of one strategy, whose unexpected errors are events `thread_failed`.
 
     Args:
-      name: the thread's name.
-
-    Attributes:
-      thread: the thread.
+      name: of the thread.
+      run: see `BackgroundThread`.
+      queue: in whose events the errors are recorded.
     """
 
-    def __init__(self, name: str) -> None:
-        self._stop = threading.Event()
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+    def __init__(self, name: str, run: Callable[[], object], queue: ClosureQueue) -> None:
+        super().__init__(name, run, self._record_failure)
+        self._queue = queue
 
-    def start(self) -> None:
-        """Starts the thread."""
-        self.thread.start()
-
-    def stop(self) -> None:
-        """Asks the thread to end."""
-        self._stop.set()
-
-    def wait_stopped(self, timeout: float) -> bool:
-        """Waits at most `timeout` seconds for the thread to end; returns whether it did."""
-        self.thread.join(timeout)
-        return not self.thread.is_alive()
-
-    @abstractmethod
-    def _run(self) -> None:
-        """Runs on the thread, until `_stop` is set."""
+    def _record_failure(self, error: BaseException) -> None:
+        detail = f"{type(error).__name__}: {error}"
+        self._queue.events.record("thread_failed", name=self.thread.name, detail=detail)
 
 
-class IdleWatch(BackgroundThread):
+class IdleWatch(QueueThread):
     """Wakes the idle workers whose servers seem to be lost, so that no other idle worker has to wake up to look.
 
     Args:
@@ -52,19 +39,18 @@ class IdleWatch(BackgroundThread):
     """
 
     def __init__(self, servers: Servers, queue: ClosureQueue, interval: float) -> None:
-        super().__init__("coordinator-idle-workers")
+        super().__init__("coordinator-idle-workers", self._watch, queue)
         self._servers = servers
-        self._queue = queue
         self._interval = interval
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._interval):
+    def _watch(self) -> None:
+        while not self.stopping.wait(self._interval):
             for worker in self._queue.workers.idle():
                 if not self._servers.seems_reachable(worker):
                     self._queue.workers.interrupt(worker)
 
 
-class StragglerWatch(BackgroundThread):
+class StragglerWatch(QueueThread):
     """Has closures that exceed their timeout tried on another worker as well. Sleeps until the earliest deadline.
 
     Args:
@@ -72,8 +58,7 @@ class StragglerWatch(BackgroundThread):
     """
 
     def __init__(self, queue: ClosureQueue) -> None:
-        super().__init__("coordinator-stragglers")
-        self._queue = queue
+        super().__init__("coordinator-stragglers", self._watch, queue)
         self._changed = threading.Condition()
         self._deadline = math.inf
 
@@ -93,8 +78,10 @@ class StragglerWatch(BackgroundThread):
                 self._deadline = deadline
                 self._changed.notify()
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
+    def _watch(self) -> None:
+        # After an error the deadline is not known any more.
+        self._wake_at(time.monotonic())
+        while not self.stopping.is_set():
             with self._changed:
                 while (remaining := self._deadline - time.monotonic()) > 0:
                     self._changed.wait(min(remaining, threading.TIMEOUT_MAX))

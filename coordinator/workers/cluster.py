@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from coordinator.background_thread import BackgroundThread
 from coordinator.errors import StrategyClosedError, WorkerLost
 from coordinator.future import Future
 from coordinator.options import Options
@@ -19,7 +20,7 @@ from coordinator.queueing.interrupts import uninterrupted
 from coordinator.runtime import Runtime, Servers
 from coordinator.setting_checks import check_integer
 from coordinator.statistics import ClusterStatistics
-from coordinator.workers.background_threads import BackgroundThread, IdleWatch, StragglerWatch
+from coordinator.workers.background_threads import IdleWatch, StragglerWatch
 from coordinator.workers.recovery_loop import RecoveryLoop
 from coordinator.workers.worker import Worker, WorkerState
 

@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Callable, Collection, Mapping
 
+from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import Servers
-from coordinator.workers.background_threads import BackgroundThread
+from coordinator.workers.background_threads import QueueThread
 from coordinator.workers.cluster import Cluster
 from coordinator.workers.worker import WorkerState
 
@@ -43,7 +44,7 @@ def change_between(
     return moved, [index for index in gone if index not in moved], added[len(moved) :]
 
 
-class MembershipWatch(BackgroundThread):
+class MembershipWatch(QueueThread):
     """Asks for the workers' addresses at intervals, and changes the workers while training runs.
 
     Addresses that cannot be read or applied change nothing, and are reported once.
@@ -51,6 +52,7 @@ class MembershipWatch(BackgroundThread):
     Args:
       cluster: has the workers.
       servers: know the workers' addresses.
+      queue: of the cluster.
       addresses: returns the addresses at which workers are wanted, at once or when they change; called on the thread of
         this class.
       interval: from its return to the next call, in seconds.
@@ -61,11 +63,12 @@ class MembershipWatch(BackgroundThread):
         self,
         cluster: Cluster,
         servers: Servers,
+        queue: ClosureQueue,
         addresses: Callable[[], WorkerAddresses],
         interval: float,
         interrupt: Callable[[], object] | None = None,
     ) -> None:
-        super().__init__("coordinator-membership")
+        super().__init__("coordinator-membership", self._follow, queue)
         self._cluster = cluster
         self._servers = servers
         self._addresses = addresses
@@ -78,15 +81,15 @@ class MembershipWatch(BackgroundThread):
         if self._interrupt is not None:
             self._interrupt()
 
-    def _run(self) -> None:
+    def _follow(self) -> None:
         last_reason = ""
-        while not self._stop.wait(self._interval):
+        while not self.stopping.wait(self._interval):
             try:
                 self._apply(self._addresses())
                 last_reason = ""
-            except Exception as error:  # noqa: BLE001 - it comes from the user's own source of addresses
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - it comes from the user's own source of addresses
                 reason = f"{type(error).__name__}: {error}"
-                if reason != last_reason and not self._stop.is_set():
+                if reason != last_reason and not self.stopping.is_set():
                     last_reason = reason
                     _logger.warning(
                         "The workers stay as they are: the cluster's description cannot be read. %s", reason

@@ -24,12 +24,12 @@ from coordinator.options import Options
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import Servers
 from coordinator.statistics import ParameterServerStatistics
-from coordinator.workers.background_threads import BackgroundThread
+from coordinator.workers.background_threads import QueueThread
 
 _logger = logging.getLogger("coordinator")
 
 
-class RecoveryLoop(BackgroundThread):
+class RecoveryLoop(QueueThread):
     """Watches the parameter servers, and has them recovered.
 
     Args:
@@ -39,17 +39,16 @@ class RecoveryLoop(BackgroundThread):
     """
 
     def __init__(self, servers: Servers, queue: ClosureQueue, options: Options) -> None:
-        super().__init__("coordinator-recovery")
+        super().__init__("coordinator-recovery", self._watch, queue)
         self._servers = servers
-        self._queue = queue
         self._options = options
         self._recover: Callable[[], Rollback | bool] | None = None
         self._missing: Callable[[], ParameterServerLost | None] = servers.lost_parameter_server
         self._meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         # How many recoveries were given up.
         self._failures = 0
-        # The server whose loss began the recovery, for the log.
-        self._lost = ""
+        # The loss that began the recovery, for messages.
+        self._loss: BaseException | None = None
         # When the loss of each parameter server that is away was noticed, by the names of events.
         self._away: dict[str, float] = {}
         self._statistics = {
@@ -104,7 +103,7 @@ class RecoveryLoop(BackgroundThread):
             self.begin(missing)
 
     def begin(self, error: BaseException) -> bool:
-        """Pauses the closures until the recovery of a lost parameter server has ended.
+        """Begins the recovery of a lost parameter server: the thread of this class pauses the closures until its end.
 
         Args:
           error: names the lost parameter server.
@@ -113,12 +112,12 @@ class RecoveryLoop(BackgroundThread):
           Whether it will be recovered, so that what failed because of it is worth another attempt.
         """
         self._record_loss(error)
-        if self._recover is None or self._stop.is_set():
+        if self._recover is None or self.stopping.is_set():
             return False
-        if not self._begun.is_set():
-            self._lost = error.task if isinstance(error, ParameterServerLost) else "A parameter server"
-            self._begun.set()
-            self._queue.pause(str(error))
+        with self._lock:
+            if not self._begun.is_set():
+                self._loss = error
+                self._begun.set()
         return True
 
     def wait_recovered(self, timeout: float | None = None) -> bool:
@@ -136,19 +135,22 @@ class RecoveryLoop(BackgroundThread):
             self.begin_if_lost()
             with self._lock:
                 remaining = max(0.0, deadline - time.monotonic())
-                over = self._changed.wait_for(lambda: not self._begun.is_set() or self._stop.is_set(), remaining)
-            if not over or self._stop.is_set():
+                over = self._changed.wait_for(lambda: not self._begun.is_set() or self.stopping.is_set(), remaining)
+            if not over or self.stopping.is_set():
                 return False
             is_back = self._missing() is None
             if is_back or self._recover is None or self._failures > failures:
                 return is_back
             # One was lost once more, when the recovery had just ended.
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
+    def _watch(self) -> None:
+        if self._queue.is_paused:
+            # An unexpected error has ended a recovery between its pause and its end.
+            self._begun.set()
+        while not self.stopping.is_set():
             if not self._begun.wait(self._options.heartbeat_interval):
                 self._check()
-            if self._begun.is_set() and not self._stop.is_set():
+            if self._begun.is_set() and not self.stopping.is_set():
                 self._recover_and_resume()
 
     def _check(self) -> None:
@@ -168,12 +170,14 @@ class RecoveryLoop(BackgroundThread):
             self._queue.fail_all(lost, if_idle=False)
 
     def _recover_and_resume(self) -> None:
-        lost_at = time.monotonic()
+        lost_at, loss = time.monotonic(), self._loss
+        # This thread alone pauses and resumes, so that neither can overtake the other.
+        self._queue.pause(str(loss))
         text = "%s was lost; no function runs until it answers again and the variables are restored, at most %g s."
-        _logger.warning(text, self._lost, self._options.parameter_server_timeout)
-        with self._meanwhile():
-            error, rollback = self._recover_in_time(lost_at)
-        if self._stop.is_set():
+        lost = loss.task if isinstance(loss, ParameterServerLost) else "A parameter server"
+        _logger.warning(text, lost, self._options.parameter_server_timeout)
+        error, rollback = self._recover_in_time(lost_at)
+        if self.stopping.is_set():
             return
         if error is not None:
             self._failures += 1
@@ -181,23 +185,30 @@ class RecoveryLoop(BackgroundThread):
         else:
             self._record_return(rollback)
             _logger.warning("The parameter servers are back after %.1f s.", time.monotonic() - lost_at)
-        # In this order: a loss that is noticed between the two is noticed again, and none is left without a pause.
+        # First of all: a loss that is noticed from here on begins another recovery, which pauses the queue again.
+        self._begun.clear()
         if error is None or self._missing() is None or self._servers.lost_parameter_server() is not None:
             self._queue.resume()
         with self._lock:
-            self._begun.clear()
             self._changed.notify_all()
 
     def _recover_in_time(self, lost_at: float) -> tuple[BaseException | None, Rollback | None]:
         """Tries until it succeeds or the time is up; returns the error that ended it, and what was rolled back."""
+        try:
+            with self._meanwhile():
+                return self._try_in_time(lost_at)
+        except BaseException as error:  # noqa: BLE001 - the user's thread is to raise it
+            return error, None
+
+    def _try_in_time(self, lost_at: float) -> tuple[BaseException | None, Rollback | None]:
         assert self._recover is not None
         reported_at = lost_at
-        while not self._stop.is_set():
+        while not self.stopping.is_set():
             try:
                 # Wait first: a call that did not end although it was cancelled may still write variables.
                 if self._queue.wait_idle(self._options.reconnect_interval) and (done := self._recover()):
                     return None, done if isinstance(done, Rollback) else None
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the user's thread is to raise it
+            except BaseException as error:  # noqa: BLE001 - the same
                 return error, None
             now = time.monotonic()
             lost = self._servers.lost_parameter_server()
@@ -209,7 +220,7 @@ class RecoveryLoop(BackgroundThread):
             if now - reported_at > self._options.stall_report_interval:
                 reported_at = now
                 _logger.warning("Recovery has waited for %.0f s: %s", now - lost_at, lost or "calls that do not end")
-            self._stop.wait(self._options.reconnect_interval)
+            self.stopping.wait(self._options.reconnect_interval)
         return None, None
 
     def _record_loss(self, error: BaseException) -> None:

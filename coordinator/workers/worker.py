@@ -32,7 +32,7 @@ from coordinator.queueing.closure import Attempt, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import Failure, FailureKind, Runtime, Servers
 from coordinator.statistics import WorkerStatistics
-from coordinator.workers.background_threads import BackgroundThread
+from coordinator.workers.background_threads import QueueThread
 from coordinator.workers.recovery_loop import RecoveryLoop
 from coordinator.workers.retry_rule import error_scope, final_error, may_retry, summary
 
@@ -77,7 +77,7 @@ class WorkerEvents(Protocol):
         """Queues a call of a function."""
 
 
-class Worker(BackgroundThread):
+class Worker(QueueThread):
     """A task that runs closures one call at a time, and the client's thread for it.
 
     Args:
@@ -104,13 +104,12 @@ class Worker(BackgroundThread):
         options: Options,
         events: WorkerEvents,
     ) -> None:
-        super().__init__(f"coordinator-worker-{index}")
+        super().__init__(f"coordinator-worker-{index}", self._serve, queue)
         self.index = index
         self._task = f"worker {index}"
         self.device = servers.worker_device(index)
         self._runtime = runtime
         self._servers = servers
-        self._queue = queue
         self._recovery = recovery
         self._options = options
         self._events = events
@@ -161,17 +160,20 @@ class Worker(BackgroundThread):
     def __repr__(self) -> str:
         return f"<Worker {self.device}: {self._state.value}, {self.statistics().finished} closures finished>"
 
-    def _run(self) -> None:
+    def _serve(self) -> None:
         index, servers = self.index, self._servers
         self._runtime.bind_thread(index)
-        if not servers.is_reachable(index):
+        if self._state is WorkerState.LOST:
+            # An unexpected error has ended the wait for its return.
+            self._wait_returned(self._lost_at)
+        elif not servers.is_reachable(index):
             self._wait_reconnected(is_new=True)
-        while not (self._stop.is_set() or self._queue.is_stopped):
+        while not (self.stopping.is_set() or self._queue.is_stopped):
             # Once it has reported that it is idle, it sleeps until there is a closure or its server seems lost.
             attempt = self._queue.take(index, self._options.heartbeat_interval if self._is_active else None)
             if attempt is not None:
                 self._run_attempt(attempt)
-            elif not (self._stop.is_set() or servers.seems_reachable(index) or servers.is_reachable(index)):
+            elif not (self.stopping.is_set() or servers.seems_reachable(index) or servers.is_reachable(index)):
                 self._reconnect_lost()
             else:
                 self._report_idle()
@@ -185,6 +187,13 @@ class Worker(BackgroundThread):
     @property
     def _is_active(self) -> bool:
         return self._queue.quiet.is_active(self.index)
+
+    def _record_failure(self, error: BaseException) -> None:
+        """Records an unexpected error of the thread; what the worker ran is run again, like after a transient error."""
+        super()._record_failure(error)
+        for attempt in self._queue.workers.attempts_on(self.index):
+            self._settle_failed_attempt(attempt, Failure(FailureKind.TRANSIENT, error), may_recover=False)
+        self._report_idle()
 
     def _report_idle(self) -> None:
         if self._is_active:
@@ -216,7 +225,7 @@ class Worker(BackgroundThread):
         is_transient = failure.kind is FailureKind.TRANSIENT
         if is_transient:
             # What refused the call needs a moment; retries at once would all fail.
-            self._stop.wait(self._options.reconnect_interval)
+            self.stopping.wait(self._options.reconnect_interval)
         if sum(attempt.closure.runs for attempt in attempts) == 1:
             self._settle_failed_attempt(attempts[0], failure, may_recover)
         else:
@@ -286,16 +295,20 @@ class Worker(BackgroundThread):
             self._report_loss(reason or self._servers.describe_loss(self.index))
         self._servers.disconnect(self.index)
         self._report_idle()
+        self._wait_returned(lost_at, is_new=is_new)
+
+    def _wait_returned(self, lost_at: float, *, is_new: bool = False) -> None:
+        """Tries to connect until the worker is connected or stopped."""
         reported_at = -math.inf if is_new else lost_at
         text = ("%s is not connected after" if is_new else "%s has been lost for") + " %.0f s; still trying. (%s)"
-        while not self._stop.is_set() and not self._reconnect():
+        while not self.stopping.is_set() and not self._reconnect():
             now = time.monotonic()
             self._fail_waiting_closures(now - lost_at)
             if now - reported_at >= self._options.stall_report_interval:
                 reported_at = now
                 _logger.warning(text, self.device, now - lost_at, self._servers.describe_loss(self.index))
-            self._stop.wait(self._options.reconnect_interval)
-        if not self._stop.is_set() and self._change(WorkerState.LIVE):
+            self.stopping.wait(self._options.reconnect_interval)
+        if not self.stopping.is_set() and self._change(WorkerState.LIVE):
             text = "%s connected after %.1f s." if is_new else "%s reconnected after %.1f s."
             _logger.warning(text, self.device, time.monotonic() - lost_at)
 

@@ -179,3 +179,21 @@ def test_a_loss_without_recovery_is_one_event() -> None:
             scheduler.join(LIMIT)
     kinds = [received.get().kind for _ in range(received.qsize())]
     assert kinds.count("parameter_server_lost") == 1
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, ValueError])
+def test_a_callback_gets_all_events_although_it_raises(error: type[BaseException]) -> None:
+    received: queue.Queue[Event] = queue.Queue()
+
+    def fail(event: Event) -> None:
+        received.put(event)
+        raise error
+
+    stream = EventStream()
+    listeners = Listeners(stream, LIMIT)
+    listeners.on_event(fail)
+    for _ in range(2):
+        stream.record("worker_joined")
+        stream.record("worker_left")
+        until(received, "worker_left")
+    listeners.close()

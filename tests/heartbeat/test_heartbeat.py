@@ -5,12 +5,17 @@ import math
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from coordinator import background_thread
 from coordinator.heartbeat.heartbeat import Heartbeat
+from coordinator.heartbeat.obstacle import Obstacle
+from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.heartbeat.watched_server import Liveness, ServerState
 from coordinator.launch.local_servers import free_addresses
 from tests.deadline import LIMIT, wait_until
@@ -266,3 +271,38 @@ def test_a_connection_opened_while_all_threads_are_blocked_is_shut_down(
             server.pid,
             fresh=True,
         )
+
+
+NO_HOST_NAMES = ["worker-0..svc:2222", f"{64 * 'a'}.svc:2222", ".:2222", "a\0b:2222"]
+
+
+@pytest.mark.parametrize("no_host_name", NO_HOST_NAMES)
+def test_a_text_that_is_no_host_name_hides_no_other_server(
+    heartbeat: Heartbeat, address: str, no_host_name: str
+) -> None:
+    heartbeat.watch(no_host_name)
+    wait_until(lambda: heartbeat.state(no_host_name).obstacle is Obstacle.UNRESOLVED)
+    with StatusServer(address):
+        heartbeat.watch(address)
+        wait_state(heartbeat, address, Liveness.ANSWERING)
+    wait_state(heartbeat, address, Liveness.GONE)
+
+
+def test_the_heartbeat_goes_on_after_an_unexpected_error(
+    heartbeat: Heartbeat, address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(background_thread, "_FIRST_PAUSE", 0.001)
+    find, failed = OpenConnections.find, threading.Event()
+
+    def fail_once(connections: OpenConnections, peers: Any) -> Any:
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("broken")
+        return find(connections, peers)
+
+    monkeypatch.setattr(OpenConnections, "find", fail_once)
+    with StatusServer(address):
+        heartbeat.watch(address)
+        wait_until(failed.is_set)
+        wait_state(heartbeat, address, Liveness.ANSWERING)
+    assert "The thread coordinator-heartbeat met an unexpected RuntimeError" in caplog.text

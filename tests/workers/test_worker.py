@@ -3,15 +3,19 @@
 import dataclasses
 import logging
 import re
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from coordinator import background_thread
 from coordinator.errors import (
     ClosureCancelledError,
     ClosureQuarantined,
     WorkerLost,
 )
+from coordinator.runtime import Failure, FusionKey
 from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
 from coordinator.workers.worker import WorkerState
 from tests.deadline import LIMIT, wait_until
@@ -345,3 +349,100 @@ def test_a_worker_that_is_lost_while_idle_is_reconnected_without_any_work() -> N
         runtime.restart(1)
         wait_until(lambda: not unhealthy(scheduler))
         assert scheduler.cluster.statistics().workers[1].reconnections == 1
+
+
+class UnexpectedErrors(FakeRuntime):
+    """Raises an error, once, in a method that never raises."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(1)
+        self._method: str | None = method
+        self.raised = threading.Event()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "_method" and name == self._method and threading.current_thread().name == "coordinator-worker-0":
+            self._method = None
+            self.raised.set()
+            raise OSError(24, "Too many open files")
+        return super().__getattribute__(name)
+
+
+@pytest.fixture
+def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_thread, "_FIRST_PAUSE", 0.001)
+
+
+NEVER_RAISE = ["bind_thread", "reconnect", "disconnect", "describe_loss", "most_fused", "classify"]
+
+
+@pytest.mark.parametrize("method", NEVER_RAISE)
+def test_a_worker_goes_on_after_an_unexpected_error_on_its_thread(method: str, brief_pauses: None) -> None:
+    runtime = UnexpectedErrors(method)
+    with running_scheduler(runtime) as scheduler:
+        gate = Gate(runtime)
+        futures = [scheduler.schedule(gate, "step", fusion_key=FusionKey("step", ())) for _ in range(2)]
+        gate.wait_arrived()
+        runtime.kill(0)
+        runtime.restart(0)
+        gate.open()
+        assert [future.result(LIMIT) for future in futures] == [0, 0]
+        assert runtime.raised.is_set()
+        scheduler.join(LIMIT)
+        [failed] = [event for event in scheduler.queue.events.since(0)[0] if event.kind == "thread_failed"]
+        assert (failed.name, failed.detail) == ("coordinator-worker-0", "OSError: [Errno 24] Too many open files")
+        with scheduler.quiet(LIMIT):
+            assert scheduler.done()
+
+
+def test_a_closure_that_always_meets_an_unexpected_error_fails_with_it(brief_pauses: None) -> None:
+    class Broken(FakeRuntime):
+        def classify(self, worker: int, error: BaseException) -> Failure:
+            raise OSError("broken")
+
+    def fail(worker: int) -> None:
+        raise ValueError("no")
+
+    with running_scheduler(Broken(2)) as scheduler:
+        future = scheduler.schedule(fail, "step")
+        with pytest.raises(OSError, match="broken"):
+            future.result(LIMIT)
+        assert future.attempts == 1 + OPTIONS.transient_retries
+        with pytest.raises(OSError, match="broken"):
+            scheduler.join(LIMIT)
+        assert scheduler.schedule(index_of, "step").result(LIMIT) in (0, 1)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
+def test_a_callback_of_a_future_cannot_end_the_thread_of_its_worker(error: type[BaseException]) -> None:
+    runtime = FakeRuntime(1)
+    with running_scheduler(runtime) as scheduler:
+        gate = Gate(runtime)
+        futures = [scheduler.schedule(gate, "step") for _ in range(3)]
+
+        def fail(_: object) -> None:
+            raise error
+
+        for future in futures:
+            future.add_done_callback(fail)
+        gate.open()
+        assert [future.result(LIMIT) for future in futures] == [0] * 3
+        scheduler.join(LIMIT)
+        assert scheduler.cluster.workers[0].is_alive()
+
+
+def test_all_futures_are_cancelled_although_the_callback_of_one_is_interrupted() -> None:
+    runtime = FakeRuntime(1)
+    with running_scheduler(runtime) as scheduler:
+        gate = Gate(runtime)
+        scheduler.schedule(gate, "first")
+        gate.wait_arrived()
+        waiting = [scheduler.schedule(gate, "step") for _ in range(3)]
+
+        def interrupt(_: object) -> None:
+            raise KeyboardInterrupt
+
+        waiting[0].add_done_callback(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            scheduler.cancel_all()
+        assert all(future.cancelled() for future in waiting)
+        scheduler.join(LIMIT)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 
 import grpc
 
+from coordinator.background_thread import BackgroundThread
 from coordinator.heartbeat.server_rpcs import CLOSE_CONTEXT, KEEP_ALIVE, ContextRequest, channel_options
 from coordinator.options import Options
 
@@ -102,8 +103,7 @@ class ClientLease:
         self._interval = options.client_timeout / _RENEWALS_PER_TIMEOUT
         self._held: dict[str, RemoteContext] = {}
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._renew_on_time, name="coordinator-lease", daemon=True)
+        self._thread = BackgroundThread("coordinator-lease", self._renew_on_time)
         self._thread.start()
 
     def hold(self, addresses: Collection[str]) -> None:
@@ -131,13 +131,13 @@ class ClientLease:
 
     def close(self) -> None:
         """Ends the thread and the connections, without freeing anything on the servers."""
-        self._stop.set()
-        self._thread.join()
+        self._thread.stop()
+        self._thread.wait_stopped()
         self.hold(())
 
     def _renew_on_time(self) -> None:
         in_progress: list[Callable[[], Answer]] = []
-        while not self._stop.wait(self._interval):
+        while not self._thread.stopping.wait(self._interval):
             with self._lock:
                 # All at once and without waiting for the answers: a frozen server delays no other. gRPC cancels a
                 # request that is no longer referenced.

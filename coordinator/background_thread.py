@@ -1,0 +1,100 @@
+"""The base of the library's threads: each has a name, a guard and an end.
+
+    start --> run --returns--> ended
+               |  ^
+               |  \\-- pause: 1, 2, 4, ... 60 s, which `stop` ends
+               \\--raises--> logged and reported, then run again
+
+Guarantees: an error that nobody expected ends neither the thread nor its work in silence. The guard logs the error with
+its traceback, tells the thread's owner, and runs the work again after a pause. `SystemExit` and `KeyboardInterrupt` are
+such errors too: user code that a thread of the library calls may raise them.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+_logger = logging.getLogger("coordinator")
+
+# The pause after the first error, and the longest one, in seconds. Work that has run for as long as the longest pause
+# without an error begins with the first pause again.
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+
+
+class BackgroundThread:
+    """A daemon thread that does some work until it is stopped, also after unexpected errors.
+
+    Args:
+      name: of the thread; begins with `coordinator`.
+      run: the work. It looks at `stopping`, and ends soon after `stop`. It is called again if it raises.
+      on_failure: called on the thread with each unexpected error, before the pause.
+      finish: called on the thread once, when the work has ended.
+
+    Attributes:
+      thread: the thread.
+      stopping: set by `stop`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[[], object],
+        on_failure: Callable[[BaseException], object] | None = None,
+        finish: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.stopping = threading.Event()
+        self._run_once = run
+        self._on_failure = on_failure
+        self._finish = finish
+        self.thread = threading.Thread(target=self._run_guarded, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Asks the thread to end."""
+        self.stopping.set()
+
+    def is_alive(self) -> bool:
+        """Returns whether the thread has started and not ended."""
+        return self.thread.is_alive()
+
+    def wait_stopped(self, timeout: float | None = None) -> bool:
+        """Waits at most `timeout` seconds for the thread to end; returns whether it did."""
+        self.thread.join(timeout)
+        return not self.is_alive()
+
+    def _run_guarded(self) -> None:
+        pause, is_over = _FIRST_PAUSE, False
+        while not is_over:
+            began = time.monotonic()
+            try:
+                self._run_once()
+                is_over = True
+            except BaseException as error:  # noqa: BLE001 - logged, reported, and the work goes on
+                pause = _FIRST_PAUSE if time.monotonic() - began > _LONGEST_PAUSE else pause
+                self._report(error, pause)
+                is_over = self.stopping.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        try:
+            self._finish()
+        except BaseException:
+            _logger.exception("The thread %s could not release what it used.", self.thread.name)
+
+    def _report(self, error: BaseException, pause: float) -> None:
+        _logger.error(
+            "The thread %s met an unexpected %s and goes on after %g s. This is a defect of coordinator, unless the "
+            "traceback ends in code of the program; please report it with the traceback.",
+            self.thread.name,
+            type(error).__name__,
+            pause,
+            exc_info=error,
+        )
+        if self._on_failure is None:
+            return
+        try:
+            self._on_failure(error)
+        except BaseException:
+            _logger.exception("The thread %s could not report its error.", self.thread.name)

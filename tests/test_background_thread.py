@@ -1,0 +1,87 @@
+"""Tests that a thread of the library outlives what its work raises."""
+
+import logging
+import threading
+
+import pytest
+
+from coordinator import background_thread
+from coordinator.background_thread import BackgroundThread
+from tests.deadline import LIMIT
+
+
+@pytest.fixture
+def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_thread, "_FIRST_PAUSE", 0.001)
+
+
+class Work:
+    """Raises each of some errors, one in each call, and then waits until its thread is stopped."""
+
+    def __init__(self, *errors: type[BaseException]) -> None:
+        self._errors = [*errors]
+        self.reported: list[type[BaseException]] = []
+        self.arrived = threading.Event()
+        self.is_finished = threading.Event()
+        self.thread = BackgroundThread("coordinator-test", self, self.report, self.is_finished.set)
+
+    def __call__(self) -> None:
+        if self._errors:
+            raise self._errors.pop(0)
+        self.arrived.set()
+        self.thread.stopping.wait()
+
+    def report(self, error: BaseException) -> None:
+        self.reported.append(type(error))
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_the_work_goes_on_after_any_error(
+    error: type[BaseException], brief_pauses: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = Work(error, error)
+    work.thread.start()
+    assert work.arrived.wait(LIMIT)
+    assert work.reported == [error, error]
+    assert not work.is_finished.is_set()
+    assert work.thread.is_alive()
+    work.thread.stop()
+    assert work.thread.wait_stopped(LIMIT)
+    assert work.is_finished.is_set()
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(messages) == 2
+    assert messages[0].startswith(f"The thread coordinator-test met an unexpected {error.__name__} and goes on after ")
+
+
+def test_a_thread_that_is_stopped_while_it_pauses_ends_and_releases_what_it_used() -> None:
+    work = Work(ValueError, ValueError)
+    work.thread.start()
+    work.thread.stop()
+    assert work.thread.wait_stopped(LIMIT)
+    assert work.is_finished.is_set()
+    assert not work.arrived.is_set()
+
+
+def test_an_error_while_an_error_is_reported_is_logged_too(
+    brief_pauses: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = Work(ValueError)
+    work.reported = None  # type: ignore[assignment]
+    work.thread.start()
+    assert work.arrived.wait(LIMIT)
+    work.thread.stop()
+    assert work.thread.wait_stopped(LIMIT)
+    assert "could not report its error" in caplog.text
+
+
+def test_pauses_become_longer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(background_thread, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(background_thread, "_LONGEST_PAUSE", 0.004)
+    work = Work(*[ValueError] * 4)
+    work.thread.start()
+    assert work.arrived.wait(LIMIT)
+    work.thread.stop()
+    assert work.thread.wait_stopped(LIMIT)
+    pauses = [record.args[2] for record in caplog.records if record.args]
+    assert set(pauses) <= {0.001, 0.002, 0.004}
+    assert pauses[0] == 0.001
