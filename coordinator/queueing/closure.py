@@ -48,6 +48,9 @@ class ClosureState(enum.Enum):
 
 _ENDS = frozenset({ClosureState.DONE, ClosureState.FAILED, ClosureState.CANCELLED})
 
+# Shared by all closures that were never lost.
+_NOWHERE: frozenset[int] = frozenset()
+
 _ALLOWED = {
     ClosureState.BLOCKED: {ClosureState.WAITING, ClosureState.FAILED, ClosureState.CANCELLED},
     ClosureState.WAITING: {ClosureState.RUNNING, ClosureState.FAILED, ClosureState.CANCELLED},
@@ -137,6 +140,8 @@ class Closure:
       inputs: what it takes of data that may end; set before it is queued.
       attempts: how many attempts were started.
       failures: the worker and kind of each attempt that has failed.
+      lost_on: the workers that were lost while they ran it. They run it again only if no other worker can.
+      needs_another: whether it waits even for a worker that is away now, rather than run on those of `lost_on`.
       live: the attempts that run now.
       waiting_since: when it last began to wait for a worker, in seconds of the `time.monotonic` clock.
       is_queued: whether it is in one of the queue's deques, or blocked. Set by the queue's state.
@@ -157,7 +162,9 @@ class Closure:
         "is_internal",
         "is_queued",
         "live",
+        "lost_on",
         "name",
+        "needs_another",
         "number",
         "target",
         "timeout",
@@ -193,6 +200,8 @@ class Closure:
         self.waiting_since = time.monotonic()
         self._state = ClosureState.BLOCKED if blockers else ClosureState.WAITING
         self.failures: tuple[tuple[int, FailureKind], ...] = ()
+        self.lost_on: frozenset[int] = _NOWHERE
+        self.needs_another = False
 
     @property
     def state(self) -> ClosureState:
@@ -266,6 +275,8 @@ class Closure:
     def record_failure(self, worker: int, kind: FailureKind) -> int:
         """Records a failed attempt; returns how many attempts failed in this way so far."""
         self.failures += ((worker, kind),)
+        if kind is FailureKind.WORKER_LOST:
+            self.lost_on |= {worker}
         return sum(past is kind for _, past in self.failures)
 
     def cancelled_error(self, reason: str) -> ClosureCancelledError:

@@ -9,6 +9,7 @@ from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorSc
 from coordinator.queueing.effects import Effects
 from coordinator.queueing.interrupts import uninterrupted
 from coordinator.queueing.queue_state import QueueState
+from coordinator.queueing.waiting_closures import Apart
 from coordinator.runtime import Cancellation, Failure, FailureKind, FiniteInput
 from coordinator.statistics import WorkerCounts
 
@@ -42,6 +43,7 @@ class QueueWorkers:
         """Gives a new worker closures, and counts from 0 for it."""
         with self._lock:
             self._state.dismissed.discard(worker)
+            self._state.waiting.away.discard(worker)
             self._state.worker_counts.pop(worker, None)
             self._state.waiting.inputs.renew(worker)
 
@@ -51,8 +53,25 @@ class QueueWorkers:
             self._state.dismissed.add(worker)
             self._state.waiting.inputs.workers.discard(worker)
             self._state.interrupt(worker)
+            # It may have been the last one that closures waited for which were lost on the others.
+            self._state.wake()
         self._unused_cancellations.pop(worker, None)
         self.fail_starved(worker)
+
+    def set_away(self, worker: int, *, is_away: bool) -> None:
+        """Records that a worker was lost, or has returned. What avoids other workers may then run there, or here."""
+        with self._lock:
+            (self._state.waiting.away.add if is_away else self._state.waiting.away.discard)(worker)
+            self._state.wake()
+
+    def await_another(self, closure: Closure) -> bool:
+        """Has a closure that was lost on one worker wait for any other one; returns False if there is no other."""
+        waiting = self._state.waiting
+        with self._lock:
+            apart = Apart(closure.inputs, closure.lost_on, needs_another=True)
+            was_always_one = len(closure.lost_on) == 1 and closure.target is None
+            closure.needs_another = was_always_one and waiting.has_other(apart, is_present=False)
+            return closure.needs_another
 
     def renew_inputs(self, worker: int) -> None:
         """Records that a worker was reconnected, so that its parts of all inputs begin again."""

@@ -76,6 +76,7 @@ def number(attempt: Attempt, count: int) -> Closure | None:
         if others is not None:
             # They were in the same attempts before this one.
             others.attempts, others.failures = attempt.number - 1, closure.failures
+            others.lost_on, others.needs_another = closure.lost_on, closure.needs_another
         return others
     part.first = part.whole.begun
     part.whole.begun += count

@@ -1,9 +1,10 @@
-"""The closures that wait, in deques: one for all workers, one for each worker, and those whose inputs have ended.
+"""The closures that wait, in deques: one for all workers, one for each worker, and those that only some workers may run.
 
-    for all workers    a1 b1 a2 b2 a3        the input of a1, a2, a3 ends on worker 0
+    for all workers    a1 b1 a2 b2 a3        the input of a1, a2, a3 ends on worker 0; worker 1 is lost while it runs b1
                            |
-    for all workers    b1 b2                 any worker
-    apart, by inputs   a1 a2 a3              any worker but 0
+    for all workers    b2                    any worker
+    apart              a1 a2 a3              any worker but 0
+                       b1                    any worker but 1, as long as there is another one
 
 Those that wait for arguments are kept besides. A closure that stops waiting in the middle of a deque stays there with
 `is_queued` cleared, and is skipped later; so each closure that waits costs 8 bytes here, and cancelling one costs the
@@ -17,10 +18,25 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from coordinator.queueing.closure import Closure, ErrorScope
 from coordinator.queueing.ended_inputs import EndedInputs, Starved
 from coordinator.runtime import FiniteInput
+
+
+class Apart(NamedTuple):
+    """What decides which workers may run a closure that not every worker may run.
+
+    Attributes:
+      inputs: one of its inputs has ended on a worker, which may not run it.
+      lost_on, needs_another: of the closure.
+    """
+
+    inputs: tuple[FiniteInput, ...]
+    lost_on: frozenset[int]
+    needs_another: bool
+
 
 # Deques are rebuilt when they may hold more stale entries than this, and than closures that wait.
 _MIN_STALE = 1000
@@ -33,19 +49,20 @@ class WaitingClosures:
       count: how many runs of scheduled closures wait; those of internal ones are not counted.
       for_all: the closures that any worker may run; stale entries are skipped.
       inputs: knows which inputs have ended on which workers.
-      apart: closures that not every worker may run, by their inputs, one of which has ended on a worker; none of these
-        deques is empty.
+      away: the workers that are lost now.
+      apart: closures that not every worker may run, by what decides which workers may; none of these deques is empty.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.inputs = EndedInputs()
+        self.away: set[int] = set()
         # By the index of the only worker that may run them; those for all workers under None.
         self._queues: defaultdict[int | None, deque[Closure]] = defaultdict(deque)
         self.for_all = self._queues[None]
         # By the index of their worker.
         self._internal: defaultdict[int, deque[Closure]] = defaultdict(deque)
-        self.apart: dict[tuple[FiniteInput, ...], deque[Closure]] = {}
+        self.apart: dict[Apart, deque[Closure]] = {}
         self._blocked: dict[Closure, None] = {}
         self._stale = 0
 
@@ -56,7 +73,7 @@ class WaitingClosures:
         """Returns whether there is a closure that this worker may run."""
         if self.for_all or self._queues.get(worker) or self._internal.get(worker):
             return True
-        return any(self.inputs.has_data(inputs, worker) for inputs in self.apart)
+        return any(self._may_run(apart, worker) for apart in self.apart)
 
     def has_internal(self, worker: int) -> bool:
         """Returns whether there is an internal closure for this worker."""
@@ -111,10 +128,8 @@ class WaitingClosures:
 
     def queue_with(self, closure: Closure) -> deque[Closure]:
         """Returns the closures among which one for all workers waits, or would; to be changed by this class alone."""
-        for each in closure.inputs:
-            if each.ended:
-                return self.apart.get(closure.inputs) or deque()
-        return self.for_all
+        apart = _apart(closure)
+        return self.for_all if apart is None else self.apart.get(apart) or deque()
 
     def add(self, closure: Closure, at_front: bool = False) -> None:
         """Adds a closure."""
@@ -180,17 +195,15 @@ class WaitingClosures:
 
     def _queues_for_all(self, worker: int) -> list[deque[Closure]]:
         """Returns the deques that are not empty, for no single worker, and of which this one may run the closures."""
-        apart = [each for inputs, each in self.apart.items() if self.inputs.has_data(inputs, worker)]
+        apart = [each for apart, each in self.apart.items() if self._may_run(apart, worker)]
         return [*apart, self.for_all] if self.for_all else apart
 
     def _queue_of(self, closure: Closure) -> deque[Closure]:
         if closure.is_internal:
             assert closure.target is not None
             return self._internal[closure.target]
-        if closure.target is None:
-            for each in closure.inputs:
-                if each.ended:
-                    return self.apart.setdefault(closure.inputs, deque())
+        if closure.target is None and (apart := _apart(closure)) is not None:
+            return self.apart.setdefault(apart, deque())
         return self._queues[closure.target]
 
     def _all_queues(self) -> Iterable[deque[Closure]]:
@@ -201,7 +214,35 @@ class WaitingClosures:
         while queue and not queue[0].is_queued:
             queue.popleft()
         if not queue and self.apart:
-            self.apart = {inputs: each for inputs, each in self.apart.items() if each}
+            self.apart = {apart: each for apart, each in self.apart.items() if each}
+
+    def _may_run(self, apart: Apart, worker: int) -> bool:
+        """Returns whether a worker may run closures that wait apart."""
+        if not self.inputs.has_data(apart.inputs, worker):
+            return False
+        return worker not in apart.lost_on or not self.has_other(apart, is_present=not apart.needs_another)
+
+    def has_other(self, apart: Apart, *, is_present: bool) -> bool:
+        """Returns whether another worker than those of `lost_on` can run closures, now or when it returns.
+
+        Args:
+          apart: of these closures.
+          is_present: whether a worker that is away does not count.
+        """
+        others = self.inputs.workers - apart.lost_on
+        return any(
+            self.inputs.has_data(apart.inputs, worker) for worker in (others - self.away if is_present else others)
+        )
+
+
+def _apart(closure: Closure) -> Apart | None:
+    """Returns why a closure for all workers waits apart from those that every worker may run; None if it does not."""
+    if closure.lost_on:
+        return Apart(closure.inputs, closure.lost_on, closure.needs_another)
+    for each in closure.inputs:
+        if each.ended:
+            return Apart(closure.inputs, closure.lost_on, closure.needs_another)
+    return None
 
 
 class IdleWorker:

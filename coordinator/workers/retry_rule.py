@@ -1,12 +1,21 @@
 """What to do with a closure whose attempt failed: functions of values, carried out by the worker's thread."""
 
+from collections.abc import Callable
+
 from coordinator.errors import ClosureQuarantined
 from coordinator.options import Options
 from coordinator.queueing.closure import Attempt, ErrorScope
 from coordinator.runtime import Failure, FailureKind
 
 
-def may_retry(failure: Failure, failures_of_kind: int, options: Options, *, may_recover: bool = False) -> bool:
+def may_retry(
+    failure: Failure,
+    failures_of_kind: int,
+    options: Options,
+    *,
+    may_recover: bool = False,
+    may_go_elsewhere: Callable[[], bool] = lambda: False,
+) -> bool:
     """Decides whether a closure is run again.
 
     Args:
@@ -14,6 +23,8 @@ def may_retry(failure: Failure, failures_of_kind: int, options: Options, *, may_
       failures_of_kind: how many attempts of the closure failed in this way, this one included.
       options: the limits.
       may_recover: whether lost parameter servers are being recovered.
+      may_go_elsewhere: asked when a closure was lost with its worker as often as it may be: returns whether that was
+        always the same worker, and another one can run it. Then not the closure but the worker is at fault.
     """
     match failure.kind:
         case FailureKind.CANCELLED:
@@ -22,7 +33,7 @@ def may_retry(failure: Failure, failures_of_kind: int, options: Options, *, may_
         case FailureKind.PARAMETER_SERVER_LOST:
             return may_recover
         case FailureKind.WORKER_LOST:
-            return failures_of_kind < options.max_attempts
+            return failures_of_kind < options.max_attempts or (options.max_attempts > 1 and may_go_elsewhere())
         case FailureKind.TRANSIENT:
             return failures_of_kind <= options.transient_retries
         case _:
@@ -52,10 +63,11 @@ def final_error(failure: Failure, attempt: Attempt, task: str) -> BaseException:
     """
     error, closure = failure.error, attempt.closure
     if failure.kind is FailureKind.WORKER_LOST:
+        alone = f" No worker but {task} could run it." if len(closure.lost_on) == 1 else ""
         error = ClosureQuarantined(
-            f"{closure} was lost with its worker too often ({closure.history()}) and is not run "
-            "again. See in the workers' logs whether it kills them (memory is the usual cause), or raise "
-            "Options.max_attempts if machines are preempted this often."
+            f"{closure} was lost with its worker too often ({closure.history()}) and is not run again.{alone} See in "
+            "the workers' logs whether it kills them (memory is the usual cause), or raise Options.max_attempts if "
+            "machines are preempted this often."
         )
         error.original_exception = failure.error
     error.add_note(f"coordinator: {closure} failed on {task}, attempt {attempt.number}: {failure.kind.value}.")

@@ -250,13 +250,19 @@ class Worker(QueueThread):
             scope = error_scope(failure.kind, self._options)
             self._queue.workers.end_input(attempt, dataclasses.replace(failure, error=error), scope)
             return
-        count = attempt.closure.record_failure(self.index, failure.kind)
-        if may_retry(failure, count, self._options, may_recover=may_recover):
-            _logger.info("%s failed on %s and is run again: %s", attempt.closure, self.device, summary(failure))
+        closure = attempt.closure
+        count = closure.record_failure(self.index, failure.kind)
+
+        def may_go_elsewhere() -> bool:
+            return self._queue.workers.await_another(closure)
+
+        if may_retry(failure, count, self._options, may_recover=may_recover, may_go_elsewhere=may_go_elsewhere):
+            where = " on another worker, none of which may be there now" if closure.needs_another else ""
+            _logger.info("%s failed on %s and is run again%s: %s", closure, self.device, where, summary(failure))
             self._queue.requeue(attempt, failure.kind.value)
         else:
             if failure.kind is FailureKind.WORKER_LOST:
-                self._record("function_quarantined", attempt.closure.name, detail=attempt.closure.history())
+                self._record("function_quarantined", closure.name, detail=closure.history())
             scope = error_scope(failure.kind, self._options)
             self._queue.fail(attempt, final_error(failure, attempt, self.device), scope)
 
@@ -291,6 +297,7 @@ class Worker(QueueThread):
         lost_at = self._lost_at = time.monotonic()
         if not self._change(WorkerState.LOST, losses=not is_new):
             return
+        self._queue.workers.set_away(self.index, is_away=True)
         if not is_new:
             self._report_loss(reason or self._servers.describe_loss(self.index))
         self._servers.disconnect(self.index)
@@ -309,6 +316,7 @@ class Worker(QueueThread):
                 _logger.warning(text, self.device, now - lost_at, self._servers.describe_loss(self.index))
             self.stopping.wait(self._options.reconnect_interval)
         if not self.stopping.is_set() and self._change(WorkerState.LIVE):
+            self._queue.workers.set_away(self.index, is_away=False)
             text = "%s connected after %.1f s." if is_new else "%s reconnected after %.1f s."
             _logger.warning(text, self.device, time.monotonic() - lost_at)
 

@@ -1,0 +1,218 @@
+"""Tests that a closure that was lost with its worker is tried on another one, and of when it is quarantined."""
+
+import dataclasses
+import threading
+from collections import Counter
+
+import pytest
+
+from coordinator.errors import ClosureQuarantined
+from coordinator.runtime import FiniteInput, FusionKey
+from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
+from coordinator.workers.scheduler import Scheduler
+from coordinator.workers.worker import WorkerState
+from tests.deadline import LIMIT, wait_until
+from tests.fake_cluster import OPTIONS, index_of, running_scheduler
+
+
+class Deadly:
+    """Work that kills some workers, which are restarted immediately, and returns the index of any other."""
+
+    def __init__(self, runtime: FakeRuntime, *workers: int, returns: bool = True) -> None:
+        self._runtime = runtime
+        self._workers = workers
+        self._returns = returns
+        self.runs: Counter[int] = Counter()
+
+    def __call__(self, worker: int) -> int:
+        self.runs[worker] += 1
+        if worker in self._workers:
+            self._runtime.kill(worker)
+            if self._returns:
+                self._runtime.restart(worker)
+        return worker
+
+
+def wait_state(scheduler: Scheduler, worker: int, state: WorkerState) -> None:
+    wait_until(lambda: scheduler.cluster.workers[worker].state is state)
+
+
+def test_a_lost_closure_waits_for_another_worker_that_is_busy() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime) as scheduler:
+        busy, deadly = Gate(runtime), Deadly(runtime, 0)
+        scheduler.schedule(busy, "busy", worker=1)
+        busy.wait_arrived()
+        future = scheduler.schedule(deadly, "step")
+        wait_until(lambda: scheduler.cluster.workers[0].statistics().losses == 1)
+        wait_state(scheduler, 0, WorkerState.LIVE)
+        # The worker that was lost goes on with all else.
+        assert [scheduler.schedule(index_of, "other").result(LIMIT) for _ in range(5)] == [0] * 5
+        assert not future.done()
+        busy.open()
+        assert future.result(LIMIT) == 1
+        assert deadly.runs == {0: 1, 1: 1}
+
+
+def test_calls_that_were_lost_together_all_go_to_another_worker() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime, dataclasses.replace(OPTIONS, steps_per_dispatch=4)) as scheduler:
+        busy, gate, deadly = Gate(runtime), Gate(runtime), Deadly(runtime, 0)
+        scheduler.schedule(busy, "busy", worker=1)
+        scheduler.schedule(gate, "gate", worker=0)
+        gate.wait_arrived()
+        busy.wait_arrived()
+        futures = [scheduler.schedule(deadly, "step", fusion_key=FusionKey("step", ())) for _ in range(4)]
+        gate.open()
+        wait_until(lambda: scheduler.cluster.statistics().retried == 4)
+        busy.open()
+        assert [future.result(LIMIT) for future in futures] == [1] * 4
+
+
+def test_a_lost_closure_runs_on_the_same_worker_if_all_others_are_away() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime) as scheduler:
+        runtime.kill(1)
+        wait_state(scheduler, 1, WorkerState.LOST)
+        first = threading.Event()
+
+        def fail_once(worker: int) -> int:
+            if not first.is_set():
+                first.set()
+                runtime.kill(worker)
+                runtime.restart(worker)
+            return worker
+
+        future = scheduler.schedule(fail_once, "step")
+        assert future.result(LIMIT) == 0
+        assert future.attempts == 2
+
+
+def test_a_closure_that_waits_for_another_worker_runs_when_that_one_is_lost() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime) as scheduler:
+        busy, first = Gate(runtime), threading.Event()
+        scheduler.schedule(busy, "busy", worker=1)
+        busy.wait_arrived()
+
+        def fail_once(worker: int) -> int:
+            if not first.is_set():
+                first.set()
+                runtime.kill(worker)
+                runtime.restart(worker)
+            return worker
+
+        future = scheduler.schedule(fail_once, "step")
+        wait_until(lambda: scheduler.cluster.workers[0].statistics().losses == 1)
+        wait_state(scheduler, 0, WorkerState.LIVE)
+        runtime.kill(1)
+        assert future.result(LIMIT) == 0
+        busy.open()
+        runtime.restart(1)
+        scheduler.join(LIMIT)
+
+
+def test_one_sick_worker_gets_no_function_quarantined_while_the_other_is_away() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime) as scheduler:
+        runtime.kill(1)
+        wait_state(scheduler, 1, WorkerState.LOST)
+        deadly = Deadly(runtime, 0)
+        future = scheduler.schedule(deadly, "step")
+        wait_until(lambda: deadly.runs[0] == OPTIONS.max_attempts)
+        wait_state(scheduler, 0, WorkerState.LIVE)
+        # From now on it waits for the other worker; all else runs.
+        assert scheduler.schedule(index_of, "other").result(LIMIT) == 0
+        assert not future.done()
+        runtime.restart(1)
+        assert future.result(LIMIT) == 1
+        assert deadly.runs == {0: OPTIONS.max_attempts, 1: 1}
+
+
+def test_a_closure_that_kills_two_workers_is_quarantined_and_its_error_names_them() -> None:
+    runtime = FakeRuntime(3)
+    with running_scheduler(runtime) as scheduler:
+        deadly = Deadly(runtime, 0, 1, 2)
+        future = scheduler.schedule(deadly, "step")
+        with pytest.raises(ClosureQuarantined, match=r"attempt 1 on worker \d: worker lost; attempt 2 on worker \d: "):
+            future.result(LIMIT)
+        assert sorted(deadly.runs.values()) == [1] * OPTIONS.max_attempts
+        with pytest.raises(ClosureQuarantined):
+            scheduler.join(LIMIT)
+
+
+def test_a_closure_that_kills_the_only_worker_is_quarantined() -> None:
+    runtime = FakeRuntime(1)
+    with running_scheduler(runtime) as scheduler:
+        future = scheduler.schedule(Deadly(runtime, 0), "step")
+        with pytest.raises(ClosureQuarantined, match=r"No worker but /job:worker/replica:0/task:0 could run it\."):
+            future.result(LIMIT)
+        with pytest.raises(ClosureQuarantined):
+            scheduler.join(LIMIT)
+
+
+def test_a_closure_that_waits_for_another_worker_is_quarantined_if_that_one_is_removed() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime) as scheduler:
+        runtime.kill(1)
+        wait_state(scheduler, 1, WorkerState.LOST)
+        deadly = Deadly(runtime, 0)
+        future = scheduler.schedule(deadly, "step")
+        wait_until(lambda: deadly.runs[0] == OPTIONS.max_attempts)
+        wait_state(scheduler, 0, WorkerState.LIVE)
+        scheduler.cluster.remove_worker(1)
+        assert isinstance(future.exception(LIMIT), ClosureQuarantined)
+        with pytest.raises(ClosureQuarantined):
+            scheduler.join(LIMIT)
+
+
+def test_a_closure_that_waits_for_another_worker_runs_on_one_that_joins() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime) as scheduler:
+        runtime.kill(1)
+        wait_state(scheduler, 1, WorkerState.LOST)
+        deadly = Deadly(runtime, 0)
+        future = scheduler.schedule(deadly, "step")
+        wait_until(lambda: deadly.runs[0] == OPTIONS.max_attempts)
+        assert scheduler.cluster.add_worker("another:2222") == 2
+        assert future.result(LIMIT) == 2
+
+
+def test_a_closure_for_one_worker_is_quarantined_by_its_losses_there() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime) as scheduler:
+        future = scheduler.schedule(Deadly(runtime, 0), "step", worker=0)
+        assert isinstance(future.exception(LIMIT), ClosureQuarantined)
+        with pytest.raises(ClosureQuarantined):
+            scheduler.join(LIMIT)
+
+
+def test_runs_that_were_lost_are_made_by_another_worker() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime) as scheduler:
+        busy, deadly = Gate(runtime), Deadly(runtime, 0)
+        scheduler.schedule(busy, "busy", worker=1)
+        busy.wait_arrived()
+        future = scheduler.schedule(deadly, "step", steps=4)
+        wait_until(lambda: scheduler.cluster.statistics().retried == 4)
+        busy.open()
+        assert future.result(LIMIT) == [1] * 4
+
+
+def test_a_lost_closure_runs_again_where_alone_its_data_is_left() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime) as scheduler:
+        data = FiniteInput(lambda: EndOfDataError())
+        data.is_finite = True
+        first = threading.Event()
+
+        def step(worker: int) -> int:
+            if worker == 1:
+                raise EndOfDataError(data)
+            if not first.is_set():
+                first.set()
+                runtime.kill(worker)
+                runtime.restart(worker)
+            return worker
+
+        assert scheduler.schedule(step, "step", inputs=(data,)).result(LIMIT) == 0
