@@ -1,4 +1,4 @@
-"""The closures that wait, in deques: one for all workers, one for each worker, and those that only some workers may run.
+"""The closures that wait, in deques: one for all workers, one for each worker, and those that some workers may run.
 
     for all workers    a1 b1 a2 b2 a3        the input of a1, a2, a3 ends on worker 0; worker 1 is lost while it runs b1
                            |

@@ -202,7 +202,7 @@ def test_runs_that_were_lost_are_made_by_another_worker() -> None:
 def test_a_lost_closure_runs_again_where_alone_its_data_is_left() -> None:
     runtime = FakeRuntime(2)
     with running_scheduler(runtime) as scheduler:
-        data = FiniteInput(lambda: EndOfDataError())
+        data = FiniteInput(EndOfDataError)
         data.is_finite = True
         first = threading.Event()
 
