@@ -151,7 +151,7 @@ def test_a_closure_that_kills_the_only_worker_is_quarantined() -> None:
             scheduler.join(LIMIT)
 
 
-def test_a_closure_that_waits_for_another_worker_is_quarantined_if_that_one_is_removed() -> None:
+def test_a_closure_that_awaits_another_worker_is_quarantined_if_it_is_removed() -> None:
     runtime = FakeRuntime(2)
     with running_scheduler(runtime) as scheduler:
         runtime.kill(1)
