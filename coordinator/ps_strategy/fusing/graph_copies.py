@@ -17,7 +17,14 @@ from coordinator.build_turns import BuildTurns
 from coordinator.ps_strategy.fusing import hoisted_reads
 from coordinator.ps_strategy.fusing.message_packing import pack_transfers
 from coordinator.ps_strategy.tensorflow_internals.calls import captured_inputs
-from coordinator.ps_strategy.tensorflow_internals.compilation import built_function
+from coordinator.ps_strategy.tensorflow_internals.compilation import (
+    built_function,
+    called_functions,
+    called_in,
+    copied,
+    is_stateful,
+    renamed_by_content,
+)
 from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data, is_on_parameter_server, variable_of
 
 Result = TypeVar("Result")
@@ -41,7 +48,8 @@ class GraphCopies:
     """Adds copies of a function to the graph of another one with the same inputs.
 
     Operations that draw random numbers from a seed get another seed in each copy, and for each `count`; otherwise all
-    copies would draw the same numbers.
+    copies would draw the same numbers. If they are in a loop, a branch or a called function, each copy has functions of
+    its own.
 
     Args:
       concrete: a `tf.types.experimental.ConcreteFunction`.
@@ -69,7 +77,7 @@ class GraphCopies:
                 del node.input[1:]
         used = {name for node in self._definition.node for name in node.input}
         self._used = {name for name in self._inputs if name.removesuffix(":0") in used}
-        self._seeded = [(node, node.attr["seed2"].i) for node in self._definition.node if _is_seeded(node)]
+        self._seeds = _Seeds(self._definition)
         # Counts the copies of all smaller counts too, so that no two copies have the same number.
         self._copies = count * (count - 1) // 2
 
@@ -89,8 +97,7 @@ class GraphCopies:
           Its flat outputs.
         """
         self._copies += 1
-        for node, seed in self._seeded:
-            node.attr["seed2"].i = (seed + self._copies * _BETWEEN_SEEDS) % _SEEDS
+        self._seeds.set(self._definition, self._copies * _BETWEEN_SEEDS)
         given = dict(zip(self._inputs, inputs, strict=True))
         found = tf.graph_util.import_graph_def(
             self._definition,
@@ -230,5 +237,62 @@ def _without_inputs(definition: Any, inputs: set[str], devices: Mapping[str, str
     return rest
 
 
-def _is_seeded(node: Any) -> bool:
-    return {"seed", "seed2"} <= set(node.attr) and bool(node.attr["seed"].i or node.attr["seed2"].i)
+class _Seeds:
+    """Sets the seeds of the operations of a graph, and of the functions in its library.
+
+    Args:
+      definition: the `GraphDef`. Its functions that draw random numbers from a seed, or call one that does, are removed
+        from its library; `set` adds them.
+    """
+
+    def __init__(self, definition: Any) -> None:
+        functions = {function.signature.name: function for function in definition.library.function}
+        drawing = {name for name, each in functions.items() if any(map(_seed_of, each.node_def))}
+        callers = {name: {called for node in each.node_def for _, called in called_functions(node)}
+                   for name, each in functions.items()}  # fmt: skip
+        while more := {name for name, called in callers.items() if called & drawing} - drawing:
+            drawing |= more
+        self._functions = {name: copied(functions[name]) for name in drawing}
+        rest = [copied(function) for name, function in functions.items() if name not in drawing]
+        del definition.library.function[:]
+        definition.library.function.extend(rest)
+        self._nodes = [(node, found) for node in definition.node if (found := _seed_of(node))]
+        self._calls = [
+            (function, function.name)
+            for node in definition.node
+            for function in called_in(node)
+            if function.name in drawing
+        ]
+
+    def set(self, definition: Any, offset: int) -> None:
+        """Adds a number to each seed; functions with other seeds are added to the library, under other names."""
+        for node, (attribute, seed) in self._nodes:
+            node.attr[attribute].i = (seed + offset) % _SEEDS
+        names: dict[str, str] = {}
+        for function, name in self._calls:
+            function.name = self._named(name, offset, names, definition.library)
+
+    def _named(self, name: str, offset: int, names: dict[str, str], library: Any) -> str:
+        """Returns the name of a function with other seeds, which is added to a library if it is not in `names`."""
+        if name not in names:
+            function = copied(self._functions[name])
+            for node in function.node_def:
+                if found := _seed_of(node):
+                    node.attr[found[0]].i = (found[1] + offset) % _SEEDS
+                for called in called_in(node):
+                    if called.name in self._functions:
+                        called.name = self._named(called.name, offset, names, library)
+            names[name] = renamed_by_content(function)
+            library.function.append(function)
+        return names[name]
+
+
+def _seed_of(node: Any) -> tuple[str, int] | None:
+    """Returns the attribute that is to differ in each copy, and its value; None if the node draws from no seed.
+
+    An operation whose seeds are all 0 draws another seed each time that a worker prepares it. One without a state draws
+    the same numbers in each call.
+    """
+    seeds = [name for name in ("seed2", "seed", "file_random_seed") if name in node.attr]
+    is_drawing = any(node.attr[name].i for name in seeds) and is_stateful(node)
+    return (seeds[0], node.attr[seeds[0]].i) if is_drawing else None

@@ -18,14 +18,18 @@ Promises:
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from coordinator.ps_strategy.fusing.hoistable_reads import is_hoistable, is_on_server, may_hoist, reads_of
-from coordinator.ps_strategy.tensorflow_internals.compilation import called_functions, is_stateful
+from coordinator.ps_strategy.tensorflow_internals.compilation import (
+    called_functions,
+    copied,
+    is_stateful,
+    renamed_by_content,
+)
 
 _NAME = "coordinator_read_{}"
 
@@ -91,7 +95,7 @@ class _Functions:
     """
 
     def __init__(self, definition: Any) -> None:
-        self._functions = {each.signature.name: _copy(each) for each in definition.library.function}
+        self._functions = {each.signature.name: copied(each) for each in definition.library.function}
         self._hoisted: dict[tuple[str, tuple[tf.TensorSpec | None, ...]], Any] = {}
         self.replaced = 0
 
@@ -106,7 +110,7 @@ class _Functions:
             return None
         key = name, tuple(variables)
         if key not in self._hoisted:
-            function = self._hoisted[key] = _copy(self._functions[name])
+            function = self._hoisted[key] = copied(self._functions[name])
             arguments = [each.name for each in function.signature.input_arg]
             known = {argument: spec for argument, spec in zip(arguments, variables, strict=True) if spec is not None}
             _Body(self, function.node_def, known, function).hoist()
@@ -117,11 +121,7 @@ class _Functions:
         name = str(function.signature.name)
         if function == self._functions[name]:
             return name
-        # It says which other functions, with the same arguments, may replace this one.
-        function.attr.pop("api_implements", None)
-        content = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()
-        function.signature.name = f"{name}_{content[:16]}"
-        return str(self._functions.setdefault(function.signature.name, function).signature.name)
+        return str(self._functions.setdefault(renamed_by_content(function), function).signature.name)
 
     def called(self, nodes: Iterable[Any]) -> list[Any]:
         """Returns the functions that these operations call, and those that the functions call."""
@@ -261,12 +261,6 @@ class _Body:
         return read if self._function is None else f"{read}:value:0"
 
 
-def _copy(message: Any) -> Any:
-    copy = type(message)()
-    copy.CopyFrom(message)
-    return copy
-
-
 def _take_value(node: Any, value: str, dtype: int) -> None:
     """Has an operation that reads a variable or its shape take a value instead."""
     node.op = "Identity" if node.op == "ReadVariableOp" else "Shape"
@@ -284,7 +278,7 @@ def _with_values(function: Any, variables: Mapping[int, tf.TensorSpec]) -> Any:
       function: the `FunctionDef`.
       variables: by the numbers of the arguments that are their handles now.
     """
-    function = _copy(function)
+    function = copied(function)
     renamed = {}
     for number, variable in variables.items():
         argument, dtype = function.signature.input_arg[number], variable.dtype.as_datatype_enum

@@ -1,5 +1,6 @@
 """Functions that are built from a changed graph, and functions that XLA compiles."""
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -177,6 +178,28 @@ def called_functions(node: Any) -> list[tuple[str, str]]:
         for function in (value.func, *value.list.func)
         if function.name
     ]
+
+
+def called_in(node: Any) -> list[Any]:
+    """Returns the parts of an operation that name functions; a name may be changed there."""
+    values = (value for value in node.attr.values() if value.HasField("func") or value.HasField("list"))
+    return [function for value in values for function in ([value.func] if value.HasField("func") else value.list.func)]
+
+
+def copied(message: Any) -> Any:
+    """Returns a copy of a message."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def renamed_by_content(function: Any) -> str:
+    """Gives a `FunctionDef` that was changed a new name, and returns it: equal functions have equal names."""
+    # It says which other functions, with the same arguments, may replace this one.
+    function.attr.pop("api_implements", None)
+    content = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()
+    function.signature.name = f"{function.signature.name}_{content[:16]}"
+    return str(function.signature.name)
 
 
 def is_stateful(node: Any) -> bool:
