@@ -11,7 +11,7 @@ their task index.
 
 import dataclasses
 import enum
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from coordinator.build_turns import BuildTurns
@@ -23,6 +23,7 @@ class FailureKind(enum.Enum):
 
     WORKER_LOST = "worker lost"
     PARAMETER_SERVER_LOST = "parameter server lost"
+    LINK_LOST = "link between two servers lost"
     TRANSIENT = "transient"
     INPUT = "input could not be created"
     END_OF_DATA = "end of data"
@@ -159,6 +160,22 @@ class Servers(Protocol):
 
     def describe_loss(self, worker: int) -> str:
         """Returns the address of `worker`, which was lost, and words on what happened to it; for messages."""
+
+    def broken_links(self, workers: Collection[int]) -> Mapping[int, str]:
+        """Asks workers that answer whether they reach the parameter servers that answer, all at once.
+
+        Returns:
+          The workers that do not, each with words on it. Takes at most some `Options.heartbeat_timeout`.
+        """
+
+    def separation(self) -> str:
+        """Asks the parameter servers whether they reach each other; returns words on it if they do not, or nothing."""
+
+    def give_up(self, worker: int, why: str) -> None:
+        """Counts a worker as lost because a link of it is broken: what it runs fails with kind LINK_LOST.
+
+        `reconnect` connects to it once the link is whole.
+        """
 
     def disconnect(self, worker: int) -> None:
         """Disconnects from a worker that was lost, so that no call waits for it before it is reconnected."""

@@ -151,8 +151,12 @@ class QueueWorkers:
 
     def attempts_on(self, worker: int) -> list[Attempt]:
         """Returns what a worker runs."""
+        return [attempt for attempt in self.attempts() if attempt.worker == worker]
+
+    def attempts(self) -> list[Attempt]:
+        """Returns what runs."""
         with self._lock:
-            return [attempt for attempt in self._state.running if attempt.worker == worker]
+            return list(self._state.running)
 
     def cancel_attempts(self, worker: int) -> None:
         """Cancels what a worker runs, which is then requeued."""

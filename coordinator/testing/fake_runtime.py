@@ -15,7 +15,7 @@ the worker is killed, a parameter server is lost or the call is cancelled.
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from coordinator.build_turns import BuildTurns
@@ -33,6 +33,10 @@ class EndOfDataError(Exception):
     def __init__(self, ended: FiniteInput | None = None) -> None:
         super().__init__("The data has ended.")
         self.ended = ended
+
+
+class LinkLost(Exception):
+    """A call was ended because a link of its worker is broken."""
 
 
 class FakeCancellation:
@@ -75,6 +79,21 @@ class FakeRuntime:
         self._frozen: set[int] = set()
         self._hung_up: set[int] = set()
         self._lost_parameter_server: str | None = None
+        self._cut: set[int] = set()
+        self._given_up: set[int] = set()
+        self._separation = ""
+
+    def cut(self, worker: int) -> None:
+        """Breaks the link of `worker` to the parameter server: calls that reach a gate on it hang until `give_up`."""
+        self._change(lambda: self._cut.add(worker))
+
+    def mend(self, worker: int) -> None:
+        """Undoes `cut`; a worker that was given up must be reconnected."""
+        self._change(lambda: self._cut.discard(worker))
+
+    def separate(self, words: str) -> None:
+        """Breaks the links between parameter servers: calls at gates hang until they are cancelled. "" undoes it."""
+        self._change(lambda: setattr(self, "_separation", words))
 
     def kill(self, worker: int) -> None:
         """The call in flight and later ones on `worker` raise `WorkerLost`, until it is restarted and reconnected."""
@@ -197,6 +216,7 @@ class FakeRuntime:
             ClosureInputError: FailureKind.INPUT,
             WorkerLost: FailureKind.WORKER_LOST,
             ParameterServerLost: FailureKind.PARAMETER_SERVER_LOST,
+            LinkLost: FailureKind.LINK_LOST,
             TransientError: FailureKind.TRANSIENT,
         }
         if isinstance(error, EndOfDataError):
@@ -206,7 +226,8 @@ class FakeRuntime:
     def is_reachable(self, worker: int) -> bool:
         """Returns whether `worker` is alive and the incarnation to which `reconnect` connected."""
         with self.changed:
-            return worker not in self._frozen and not self._is_lost(worker, self._connected.get(worker, -1))
+            is_silent = worker in self._frozen or worker in self._given_up
+            return not is_silent and not self._is_lost(worker, self._connected.get(worker, -1))
 
     def seems_reachable(self, worker: int) -> bool:
         """Returns what `is_reachable` does."""
@@ -220,14 +241,27 @@ class FakeRuntime:
         """Returns that `worker` does not answer."""
         return f"{self._addresses.get(worker)} does not answer"
 
+    def broken_links(self, workers: Collection[int]) -> Mapping[int, str]:
+        """Returns the workers of which `cut` was called."""
+        return {worker: "it does not reach the parameter server" for worker in workers if worker in self._cut}
+
+    def separation(self) -> str:
+        """Returns what `separate` was called with."""
+        return self._separation
+
+    def give_up(self, worker: int, why: str) -> None:  # noqa: ARG002 - tests know
+        """Ends what `worker` runs with `LinkLost`."""
+        self._change(lambda: self._given_up.add(worker))
+
     def disconnect(self, worker: int) -> None:
         """Does nothing: no call waits for a lost worker."""
 
     def reconnect(self, worker: int) -> bool:
         """Connects to the present incarnation of `worker`; returns False if it is dead or frozen."""
         with self.changed:
-            if worker in self._dead or worker in self._frozen:
+            if worker in self._dead or worker in self._frozen or worker in self._cut:
                 return False
+            self._given_up.discard(worker)
             self._connected[worker] = self._incarnations[worker]
             return True
 
@@ -247,7 +281,7 @@ class FakeRuntime:
     def wait_at_gate(self, worker: int, is_open: Callable[[], bool]) -> None:
         """Blocks the call that `worker` makes now until `is_open()`, or raises what ended it; see `Gate`."""
         with self.changed:
-            while worker in self._frozen or not is_open():
+            while worker in self._frozen or worker in self._cut or self._separation or not is_open():
                 if worker not in self._frozen or worker in self._hung_up:
                     self._raise_fault(worker)
                 self.changed.wait()
@@ -267,6 +301,8 @@ class FakeRuntime:
             raise lost_server
         if self._is_lost(worker, incarnation):
             raise WorkerLost(self.worker_device(worker), f"{self.worker_device(worker)} was lost.")
+        if worker in self._given_up:
+            raise LinkLost(f"{self.worker_device(worker)} does not reach the parameter server.")
         if cancellation.is_cancelled:
             raise ClosureCancelledError(f"The call on {self.worker_device(worker)} was cancelled.")
 

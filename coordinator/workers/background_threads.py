@@ -1,14 +1,18 @@
 """The threads that watch closures and workers, and what they have in common with the workers' own threads."""
 
+import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from coordinator.background_thread import BackgroundThread
+from coordinator.options import Options
 from coordinator.queueing.closure import Attempt
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import Servers
+
+_logger = logging.getLogger("coordinator")
 
 
 class QueueThread(BackgroundThread):
@@ -89,3 +93,69 @@ class StragglerWatch(QueueThread):
             following = self._queue.workers.requeue_overdue()
             if following is not None:
                 self._wake_at(following)
+
+
+class LinkWatch(QueueThread):
+    """Finds out why calls do not end, if a link between two servers is broken, and ends them.
+
+    A worker that does not reach a parameter server counts as lost. If parameter servers do not reach each other, no
+    worker can do better: what runs for long is cancelled, and nothing is run until they do, so that checkpoints can be
+    saved.
+
+    Args:
+      servers: ask each other.
+      queue: has what runs.
+      options: workers are asked whose calls are older than a fifth of `heartbeat_timeout`, at most once in that time,
+        and more and more seldom.
+
+    Attributes:
+      separation: how parameter servers do not reach each other, in words; empty if they do, or were not asked.
+    """
+
+    def __init__(self, servers: Servers, queue: ClosureQueue, options: Options) -> None:
+        super().__init__("coordinator-links", self._watch, queue)
+        self._servers = servers
+        self._options = options
+        # Workers' threads ask too.
+        self._lock = threading.Lock()
+        self.separation = ""
+
+    def find_broken(self, workers: Collection[int]) -> Mapping[int, str]:
+        """Returns the workers that do not reach a parameter server, with words.
+
+        If that does not explain all their calls, the parameter servers are asked too, which sets `separation`.
+        """
+        broken = self._servers.broken_links(workers)
+        if workers and broken.keys() >= set(workers):
+            return broken
+        separation = self._servers.separation()
+        with self._lock:
+            before, self.separation = self.separation, separation
+        if separation and not before:
+            _logger.warning("%s; functions wait until they reach each other again.", separation)
+        elif before and not separation:
+            _logger.warning("The parameter servers reach each other again.")
+        return broken
+
+    def _watch(self) -> None:
+        timeout = self._options.heartbeat_timeout
+        # When each worker was last asked, and about a call that had begun when.
+        asked: dict[int, tuple[float, float]] = {}
+        while not self.stopping.wait(self._options.heartbeat_interval):
+            now = time.monotonic()
+            begun = {attempt.worker: attempt.started for attempt in self._queue.workers.attempts()}
+            workers = set()
+            for worker, started in begun.items():
+                asked_at, asked_about = asked.get(worker, (-math.inf, started))
+                pause = max(timeout, asked_at - started) if asked_about == started else timeout
+                if now - started >= timeout / 5 and now - asked_at >= pause:
+                    workers.add(worker)
+                    asked[worker] = now, started
+            if not workers and not self.separation:
+                continue
+            broken = self.find_broken(workers)
+            for worker, why in broken.items():
+                self._servers.give_up(worker, why)
+            if self.separation:
+                for worker in workers - broken.keys():
+                    self._queue.workers.cancel_attempts(worker)

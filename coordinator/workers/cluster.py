@@ -20,7 +20,7 @@ from coordinator.queueing.interrupts import uninterrupted
 from coordinator.runtime import Runtime, Servers
 from coordinator.setting_checks import check_integer
 from coordinator.statistics import ClusterStatistics
-from coordinator.workers.background_threads import IdleWatch, StragglerWatch
+from coordinator.workers.background_threads import IdleWatch, LinkWatch, StragglerWatch
 from coordinator.workers.recovery_loop import RecoveryLoop
 from coordinator.workers.worker import Worker, WorkerState
 
@@ -42,6 +42,7 @@ class Cluster:
 
     Attributes:
       threads: those on which nothing may wait for closures: the workers', and the one in `stop`.
+      links: finds broken links between servers.
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class Cluster:
         self._queue = queue
         self._recovery = recovery
         self._options = options
+        self.links = links = LinkWatch(servers, queue, options)
         self._stragglers = StragglerWatch(queue)
         self._watches: list[BackgroundThread] = [
             self._stragglers,
             IdleWatch(servers, queue, options.heartbeat_interval),
+            links,
         ]
         # Held while workers are added, moved and removed, and never together with the queue's.
         self._lock = threading.Lock()

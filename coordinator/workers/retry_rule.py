@@ -7,6 +7,14 @@ from coordinator.options import Options
 from coordinator.queueing.closure import Attempt, ErrorScope
 from coordinator.runtime import Failure, FailureKind
 
+# Kinds of failures whose errors are TensorFlow's about its servers.
+_OF_SERVERS = (
+    FailureKind.WORKER_LOST,
+    FailureKind.PARAMETER_SERVER_LOST,
+    FailureKind.LINK_LOST,
+    FailureKind.TRANSIENT,
+)
+
 
 def may_retry(
     failure: Failure,
@@ -27,8 +35,9 @@ def may_retry(
         always the same worker, and another one can run it. Then not the closure but the worker is at fault.
     """
     match failure.kind:
-        case FailureKind.CANCELLED:
-            # If the user cancelled it, its outcome is decided already; if the library did, it is to run later.
+        case FailureKind.CANCELLED | FailureKind.LINK_LOST:
+            # Of a cancelled one: if the user did it, its outcome is decided already; if the library did, it is to run
+            # later. A broken link is no fault of the closure, and nothing runs there before it is whole.
             return True
         case FailureKind.PARAMETER_SERVER_LOST:
             return may_recover
@@ -77,6 +86,6 @@ def final_error(failure: Failure, attempt: Attempt, task: str) -> BaseException:
 def summary(failure: Failure) -> str:
     """Returns why an attempt failed: the first line of a function's error; of TensorFlow's about servers its class."""
     name = type(failure.error).__name__
-    if failure.kind in (FailureKind.WORKER_LOST, FailureKind.PARAMETER_SERVER_LOST, FailureKind.TRANSIENT):
+    if failure.kind in _OF_SERVERS:
         return f"{failure.kind.value} ({name})"
     return f"{name}: {str(failure.error).partition(chr(10))[0]}"

@@ -268,10 +268,11 @@ class Scheduler:
 
     def _report_stall(self, text: str) -> None:
         lost = [
-            f"{worker.device} (for {worker.away_seconds:.0f} s)"
+            f"{worker.device} (for {worker.away_seconds:.0f} s: {worker.loss})"
             for worker in self.cluster.workers
             if worker.away_seconds
         ]
-        _logger.warning(
-            "%s%s Cluster: %s", text, f" Lost: {', '.join(lost)}." if lost else "", self.cluster.statistics()
-        )
+        found = f" Lost: {', '.join(lost)}." if lost else ""
+        if separation := self.cluster.links.separation:
+            found += f" {separation}."
+        _logger.warning("%s%s Cluster: %s", text, found, self.cluster.statistics())

@@ -32,7 +32,7 @@ from coordinator.queueing.closure import Attempt, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import Failure, FailureKind, Runtime, Servers
 from coordinator.statistics import WorkerStatistics
-from coordinator.workers.background_threads import QueueThread
+from coordinator.workers.background_threads import LinkWatch, QueueThread
 from coordinator.workers.recovery_loop import RecoveryLoop
 from coordinator.workers.retry_rule import error_scope, final_error, may_retry, summary
 
@@ -73,6 +73,10 @@ class WorkerEvents(Protocol):
     def live_workers(self) -> int:
         """Returns how many workers share the closures that wait."""
 
+    @property
+    def links(self) -> LinkWatch:
+        """Finds broken links between servers."""
+
     def schedule(self, fn: Any, args: Any, kwargs: Any, **limits: Any) -> Future:
         """Queues a call of a function."""
 
@@ -92,6 +96,7 @@ class Worker(QueueThread):
     Attributes:
       index: its task index.
       device: its name, such as `/job:worker/replica:0/task:0`.
+      loss: why it was lost last; empty if it never was.
     """
 
     def __init__(
@@ -118,6 +123,7 @@ class Worker(QueueThread):
         self._state_lock = threading.Lock()
         self._losses = self._reconnections = self._transient_failures_in_a_row = 0
         self._reconnecting_seconds = self._lost_at = 0.0
+        self.loss = ""
 
     @property
     def state(self) -> WorkerState:
@@ -169,6 +175,8 @@ class Worker(QueueThread):
         elif not servers.is_reachable(index):
             self._wait_reconnected(is_new=True)
         while not (self.stopping.is_set() or self._queue.is_stopped):
+            if self._events.links.separation:
+                self._wait_linked()
             # Once it has reported that it is idle, it sleeps until there is a closure or its server seems lost.
             attempt = self._queue.take(index, self._options.heartbeat_interval if self._is_active else None)
             if attempt is not None:
@@ -226,12 +234,15 @@ class Worker(QueueThread):
         if is_transient:
             # What refused the call needs a moment; retries at once would all fail.
             self.stopping.wait(self._options.reconnect_interval)
+            failure = self._blamed_on_links(failure)
         if sum(attempt.closure.runs for attempt in attempts) == 1:
             self._settle_failed_attempt(attempts[0], failure, may_recover)
         else:
             self._settle_failed_call(attempts, failure, may_recover)
         self._transient_failures_in_a_row = self._transient_failures_in_a_row + 1 if is_transient else 0
-        if failure.kind is FailureKind.WORKER_LOST:
+        if failure.kind is FailureKind.WORKER_LOST or (
+            failure.kind is FailureKind.LINK_LOST and not self._servers.seems_reachable(self.index)
+        ):
             self._reconnect_lost()
         elif self._transient_failures_in_a_row == _TRANSIENT_FAILURES_UNTIL_RECONNECT:
             count = _TRANSIENT_FAILURES_UNTIL_RECONNECT
@@ -240,6 +251,20 @@ class Worker(QueueThread):
             )
         else:
             self._report_idle()
+
+    def _blamed_on_links(self, failure: Failure) -> Failure:
+        """Returns a transient failure as one of a broken link, if there is one; the worker is given up if it is its."""
+        why = self._events.links.find_broken([self.index]).get(self.index)
+        if why is not None:
+            self._servers.give_up(self.index, why)
+        is_link = why is not None or self._events.links.separation
+        return dataclasses.replace(failure, kind=FailureKind.LINK_LOST) if is_link else failure
+
+    def _wait_linked(self) -> None:
+        """Waits until the parameter servers reach each other."""
+        while self._events.links.separation and not self.stopping.is_set():
+            self._report_idle()
+            self.stopping.wait(self._options.reconnect_interval)
 
     def _settle_failed_attempt(self, attempt: Attempt, failure: Failure, may_recover: bool) -> None:
         if failure.kind is FailureKind.END_OF_DATA:
@@ -321,6 +346,7 @@ class Worker(QueueThread):
             _logger.warning(text, self.device, time.monotonic() - lost_at)
 
     def _report_loss(self, cause: str) -> None:
+        self.loss = cause
         self._record("worker_lost", detail=cause)
         text = "%s was lost; its work goes to other workers until it returns. (%s)"
         if not self._events.live_workers():

@@ -8,7 +8,9 @@ connection to another that was restarted before its loss was noticed; so a faile
 with which it began.
 """
 
+import dataclasses
 import functools
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,9 +27,22 @@ from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManag
 from coordinator.ps_strategy.tensorflow_internals.process import bind_executor
 from coordinator.runtime import Failure, FailureKind
 
-# Raised although every task is alive: a connection between two of them was refused or reset, or a server was about to
-# drop a context that was replaced since. Another attempt may succeed.
-_TRANSIENT = (tf.errors.UnavailableError, tf.errors.AbortedError)
+# Raised although every task is alive: a connection between two of them was refused, reset or waited for too long, a
+# server that lost its connection to another one has cancelled a call, or a server was about to drop a context that was
+# replaced since. Another attempt may succeed. docs/network.md says what TensorFlow raises for which fault.
+_TRANSIENT = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
+# Raised for such a fault too, but also by operations and by Python code in a graph: the transport's text shows one.
+_TRANSIENT_IN_TRANSPORT = (tf.errors.UnknownError, tf.errors.InternalError)
+_OF_TRANSPORT = re.compile(
+    r"GRPC error information|RecvFromRemoteAsync|RecvTensor|RST_STREAM|stream (removed|terminated)|Socket closed|"
+    r"Connection (reset|refused)|Broken pipe|(recv|send)msg:|failed to connect|keepalive|transport",
+    re.IGNORECASE,
+)
 # How long an update of TensorFlow's server definition is waited for before an error is taken for the function's own, in
 # seconds.
 _SETTLING_TIMEOUT = 30.0
@@ -91,7 +106,10 @@ class TensorFlowRuntime:
 
     def _failure_of(self, worker: int, error: BaseException) -> Failure:
         lost = self._membership.lost_parameter_server()
-        return failure_of(error, lost, self._membership.is_attempt_lost(worker))
+        failure = failure_of(error, lost, self._membership.is_attempt_lost(worker))
+        if failure.kind is FailureKind.WORKER_LOST and self._membership.is_unlinked(worker):
+            return dataclasses.replace(failure, kind=FailureKind.LINK_LOST)
+        return failure
 
     def new_cancellation(self) -> CancellationManager:
         """Returns a cancellation that was not used yet."""
@@ -102,8 +120,9 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
     """Classifies an error as one of the kinds of failure that the core knows.
 
     Evidence comes first: a task that does not answer, or answers as another incarnation than the one to which we
-    connected, is lost, whatever the error says. The error's class decides only when all tasks are reachable. The
-    message is never searched.
+    connected, is lost, whatever the error says. The error's class decides only when all tasks are reachable, and its
+    message only if both the transport and a function raise the class. What this library has cancelled comes as
+    `ClosureCancelledError`: a `CancelledError` of TensorFlow is a server's own.
 
     Args:
       error: what the attempt raised.
@@ -119,7 +138,9 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
             return Failure(FailureKind.PARAMETER_SERVER_LOST, parameter_server)
         if is_worker_lost:
             return Failure(FailureKind.WORKER_LOST, error)
-        if isinstance(cause, _TRANSIENT):
+        if isinstance(cause, _TRANSIENT) or (
+            isinstance(cause, _TRANSIENT_IN_TRANSPORT) and _OF_TRANSPORT.search(str(cause.message))
+        ):
             return Failure(FailureKind.TRANSIENT, error)
     if isinstance(error, EndOfDataError):
         return Failure(FailureKind.END_OF_DATA, error, error.ended)

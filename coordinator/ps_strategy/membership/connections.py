@@ -28,6 +28,8 @@ import tensorflow as tf
 from coordinator.errors import StrategyClosedError
 from coordinator.heartbeat.heartbeat import Heartbeat
 from coordinator.heartbeat.obstacle import find_obstacles
+from coordinator.heartbeat.open_connections import OpenConnections
+from coordinator.heartbeat.server_links import Link, ServerLinks
 from coordinator.heartbeat.task_probe import TaskProbe, TaskStatus
 from coordinator.heartbeat.watched_server import Liveness
 from coordinator.options import Options
@@ -76,6 +78,7 @@ class Connections:
         self._probe_timeout = options.probe_timeout
         self._heartbeat = Heartbeat(options.heartbeat_interval, options.heartbeat_timeout)
         client = Client(context_id(), client_address, socket.gethostname())
+        self._links = ServerLinks(options.heartbeat_timeout)
         self._handshake = Handshake(client, options)
         self._goodbye = Goodbye(client.context_id, options.probe_timeout)
         self._lease = ClientLease(client.context_id, options)
@@ -150,6 +153,39 @@ class Connections:
     def losses(self, tasks: Collection[Task]) -> dict[Task, str]:
         """Asks servers, and returns those that are not connected now, with words on what happened."""
         return self._losses(tasks, self.present, self._probe(tasks))
+
+    def unreached(self, sources: Collection[Task], targets: Collection[Task]) -> dict[tuple[Task, Task], str]:
+        """Asks servers whether they reach others, all at once.
+
+        Args:
+          sources: the servers that are asked. Those that do not answer the client are left out.
+          targets: those that they are to reach, likewise.
+
+        Returns:
+          The pairs of a source and a target of which the first does not reach the second, with words on it.
+        """
+        addresses = self.addresses
+        answering = {task: addresses[task] for task in {*sources, *targets} if self._answers(task)}
+        pairs = {
+            Link(answering[source], answering[target]): (source, target)
+            for source in answering.keys() & set(sources)
+            for target in answering.keys() & set(targets)
+            if source != target
+        }
+        broken = {pairs[link]: words for link, words in self._links.broken(pairs).items()}
+        # One that has died meanwhile is lost itself.
+        alive = self._probe({task for pair in broken for task in pair})
+        return {pair: words for pair, words in broken.items() if all(task in alive for task in pair)}
+
+    def _answers(self, task: Task) -> bool:
+        address = self.addresses.get(task)
+        return address is not None and self._heartbeat.state(address).liveness is Liveness.ANSWERING
+
+    def drop(self, task: Task) -> None:
+        """Counts a server as lost although it answers, and ends the calls to it."""
+        self.present = _without(self.present, [task])
+        if (address := self.addresses.get(task)) is not None:
+            OpenConnections().shut_down(address)
 
     def describe_loss(self, task: Task, what: str) -> str:
         """Returns the address of a server and words on its loss, for messages.
@@ -273,6 +309,8 @@ class Connections:
         self._goodbye.strategy_closes()
         with self._lock:
             self.is_closing = True
+        # Ends the waits for answers.
+        self._links.close()
         return self._changes.hurry()
 
     def close(self) -> None:
@@ -280,6 +318,7 @@ class Connections:
         self._changes.close()
         self._lease.close()
         self._heartbeat.close()
+        self._links.close()
         for probe in self._probes.values():
             probe.close()
 

@@ -4,7 +4,8 @@
 
 A connection is to one incarnation of a server. It is lost when the server does not answer a probe, answers as another
 incarnation, has freed what this client created there, or was silent for so long that the heartbeat shut down the
-connections to it. After a recovery of parameter servers, a worker is connected only once it reaches all of them.
+connections to it; a worker's, too, when the worker does not reach a parameter server. A worker that was lost is
+connected again only once it reaches all of them.
 
 One change is made at a time, in bounded time. `_turn` ensures that; servers are asked while it is held, since what they
 answer decides the change. So it is never taken together with another lock, nor by a method that only reads or asks, nor
@@ -47,6 +48,8 @@ class Membership:
         self._turn = threading.Lock()
         # What each worker's last attempt was begun with; each entry is used by its worker's thread alone.
         self._attempted: dict[int, Connection | None] = {}
+        # Why workers that answer count as lost: which link of each is broken.
+        self._unlinked: dict[int, str] = {}
         self._has_recovered = self._has_moved = False
 
     @classmethod
@@ -138,8 +141,37 @@ class Membership:
     def describe_loss(self, worker: int) -> str:
         """Returns the address of a worker that was lost, and what is known of it now; for messages."""
         task = _worker(worker)
+        if (why := self._unlinked.get(worker)) is not None:
+            return why
         what = self._connections.losses([task]).get(task, "answers again")
         return self._connections.describe_loss(task, what)
+
+    def broken_links(self, workers: Collection[int]) -> Mapping[int, str]:
+        """Asks workers whether they reach the parameter servers; see `Servers.broken_links`."""
+        addresses = self._connections.addresses
+        found = self._connections.unreached([_worker(worker) for worker in workers], self._parameter_servers)
+        return {
+            source.index: f"{addresses.get(source)} does not reach {target} at {addresses.get(target)}: {words}"
+            for (source, target), words in found.items()
+        }
+
+    def separation(self) -> str:
+        """Asks the parameter servers whether they reach each other; see `Servers.separation`."""
+        for (source, target), words in self._connections.unreached(*[self._parameter_servers] * 2).items():
+            addresses = self._connections.addresses
+            return f"{source} at {addresses[source]} does not reach {target} at {addresses[target]}: {words}"
+        return ""
+
+    def give_up(self, worker: int, why: str) -> None:
+        """Counts a worker as lost because of a broken link; see `Servers.give_up`."""
+        with self._turn:
+            if _worker(worker) in self._connections.present:
+                self._unlinked[worker] = why
+                self._connections.drop(_worker(worker))
+
+    def is_unlinked(self, worker: int) -> bool:
+        """Returns whether a worker was given up, and not connected again since."""
+        return worker in self._unlinked
 
     def connect(self) -> None:
         """Connects to all parameter servers and to the workers that answer; at least one must.
@@ -175,6 +207,9 @@ class Membership:
         task = _worker(worker)
         if not self._connections.answering([task]) or self.lost_parameter_server() is not None:
             return False
+        if why := self.broken_links([worker]).get(worker):
+            self._unlinked[worker] = why
+            return False
         with self._turn:
             # The return of another worker may have reconnected this one too.
             is_known = task in self._connections.addresses and not self._connections.is_closing
@@ -182,7 +217,9 @@ class Membership:
                 self._connections.replace([task])
         if self._has_recovered:
             self.reach_parameter_servers([task])
-        return self.is_reachable(worker)
+        if is_connected := self.is_reachable(worker):
+            self._unlinked.pop(worker, None)
+        return is_connected
 
     def reconnect_parameter_servers(self) -> bool:
         """Connects to all parameter servers that were lost, if each of them answers now; their variables are gone.

@@ -42,6 +42,7 @@ def servers(monkeypatch) -> FakeServers:
     servers = FakeServers()
     monkeypatch.setattr(connections, "TaskProbe", servers.probe)
     monkeypatch.setattr(connections, "Heartbeat", lambda interval, timeout: servers)
+    monkeypatch.setattr(connections, "ServerLinks", lambda timeout: servers)
     fakes = {"ClientLease": FakeLease, "Goodbye": FakeGoodbye, "Handshake": FakeHandshake}
     for name, fake in (fakes | {"SentinelVariables": FakeSentinels}).items():
         monkeypatch.setattr(connections, name, fake)

@@ -6,7 +6,10 @@ import threading
 import pytest
 import tensorflow as tf
 
-from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
+from coordinator.errors import ClosureCancelledError
+from coordinator.heartbeat.server_links import Link
+from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime, failure_of
+from coordinator.ps_strategy.membership import connections
 from coordinator.runtime import FailureKind
 from tests.ps_strategy.membership.fake_handshake import FakeHandshake
 from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
@@ -67,6 +70,79 @@ def test_a_failure_is_classified_by_which_servers_answer(servers, connect, dead,
             servers.restart(task)
 
     assert attempt(membership, 0, Work(error, meanwhile=fail)) is kind
+
+
+UNREACHED = Link(ADDRESSES[FIRST], ADDRESSES[PS])
+
+
+def test_a_worker_that_does_not_reach_a_parameter_server_is_given_up(servers, connect, monkeypatch):
+    shut_down = []
+    monkeypatch.setattr(connections.OpenConnections, "shut_down", lambda _, address: shut_down.append(address))
+    membership = connect()
+    assert (membership.broken_links([0, 1]), membership.separation()) == ({}, "")
+    servers.cut.add(UNREACHED)
+    words = "first:1 does not reach /job:ps/task:0 at ps:1: no answer for 5 s"
+    assert membership.broken_links([0, 1]) == {0: words}
+
+    def give_up():
+        membership.give_up(0, words)
+
+    assert attempt(membership, 0, Work(UNAVAILABLE, meanwhile=give_up)) is FailureKind.LINK_LOST
+    assert shut_down == ["first:1"]
+    assert (membership.seems_reachable(0), membership.seems_reachable(1)) == (False, True)
+    assert membership.describe_loss(0) == words
+    membership.disconnect(0)
+    assert servers.server_defs[-1] == {PS, SECOND}
+    assert not membership.reconnect(0), "it does not reach the parameter server"
+    assert servers.server_defs[-1] == {PS, SECOND}
+    servers.cut.clear()
+    assert membership.reconnect(0)
+    assert attempt(membership, 0, Work(UNAVAILABLE)) is FailureKind.TRANSIENT
+    servers.kill(FIRST)
+    assert attempt(membership, 0, Work(UNAVAILABLE)) is FailureKind.WORKER_LOST
+
+
+@pytest.mark.parametrize("task", [FIRST, PS])
+def test_a_server_that_dies_while_it_is_asked_has_no_broken_link(servers, connect, monkeypatch, task):
+    membership = connect()
+
+    def die(links):
+        servers.kill(task)
+        return dict.fromkeys(links, "UNAVAILABLE")
+
+    monkeypatch.setattr(servers, "broken", die)
+    assert membership.broken_links([0]) == {}
+
+
+def test_a_server_that_does_not_answer_is_not_asked_for_its_links(servers, connect):
+    membership = connect()
+    servers.cut.add(UNREACHED)
+    servers.fall_silent(PS)
+    assert membership.broken_links([0]) == {}
+
+
+TRANSPORT = "RecvFromRemoteAsync is cancelled."
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (tf.errors.UnavailableError(None, None, ""), FailureKind.TRANSIENT),
+        (tf.errors.AbortedError(None, None, ""), FailureKind.TRANSIENT),
+        (tf.errors.CancelledError(None, None, TRANSPORT), FailureKind.TRANSIENT),
+        (tf.errors.DeadlineExceededError(None, None, ""), FailureKind.TRANSIENT),
+        (tf.errors.UnknownError(None, None, TRANSPORT), FailureKind.TRANSIENT),
+        (tf.errors.UnknownError(None, None, "ValueError: of a generator"), FailureKind.USER),
+        (tf.errors.InternalError(None, None, "Stream removed\nAdditional GRPC error"), FailureKind.TRANSIENT),
+        (tf.errors.InternalError(None, None, "Blas GEMM launch failed"), FailureKind.USER),
+        (tf.errors.DataLossError(None, None, TRANSPORT), FailureKind.USER),
+        (tf.errors.InvalidArgumentError(None, None, TRANSPORT), FailureKind.USER),
+        (ClosureCancelledError("by the user"), FailureKind.CANCELLED),
+        (ValueError(TRANSPORT), FailureKind.USER),
+    ],
+)
+def test_an_error_while_all_servers_answer_is_transient_if_a_connection_broke(error, kind):
+    assert failure_of(error, None, is_worker_lost=False).kind is kind
 
 
 def test_an_error_during_an_update_is_classified_when_that_has_ended(servers, connect):

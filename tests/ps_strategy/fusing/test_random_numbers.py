@@ -223,7 +223,7 @@ def test_dropout_and_augmentation_of_scheduled_functions_differ_in_each_step(str
 
     calls = FusedCalls(strategy, monkeypatch)
     # Each worker has sequences of its own, with the same seeds: of one worker all differ.
-    results = [future for future in calls.run(step, [(tf.constant(number),) for number in range(3 * (STEPS + 2))])]
+    results = calls.run(step, [(tf.constant(number),) for number in range(3 * (STEPS + 2))])
     assert max(calls.sizes) == STEPS
     by_worker = collections.defaultdict(list)
     for future in results:

@@ -2,12 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import SimpleNamespace
 
 import tensorflow as tf
 
 from coordinator.heartbeat.obstacle import Obstacle
+from coordinator.heartbeat.server_links import Link
 from coordinator.heartbeat.task_probe import TaskStatus
 from coordinator.heartbeat.watched_server import Liveness, ServerState
 from coordinator.ps_strategy.membership.cluster_definition import Task
@@ -27,6 +28,7 @@ class FakeServers:
       silences: when each address was last found silent.
       silent: the addresses that are silent now.
       with_gpu: the tasks that have a GPU.
+      cut: the links that are broken.
     """
 
     def __init__(self) -> None:
@@ -36,6 +38,11 @@ class FakeServers:
         self.silences: dict[str, float] = {}
         self.silent: set[str] = set()
         self.with_gpu: set[Task] = set()
+        self.cut: set[Link] = set()
+
+    def broken(self, links: Collection[Link]) -> dict[Link, str]:
+        """Does what `ServerLinks.broken` does."""
+        return dict.fromkeys(self.cut & set(links), "no answer for 5 s")
 
     # What the heartbeat does.
 

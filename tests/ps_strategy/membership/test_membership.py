@@ -45,6 +45,8 @@ def handshake(monkeypatch, sentinels, lease) -> FakeHandshake:
     monkeypatch.setattr(connections, "ClientLease", lambda context_id, options: lease)
     monkeypatch.setattr(connections, "context_id", lambda: 5)
     monkeypatch.setattr(connections, "Heartbeat", lambda interval, timeout: NO_HEARTBEAT)
+    whole_links = SimpleNamespace(broken=lambda links: {}, close=lambda: None)
+    monkeypatch.setattr(connections, "ServerLinks", lambda timeout: whole_links)
     monkeypatch.setattr(connections, "SentinelVariables", lambda longest_call: sentinels)
     monkeypatch.setattr(connections, "TaskProbe", lambda address: probe)
     monkeypatch.setattr(connections, "find_obstacles", lambda addresses: dict.fromkeys(addresses, Obstacle.REFUSED))

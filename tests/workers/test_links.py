@@ -1,0 +1,155 @@
+"""Tests of broken links between servers, in memory: what hangs is ended, and runs elsewhere or later."""
+
+import contextlib
+import dataclasses
+import itertools
+import time
+from collections.abc import Collection, Iterator, Mapping
+
+import pytest
+
+from coordinator.options import Options
+from coordinator.testing.fake_runtime import FakeRuntime, Gate, TransientError
+from coordinator.workers.scheduler import Scheduler
+from coordinator.workers.worker import WorkerState
+from tests.deadline import LIMIT, wait_until
+from tests.fake_cluster import OPTIONS, running_scheduler
+
+QUICK = dataclasses.replace(OPTIONS, heartbeat_interval=0.002, heartbeat_timeout=0.01, max_attempts=2)
+APART = "/job:ps/task:0 at a:1 does not reach /job:ps/task:1 at b:1: no answer for 5 s"
+
+
+@contextlib.contextmanager
+def running(workers: int, options: Options = QUICK) -> Iterator[tuple[FakeRuntime, Scheduler]]:
+    runtime = FakeRuntime(workers)
+    with running_scheduler(runtime, options) as scheduler:
+        yield runtime, scheduler
+
+
+def test_what_hangs_on_a_broken_link_runs_elsewhere_until_the_link_is_whole() -> None:
+    with running(2) as (runtime, scheduler):
+        gate = Gate(runtime)
+        futures = [scheduler.schedule(gate, "step") for _ in range(10)]
+        gate.wait_arrived(2)
+        runtime.cut(0)
+        gate.open()
+        assert [future.result(LIMIT) for future in futures] == [1] * 10
+        [lost, _] = scheduler.cluster.workers
+        wait_until(lambda: lost.state is WorkerState.LOST)
+        assert [scheduler.schedule(gate, "step").result(LIMIT) for _ in range(5)] == [1] * 5
+        runtime.mend(0)
+        wait_until(lambda: lost.state is WorkerState.LIVE)
+        assert scheduler.schedule(gate, "step", worker=0).result(LIMIT) == 0
+        scheduler.join(LIMIT)
+
+
+def test_a_broken_link_counts_for_no_quarantine() -> None:
+    with running(1) as (runtime, scheduler):
+        gate = Gate(runtime)
+        gate.open()
+        future = scheduler.schedule(gate, "step")
+        for times in range(1, 2 + 2 * QUICK.max_attempts):
+            runtime.cut(0)
+            again = future if times == 1 else scheduler.schedule(gate, "step")
+            wait_until(lambda times=times: scheduler.cluster.workers[0].statistics().losses == times)
+            runtime.mend(0)
+            assert again.result(LIMIT) == 0
+        scheduler.join(LIMIT)
+
+
+def test_a_quiet_period_begins_although_a_worker_hangs_on_a_broken_link() -> None:
+    with running(2) as (runtime, scheduler):
+        runtime.cut(0)
+        future = scheduler.schedule(Gate(runtime), "step", worker=0)
+        wait_until(lambda: scheduler.cluster.statistics().running == 1)
+        with scheduler.quiet(LIMIT):
+            assert not future.done()
+        future.cancel()
+
+
+def test_a_join_that_waits_names_the_worker_and_its_link(caplog: pytest.LogCaptureFixture) -> None:
+    with running(1, dataclasses.replace(QUICK, stall_report_interval=0.05)) as (runtime, scheduler):
+        runtime.cut(0)
+        gate = Gate(runtime)
+        gate.open()
+        scheduler.schedule(gate, "step")
+        with pytest.raises(TimeoutError):
+            scheduler.join(0.5)
+        assert "worker0:2222 does not answer)" in caplog.text
+        assert "No progress" in caplog.text
+        assert "Lost: /job:worker/replica:0/task:0 (for " in caplog.text
+        runtime.mend(0)
+        scheduler.join(LIMIT)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_functions_wait_until_the_parameter_servers_reach_each_other(
+    fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(2) as (runtime, scheduler):
+        gate = Gate(runtime)
+        gate.open()
+        attempts = []
+
+        def step(worker: int) -> int:
+            attempts.append(worker)
+            if fails and runtime.separation():
+                raise TransientError
+            return gate(worker)
+
+        runtime.separate(APART)
+        futures = [scheduler.schedule(step, "step") for _ in range(4)]
+        wait_until(lambda: scheduler.cluster.links.separation == APART)
+        # More often than a transient failure is retried.
+        wait_until(lambda: scheduler.cluster.statistics().running == 0)
+        assert not any(future.done() for future in futures)
+        with scheduler.quiet(LIMIT):
+            pass
+        runtime.separate("")
+        assert all(future.result(LIMIT) in (0, 1) for future in futures)
+        scheduler.join(LIMIT)
+        assert caplog.text.count(f"{APART}; functions wait until they reach each other again.") == 1
+        assert caplog.text.count("The parameter servers reach each other again.") == 1
+
+
+def test_a_transient_failure_on_a_broken_link_is_not_counted() -> None:
+    with running(1) as (runtime, scheduler):
+        failures = []
+
+        def step(worker: int) -> int:
+            if len(failures) < 2 * QUICK.transient_retries:
+                failures.append(worker)
+                runtime.cut(worker)
+                raise TransientError
+            return worker
+
+        future = scheduler.schedule(step, "step")
+        for times in range(1, 1 + 2 * QUICK.transient_retries):
+            wait_until(lambda times=times: scheduler.cluster.workers[0].statistics().losses == times)
+            runtime.mend(0)
+        assert future.result(LIMIT) == 0
+
+
+def test_workers_are_asked_about_old_calls_alone_and_more_and_more_seldom() -> None:
+    asked = []
+
+    class Asked(FakeRuntime):
+        def broken_links(self, workers: Collection[int]) -> Mapping[int, str]:
+            asked.append((set(workers), time.monotonic()))
+            return super().broken_links(workers)
+
+    runtime, timeout = Asked(2), 0.1
+    with running_scheduler(runtime, dataclasses.replace(QUICK, heartbeat_timeout=timeout)) as scheduler:
+        gate = Gate(runtime)
+        scheduler.schedule(gate, "step", worker=1)
+        gate.wait_arrived()
+        [attempt] = scheduler.queue.workers.attempts()
+        wait_until(lambda: len(asked) >= 4)
+        gate.open()
+        workers, times = zip(*asked[:4], strict=True)
+        assert workers == ({1},) * 4
+        ages = [at - attempt.started for at in times]
+        assert ages[0] >= timeout / 5
+        assert all(later - earlier >= timeout for earlier, later in itertools.pairwise(ages))
+        # Twice as old each time, once the call is older than the timeout.
+        assert ages[3] >= 2 * ages[2] - QUICK.heartbeat_interval
