@@ -114,6 +114,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
           fn: a `tf.function` or concrete function.
           args: its positional arguments: tensors, NumPy arrays, Python values, per-worker iterators and datasets, and
             futures of this strategy, in whose place it gets their results; if one fails, so does this function.
+            Arrays, lists and dicts are copied here, so that the program may change them afterwards.
           kwargs: its keyword arguments.
           steps: run it this many times in total, spread over the workers, with one `RunsFuture`: see docs/dispatch.md,
             "Many runs".
@@ -127,7 +128,8 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
           A `Future` of what the function returns, in its structure, as NumPy values; stacked with `steps`.
 
         Raises:
-          TypeError: `fn` is not a `tf.function` or concrete function.
+          TypeError: `fn` is not a `tf.function` or concrete function; or it returns what exists on its worker alone,
+            such as an iterator or the handle of a variable.
           ValueError: a future of another source is among the arguments, there is no such worker, `timeout` is not
             positive, the function has `jit_compile=True`, or calls one that has and uses a remote variable, or a
             variable has unknown dimensions.

@@ -17,7 +17,14 @@ import tensorflow as tf
 from coordinator.data.late_ranges import LateRange
 from coordinator.future import Future
 from coordinator.ps_strategy.calls.retrace_warnings import RetraceWarnings
-from coordinator.ps_strategy.calls.trace_cache import TraceCache, are_late, followers_of, input_of, iterators_among
+from coordinator.ps_strategy.calls.trace_cache import (
+    TraceCache,
+    are_late,
+    followers_of,
+    input_of,
+    iterators_among,
+    own_copy,
+)
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall, TracedFunction, refuse_unknown_shapes
 from coordinator.ps_strategy.fusing.repeated_function import is_stackable
 from coordinator.ps_strategy.fusing.stacked_outputs import spec_of
@@ -141,12 +148,14 @@ class FunctionTracer:
           Exception: see `ParameterServerStrategy.schedule`; what the function raises while it is traced, too.
         """
         args, kwargs, futures = _checked_arguments(args, kwargs, self._handles)
+        args, kwargs = own_copy(tuple(args)), own_copy(dict(kwargs))
         traced_with = args, kwargs
         if futures:
             traced_with = tf.nest.map_structure(
                 lambda leaf: spec_of(leaf) if isinstance(leaf, Future) else leaf, (tuple(args), dict(kwargs))
             )
         function = self.trace(fn, *traced_with, scope)
+        _refuse_handles(function)
         all_args, all_kwargs = with_defaults(fn, args, kwargs)
         is_positional = not (kwargs or all_kwargs)
         if is_positional and isinstance(fn, tf.types.experimental.PolymorphicFunction):
@@ -216,6 +225,21 @@ class FunctionTracer:
                     "as a queue or an iterator. Create it on each worker: strategy.create_per_worker_resource(lambda: "
                     "tf.queue.FIFOQueue(...)); of a dataset pass a per-worker iterator as an argument."
                 )
+
+
+def _refuse_handles(function: TracedFunction) -> None:
+    """Raises TypeError if a function returns what exists on its worker alone.
+
+    To send the handle of a resource to the client ends the worker's process, without an error.
+    """
+    for tensor in function.concrete.outputs:
+        if tensor.dtype in (tf.resource, tf.variant):
+            raise TypeError(
+                f"The function {function.name!r} returns {tensor.name!r}, which is no value: a handle of a variable, "
+                "iterator, table or queue, a dataset, an optional or a list of tensors. It cannot leave the worker. "
+                "Return values: variable.read_value(), next(iterator), array.stack(); and pass variables and "
+                "iterators to functions as arguments."
+            )
 
 
 def _refuse_compiled(concrete: Any) -> None:

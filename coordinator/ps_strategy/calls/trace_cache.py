@@ -3,6 +3,7 @@
 TensorFlow's own lookup takes longer than all else that `schedule` does.
 """
 
+import array
 import functools
 import operator
 import weakref
@@ -27,6 +28,10 @@ _MAX_TRACES = 64
 # Returns the `FiniteInput` of a per-worker iterator.
 input_of = operator.attrgetter("input")
 
+# What a program may change after it was scheduled, of the kinds of arguments that are cached.
+_MUTABLE = frozenset({np.ndarray, tuple, list, dict})
+# To make a tensor of an array takes some microseconds more than to copy it, but saves a copy later. In bytes.
+_LARGE = 2**18
 _LITERALS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
@@ -87,6 +92,7 @@ class TraceCache:
         if remote and key is not None:
             key = FusionKey(key.function, (key.arguments, *remote))
         iterators = (*iterators_among(resources), *trace.default_iterators) if resources else trace.default_iterators
+        args = [own_copy(each) if type(each) in _MUTABLE else each for each in args]
         followers = followers_of(args, {}) if trace.takes_ranges else ()
         inputs = tuple(map(input_of, iterators))
         return ScheduledCall(trace.function, (*args, *trace.defaults), {}, iterators, inputs, key, followers=followers)
@@ -113,6 +119,44 @@ class TraceCache:
         takes_ranges = bool(position_ranges(args, {}))
         references = [weakref.ref(each) for each in resources]
         traces[key] = _Trace(traced, references, defaults, iterators, fusion_key, takes_ranges)
+
+
+def own_copy(value: Any) -> Any:
+    """Returns a value that does not change if the program changes the one that it was given: arrays are copied.
+
+    Args:
+      value: an argument, or a nested structure.
+    """
+    kind = type(value)
+    if kind in (tuple, list):
+        return kind(map(own_copy, value))
+    if kind is dict:
+        return {key: own_copy(each) for key, each in value.items()}
+    # Some sequences of numbers are arrays here, and structures to TensorFlow.
+    if isinstance(value, bytearray | memoryview | array.array) or not tf.nest.is_nested(value):
+        return _copied_leaf(value)
+    return tf.nest.map_structure(_copied_leaf, value)
+
+
+def _copied_leaf(value: Any) -> Any:
+    if type(value) is np.ndarray:
+        is_small = value.nbytes < _LARGE or value.dtype.kind not in "biufc"
+        return value.copy() if is_small else _as_tensor(value)
+    if isinstance(value, bytearray):
+        return bytes(value)
+    # A variable is passed as itself; a tensor, a number and a range of positions never change.
+    is_constant = tf.is_tensor(value) or isinstance(value, tf.Variable | np.generic | PositionRange)
+    is_array = isinstance(value, memoryview | array.array) or hasattr(value, "__array__")
+    if is_constant or hasattr(value, "__tf_tensor__") or not is_array:
+        return value
+    # Arrays of other libraries, too.
+    return np.array(np.asanyarray(value), subok=True)
+
+
+def _as_tensor(value: Any) -> tf.Tensor:
+    """Copies an array into the tensor that a call needs, on the client; the call need not copy it once more."""
+    with tf.device(None), tf.device("/device:CPU:0"):
+        return tf.constant(value)
 
 
 def followers_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Callable[[Future], object]]:
