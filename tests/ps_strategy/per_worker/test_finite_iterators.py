@@ -5,6 +5,7 @@ import gc
 import weakref
 from collections import Counter
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -57,6 +58,28 @@ def test_a_loop_until_the_end_visits_every_example_once_in_each_epoch(strategy, 
         futures = schedule_all(strategy, iter(dataset))
         strategy.join(TIMEOUT)
         assert visited(futures) == dict.fromkeys(range(EXAMPLES), 1)
+
+
+def test_variables_optimizers_and_metrics_count_each_element_once(strategy, dataset):
+    with strategy.scope():
+        count, weight = tf.Variable(0), keras.Variable(1.0)
+        optimizer, mean = keras.optimizers.SGD(), keras.metrics.Mean()
+        optimizer.build([weight])
+
+    @tf.function
+    def step(iterator):
+        number = next(iterator)
+        count.assign_add(1)
+        optimizer.apply([tf.constant(0.0)], [weight])
+        mean.update_state(1.0)
+        return number
+
+    for _ in range(3):
+        futures = schedule_all(strategy, iter(dataset), function=step)
+        strategy.join(TIMEOUT)
+        assert visited(futures) == dict.fromkeys(range(EXAMPLES), 1)
+    counted = [count.numpy(), int(optimizer.iterations), *(int(value) for value in mean.variables)]
+    assert counted == [3 * EXAMPLES] * 4
 
 
 def test_join_raises_the_end_of_data_and_says_how_to_write_the_loop(strategy, dataset):

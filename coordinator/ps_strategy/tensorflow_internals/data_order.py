@@ -1,0 +1,107 @@
+"""The order of a function's data and effects: it takes its elements of datasets before it changes anything.
+
+    x = next(iterator)              IteratorGetNext ──► AssignAdd
+    count.assign_add(1)             a control edge, although AssignAdd does not need x
+
+Program order is no order of execution: TensorFlow orders operations that use the same resource alone. At the end of
+finite data `IteratorGetNext` fails, and a function that fails so has no effect and is run where there is data left. What
+did not need the element would have been done by then, and would be done twice.
+"""
+
+import contextlib
+import functools
+import operator
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils
+
+# Under this name the order is registered with TensorFlow.
+_ORDER = "coordinator_data_before_effects"
+# What fails at the end of the data.
+_TAKES = frozenset({"IteratorGetNext", "IteratorGetNextSync"})
+
+
+@contextlib.contextmanager
+def data_before_effects() -> Iterator[None]:
+    """A scope in which functions that are traced change nothing before they have taken the elements of before."""
+    # Private: automatic control dependencies have no public hook; this one is for kinds of operations.
+    order = _Order()
+    resolvers = auto_control_deps._acd_resource_resolvers_registry
+    resolvers.register(order.add, _ORDER)
+    try:
+        yield
+    finally:
+        del resolvers._registry[_ORDER]
+
+
+class _GraphOrder:
+    """The order of one graph.
+
+    Attributes:
+      taking: the operations so far that take elements.
+      after: which of them each operation depends on, by a bit each.
+    """
+
+    def __init__(self) -> None:
+        self.taking: list[Any] = []
+        self.after: dict[str, int] = {}
+
+
+class _Order:
+    """Adds the control edges as TensorFlow adds its own, for each operation of a graph in the order of the program."""
+
+    def __init__(self) -> None:
+        self._graphs: weakref.WeakKeyDictionary[Any, _GraphOrder] = weakref.WeakKeyDictionary()
+        # Whether functions take elements, by their graphs.
+        self._takes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+    def add(self, operation: Any, reads: Any, writes: Any) -> bool:
+        """Adds the next operation of a graph; returns False, since it changes nothing of what the operation uses."""
+        order = self._graphs.get(operation.graph)
+        is_taking = operation.type in _TAKES or self._calls_what_takes(operation)
+        if order is None:
+            if not is_taking:
+                return False
+            order = self._graphs[operation.graph] = _GraphOrder()
+        before = [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+        after = functools.reduce(operator.or_, (order.after.get(other.name, 0) for other in before), 0)
+        if _has_effects(operation):
+            # Of a call TensorFlow may begin operations before it has all arguments, but not before control edges.
+            known = 0 if _functions_of(operation) else after
+            operation._add_control_inputs([each for n, each in enumerate(order.taking) if not known >> n & 1])
+            after = (1 << len(order.taking)) - 1
+        if is_taking:
+            after |= 1 << len(order.taking)
+            order.taking.append(operation)
+        if after:
+            order.after[operation.name] = after
+        return False
+
+    def _calls_what_takes(self, operation: Any) -> bool:
+        """Returns whether an operation is a call, a branch or a loop with functions that take elements."""
+        graph = operation.graph
+        names = [name for name in _functions_of(operation) if graph._is_function(name)]
+        return any(self._is_taking(graph._get_function(name).graph) for name in names)
+
+    def _is_taking(self, graph: Any) -> bool:
+        if graph not in self._takes:
+            self._takes[graph] = any(
+                inner.type in _TAKES or self._calls_what_takes(inner) for inner in graph.get_operations()
+            )
+        return self._takes[graph]
+
+
+def _functions_of(operation: Any) -> list[str]:
+    """Returns the names of the functions that an operation with effects calls."""
+    if not operation.op_def.is_stateful:
+        return []
+    values = [operation.get_attr(each.name) for each in operation.op_def.attr if each.type in ("func", "list(func)")]
+    return [each.name for value in values for each in (value if isinstance(value, list) else [value])]
+
+
+def _has_effects(operation: Any) -> bool:
+    """Returns whether an operation may change something: it is no read, and draws no random numbers alone."""
+    is_read = operation.type in auto_control_deps_utils.RESOURCE_READ_OPS
+    return auto_control_deps.op_is_stateful(operation) and not is_read and operation.type not in _TAKES

@@ -1,0 +1,178 @@
+"""Tests that a function takes its elements of datasets before it changes anything, however it is written.
+
+The datasets end only when a test lets them; what a function could do without the element is done by then.
+"""
+
+import concurrent.futures
+import threading
+
+import keras
+import pytest
+import tensorflow as tf
+
+from coordinator.ps_strategy.tensorflow_internals.data_order import data_before_effects
+from tests.deadline import LIMIT
+
+
+@pytest.fixture(autouse=True)
+def in_order():
+    with data_before_effects():
+        yield
+
+
+class Data:
+    """A dataset of some elements, which ends when it is told."""
+
+    def __init__(self, size=0):
+        self._asked, self._may_end = threading.Event(), threading.Event()
+        self._size = size
+        self.iterator = iter(
+            tf.data.Dataset.from_generator(self._elements, output_signature=tf.TensorSpec([], tf.int64))
+        )
+
+    def _elements(self):
+        yield from range(self._size)
+        self._asked.set()
+        assert self._may_end.wait(LIMIT)
+
+    def end_during(self, call):
+        """Calls a function that takes elements until there are none; returns once it has failed."""
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            running = thread.submit(call)
+            assert self._asked.wait(LIMIT)
+            assert BUSY.wait(LIMIT)
+            self._may_end.set()
+            with pytest.raises(tf.errors.OutOfRangeError):
+                running.result(LIMIT)
+
+
+BUSY = threading.Event()
+
+
+def busy():
+    """Adds an operation without effects, which shows that the function runs what needs no element."""
+
+    def run():
+        BUSY.set()
+        return 0
+
+    return tf.numpy_function(run, [], tf.int64, stateful=False)
+
+
+@pytest.fixture(autouse=True)
+def not_busy():
+    BUSY.clear()
+
+
+def directly(change, take):
+    take()
+    change()
+
+
+def in_called_functions(change, take):
+    tf.function(take)()
+    tf.function(change)()
+
+
+def in_one_called_function(change, take):
+    tf.function(lambda: directly(change, take))()
+
+
+def in_a_function_that_gets_the_element(change, take):
+    tf.function(lambda _: change())(take())
+
+
+def in_branches(change, take):
+    now = tf.timestamp() > 0.0
+    tf.cond(now, take, lambda: tf.constant(0, tf.int64))
+    tf.cond(now, lambda: (change(), 0)[1], lambda: 0)
+
+
+def in_loops(change, take):
+    tf.while_loop(lambda n: n < 1, lambda n: (take(), n + 1)[1], [0])
+    tf.while_loop(lambda n: n < 1, lambda n: (change(), n + 1)[1], [0])
+
+
+def in_a_function_of_a_function(change, take):
+    tf.function(lambda: tf.function(take)())()
+    tf.function(lambda: tf.function(change)())()
+
+
+FORMS = [directly, in_called_functions, in_one_called_function, in_a_function_that_gets_the_element, in_branches,
+         in_loops, in_a_function_of_a_function]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.replace("_", " "))
+def test_what_does_not_need_an_element_is_not_done_if_there_is_none(form):
+    data, count = Data(), tf.Variable(0)
+
+    @tf.function(autograph=False)
+    def step(iterator):
+        form(lambda: count.assign_add(1), lambda: next(iterator))
+        return busy()
+
+    data.end_during(lambda: step(data.iterator))
+    assert count.numpy() == 0
+
+
+def test_what_follows_two_elements_waits_for_both():
+    first, second, count = Data(1), Data(), tf.Variable(0)
+
+    @tf.function
+    def step(one, other):
+        element = next(one)
+        next(other)
+        # It needs the element that there is.
+        count.assign_add(tf.cast(element, tf.int32) + 1)
+        return busy()
+
+    second.end_during(lambda: step(first.iterator, second.iterator))
+    assert count.numpy() == 0
+
+
+def test_metrics_and_optimizers_count_no_step_without_data():
+    data, mean, optimizer = Data(), keras.metrics.Mean(), keras.optimizers.Adam()
+    weight = keras.Variable(1.0)
+    optimizer.build([weight])
+
+    @tf.function
+    def step(iterator):
+        element = tf.cast(next(iterator), tf.float32)
+        optimizer.apply([element], [weight])
+        mean.update_state(1.0)
+        return busy()
+
+    data.end_during(lambda: step(data.iterator))
+    assert int(optimizer.iterations) == 0
+    assert [float(value) for value in mean.variables] == [0.0, 0.0]
+
+
+def control_inputs(function, *arguments):
+    """Returns how many control inputs the operations have that change variables."""
+    graph = function.get_concrete_function(*arguments).graph
+    return [len(each.control_inputs) for each in graph.get_operations() if each.type.startswith("AssignAdd")]
+
+
+def test_what_needs_the_element_anyway_gets_no_control_edge():
+    data, total, count = Data(), tf.Variable(0, dtype=tf.int64), tf.Variable(0)
+
+    @tf.function
+    def step(iterator):
+        total.assign_add(2 * next(iterator))
+        count.assign_add(1)
+
+    assert control_inputs(step, data.iterator) == [0, 1]
+
+
+def test_reads_and_random_numbers_do_not_wait_for_the_element():
+    data, value = Data(), tf.Variable(3.0)
+
+    @tf.function
+    def step(iterator):
+        element = next(iterator)
+        return value + tf.random.uniform([]), element
+
+    graph = step.get_concrete_function(data.iterator).graph
+    waiting = [each.type for each in graph.get_operations() if each.control_inputs]
+    # What the function returns waits for its effects.
+    assert set(waiting) <= {"Identity", "NoOp"}
