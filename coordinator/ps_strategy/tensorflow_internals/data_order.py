@@ -4,8 +4,8 @@
     count.assign_add(1)             a control edge, although AssignAdd does not need x
 
 Program order is no order of execution: TensorFlow orders operations that use the same resource alone. At the end of
-finite data `IteratorGetNext` fails, and a function that fails so has no effect and is run where there is data left. What
-did not need the element would have been done by then, and would be done twice.
+finite data `IteratorGetNext` fails. A function that fails so is to have no effect, since it is run where there is data
+left. What did not need the element would have been done by then, and would be done twice.
 """
 
 import contextlib
