@@ -223,6 +223,14 @@ class Future(concurrent.futures.Future[Any]):
         return f"<Future of closure {self._number} ({self._name}): {outcome}>"
 
 
+class UncountedFuture(Future):
+    """The future of a closure that no count has: what the library does for itself when it likes."""
+
+    runs: ClassVar = 0
+
+    __slots__ = ()
+
+
 def _call_back(fn: Callable[[concurrent.futures.Future[Any]], object], future: concurrent.futures.Future[Any]) -> None:
     """Calls `fn` so that a `sys.exit()` in it cannot end the worker's thread; nor can `KeyboardInterrupt`.
 

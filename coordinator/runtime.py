@@ -14,7 +14,7 @@ import enum
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from coordinator.build_turns import BuildTurns
+from coordinator.builds import Builds
 from coordinator.errors import ParameterServerLost
 
 
@@ -91,8 +91,8 @@ class Runtime(Protocol):
     """Runs work on numbered workers."""
 
     @property
-    def turns(self) -> BuildTurns:
-        """Which workers may run a function for the first time now."""
+    def builds(self) -> Builds:
+        """What is built in the background."""
 
     def bind_thread(self, worker: int) -> None:
         """Prepares the calling thread to run work on `worker`; called once at the thread's start."""
@@ -109,6 +109,23 @@ class Runtime(Protocol):
 
     def most_fused(self, worker: int, work: Any) -> int:
         """Returns how many works of the fusion key of `work` may run on `worker` in one call; 0 or 1 for none."""
+
+    def ready(self, worker: int, work: Any) -> Mapping[int, float] | None:
+        """Returns how many works like `work` may run on `worker` in one call without being built first.
+
+        Returns:
+          The numbers above 1, with the seconds that it has taken to build and prepare each; None for any number.
+        """
+
+    def prepare(self, worker: int, work: Any, like: Any, count: int) -> None:
+        """Has a call of `count` works built and prepared, in the background; `ready` then has the number.
+
+        Args:
+          worker: on which it is to run.
+          work: the first of them.
+          like: another one of the same fusion key, or the same again.
+          count: how many.
+        """
 
     def run_fused(self, worker: int, works: Sequence[Any], cancellation: Cancellation) -> Sequence[Any]:
         """Runs works of one fusion key in one call, each after the one before has ended; returns their results.

@@ -7,7 +7,7 @@
 Guarantees:
 - A call never waits for closures that are not there yet.
 - No worker takes more than a fair share of what waits, so that workers stay balanced.
-- While a worker makes a call of a new size, which takes long to build, the others make those that they know.
+- No worker builds a call with closures in hand: it makes calls of the sizes that are ready, and asks for others.
 - A closure that was tried before runs alone. So a closure that kills its worker, or raises an error, is distinguished
   from those that ran in the same call.
 
@@ -15,7 +15,7 @@ Of a closure of many runs a worker makes as many as are worth one call, likewise
 """
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from coordinator.fusing.fusion_size import FusionSizeModel
@@ -55,11 +55,9 @@ class FusedDispatch:
         self._function: Hashable | None = None
         # How many closures, or runs of one closure, the call has that was gathered last.
         self._count = 1
-        # Whether the worker may make a call of a size that it did not make before.
-        self._has_turn = False
 
     def reset(self) -> None:
-        """Has each size of a call built again, since the worker is another process now."""
+        """Notes that the worker is another process now."""
         self._model.restart()
 
     def gather(self, attempt: Attempt) -> list[Attempt]:
@@ -72,14 +70,20 @@ class FusedDispatch:
         most = min(most, self._limit or _MAX_CLOSURES)
         if most < 2:
             return [attempt]
-        function = self._function
+        function, ready = self._function, self._ready(attempt)
         waiting = 1 + self._queue.workers.waiting_with(attempt.closure)
-        limit = self._model.steps(function, min(_share(waiting, self._live_workers()), most), self._take_turn)
+        share = min(_share(waiting, self._live_workers()), most)
+        limit = self._model.steps(function, share, ready)
+        wanted = self._model.wanted(function, share)
+        if ready is not None and wanted > limit:
+            like = self._queue.workers.work_like(attempt.closure)
+            if like is not None:
+                self._runtime.prepare(self._worker, attempt.work, like, wanted)
         if limit == 1:
             return [attempt]
-        # The queue's lock is held meanwhile: no turn is taken then.
+        # The queue's lock is held meanwhile.
         attempts = self._queue.take_batch(
-            attempt, limit, lambda available: self._model.steps(function, available, lambda: self._has_turn)
+            attempt, limit, lambda available: self._model.steps(function, available, ready)
         )
         self._count = len(attempts)
         return attempts
@@ -87,28 +91,39 @@ class FusedDispatch:
     def _gather_runs(self, attempt: Attempt, most: int) -> None:
         """Decides how many runs of a closure of many are made in the call, and leaves the others to all workers."""
         function, workers = self._function, self._live_workers()
+        if function is None:
+            self._count = self._queue.runs.begin(attempt, lambda _: 1)
+            return
+        ready = self._ready(attempt)
 
-        def choose(available: int, may_build: Callable[[], bool] = lambda: self._has_turn) -> int:
-            if function is None:
-                return 1
+        def possible(available: int) -> int:
             share = available if attempt.closure.target is not None else _share(available, workers)
-            possible = min(share + self._model.beyond_share(function), available, most)
-            return self._model.steps(function, possible, may_build)
+            return min(share + self._model.beyond_share(function), available, most)
 
-        choose(self._queue.runs.available(attempt), self._take_turn)
-        self._count = self._queue.runs.begin(attempt, choose)
+        wanted = self._model.wanted(function, possible(self._queue.runs.available(attempt)))
+        if ready is not None and wanted > 1 and wanted not in ready:
+            self._runtime.prepare(self._worker, attempt.work, attempt.work, wanted)
+        self._count = self._queue.runs.begin(
+            attempt, lambda available: self._model.steps(function, possible(available), ready)
+        )
+
+    def _ready(self, attempt: Attempt) -> Mapping[int, float] | None:
+        """Returns the sizes that are ready, None for all: a size that the user has set is built when it is needed."""
+        if self._limit is not None:
+            return None
+        ready = self._runtime.ready(self._worker, attempt.work)
+        if ready is not None:
+            self._model.note_ready(self._function, ready)
+        return ready
 
     def run(self, attempts: Sequence[Attempt]) -> Sequence[Any]:
         """Runs the attempts that were gathered last; returns their results. Raises what the runtime raises."""
-        try:
-            first, count = attempts[0], self._count
-            start = self._record_start(first, count)
-            results = self._run_gathered(attempts, count)
-            if self._function is not None:
-                self._model.record(self._function, count, time.monotonic() - start)
-            return results
-        finally:
-            self._give_turn_back()
+        first, count = attempts[0], self._count
+        start = self._record_start(first, count)
+        results = self._run_gathered(attempts, count)
+        if self._function is not None:
+            self._model.record(self._function, count, time.monotonic() - start)
+        return results
 
     def _run_gathered(self, attempts: Sequence[Attempt], count: int) -> Sequence[Any]:
         first = attempts[0]
@@ -125,15 +140,6 @@ class FusedDispatch:
         most = 1 if key is None or not self._is_allowed else self._runtime.most_fused(self._worker, attempt.work)
         self._function = key.function if key is not None and most > 1 else None
         return most
-
-    def _take_turn(self) -> bool:
-        self._has_turn = self._has_turn or self._runtime.turns.take(self._worker)
-        return self._has_turn
-
-    def _give_turn_back(self) -> None:
-        if self._has_turn:
-            self._has_turn = False
-            self._runtime.turns.give_back(self._worker)
 
     def _record_start(self, first: Attempt, count: int) -> float:
         """Records that a call of `count` runs starts; returns when, in seconds of the `time.monotonic` clock."""

@@ -4,20 +4,20 @@ A call of k steps takes a + k * b seconds: a to bring it to the worker and its e
 learned from the calls of one step and of k. As many steps are wanted as make a small beside k * b, but no more than
 keep the call short.
 
-A call of a new number of steps is built (traced, sent to the worker, prepared there) when it first runs, which takes
-about as long for each step as building the function itself. So there are few such numbers, and a larger one is first
-tried when it would already have saved a good part of its building time; training lasts longer than it has so far.
-A worker builds it only when it has its turn (`BuildTurns`), and makes the calls that it knows until then.
+A call of a new number of steps has to be built (traced, sent to the worker, prepared there), which takes about as long
+for each step as building the function itself. So there are few such numbers, and a larger one is built when it would
+already have saved a good part of its building time; training lasts longer than it has so far. It is built in the
+background (`Builds`), and the worker makes the calls that are ready until then.
 
-Guarantee: with `limit=None`, calls are fused only when measurements say that it pays; with a limit, up to that many
-steps are always fused. A function that failed in a call of several steps runs alone afterwards, since all of that call
-had to be run again.
+Guarantee: with `limit=None`, calls are fused only when measurements say that it pays, and only in numbers that are
+ready on the worker; with a limit, up to that many steps are always fused. A function that failed in a call of several
+steps runs alone afterwards, since all of that call had to be run again.
 """
 
 import dataclasses
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Mapping
 
 # The overhead of a call may take this part of its time.
 _OVERHEAD = 0.025
@@ -51,23 +51,36 @@ class FusionSizeModel:
     def restart(self) -> None:
         """Notes that the worker is another process now, in which no function was run; the times are kept."""
         for cost in self._costs.values():
-            cost.built = []
+            cost.has_begun = False
 
-    def steps(self, function: Hashable, available: int, may_build: Callable[[], bool] = lambda: True) -> int:
+    def steps(self, function: Hashable, available: int, ready: Mapping[int, float] | None = None) -> int:
         """Returns how many steps the next call is to have, at least one.
 
         Args:
           function: what the steps run.
           available: the number of steps that there are.
-          may_build: called before a number of steps is returned that was not run on the worker before; returns whether
-            it may be.
+          ready: the numbers above 1 that were built, with the seconds that it took; None for any number.
         """
+        wanted = self.wanted(function, available)
+        if ready is None or wanted in ready:
+            return wanted
+        return max((each for each in ready if each <= wanted), default=1)
+
+    def wanted(self, function: Hashable, available: int) -> int:
+        """Returns how many steps the next call is to have if any number of steps is ready."""
         cost = self._costs.get(function)
         if available < 2 or (cost is not None and cost.runs_alone):
             return 1
         if self._limit is not None:
             return self._limit if self._limit <= available else min(1 << (available.bit_length() - 1), self._limit)
-        return 1 if cost is None else cost.steps(available, may_build)
+        return 1 if cost is None else cost.wanted(available)
+
+    def note_ready(self, function: Hashable, ready: Mapping[int, float]) -> None:
+        """Notes how long it took to build what is ready."""
+        cost = self._costs.get(function)
+        if cost is not None and ready:
+            largest = max(ready)
+            cost.building = ready[largest] / largest or cost.building
 
     def beyond_share(self, function: Hashable) -> int:
         """Returns how many steps more than its share a worker may make in a call, in the time that another call takes.
@@ -100,8 +113,9 @@ class _FunctionCost:
     Attributes:
       runs_alone: whether it is never to run with others.
       known: the sizes that were run at least once, smallest first.
-      built: those that were run in the present process of the worker.
-      average: the moving average of the seconds of a call, by its size, without the first call, which builds it.
+      has_begun: whether the function was run in the present process of the worker.
+      average: the moving average of the seconds of a call, by its size, without the first call of the function in a
+        process of the worker, which prepares it.
       latest: the last size above one that was run; 1 before there was one.
       calls: the number of calls.
       building: the seconds that building one more step takes.
@@ -110,23 +124,17 @@ class _FunctionCost:
 
     runs_alone: bool = False
     known: list[int] = dataclasses.field(default_factory=list)
-    built: list[int] = dataclasses.field(default_factory=list)
+    has_begun: bool = False
     average: dict[int, float] = dataclasses.field(default_factory=dict)
     latest: int = 1
     calls: int = 0
     building: float = 0.0
     wasted: float = 0.0
 
-    def steps(self, available: int, may_build: Callable[[], bool]) -> int:
-        if 1 not in self.average or not self.built:
-            return 1
-        size = self._choice(available)
-        if size in self.built or may_build():
-            return size
-        return max((each for each in self.built if each <= size), default=1)
-
-    def _choice(self, available: int) -> int:
+    def wanted(self, available: int) -> int:
         """Returns the size of the next call, whether it has been built or not."""
+        if 1 not in self.average or not self.has_begun:
+            return 1
         wanted = self._wanted()
         if self.latest > 1 and self.calls % _CALLS_PER_CHECK == 0:
             wanted = 1 if wanted > 1 else self.latest
@@ -143,13 +151,13 @@ class _FunctionCost:
         self.calls += 1
         if steps > 1:
             self.latest = steps
-        if steps not in self.built:
-            self.built = sorted([*self.built, steps])
-            if steps not in self.known:
-                # The first call of one step mostly waits for connections between servers: count half of it.
-                self.building = seconds / steps if self.known else seconds / 2
-                self.known = sorted([*self.known, steps])
-                self.wasted = 0.0
+        if steps not in self.known:
+            self.known = sorted([*self.known, steps])
+            self.wasted = 0.0
+        if not self.has_begun:
+            self.has_begun = True
+            # It mostly waits for connections between servers: count half of it.
+            self.building = self.building or seconds / steps / 2
             return
         average = self.average.get(steps, seconds)
         self.average[steps] = average + _WEIGHT * (min(seconds, _OUTLIER * average) - average)

@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from coordinator.queueing.closure import Attempt, Closure, ClosureState, ErrorScope
 from coordinator.queueing.effects import Effects
@@ -170,6 +171,13 @@ class QueueWorkers:
     def waiting_with(self, closure: Closure) -> int:
         """Returns how many closures wait where a running one for all workers did; some may have been cancelled."""
         return len(self._state.waiting.queue_with(closure))
+
+    def work_like(self, closure: Closure) -> Any:
+        """Returns the work of the next closure, if it has the fusion key of a running one that was for all workers."""
+        with self._lock:
+            others = (each for each in self._state.waiting.queue_with(closure) if each.is_queued)
+            found = next(others, None)
+            return found.work if found is not None and found.fusion_key == closure.fusion_key else None
 
     def idle(self) -> list[int]:
         """Returns the workers that wait in `take`, longest first."""

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from coordinator.build_turns import BuildTurns
+from coordinator.builds import Builds
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost, TaskLost, WorkerLost
 from coordinator.runtime import Cancellation, Failure, FailureKind, FiniteInput
 
@@ -61,14 +61,18 @@ class FakeRuntime:
 
     Attributes:
       is_closed: whether `close` was called.
-      turns: which workers may run a function for the first time.
+      builds: what is built in the background.
+      prepared: the sizes that are ready on each worker; None for all.
+      requested: the worker and the size of each request to prepare one.
       fused_calls: the worker and the number of works of each fused call.
     """
 
     def __init__(self, workers: int = 2) -> None:
         self._addresses = {index: f"worker{index}:2222" for index in range(workers)}
         self.is_closed = False
-        self.turns = BuildTurns()
+        self.builds = Builds()
+        self.prepared: dict[int, set[int]] | None = None
+        self.requested: list[tuple[int, int]] = []
         self.fused_calls: list[tuple[int, int]] = []
         self.changed = threading.Condition()
         self._threads: dict[int, threading.Thread] = {}
@@ -196,6 +200,14 @@ class FakeRuntime:
     def most_fused(self, worker: int, work: Callable[[int], Any]) -> int:
         """Returns what the work says in a method of the same name; without one, any number may."""
         return work.most_fused(worker) if hasattr(work, "most_fused") else sys.maxsize
+
+    def ready(self, worker: int, work: Callable[[int], Any]) -> Mapping[int, float] | None:  # noqa: ARG002
+        """Returns the sizes in `prepared`, each of which took no time."""
+        return None if self.prepared is None else dict.fromkeys(self.prepared.get(worker, ()), 0.0)
+
+    def prepare(self, worker: int, work: Callable[[int], Any], like: Callable[[int], Any], count: int) -> None:  # noqa: ARG002
+        """Notes the request."""
+        self.requested.append((worker, count))
 
     def run_fused(
         self, worker: int, works: Sequence[Callable[[int], Any]], cancellation: Cancellation

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from coordinator.background_thread import BackgroundThread
+from coordinator.builds import Builds
 from coordinator.options import Options
 from coordinator.queueing.closure import Attempt
 from coordinator.queueing.closure_queue import ClosureQueue
@@ -93,6 +94,30 @@ class StragglerWatch(QueueThread):
             following = self._queue.workers.requeue_overdue()
             if following is not None:
                 self._wake_at(following)
+
+
+class BuildThread(QueueThread):
+    """Builds what workers have requested, one after the other.
+
+    Args:
+      builds: has the requests.
+      queue: of the cluster.
+    """
+
+    def __init__(self, builds: Builds, queue: ClosureQueue) -> None:
+        super().__init__("coordinator-build", self._build, queue)
+        self._builds = builds
+
+    def stop(self) -> None:
+        """Asks the thread to end."""
+        super().stop()
+        self._builds.end()
+
+    def _build(self) -> None:
+        while (build := self._builds.next()) is not None and not self.stopping.is_set():
+            build()
+            # What it refers to is not kept until the next request.
+            del build
 
 
 class LinkWatch(QueueThread):

@@ -20,7 +20,7 @@ from coordinator.queueing.interrupts import uninterrupted
 from coordinator.runtime import Runtime, Servers
 from coordinator.setting_checks import check_integer
 from coordinator.statistics import ClusterStatistics
-from coordinator.workers.background_threads import IdleWatch, LinkWatch, StragglerWatch
+from coordinator.workers.background_threads import BuildThread, IdleWatch, LinkWatch, StragglerWatch
 from coordinator.workers.recovery_loop import RecoveryLoop
 from coordinator.workers.worker import Worker, WorkerState
 
@@ -59,6 +59,7 @@ class Cluster:
             self._stragglers,
             IdleWatch(servers, queue, options.heartbeat_interval),
             links,
+            BuildThread(runtime.builds, queue),
         ]
         # Held while workers are added, moved and removed, and never together with the queue's.
         self._lock = threading.Lock()
@@ -295,5 +296,5 @@ class Cluster:
     def _set_workers(self, workers: dict[int, Worker]) -> None:
         # Replaced as a whole, so that both may be read without a lock.
         self._workers = workers
-        self._runtime.turns.workers = len(workers)
+        self._runtime.builds.workers = len(workers)
         self.threads = frozenset(worker.thread for worker in workers.values())

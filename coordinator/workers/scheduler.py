@@ -10,19 +10,22 @@ workers may come and go meanwhile; `close` ends its threads, or logs those whose
 """
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
 import threading
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coordinator.errors import ClosureInputError
+from coordinator.builds import Preparation
+from coordinator.errors import ClosureInputError, StrategyClosedError
 from coordinator.events.json_log import log_event
 from coordinator.events.listeners import Listeners
 from coordinator.events.trace import Trace
-from coordinator.future import Future
+from coordinator.future import Future, UncountedFuture
 from coordinator.options import Options
 from coordinator.queueing.closure import Closure, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
@@ -74,6 +77,8 @@ class Scheduler:
         if options.log_format == "json":
             self.listeners.on_event(log_event)
         self._closed = False
+        # A method would keep the scheduler alive as long as the runtime.
+        runtime.builds.schedule = functools.partial(_schedule_preparation, weakref.ref(self))
         self.recovery.start()
         self.cluster.start()
 
@@ -149,10 +154,17 @@ class Scheduler:
             self.cluster.fail_orphaned(worker)
         return future
 
-    def schedule_internal(self, worker: int, work: Any, name: str) -> Future:
-        """Queues the library's own `work` for one worker, before all else; `join` and `done` ignore it."""
+    def schedule_internal(self, worker: int, work: Any, name: str, *, is_counted: bool = True) -> Future:
+        """Queues the library's own `work` for one worker, before all else; `join` and `done` ignore it.
+
+        Args:
+          worker: the worker's index.
+          work: what the runtime runs.
+          name: for messages.
+          is_counted: whether the statistics count it. What they do not count is not tried again.
+        """
         number = next(self._numbers)
-        future = Future(name, number)
+        future = Future(name, number) if is_counted else UncountedFuture(name, number)
         closure = Closure(work, name, number, future, target=worker, is_internal=True)
         future.on_cancel = types.MethodType(self._cancel, closure)
         self.queue.put(closure)
@@ -276,3 +288,13 @@ class Scheduler:
         if separation := self.cluster.links.separation:
             found += f" {separation}."
         _logger.warning("%s%s Cluster: %s", text, found, self.cluster.statistics())
+
+
+def _schedule_preparation(scheduler: "weakref.ref[Scheduler]", preparation: Preparation) -> Future | None:
+    """Queues a preparation; returns None if the strategy is closed or the worker was removed."""
+    present = scheduler()
+    if present is None or present.queue.is_stopped:
+        return None
+    with contextlib.suppress(StrategyClosedError):
+        return present.schedule_internal(preparation.worker, preparation.work, preparation.name, is_counted=False)
+    return None

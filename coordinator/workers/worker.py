@@ -235,7 +235,7 @@ class Worker(QueueThread):
             # What refused the call needs a moment; retries at once would all fail.
             self.stopping.wait(self._options.reconnect_interval)
             failure = self._blamed_on_links(failure)
-        if sum(attempt.closure.runs for attempt in attempts) == 1:
+        if sum(attempt.closure.runs for attempt in attempts) <= 1:
             self._settle_failed_attempt(attempts[0], failure, may_recover)
         else:
             self._settle_failed_call(attempts, failure, may_recover)
@@ -281,12 +281,14 @@ class Worker(QueueThread):
         def may_go_elsewhere() -> bool:
             return self._queue.workers.await_another(closure)
 
-        if may_retry(failure, count, self._options, may_recover=may_recover, may_go_elsewhere=may_go_elsewhere):
+        if closure.runs and may_retry(
+            failure, count, self._options, may_recover=may_recover, may_go_elsewhere=may_go_elsewhere
+        ):
             where = " on another worker, none of which may be there now" if closure.needs_another else ""
             _logger.info("%s failed on %s and is run again%s: %s", closure, self.device, where, summary(failure))
             self._queue.requeue(attempt, failure.kind.value)
         else:
-            if failure.kind is FailureKind.WORKER_LOST:
+            if failure.kind is FailureKind.WORKER_LOST and closure.runs:
                 self._record("function_quarantined", closure.name, detail=closure.history())
             scope = error_scope(failure.kind, self._options)
             self._queue.fail(attempt, final_error(failure, attempt, self.device), scope)
@@ -335,6 +337,7 @@ class Worker(QueueThread):
         text = ("%s is not connected after" if is_new else "%s has been lost for") + " %.0f s; still trying. (%s)"
         while not self.stopping.is_set() and not self._reconnect():
             now = time.monotonic()
+            self._cancel_preparations()
             self._fail_waiting_closures(now - lost_at)
             if now - reported_at >= self._options.stall_report_interval:
                 reported_at = now
@@ -352,6 +355,12 @@ class Worker(QueueThread):
         if not self._events.live_workers():
             text = "%s was lost; no worker is left, and functions wait until one returns. Start one again. (%s)"
         _logger.warning(text, self.device, cause)
+
+    def _cancel_preparations(self) -> None:
+        """Cancels what was to be prepared on the worker, for which other workers would wait with their own."""
+        for closure in self._queue.workers.waiting_for(self.index):
+            if not closure.runs:
+                self._queue.cancel(closure)
 
     def _fail_waiting_closures(self, lost_for: float) -> None:
         """Fails the closures that only this worker can run and that have waited too long for its return."""

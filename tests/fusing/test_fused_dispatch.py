@@ -74,7 +74,7 @@ def test_short_steps_are_fused_by_default(runtime: FakeRuntime) -> None:
 
 
 def test_many_runs_may_be_in_a_larger_call_than_closures(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FusionSizeModel, "steps", lambda model, function, available, may_build: available)
+    monkeypatch.setattr(FusionSizeModel, "steps", lambda model, function, available, ready: available)
     with running_scheduler(runtime) as scheduler:
         gate = behind_a_gate(scheduler, runtime)
         futures = schedule(scheduler, [index_of] * 200)
@@ -86,25 +86,45 @@ def test_many_runs_may_be_in_a_larger_call_than_closures(runtime: FakeRuntime, m
     assert runtime.fused_calls[-1] == (0, 200)
 
 
-def test_a_worker_makes_a_larger_call_only_when_it_has_its_turn(runtime: FakeRuntime) -> None:
+def test_a_worker_asks_for_a_larger_call_and_makes_it_once_it_is_ready(runtime: FakeRuntime) -> None:
+    runtime.prepared = {}
     with running_scheduler(runtime) as scheduler:
 
-        def run_many() -> None:
+        def run_many(**settings: Any) -> None:
             gate = behind_a_gate(scheduler, runtime)
-            futures = schedule(scheduler, [lambda _: None] * 64)
+            if settings:
+                futures = [scheduler.schedule(index_of, "step", fusion_key=SAME_KEY, **settings)]
+            else:
+                futures = schedule(scheduler, [index_of] * 64)
             gate.open()
             results(futures)
 
-        assert runtime.turns.take(1)
-        for _ in range(5):
+        while not runtime.requested:
             run_many()
+        assert set(runtime.requested) == {(0, 4)}
         assert not runtime.fused_calls
-        runtime.turns.give_back(1)
-        while not runtime.fused_calls:
+        runtime.prepared = {0: {4}}
+        run_many()
+        assert set(runtime.fused_calls) == {(0, 4)}
+        # Of many runs of one closure too.
+        runtime.fused_calls.clear()
+        run_many(steps=64)
+        assert set(runtime.fused_calls) == {(0, 4)}
+        # The next size is asked for when it would pay.
+        while set(runtime.requested) == {(0, 4)}:
             run_many()
-        scheduler.join(LIMIT)
-        # The turn has ended with the call.
-        assert runtime.turns.take(1)
+        assert (0, 16) in runtime.requested
+
+
+def test_nothing_is_asked_for_if_the_size_is_set(runtime: FakeRuntime) -> None:
+    runtime.prepared = {}
+    with running_scheduler(runtime, FOUR) as scheduler:
+        gate = behind_a_gate(scheduler, runtime)
+        futures = schedule(scheduler, [index_of] * 8)
+        gate.open()
+        results(futures)
+    assert runtime.fused_calls == [(0, 4), (0, 4)]
+    assert runtime.requested == []
 
 
 def test_no_worker_takes_more_than_its_share_of_the_waiting_closures() -> None:

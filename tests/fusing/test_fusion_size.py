@@ -99,21 +99,35 @@ def test_measurements_of_unused_functions_are_dropped() -> None:
     assert model.steps("first", ENOUGH) == 4
 
 
-def test_a_new_size_is_run_only_when_it_may_be_built() -> None:
+def test_a_size_is_run_only_when_it_is_ready() -> None:
     model = FusionSizeModel(None)
     for _ in range(100):
-        assert model.steps("step", ENOUGH, lambda: False) == 1
+        assert model.steps("step", ENOUGH, {}) == 1
         model.record("step", 1, 1e-3)
-    assert train(model, 1e-3, 1e-6, 1) == [4]
-    assert model.steps("step", ENOUGH, lambda: False) == 4
+    assert model.wanted("step", ENOUGH) == 4
+    assert model.steps("step", ENOUGH, {4: 0.1}) == 4
+    # Of what is ready the largest that is not larger than wanted.
+    assert model.steps("step", ENOUGH, {2: 0.1, 3: 0.1, 16: 0.1}) == 3
+    assert model.steps("step", 2, {4: 0.1}) == 1
 
 
-def test_a_restarted_worker_builds_what_is_known_at_once() -> None:
+def test_a_larger_size_is_wanted_once_it_would_have_saved_what_the_last_one_cost() -> None:
+    quick, slow = FusionSizeModel(None), FusionSizeModel(None)
+    for model, seconds in ((quick, 0.001), (slow, 1000.0)):
+        train(model, 1e-3, 1e-6, 2)
+        for _ in range(200):
+            model.record("step", model.steps("step", ENOUGH, {4: seconds}), 1e-3)
+            model.note_ready("step", {4: seconds})
+    assert quick.wanted("step", ENOUGH) == 16
+    assert slow.wanted("step", ENOUGH) == 4
+
+
+def test_a_restarted_worker_wants_what_is_known_after_its_first_call() -> None:
     model = FusionSizeModel(None)
     train(model, 1e-3, 1e-6, 1000)
     model.restart()
     assert train(model, 1e-3, 1e-6, 2, tracing=1.0) == [1, 256]
-    # The first call of a size, which takes longer, is not counted.
+    # The first call in a process of the worker, which takes longer, is not counted.
     assert model.steps("step", ENOUGH) == 256
 
 
@@ -125,13 +139,3 @@ def test_a_worker_goes_beyond_its_share_for_as_long_as_another_call_takes() -> N
     train(model, 1e-3, 0.1, 500)
     assert model.beyond_share("step") == 0
     assert FusionSizeModel(8).beyond_share("step") == 0
-
-
-def test_a_restarted_worker_makes_the_calls_it_has_until_it_may_build_more() -> None:
-    model = FusionSizeModel(None)
-    train(model, 1e-3, 1e-6, 1000)
-    model.restart()
-    model.record("step", 1, 1e-3)
-    assert model.steps("step", ENOUGH, lambda: False) == 1
-    model.record("step", 4, 1e-3)
-    assert model.steps("step", ENOUGH, lambda: False) == 4

@@ -102,7 +102,7 @@ def test_a_server_that_does_not_know_the_question_shows_nothing(
     assert links.broken([link]) == {}
 
 
-def test_a_question_without_an_answer_is_asked_once_and_answered_when_the_link_is_whole(
+def test_an_unanswered_question_is_asked_once_and_answered_when_the_link_is_whole(
     master: Master, link: Link, links: ServerLinks
 ) -> None:
     master.gate.clear()

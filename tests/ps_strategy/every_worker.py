@@ -44,6 +44,11 @@ def scheduler_of(strategy: coordinator.ParameterServerStrategy) -> Any:
     return strategy._scheduler
 
 
+def builds_of(strategy: coordinator.ParameterServerStrategy) -> Any:
+    """Returns what the strategy builds in the background."""
+    return strategy.cluster._runtime.builds
+
+
 def has_copies_on_workers(strategy: coordinator.ParameterServerStrategy, handle: Any) -> bool:
     """Returns True if a resource has a copy on the CPU of each worker."""
     copies = per_worker_handles(strategy).resource_for(handle).copies

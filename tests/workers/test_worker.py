@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator import background_thread
+from coordinator.builds import Preparation
 from coordinator.errors import (
     ClosureCancelledError,
     ClosureQuarantined,
@@ -446,3 +447,79 @@ def test_all_futures_are_cancelled_although_the_callback_of_one_is_interrupted()
             scheduler.cancel_all()
         assert all(future.cancelled() for future in waiting)
         scheduler.join(LIMIT)
+
+
+def test_what_a_worker_prepares_is_neither_counted_nor_awaited() -> None:
+    runtime = FakeRuntime(1)
+    with running_scheduler(runtime) as scheduler:
+        gate = Gate(runtime)
+        runtime.builds.prepare(Preparation(0, gate, "prepare"))
+        gate.wait_arrived()
+        scheduler.join(LIMIT)
+        with scheduler.quiet(LIMIT):
+            pass
+        assert scheduler.cluster.statistics().running == 0
+        gate.open()
+        assert scheduler.schedule(index_of, "step").result(LIMIT) == 0
+        scheduler.join(LIMIT)
+        statistics = scheduler.cluster.statistics()
+        assert (statistics.finished, statistics.workers[0].finished) == (1, 1)
+
+
+def test_a_preparation_that_fails_or_is_lost_is_not_repeated_and_holds_up_no_other() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime) as scheduler:
+
+        def fail(worker: int) -> None:
+            raise ValueError("no")
+
+        gate, prepared = Gate(runtime), threading.Event()
+        runtime.builds.prepare(Preparation(0, fail, "prepare"))
+        runtime.builds.prepare(Preparation(0, gate, "prepare"))
+        gate.wait_arrived()
+        # It waits for a worker that is away.
+        runtime.kill(1)
+        wait_until(lambda: scheduler.cluster.workers[1].state is WorkerState.LOST)
+        runtime.builds.prepare(Preparation(1, gate, "prepare"))
+        runtime.kill(0)
+        wait_until(lambda: scheduler.cluster.workers[0].state is WorkerState.LOST)
+        runtime.restart(0)
+        runtime.restart(1)
+        gate.open()
+        runtime.builds.prepare(Preparation(0, lambda _: prepared.set(), "prepare"))
+        assert prepared.wait(LIMIT)
+        scheduler.join(LIMIT)
+        statistics = scheduler.cluster.statistics()
+        assert (statistics.finished, statistics.failed, statistics.retried, statistics.cancelled) == (0, 0, 0, 0)
+        assert "function_quarantined" not in {event.kind for event in scheduler.queue.events.since(0)[0]}
+
+
+def test_a_preparation_for_a_worker_that_is_away_holds_up_no_other() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime) as scheduler:
+        runtime.kill(1)
+        wait_until(lambda: scheduler.cluster.workers[1].state is WorkerState.LOST)
+        prepared, dropped = threading.Event(), threading.Event()
+        runtime.builds.prepare(Preparation(1, index_of, "prepare", dropped.set))
+        runtime.builds.prepare(Preparation(0, lambda _: prepared.set(), "prepare"))
+        assert dropped.wait(LIMIT)
+        assert prepared.wait(LIMIT)
+
+
+def test_a_preparation_of_a_removed_worker_is_dropped() -> None:
+    runtime = FakeRuntime(2)
+    with running_scheduler(runtime) as scheduler:
+        scheduler.cluster.remove_worker(1)
+        prepared = threading.Event()
+        runtime.builds.prepare(Preparation(1, index_of, "prepare"))
+        runtime.builds.prepare(Preparation(0, lambda _: prepared.set(), "prepare"))
+        assert prepared.wait(LIMIT)
+
+
+def test_the_builder_builds_what_is_requested_until_it_is_stopped() -> None:
+    runtime = FakeRuntime(1)
+    built = threading.Event()
+    with running_scheduler(runtime):
+        runtime.builds.request(built.set)
+        assert built.wait(LIMIT)
+    assert not [thread for thread in threading.enumerate() if thread.name == "coordinator-build"]

@@ -12,14 +12,15 @@ import dataclasses
 import functools
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from coordinator.build_turns import BuildTurns
+from coordinator.builds import Builds
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall
+from coordinator.ps_strategy.membership.cluster_change import Connection
 from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.per_worker.dataset import EndOfDataError
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
@@ -55,11 +56,13 @@ class TensorFlowRuntime:
       membership: the connections to them.
 
     Attributes:
-      turns: see `Runtime`.
+      builds: see `Runtime`.
     """
 
     def __init__(self, membership: Membership) -> None:
-        self.turns = BuildTurns()
+        self.builds = Builds()
+        # Scalars on each worker, with the number of the connection.
+        self._constants: dict[int, tuple[int, dict[bool, Any]]] = {}
         self._membership = membership
         # Holds the executor of each worker's thread: a thread whose executor is dropped falls back to the default one.
         self._of_thread = threading.local()
@@ -70,18 +73,34 @@ class TensorFlowRuntime:
 
     def run(self, worker: int, work: Callable[[WorkerContext], Any], cancellation: Any) -> Any:
         """Runs work: calls it with the worker's context; returns its result. See `Runtime.run`."""
-        device = self._membership.worker_device(worker)
         connection = self._membership.begin_attempt(worker)
         if connection is None:
-            raise tf.errors.UnavailableError(None, None, f"{device} is not connected.")
-        cpu, calling = f"{device}/device:CPU:0", f"{device}{connection.calling_device}"
-        context = WorkerContext(worker, cpu, calling, connection.number, cancellation, self.turns)
+            raise tf.errors.UnavailableError(None, None, f"{self._membership.worker_device(worker)} is not connected.")
         try:
-            return work(context)
+            return work(self._context(worker, connection, cancellation))
         except BaseException:
             # The executor keeps the error too, and would raise it again at the next call.
             self._of_thread.executor.clear_error()
             raise
+
+    def _context(self, worker: int, connection: Connection, cancellation: Any) -> WorkerContext:
+        device = self._membership.worker_device(worker)
+        known = self._constants.get(worker)
+        if known is None or known[0] != connection.number:
+            known = self._constants[worker] = connection.number, {}
+        cpu, calling = f"{device}/device:CPU:0", f"{device}{connection.calling_device}"
+        return WorkerContext(worker, cpu, calling, connection.number, cancellation, self.builds, known[1])
+
+    def ready(self, worker: int, work: ScheduledCall) -> Mapping[int, float]:
+        """Returns how many such calls may be fused on a worker without being built first, with the seconds it took."""
+        connection = self._membership.present_connection(worker)
+        return {} if connection is None else work.function.ready_sizes(worker, connection.number)
+
+    def prepare(self, worker: int, work: ScheduledCall, like: ScheduledCall, count: int) -> None:
+        """Has a fused call of some such calls built and prepared, if it is not being built already."""
+        connection = self._membership.present_connection(worker)
+        if connection is not None and not work.function.is_preparing(worker, count):
+            work.prepare(like, count, self._context(worker, connection, None))
 
     def most_fused(self, worker: int, work: ScheduledCall) -> int:
         """Returns how many scheduled calls may be fused on this worker."""

@@ -5,7 +5,9 @@ import contextlib
 import dataclasses
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
@@ -14,8 +16,9 @@ from coordinator.data.late_ranges import LateRange
 from coordinator.errors import ClosureCancelledError
 from coordinator.future import Future
 from coordinator.ps_strategy.calls.left_result import LeftResult, Repeats, on_client, wait_computed
+from coordinator.ps_strategy.calls.prepared_function import PreparedFunction
 from coordinator.ps_strategy.calls.renamed_functions import RenamedFunctions
-from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
+from coordinator.ps_strategy.fusing.graph_copies import Packing, packed_function
 from coordinator.ps_strategy.fusing.repeated_function import RepeatedFunction, may_be_fused
 from coordinator.ps_strategy.fusing.stacked_inputs import StackedInputs
 from coordinator.ps_strategy.fusing.stacked_outputs import own_memory, stacked
@@ -37,6 +40,8 @@ from coordinator.runtime import FiniteInput, FusionKey
 _BUILD_TIMEOUT = 120.0
 # The number of steps in a fused call, and which of their inputs they share.
 _FusedShape = tuple[int, tuple[bool, ...]]
+# In place of such a shape: one step with packed messages.
+_PACKED = None
 
 
 class TracedFunction:
@@ -60,7 +65,9 @@ class TracedFunction:
         self.handles = handles
         # What it captured, and what is passed for it; the first changes when parameter servers were recovered.
         self._bound = self._bind()
+        # Those that are built when they are needed, for all workers, and those that are built in the background.
         self._fused: dict[_FusedShape, concurrent.futures.Future[RepeatedFunction]] = {}
+        self._prepared: dict[_FusedShape, PreparedFunction] = {}
         self._renamed = RenamedFunctions()
         # A table of a SavedModel creates its copies itself, so it must live as long as the function; its model may not.
         self._owners = [owner_of_handle(tensor) for tensor in captured_inputs(concrete)]
@@ -93,9 +100,17 @@ class TracedFunction:
           ClosureCancelledError: the call was cancelled.
           tf.errors.OpError: it failed.
         """
-        inputs = [*self.inputs_on(context, args, kwargs or {}), *self._captures_on(context)]
-        run = functools.partial(self._run, context, inputs=inputs, stands_for=self.concrete)
-        return self._alone.call_on(context.index, context.connection_number, context.turns, run)
+        return self._call_alone(context, self.inputs_on(context, args, kwargs or {}))
+
+    def _call_alone(self, context: WorkerContext, inputs: Sequence[Any]) -> Any:
+        """Runs the function, or its copy with packed messages once that is ready on the worker."""
+        captures, packed = self._captures_on(context), self._packed
+        if packed.is_ready_on(context.index, context.connection_number, captures_of(self.concrete)):
+            given = [*inputs, *captures, context.go(True)]
+            return self._run(context, packed.built.concrete, given, stands_for=self.concrete)
+        if self._packing.count_call():
+            packed.want(context.index, context.builds, inputs, self._preparing(_PACKED))
+        return self._run(context, self.concrete, [*inputs, *captures])
 
     def inputs_on(self, context: WorkerContext, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Returns the tensors to pass to the function on a worker for these arguments, without its captures.
@@ -120,8 +135,48 @@ class TracedFunction:
         return elements_per_call(self.concrete)
 
     @functools.cached_property
-    def _alone(self) -> PackedFunction:
-        return PackedFunction(self.concrete, may_be_copied=self.may_be_fused)
+    def _packing(self) -> Packing:
+        return Packing(self.concrete, may_be_copied=self.may_be_fused)
+
+    @functools.cached_property
+    def _packed(self) -> PreparedFunction:
+        return PreparedFunction(f"the packed messages of {self.name}", functools.partial(_packed, self.concrete))
+
+    def ready_sizes(self, worker: int, connection: int) -> dict[int, float]:
+        """Returns the numbers of steps that may be fused on a worker, with the seconds that it took to build them."""
+        captures = captures_of(self.concrete)
+        return {
+            count: prepared.seconds
+            for (count, _), prepared in list(self._prepared.items())
+            if prepared.is_ready_on(worker, connection, captures)
+        }
+
+    def is_preparing(self, worker: int, count: int) -> bool:
+        """Returns whether a call of so many steps is being built or prepared on a worker."""
+        return any(known == count and each.is_wanted_on(worker) for (known, _), each in list(self._prepared.items()))
+
+    def prepare_fused(self, context: WorkerContext, inputs: StackedInputs) -> None:
+        """Has a call of several steps built in the background, and prepared on a worker.
+
+        Args:
+          context: the worker.
+          inputs: of the steps.
+        """
+        shape = inputs.length, inputs.is_shared
+        prepared = self._prepared.get(shape)
+        if prepared is None:
+            build = functools.partial(RepeatedFunction, self.concrete, *shape)
+            prepared = self._prepared.setdefault(shape, PreparedFunction(f"{self.name} ({inputs.length} steps)", build))
+        prepared.want(context.index, context.builds, inputs.values, self._preparing(shape))
+
+    def _preparing(self, shape: _FusedShape | None) -> Callable[[WorkerContext], None]:
+        """Returns the work that prepares one of the functions on a worker, without keeping it alive."""
+        return functools.partial(_prepare, weakref.ref(self), shape)
+
+    def prepare_on(self, context: WorkerContext, shape: _FusedShape | None) -> None:
+        """Prepares a call of several steps on a worker; None for one step with packed messages."""
+        prepared = self._packed if shape is None else self._prepared[shape]
+        prepared.prepare_on(context, captures_of(self.concrete), self._captures_on(context))
 
     def call_fused(self, context: WorkerContext, inputs: StackedInputs) -> list[Any]:
         """Runs the steps of a fused call on a worker, in order.
@@ -145,8 +200,36 @@ class TracedFunction:
         return structure_outputs(self.concrete, [*map(stacked, self._call_fused(context, inputs))])
 
     def _call_fused(self, context: WorkerContext, inputs: StackedInputs) -> list[Sequence[Any]]:
-        repeated = self._fused_function(inputs.length, inputs.is_shared)
-        return repeated.call_on(inputs.values, self._captures_on(context), functools.partial(self._run, context))
+        if not self._prepared:
+            repeated = self._fused_function(inputs.length, inputs.is_shared)
+        elif (ready := self._ready_for(context, inputs)) is not None:
+            repeated, inputs = ready
+        else:
+            # Other inputs are shared than in the calls so far. No function is built with closures in hand.
+            self.prepare_fused(context, inputs)
+            return self._call_one_by_one(context, inputs)
+        run = functools.partial(self._run, context)
+        return repeated.call_on(inputs.values, self._captures_on(context), context.go(True), run)
+
+    def _ready_for(
+        self, context: WorkerContext, inputs: StackedInputs
+    ) -> tuple[RepeatedFunction, StackedInputs] | None:
+        """Returns a function that is ready on a worker for some inputs, which may be stacked for it."""
+        captures = captures_of(self.concrete)
+        for (count, is_shared), prepared in list(self._prepared.items()):
+            if count != inputs.length or not prepared.is_ready_on(context.index, context.connection_number, captures):
+                continue
+            if (given := inputs.stacked_as(is_shared)) is not None:
+                return prepared.built, given
+        return None
+
+    def _call_one_by_one(self, context: WorkerContext, inputs: StackedInputs) -> list[Sequence[Any]]:
+        """Makes each step a call; returns the values of each flat output in all steps."""
+        results = []
+        for step in range(inputs.length):
+            outputs = self._call_alone(context, inputs.of_step(step))
+            results.append([value.numpy() for value in tf.nest.flatten(outputs, expand_composites=True)])
+        return [*zip(*results, strict=True)]
 
     def _fused_function(self, count: int, is_shared: tuple[bool, ...]) -> RepeatedFunction:
         """Returns one for all workers: they need it at about the same time, and building it takes seconds."""
@@ -200,6 +283,16 @@ class TracedFunction:
 
     def _resource_or_tensor(self, tensor: Any) -> Any:
         return self.handles.resource_for(tensor) or tensor
+
+
+def _prepare(function: "weakref.ref[TracedFunction]", shape: _FusedShape | None, context: WorkerContext) -> None:
+    if (present := function()) is not None:
+        present.prepare_on(context, shape)
+
+
+def _packed(concrete: Any) -> Any:
+    built = packed_function(concrete)
+    return None if built is None else SimpleNamespace(concrete=built)
 
 
 def refuse_unknown_shapes(name: str, used: Sequence[Any]) -> None:
@@ -284,6 +377,22 @@ class ScheduledCall:
             self._count_elements(context, 1)
             yield self.function.call_on(context, args, kwargs)
 
+    def prepare(self, like: "ScheduledCall", count: int, context: WorkerContext) -> None:
+        """Has a call of several calls built and prepared on a worker.
+
+        Args:
+          like: another call with its fusion key, by which it is known what calls share; itself for many runs.
+          count: how many calls.
+          context: the worker.
+        """
+        bound = self.function.inputs_on(context, self.args, self.kwargs)
+        is_shared = (True,) * len(bound) if like is self else self._stacked_inputs([self, like], context).is_shared
+        values = [
+            value if is_one else tf.TensorSpec([count, *value.shape], value.dtype)
+            for value, is_one in zip(bound, is_shared, strict=True)
+        ]
+        self.function.prepare_fused(context, StackedInputs(count, values, is_shared))
+
     def most_fused_on(self, worker: int) -> int:
         """Returns how many calls with its fusion key may run in one on `worker`; less than 2 if it runs alone.
 
@@ -301,6 +410,13 @@ class ScheduledCall:
         Returns:
           Their results, on the client.
         """
+        inputs = self._stacked_inputs(calls, context)
+        with iterators_in_use(self.iterators, context):
+            self._count_elements(context, len(calls))
+            results = self.function.call_fused(context, inputs)
+        return [tf.nest.map_structure(on_client, result) for result in results]
+
+    def _stacked_inputs(self, calls: Sequence["ScheduledCall"], context: WorkerContext) -> StackedInputs:
         leaves = [tf.nest.flatten((call.args, call.kwargs)) for call in calls]
 
         def bind(flat: Sequence[Any]) -> Sequence[Any]:
@@ -312,10 +428,7 @@ class ScheduledCall:
             inputs = StackedInputs.of_steps(
                 [call.function.inputs_on(context, call.args, call.kwargs) for call in calls]
             )
-        with iterators_in_use(self.iterators, context):
-            self._count_elements(context, len(calls))
-            results = self.function.call_fused(context, inputs)
-        return [tf.nest.map_structure(on_client, result) for result in results]
+        return inputs
 
     def run_steps(self, count: int, context: WorkerContext) -> Any:
         """Runs it `count` times in one call; returns the results on the client, stacked along a new first axis."""

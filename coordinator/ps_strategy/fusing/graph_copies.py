@@ -5,20 +5,16 @@ between the servers. Copies are ordered like the iterations of a loop in one fun
 variable, dataset or other resource run one after the other.
 """
 
-import concurrent.futures
-import logging
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from coordinator.build_turns import BuildTurns
 from coordinator.ps_strategy.fusing import hoisted_reads
+from coordinator.ps_strategy.fusing.gated_function import gated_function
 from coordinator.ps_strategy.fusing.message_packing import pack_transfers
 from coordinator.ps_strategy.tensorflow_internals.calls import captured_inputs
 from coordinator.ps_strategy.tensorflow_internals.compilation import (
-    built_function,
     called_functions,
     called_in,
     copied,
@@ -26,10 +22,6 @@ from coordinator.ps_strategy.tensorflow_internals.compilation import (
     renamed_by_content,
 )
 from coordinator.ps_strategy.tensorflow_internals.handles import copy_handle_data, is_on_parameter_server, variable_of
-
-Result = TypeVar("Result")
-
-_logger = logging.getLogger("coordinator")
 
 # Building a function with packed messages takes about as long as tracing it, and each worker has to load one more
 # function. It is worth it for functions that are called often.
@@ -122,17 +114,17 @@ class GraphCopies:
         """
         devices = {
             placeholder.op.name: self._servers[original.op.name]
-            for placeholder, original in zip(graph.inputs, self._concrete.inputs, strict=True)
+            for placeholder, original in zip(graph.inputs, self._concrete.inputs, strict=False)
             if original.op.name in self._servers
         }
         return pack_transfers(graph, devices, names)
 
 
-class PackedFunction:
-    """Replaces a function that is called often, or reads variables in loops, by a copy with packed messages.
+class Packing:
+    """Decides when a function is worth building again: if it is called often, or reads variables in loops.
 
-    The copy has the same effects and results, but draws other random numbers. It is built once, and each worker begins
-    to use it when it has its turn, see `BuildTurns`. Thread-safe.
+    The function is replaced by a copy with packed messages, which has the same effects and results, but draws other
+    random numbers. Thread-safe.
 
     Args:
       concrete: a `tf.types.experimental.ConcreteFunction`.
@@ -140,60 +132,24 @@ class PackedFunction:
     """
 
     def __init__(self, concrete: Any, *, may_be_copied: bool) -> None:
-        self._concrete = concrete
         # With one resource there are no messages to pack.
         has_loops = may_be_copied and hoisted_reads.has_loops(concrete)
         self._is_worth_it = has_loops or (may_be_copied and len(servers_of_resources(concrete)) > 1)
         self._calls_before = _CALLS_BEFORE_HOISTING if has_loops else _CALLS_BEFORE_PACKING
         # Several threads count; a few calls more or less do not matter.
         self._calls = 0
-        self._lock = threading.Lock()
-        self._packed: concurrent.futures.Future[Any] | None = None
-        # By worker, the number of the connection with which it was run there.
-        self._used_on: dict[int, int] = {}
 
-    def call_on(self, worker: int, connection: int, turns: BuildTurns, call: Callable[[Any], Result]) -> Result:
-        """Calls one of the two functions on a worker.
-
-        Args:
-          worker: its index.
-          connection: the number of the connection to it.
-          turns: say whether it may run the other function for the first time.
-          call: takes the function to call, which has the same inputs, outputs, and names of operations either way.
-
-        Returns:
-          What `call` returns.
-        """
-        if self._packed is not None and self._used_on.get(worker) == connection:
-            return call(self._packed.result())
+    def count_call(self) -> bool:
+        """Counts a call; returns whether the function is to be replaced by now."""
         self._calls += 1
-        if not self._is_worth_it or self._calls < self._calls_before or not turns.take(worker):
-            return call(self._concrete)
-        try:
-            result = call(self._built())
-            self._used_on[worker] = connection
-        finally:
-            turns.give_back(worker)
-        return result
-
-    def _built(self) -> Any:
-        with self._lock:
-            built, is_own = self._packed, self._packed is None
-            if built is None:
-                built = self._packed = concurrent.futures.Future()
-        if is_own:
-            try:
-                built.set_result(packed_function(self._concrete) or self._concrete)
-            except Exception:
-                _logger.warning(
-                    "The messages of %s could not be packed; it runs unchanged.", self._concrete, exc_info=True
-                )
-                built.set_result(self._concrete)
-        return built.result()
+        return self._is_worth_it and self._calls >= self._calls_before
 
 
 def packed_function(concrete: Any) -> Any:
-    """Builds an equal function with fewer messages and the same operation names; None if there is nothing to change."""
+    """Builds an equal function with fewer messages and the same operation names; None if there is nothing to change.
+
+    It has a gate, see `gated_function`.
+    """
     copies = GraphCopies(concrete, 1)
     messages = []
 
@@ -205,7 +161,7 @@ def packed_function(concrete: Any) -> Any:
         tf.TensorSpec(tensor.shape, tensor.dtype, _INPUT_NAME.format(number))
         for number, tensor in enumerate(concrete.inputs)
     ]
-    built = built_function(packed_body, signature, lambda graph: messages.append(copies.pack_transfers(graph)))
+    built = gated_function(packed_body, signature, lambda graph: messages.append(copies.pack_transfers(graph)))
     return built if any(messages) or copies.hoists else None
 
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from coordinator.ps_strategy.fusing.gated_function import gated_function
 from coordinator.ps_strategy.fusing.graph_copies import GraphCopies
 from coordinator.ps_strategy.fusing.message_packing import PACKED_TYPES
 from coordinator.ps_strategy.membership.cluster_definition import CLIENT_JOB
-from coordinator.ps_strategy.tensorflow_internals.compilation import built_function
 
 _NAME = "coordinator_fusing_disabled"
 
@@ -68,6 +68,7 @@ class RepeatedFunction:
         self,
         inputs: Sequence[Any],
         captures: Sequence[Any],
+        go: Any,
         run: Callable[[Any, Sequence[Any]], Sequence[Any]],
     ) -> list[Sequence[Any]]:
         """Runs all steps and copies their results to the client.
@@ -75,13 +76,14 @@ class RepeatedFunction:
         Args:
           inputs: the values of `StackedInputs`: tensors, on the client unless they are shared.
           captures: the captures, the same for all steps.
+          go: opens the gate of the function; see `gated_function`.
           run: calls a concrete function with its inputs and captures, and returns its flat outputs.
 
         Returns:
           For each flat output of the function its values in all steps: an array with the steps along its first axis,
           or a list of NumPy values if TensorFlow does not know their shape.
         """
-        fetched = [tensor.numpy() for tensor in run(self.concrete, [*inputs, *captures])]
+        fetched = [tensor.numpy() for tensor in run(self.concrete, [*inputs, *captures, go])]
         columns: list[Sequence[Any]] = [()] * len(self._shapes)
         for positions, values in zip(self._joined, fetched, strict=False):
             shapes = [self._shapes[position] for position in positions]
@@ -122,7 +124,7 @@ def _build(
         vectors = [_join([found[position] for found in outputs for position in each]) for each in joined]
         return vectors + [found[position] for found in outputs for position in single]
 
-    return built_function(repeat, signature, lambda graph: steps.pack_transfers(graph, names))
+    return gated_function(repeat, signature, lambda graph: steps.pack_transfers(graph, names))
 
 
 def _by_transfer(outputs: Sequence[Any]) -> tuple[list[list[int]], list[int]]:
@@ -147,10 +149,11 @@ def _join(values: Sequence[Any]) -> Any:
 def is_stackable(value: Any) -> bool:
     """Returns True if an input may differ from step to step: numbers or strings on the client."""
     if isinstance(value, tf.Tensor):
-        return value.dtype in _STACKED and _is_on_client(value.device)
+        return value.dtype in _STACKED and is_on_client(value.device)
     return isinstance(value, np.ndarray | np.generic | int | float | complex | str | bytes)
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_on_client(device: str) -> bool:
+def is_on_client(device: str) -> bool:
+    """Returns whether a device is the client's."""
     return bool(tf.DeviceSpec.from_string(device).job == CLIENT_JOB)

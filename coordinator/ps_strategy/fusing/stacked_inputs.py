@@ -68,6 +68,24 @@ class StackedInputs(NamedTuple):
             return None
         return cls(len(steps), [stacked.get(id(each), each) for each in inputs], is_shared)
 
+    def of_step(self, step: int) -> list[Any]:
+        """Returns the inputs of one step."""
+        return [value if is_one else value[step] for value, is_one in zip(self.values, self.is_shared, strict=True)]
+
+    def stacked_as(self, is_shared: tuple[bool, ...]) -> "StackedInputs | None":
+        """Returns the same inputs of which more are stacked; None if one would have to be shared that differs."""
+        if is_shared == self.is_shared:
+            return self
+        changed = [
+            number for number, pair in enumerate(zip(self.is_shared, is_shared, strict=True)) if pair[0] != pair[1]
+        ]
+        if not all(self.is_shared[number] for number in changed):
+            return None
+        values = list(self.values)
+        for number in changed:
+            values[number] = tf.stack([values[number]] * self.length)
+        return StackedInputs(self.length, values, is_shared)
+
 
 def _stack(values: Sequence[Any]) -> Any:
     """Returns tensors, or arrays of numbers, of one type and shape, stacked as a tensor; None for anything else."""

@@ -97,6 +97,10 @@ class Membership:
         connection = self._attempted[worker] = self._connections.present.get(_worker(worker))
         return connection
 
+    def present_connection(self, worker: int) -> Connection | None:
+        """Returns the connection to a worker now; None if there is none."""
+        return self._connections.present.get(_worker(worker))
+
     def is_attempt_lost(self, worker: int) -> bool:
         """Returns True if the connection of the last attempt was replaced, or the worker is not reachable now."""
         is_replaced = self._attempted.get(worker) != self._connections.present.get(_worker(worker))

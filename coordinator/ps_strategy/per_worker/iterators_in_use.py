@@ -30,7 +30,7 @@ def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerCont
       context: the worker.
 
     Raises:
-      tf.errors.AbortedError: an iterator was interrupted by an earlier call; it starts again with the next call.
+      tf.errors.AbortedError: an iterator was ended by an earlier call; it starts again with the next call.
       EndOfDataError: an iterator has ended on this worker.
     """
     try:
@@ -43,16 +43,11 @@ def iterators_in_use(iterators: Sequence[PerWorkerIterator], context: WorkerCont
             for each in iterators:
                 each.failed[context.index] = context.connection_number
         if interrupted := [each for each in suspects if _is_interrupted(each, error, context)]:
-            for each in interrupted:
-                each.failed.pop(context.index, None)
-                each.recreate_on(context)
-            is_saved = all(each.positions.has_saved(context.index) for each in interrupted)
-            start = "its last saved position" if is_saved else "the beginning"
-            message = (
-                f"{_names(interrupted, context)} starts from {start}: a call that waited for an element was cancelled."
-            )
-            _logger.warning("%s", message)
-            raise tf.errors.AbortedError(None, None, message) from error
+            message = _restart(interrupted, context)
+            if isinstance(error, tf.errors.OutOfRangeError):
+                # Tried again, as the cancelled call is; it is not the end of the data.
+                raise tf.errors.AbortedError(None, None, message) from error
+            raise
         if suspects and isinstance(error, tf.errors.OutOfRangeError):
             for each in suspects:
                 each.failed.pop(context.index, None)
@@ -100,6 +95,18 @@ def _is_interrupted(iterator: PerWorkerIterator, error: Exception, context: Work
         return iterator.positions.is_endless_on(context.index)
     # A call that this client cancels raises `ClosureCancelledError` instead.
     return isinstance(error, tf.errors.CancelledError)
+
+
+def _restart(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> str:
+    """Makes interrupted iterators again on the worker; returns what was logged."""
+    for each in iterators:
+        each.failed.pop(context.index, None)
+        each.recreate_on(context)
+    is_saved = all(each.positions.has_saved(context.index) for each in iterators)
+    start = "its last saved position" if is_saved else "the beginning"
+    message = f"{_names(iterators, context)} starts from {start}: a call that waited for an element was cancelled."
+    _logger.warning("%s", message)
+    return message
 
 
 def _names(iterators: Sequence[PerWorkerIterator], context: WorkerContext) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coordinator.build_turns import BuildTurns
+from coordinator.builds import Builds
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ClosureQuarantined, WorkerLost
 from coordinator.options import Options
 from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
@@ -41,7 +41,8 @@ class WorkerContext:
       calling_device: that of the device on which functions are called: its first GPU, or else its CPU.
       connection_number: the number of the connection, which changes whenever the worker has lost its state.
       cancellation: cancels the calls of this piece of work.
-      turns: which workers may run a function for the first time now.
+      builds: what is built in the background.
+      constants: scalars on the worker, by their values; dropped with the connection.
     """
 
     index: int
@@ -49,7 +50,15 @@ class WorkerContext:
     calling_device: str
     connection_number: int
     cancellation: CancellationManager
-    turns: BuildTurns
+    builds: Builds
+    constants: dict[bool, Any] = dataclasses.field(default_factory=dict)
+
+    def go(self, is_open: bool) -> Any:
+        """Returns what opens or closes the gate of a function: a scalar on the worker, so that it is sent once."""
+        if is_open not in self.constants:
+            with tf.device(self.device):
+                self.constants[is_open] = tf.constant(is_open)
+        return self.constants[is_open]
 
     @property
     def on_cpu(self) -> "WorkerContext":

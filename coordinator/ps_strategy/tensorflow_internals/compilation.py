@@ -69,6 +69,12 @@ def replace_input(operation: tf.Operation, position: int, tensor: tf.Tensor) -> 
     operation._update_input(position, tensor)
 
 
+def add_control_input(operation: tf.Operation, before: tf.Operation) -> None:
+    """Has an operation run after another one of its graph."""
+    # Private: publicly, operations cannot be changed.
+    operation._add_control_input(before)
+
+
 # Private: no public attribute says that a function is to be compiled; the runtime reads this one.
 _COMPILED = "_XlaMustCompile"
 

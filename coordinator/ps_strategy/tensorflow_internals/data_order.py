@@ -60,16 +60,16 @@ class _Order:
     def add(self, operation: Any, reads: Any, writes: Any) -> bool:
         """Adds the next operation of a graph; returns False, since it changes nothing of what the operation uses."""
         order = self._graphs.get(operation.graph)
-        is_taking = operation.type in _TAKES or self._calls_what_takes(operation)
+        is_taking = takes_elements(operation) or self._calls_what_takes(operation)
         if order is None:
             if not is_taking:
                 return False
             order = self._graphs[operation.graph] = _GraphOrder()
         before = [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
         after = functools.reduce(operator.or_, (order.after.get(other.name, 0) for other in before), 0)
-        if _has_effects(operation):
+        if has_effects(operation):
             # Of a call TensorFlow may begin operations before it has all arguments, but not before control edges.
-            known = 0 if _functions_of(operation) else after
+            known = 0 if functions_of(operation) else after
             operation._add_control_inputs([each for n, each in enumerate(order.taking) if not known >> n & 1])
             after = (1 << len(order.taking)) - 1
         if is_taking:
@@ -82,18 +82,19 @@ class _Order:
     def _calls_what_takes(self, operation: Any) -> bool:
         """Returns whether an operation is a call, a branch or a loop with functions that take elements."""
         graph = operation.graph
-        names = [name for name in _functions_of(operation) if graph._is_function(name)]
-        return any(self._is_taking(graph._get_function(name).graph) for name in names)
+        functions = [graph._get_function(name) for name in functions_of(operation) if graph._is_function(name)]
+        # A graph that was imported has definitions without graphs, of functions that are ordered already.
+        return any(self._is_taking(each.graph) for each in functions if hasattr(each, "graph"))
 
     def _is_taking(self, graph: Any) -> bool:
         if graph not in self._takes:
             self._takes[graph] = any(
-                inner.type in _TAKES or self._calls_what_takes(inner) for inner in graph.get_operations()
+                takes_elements(inner) or self._calls_what_takes(inner) for inner in graph.get_operations()
             )
         return self._takes[graph]
 
 
-def _functions_of(operation: Any) -> list[str]:
+def functions_of(operation: Any) -> list[str]:
     """Returns the names of the functions that an operation with effects calls."""
     if not operation.op_def.is_stateful:
         return []
@@ -101,7 +102,12 @@ def _functions_of(operation: Any) -> list[str]:
     return [each.name for value in values for each in (value if isinstance(value, list) else [value])]
 
 
-def _has_effects(operation: Any) -> bool:
+def takes_elements(operation: Any) -> bool:
+    """Returns whether an operation takes an element of a dataset, and fails if there is none."""
+    return operation.type in _TAKES
+
+
+def has_effects(operation: Any) -> bool:
     """Returns whether an operation may change something: it is no read, and draws no random numbers alone."""
     is_read = operation.type in auto_control_deps_utils.RESOURCE_READ_OPS
-    return auto_control_deps.op_is_stateful(operation) and not is_read and operation.type not in _TAKES
+    return auto_control_deps.op_is_stateful(operation) and not is_read and not takes_elements(operation)

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from coordinator.build_turns import BuildTurns
+from coordinator.builds import Builds
 from coordinator.ps_strategy.calls.tensorflow_runtime import TensorFlowRuntime
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerContext
@@ -24,7 +24,7 @@ def test_work_is_told_which_device_of_its_worker_calls_functions(servers, connec
 
 def context_of_both():
     """Returns a worker whose functions are called on another one's device."""
-    return WorkerContext(0, *WORKERS, 0, CancellationManager(), BuildTurns())
+    return WorkerContext(0, *WORKERS, 0, CancellationManager(), Builds())
 
 
 def test_a_function_is_called_on_that_device(strategy):

@@ -15,7 +15,8 @@ def run(fn, *steps):
     concrete = fn.get_concrete_function(*[tf.TensorSpec.from_tensor(tf.constant(value)) for value in steps[0]])
     repeated = RepeatedFunction(concrete, len(steps), [False] * len(steps[0]))
     inputs = [tf.stack(values) for values in zip(*steps, strict=True)]
-    return [list(step) for step in zip(*repeated.call_on(inputs, concrete.captured_inputs, call_flat), strict=True)]
+    outputs = repeated.call_on(inputs, concrete.captured_inputs, tf.constant(True), call_flat)
+    return [list(step) for step in zip(*outputs, strict=True)]
 
 
 def test_steps_use_a_variable_one_after_the_other():

@@ -36,7 +36,8 @@ def hoisted(fn, *args):
         given = (
             [arg.handle if isinstance(arg, tf.Variable) else arg for arg in args] if len(given) < len(args) else given
         )
-        found = call_flat(each, [*given, *concrete.captured_inputs])
+        go = [] if each is concrete else [tf.constant(True)]
+        found = call_flat(each, [*given, *concrete.captured_inputs, *go])
         outcomes.append([*(value.numpy() for value in tf.nest.flatten(found)), *(each.numpy() for each in variables)])
     for expected, result in zip(*outcomes, strict=True):
         np.testing.assert_array_equal(expected, result)
@@ -253,7 +254,8 @@ def messages(concrete, handles):
     operations = concrete.graph.get_operations()
     for operation in operations:
         used = [places[tensor.op.name] for tensor in operation.inputs if tensor.dtype == tf.resource]
-        places.setdefault(operation.name, operation.device or next(iter(used), ""))
+        device = operation.device if tf.DeviceSpec.from_string(operation.device).job else ""
+        places.setdefault(operation.name, device or next(iter(used), ""))
     found = {
         (places[tensor.op.name], places[operation.name], tensor.name)
         for operation in operations

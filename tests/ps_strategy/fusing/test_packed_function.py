@@ -2,15 +2,17 @@
 
 import collections
 import logging
+import threading
 
 import pytest
 import tensorflow as tf
 
-from coordinator.build_turns import BuildTurns
 from coordinator.ps_strategy.calls import traced_function
 from coordinator.ps_strategy.fusing import graph_copies
-from coordinator.ps_strategy.fusing.graph_copies import PackedFunction
+from coordinator.ps_strategy.fusing.graph_copies import Packing
 from coordinator.ps_strategy.tensorflow_internals.calls import call_concrete
+from tests.deadline import wait_until
+from tests.ps_strategy.every_worker import builds_of
 
 TIMEOUT = 120.0
 Pair = collections.namedtuple("Pair", ["sum", "more"])
@@ -47,8 +49,21 @@ def pair(strategy):
                 return first, second
 
 
-def one_by_one(strategy, fn, *arguments):
-    return [strategy.schedule(fn, args).result(TIMEOUT) for args in arguments]
+def on_one_worker(strategy, fn, *arguments):
+    return [strategy.schedule(fn, args, worker=1).result(TIMEOUT) for args in arguments]
+
+
+def until_packed(strategy, fn, called, arguments=lambda _: (), worker=1):
+    """Runs a function on a worker until it runs there with packed messages, and twice more; returns the results."""
+    results = []
+
+    def run():
+        results.append(strategy.schedule(fn, arguments(len(results)), worker=worker).result(TIMEOUT))
+
+    wait_until(lambda: (run(), called[-1])[1], TIMEOUT)
+    run()
+    run()
+    return results
 
 
 def test_a_packed_function_has_the_effects_and_results_of_the_original(strategy, pair, called):
@@ -61,11 +76,11 @@ def test_a_packed_function_has_the_effects_and_results_of_the_original(strategy,
         second.assign_sub(total * 0.5)
         return {"pair": Pair(total, None), "rows": tf.RaggedTensor.from_row_lengths(first + x, [2, 0])}
 
-    xs = [float(x) for x in range(6)]
-    found = one_by_one(strategy, step, *[[tf.constant(x)] for x in xs])
-    assert called == [False] * 2 + [True] * 4
+    found = until_packed(strategy, step, called, lambda number: (tf.constant(float(number % 3)),))
+    assert called == [False] * (len(found) - 3) + [True] * 3
     a, b = [1.0, 2.0], 3.0
-    for x, result in zip(xs, found, strict=True):
+    for number, result in enumerate(found):
+        x = float(number % 3)
         total = sum(a) * x + b
         a, b = [each + 1 for each in a], b - total * 0.5
         assert type(result["pair"]) is Pair
@@ -76,27 +91,29 @@ def test_a_packed_function_has_the_effects_and_results_of_the_original(strategy,
 
 
 def test_a_packed_function_reads_finite_data_to_its_end(strategy, pair, called):
-    # Data of unknown size is not fused.
-    data = tf.data.Dataset.range(4).repeat(2).filter(lambda _: True)
-    iterator = iter(strategy.experimental_distribute_dataset(data))
+    def iterator_of(data):
+        # Data of unknown size is not fused.
+        return iter(strategy.experimental_distribute_dataset(data.filter(lambda _: True)))
+
+    endless, iterator = iterator_of(tf.data.Dataset.range(4).repeat()), iterator_of(tf.data.Dataset.range(4))
     first, second = pair
 
     @tf.function
     def step(iterator):
+        total = second[0, 0] * first[0]
         first.assign_add([0.0, 1.0])
-        return tf.cast(next(iterator), tf.float32) * second[0, 0] * first[0]
+        return tf.cast(next(iterator), tf.float32) * total
 
-    # One worker has packed it by then. Others use it when they have their turn.
-    seen = one_by_one(strategy, step, *[[iterator]] * 3)
-    workers = len(strategy.cluster.workers)
-    futures = [strategy.schedule(step, (iterator,)) for _ in range(9 * workers)]
-    with pytest.raises(tf.errors.OutOfRangeError):
-        strategy.join(TIMEOUT)
-    assert called[2]
-    seen += [future.result(TIMEOUT) for future in futures if future.exception(TIMEOUT) is None]
-    # Each worker gets each element twice, unless it got no step for the last of them.
-    assert set(seen) <= {0.0, 3.0, 6.0, 9.0}
-    assert max(map(seen.count, seen)) <= 2 * workers
+    for worker in range(3):
+        found = until_packed(strategy, step, called, lambda _: (endless,), worker)
+        # Nothing is taken while the function is prepared.
+        assert found == [[0.0, 3.0, 6.0, 9.0][number % 4] for number in range(len(found))]
+        futures = [strategy.schedule(step, (iterator,), worker=worker) for _ in range(4)]
+        assert [future.result(TIMEOUT) for future in futures] == [0.0, 3.0, 6.0, 9.0]
+        error = strategy.schedule(step, (iterator,), worker=worker).exception(TIMEOUT)
+        assert isinstance(error, tf.errors.OutOfRangeError)
+        with pytest.raises(tf.errors.OutOfRangeError):
+            strategy.join(TIMEOUT)
 
 
 def test_an_error_names_the_line_in_the_users_code(strategy, pair, called):
@@ -107,9 +124,9 @@ def test_an_error_names_the_line_in_the_users_code(strategy, pair, called):
         total = tf.reduce_sum(first) + second
         return tf.math.floordiv(tf.cast(total, tf.int32), x)
 
-    assert one_by_one(strategy, divide, *[[tf.constant(2)]] * 4)[-1] == [[3]]
+    assert until_packed(strategy, divide, called, lambda _: (tf.constant(2),))[-1] == [[3]]
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        strategy.schedule(divide, [tf.constant(0)]).result(TIMEOUT)
+        strategy.schedule(divide, [tf.constant(0)], worker=1).result(TIMEOUT)
     assert called[-1]
     assert "Detected at node floordiv" in str(caught.value)
     assert f'File "{__file__}", line {divide.python_function.__code__.co_firstlineno + 3}, in divide' in str(
@@ -132,7 +149,10 @@ def test_a_function_without_messages_to_pack_runs_unchanged(strategy, pair, call
         return first + x
 
     for fn in (on_one, on_two):
-        one_by_one(strategy, fn, *[[tf.constant(1.0)]] * 5)
+        on_one_worker(strategy, fn, *[[tf.constant(1.0)]] * 5)
+    wait_built(strategy)
+    for fn in (on_one, on_two):
+        on_one_worker(strategy, fn, [tf.constant(1.0)])
     assert not any(called)
 
 
@@ -155,11 +175,13 @@ def test_workers_that_wait_for_each_other_do_not_deadlock(strategy, pair, called
 
     left = tf.function(lambda: exchange("left", "right"), autograph=False)
     right = tf.function(lambda: exchange("right", "left"), autograph=False)
-    for _ in range(5):
-        futures = [strategy.schedule(fn) for fn in (left, right)]
+
+    def exchanged():
+        futures = [strategy.schedule(fn, worker=worker) for worker, fn in enumerate((left, right))]
         assert [future.result(TIMEOUT) for future in futures] == [5.0, 5.0]
-    # Not the last one, perhaps: a worker that has no turn makes the call as before.
-    assert any(called)
+        return all(called[-2:])
+
+    wait_until(exchanged, TIMEOUT)
 
 
 def test_a_function_that_cannot_be_copied_runs_unchanged(strategy, pair, called, monkeypatch, caplog):
@@ -168,72 +190,34 @@ def test_a_function_that_cannot_be_copied_runs_unchanged(strategy, pair, called,
     def broken(*_):
         raise ValueError("no copies today")
 
-    monkeypatch.setattr(graph_copies, "packed_function", broken)
+    monkeypatch.setattr(traced_function, "packed_function", broken)
 
     @tf.function
     def step(x):
         return first[0] * second[0, 0] * x
 
     with caplog.at_level(logging.WARNING):
-        assert one_by_one(strategy, step, *[[tf.constant(2.0)]] * 5) == [6.0] * 5
+        assert on_one_worker(strategy, step, *[[tf.constant(2.0)]] * 5) == [6.0] * 5
+        wait_built(strategy)
+        assert on_one_worker(strategy, step, *[[tf.constant(2.0)]] * 2) == [6.0] * 2
     assert not any(called)
     [record] = caplog.records
-    assert "could not be packed; it runs unchanged" in record.message
+    assert record.message == "the packed messages of step could not be built; the function runs as before."
     assert "no copies today" in caplog.text
 
 
-def functions_called(packed, turns, workers, connection=0):
-    return [packed.call_on(worker, connection, turns, lambda function: function) for worker in workers]
+def wait_built(strategy):
+    """Waits until all that was requested is built."""
+    built = threading.Event()
+    builds_of(strategy).request(built.set)
+    assert built.wait(TIMEOUT)
 
 
-def test_one_worker_packs_the_function_while_others_run_the_original(monkeypatch):
-    made = []
-    monkeypatch.setattr(graph_copies, "servers_of_resources", lambda _: {"a": "there", "b": "there"})
-    monkeypatch.setattr(graph_copies.hoisted_reads, "has_loops", lambda _: False)
-
-    def make(concrete):
-        # Another worker gets the original function meanwhile.
-        made.extend(functions_called(packed, turns, [1]))
-        return "packed"
-
-    monkeypatch.setattr(graph_copies, "packed_function", make)
-    packed, turns = PackedFunction("itself", may_be_copied=True), BuildTurns()
-    assert functions_called(packed, turns, [0] * 5) == ["itself"] * 2 + ["packed"] * 3
-    assert made == ["itself"]
-
-
-def test_a_worker_first_runs_a_packed_function_when_it_has_its_turn(monkeypatch):
-    monkeypatch.setattr(graph_copies, "servers_of_resources", lambda _: {"a": "there", "b": "there"})
-    monkeypatch.setattr(graph_copies.hoisted_reads, "has_loops", lambda _: False)
-    monkeypatch.setattr(graph_copies, "packed_function", lambda _: "packed")
-    packed, turns = PackedFunction("itself", may_be_copied=True), BuildTurns()
-    assert functions_called(packed, turns, [0] * 3) == ["itself"] * 2 + ["packed"]
-    assert turns.take(2)
-    assert functions_called(packed, turns, [0, 1]) == ["packed", "itself"]
-    # A worker that was connected again is another process.
-    assert functions_called(packed, turns, [0], connection=1) == ["itself"]
-    turns.give_back(2)
-    assert functions_called(packed, turns, [0, 1], connection=1) == ["packed", "packed"]
-
-
-def test_a_failed_call_gives_its_turn_back(monkeypatch):
-    monkeypatch.setattr(graph_copies, "servers_of_resources", lambda _: {"a": "there", "b": "there"})
-    monkeypatch.setattr(graph_copies.hoisted_reads, "has_loops", lambda _: False)
-    monkeypatch.setattr(graph_copies, "packed_function", lambda _: "packed")
-    packed, turns = PackedFunction("itself", may_be_copied=True), BuildTurns()
-    functions_called(packed, turns, [0] * 2)
-
-    def fail(function):
-        raise OSError(function)
-
-    with pytest.raises(OSError, match="packed"):
-        packed.call_on(0, 0, turns, fail)
-    assert turns.take(1)
-
-
-def test_a_function_with_loops_is_built_again_at_its_second_call(monkeypatch):
-    monkeypatch.setattr(graph_copies.hoisted_reads, "has_loops", lambda _: True)
-    monkeypatch.setattr(graph_copies, "packed_function", lambda _: "packed")
-    monkeypatch.setattr(graph_copies, "servers_of_resources", lambda _: {"a": "there"})
-    packed = PackedFunction("itself", may_be_copied=True)
-    assert functions_called(packed, BuildTurns(), [0] * 3) == ["itself", "packed", "packed"]
+@pytest.mark.parametrize(("has_loops", "servers", "calls"), [(True, 1, 2), (False, 2, 3), (False, 1, None)])
+def test_a_function_with_loops_or_several_resources_is_built_again(monkeypatch, has_loops, servers, calls):
+    monkeypatch.setattr(graph_copies.hoisted_reads, "has_loops", lambda _: has_loops)
+    monkeypatch.setattr(graph_copies, "servers_of_resources", lambda _: dict.fromkeys(range(servers), "there"))
+    packing = Packing("function", may_be_copied=True)
+    counted = [packing.count_call() for _ in range(4)]
+    assert counted == [calls is not None and number >= calls for number in range(1, 5)]
+    assert not any(Packing("function", may_be_copied=False).count_call() for _ in range(4))

@@ -154,7 +154,7 @@ def drawing(depth, seeds):
 
 def drawn_in_copies(concrete, count):
     """Returns what each of `count` copies draws, by operation."""
-    columns = RepeatedFunction(concrete, count, []).call_on([], concrete.captured_inputs, call_flat)
+    columns = RepeatedFunction(concrete, count, []).call_on([], concrete.captured_inputs, tf.constant(True), call_flat)
     keys = [*concrete.structured_outputs]
     return {key: [np.asarray(value).tobytes() for value in column]
             for key, column in zip(sorted(keys), columns, strict=True)}  # fmt: skip
@@ -204,8 +204,8 @@ def test_a_packed_function_with_hoisted_reads_draws_other_numbers_in_loops():
     packed = packed_function(concrete)
     assert packed is not None
     drawn = drawn_in_copies(concrete, 4)["total"]
-    for each in (packed, packed, concrete):
-        [found] = tf.nest.flatten(call_flat(each, concrete.captured_inputs))
+    for each, go in ((packed, [tf.constant(True)]), (packed, [tf.constant(True)]), (concrete, [])):
+        [found] = tf.nest.flatten(call_flat(each, [*concrete.captured_inputs, *go]))
         drawn.append(found.numpy().tobytes())
     assert len(set(drawn)) == len(drawn)
 

@@ -4,6 +4,7 @@ The datasets end only when a test lets them; what a function could do without th
 """
 
 import concurrent.futures
+import functools
 import threading
 
 import keras
@@ -94,8 +95,7 @@ def in_loops(change, take):
 
 
 def in_a_function_of_a_function(change, take):
-    tf.function(lambda: tf.function(take)())()
-    tf.function(lambda: tf.function(change)())()
+    tf.function(functools.partial(in_called_functions, change, take))()
 
 
 FORMS = [directly, in_called_functions, in_one_called_function, in_a_function_that_gets_the_element, in_branches,
