@@ -23,7 +23,7 @@ from coordinator.data.worker_arrays import WorkerArrays
 _BUFFER = 2**18
 _SAMPLE = 2**12
 # An index that is kept beside a file, or is being written, for all kinds of files that have one.
-_INDEX = re.compile(r"(.+)\.(records|lines(-\d+)?)-index\.npy(\.\d+\.tmp)?")
+_INDEX = re.compile(r"(.+)\.(records|lines(-\d+)?)-index\.npy(\.\w+\.tmp)?")
 # The shape of a vector of any length, as operations on lists take it.
 _VECTOR = [-1]
 

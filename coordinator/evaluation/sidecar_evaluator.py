@@ -133,9 +133,8 @@ class SidecarEvaluator:
             )
         if evaluate is None and not isinstance(model, keras.Model):
             raise ValueError(f"A {type(model).__name__} has no `evaluate`: pass a function as evaluate=.")
-        if isinstance(data, tf.data.Dataset):
-            data = without_autotuning(data)
-        self._model, self._data, self._steps, self._callbacks = model, data, steps, list(callbacks or ())
+        self._data = data = _checked(data, steps) if isinstance(data, tf.data.Dataset) else data
+        self._model, self._steps, self._callbacks = model, steps, list(callbacks or ())
         self._batch_size, self._evaluate = batch_size, evaluate
         strategy = getattr(model, "distribute_strategy", None)
         self._strategy = strategy if isinstance(strategy, ParameterServerStrategy) else None
@@ -288,6 +287,13 @@ class SidecarEvaluator:
         _LOG.info("End of evaluation of %r at step %d. Metrics: %s", result.checkpoint, result.step, metrics)
         if self._on_evaluation is not None:
             self._on_evaluation(result)
+
+
+def _checked(dataset: tf.data.Dataset, steps: int | None) -> tf.data.Dataset:
+    """Returns a dataset to evaluate with; raises ValueError if `steps` must count its batches."""
+    if steps is None and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError("The dataset is endless, so its evaluation would never end. Give steps=.")
+    return without_autotuning(dataset)
 
 
 def flat_metrics(metrics: Any) -> dict[str, float]:
