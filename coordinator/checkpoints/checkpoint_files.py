@@ -18,6 +18,7 @@ from collections.abc import Collection, Sequence
 import tensorflow as tf
 
 from coordinator.checkpoints.policies import SavedCheckpoint
+from coordinator.evaluation.checkpoint_file import CheckpointFile
 from coordinator.evaluation.status_files import results
 from coordinator.ps_strategy.recovery.snapshots import delete_unfinished
 
@@ -34,13 +35,8 @@ def load(directory: str) -> list[SavedCheckpoint]:
     """Returns the complete checkpoints, oldest first. Those of a `tf.train.CheckpointManager` are known by its list.
 
     Raises:
-      ValueError: the list cannot be parsed, or the path of the directory is a pattern.
+      ValueError: the list cannot be parsed.
     """
-    if set(directory) & set("*?["):
-        raise ValueError(
-            f"Checkpoints cannot be kept in {directory!r}: TensorFlow takes a path with *, ? or [ for a pattern, and "
-            "does not find its files."
-        )
     file = os.path.join(directory, LIST_FILE)
     if not tf.io.gfile.exists(file):
         found = _of_manager(directory)
@@ -119,11 +115,9 @@ def files(path: str) -> list[str]:
 
 
 def written_ns(path: str) -> int:
-    """Returns when the index of a checkpoint was written, as evaluators know it; 0 if they cannot."""
-    try:
-        return os.stat(f"{path}.index").st_mtime_ns
-    except OSError:
-        return 0
+    """Returns when the index of a checkpoint was written, as evaluators know it; 0 if there is none."""
+    found = CheckpointFile.of_file(f"{path}.index")
+    return 0 if found is None else found.written_ns
 
 
 def with_results(directory: str, checkpoints: Collection[SavedCheckpoint]) -> list[SavedCheckpoint]:

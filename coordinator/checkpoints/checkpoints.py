@@ -36,6 +36,7 @@ from coordinator.checkpoints.policies import (
 )
 from coordinator.checkpoints.serial_thread import SerialThread
 from coordinator.events.event_stream import EventStream
+from coordinator.paths import checkpoint_path
 from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointSource, SaveServices
 from coordinator.ps_strategy.recovery.snapshots import Snapshot, Snapshots, delete_unfinished
 
@@ -99,7 +100,7 @@ class Checkpoints(CheckpointSource):
             raise TypeError(f"Checkpoints takes a tf.train.Checkpoint of what is saved, got {checkpoint!r}.")
         check_policies("save", save, "is_due")
         check_policies("keep", () if keep is None else keep, "kept")
-        self.checkpoint, self.directory = checkpoint, os.fspath(directory)
+        self.checkpoint, self.directory = checkpoint, checkpoint_path(directory)
         self._save_policies = tuple(save)
         self._background = background
         self._history = History(self.directory, keep)

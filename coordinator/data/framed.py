@@ -17,8 +17,10 @@ from coordinator.data.files import (
     checked_paths,
     concatenated,
     digest_of_files,
+    file_size,
     index_path,
     shuffled_rows,
+    written_ns,
 )
 from coordinator.data.source import Source
 from coordinator.data.worker_arrays import WorkerArrays
@@ -108,10 +110,10 @@ class FramedSource(Source):
 
     def _index(self, path: str) -> np.ndarray[Any, Any]:
         """Returns the starts that were kept beside a file, or finds and keeps them."""
-        stat = tf.io.gfile.stat(path)
-        state = f"{self._name} {stat.length} {stat.mtime_nsec}"
+        written = written_ns(path)
+        state = f"{self._name} {file_size(path)} {written}"
         # A file system that knows no time of a change does not tell a changed file from the former one.
-        beside = index_path(path, self._name) if stat.mtime_nsec else None
+        beside = index_path(path, self._name) if written else None
         starts = None if beside is None else _kept_index(beside, state)
         if starts is None:
             starts = np.asarray(self._starts(path), np.int64)

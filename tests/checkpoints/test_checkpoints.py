@@ -294,3 +294,5 @@ def test_nothing_is_saved_without_a_strategy(tmp_path):
         Checkpoints(tf.Variable(1), tmp_path)
     with pytest.raises(ValueError, match=r"layers=\[64, 32\].*for a pattern"):
         Checkpoints(tf.train.Checkpoint(), tmp_path / "layers=[64, 32]")
+    with pytest.raises(ValueError, match="pathlib"):
+        Checkpoints(tf.train.Checkpoint(), pathlib.Path("gs://bucket/run"))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from coordinator.events.event_stream import EventStream
+from coordinator.paths import checkpoint_path
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.tensorflow_internals.handles import forget_last_saved_step, saves_asynchronously
 
@@ -78,7 +79,8 @@ class CheckpointRestore:
 
     Raises:
       TypeError: it is neither.
-      ValueError: the manager's checkpoint was saved or restored asynchronously before.
+      ValueError: the manager's checkpoint was saved or restored asynchronously before, or TensorFlow does not find
+        checkpoints in its directory.
     """
 
     def __init__(self, source: Any) -> None:
@@ -93,6 +95,8 @@ class CheckpointRestore:
                 "restore_from takes coordinator.Checkpoints, a tf.train.CheckpointManager, or a function without "
                 f"arguments that restores a checkpoint and returns its path; got {source!r}.{advice}"
             )
+        if self.manager is not None:
+            checkpoint_path(self.manager.directory)
         if self.manager is not None and saves_asynchronously(self.manager.checkpoint):
             raise ValueError(
                 "restore_from was given a manager whose checkpoint was saved or restored with "
