@@ -20,6 +20,7 @@ import tensorflow as tf
 from coordinator.checkpoints.policies import SavedCheckpoint
 from coordinator.evaluation.checkpoint_file import CheckpointFile
 from coordinator.evaluation.status_files import results
+from coordinator.ps_strategy.recovery.checkpoint_owner import replace_file
 from coordinator.ps_strategy.recovery.snapshots import delete_unfinished
 
 LIST_FILE = "checkpoints.json"
@@ -85,18 +86,12 @@ def store(directory: str, checkpoints: Sequence[SavedCheckpoint]) -> None:
     for each in checkpoints:
         fields = dataclasses.asdict(each)
         entries.append({"name": os.path.basename(fields.pop("path")), **fields})
-    _replace(os.path.join(directory, LIST_FILE), json.dumps({"checkpoints": entries}, indent=1) + "\n")
+    replace_file(os.path.join(directory, LIST_FILE), json.dumps({"checkpoints": entries}, indent=1) + "\n")
     # TensorFlow has no function for it that is not deprecated.
     lines = [f'model_checkpoint_path: "{entry["name"]}"' for entry in entries[-1:]]
     lines += [f'all_model_checkpoint_paths: "{entry["name"]}"' for entry in entries]
     lines += [f"all_model_checkpoint_timestamps: {entry['time']!r}" for entry in entries]
-    _replace(os.path.join(directory, "checkpoint"), "".join(f"{line}\n" for line in lines))
-
-
-def _replace(file: str, text: str) -> None:
-    with tf.io.gfile.GFile(f"{file}.new", "w") as draft:
-        draft.write(text)
-    tf.io.gfile.rename(f"{file}.new", file, overwrite=True)
+    replace_file(os.path.join(directory, "checkpoint"), "".join(f"{line}\n" for line in lines))
 
 
 def delete(path: str) -> None:

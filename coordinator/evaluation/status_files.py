@@ -25,7 +25,6 @@ import os
 import pathlib
 import tempfile
 import time
-import uuid
 from collections.abc import Mapping
 
 from coordinator.errors import EvaluationError
@@ -236,11 +235,10 @@ def replace_text(path: str, text: str) -> None:
     if is_url(path):
         import tensorflow as tf
 
+        from coordinator.ps_strategy.recovery.checkpoint_owner import replace_file
+
         tf.io.gfile.makedirs(os.path.dirname(path))
-        remote_draft = f"{path}.{uuid.uuid4().hex}.new"
-        with tf.io.gfile.GFile(remote_draft, "w") as remote:
-            remote.write(text)
-        tf.io.gfile.rename(remote_draft, path, overwrite=True)
+        replace_file(path, text)
         return
     target = pathlib.Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

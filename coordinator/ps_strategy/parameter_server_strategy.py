@@ -217,6 +217,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
 
         When a server answers again, all variables and mutable tables of all parameter servers are restored from the
         latest checkpoint, in the same Python objects. What is not in it gets its initial value, a table its content.
+        The directory of the checkpoints belongs to this client from now on; a former one can no longer save there.
 
         Args:
           source: `coordinator.Checkpoints` or a `tf.train.CheckpointManager`, whose newest readable checkpoint is

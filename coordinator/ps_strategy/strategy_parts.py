@@ -25,6 +25,7 @@ from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClu
 from coordinator.ps_strategy.per_worker.input_shares import InputShares
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerCopies
 from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
+from coordinator.ps_strategy.recovery.checkpoint_owner import CheckpointOwner
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.tensorflow_internals.process import client_environment
@@ -121,7 +122,8 @@ class StrategyParts:
         membership = Membership.connected(ClusterDefinition.from_resolver(cluster_resolver), options)
         # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
         exit_stack.enter_context(keras_extended(strategy_class, options))
-        exit_stack.enter_context(saved_in_blocks(options.checkpoint_memory))
+        owner = CheckpointOwner()
+        exit_stack.enter_context(saved_in_blocks(options.checkpoint_memory, owner.record_any))
         exit_stack.enter_context(loops_differentiable())
         scheduler = Scheduler(TensorFlowRuntime(membership), membership, options, concatenated)
         exit_stack.callback(scheduler.close)
@@ -136,6 +138,7 @@ class StrategyParts:
             functools.partial(scheduler.quiet, verb="save"),
             options.checkpoint_memory,
             scheduler.queue.events,
+            owner,
         )
         exit_stack.callback(recovery.release_manager)
 
