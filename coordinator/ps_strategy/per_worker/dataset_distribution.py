@@ -19,6 +19,7 @@ from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.input_shares import InputShare, InputShares
 from coordinator.ps_strategy.per_worker.replica_elements import divided_among_replicas, one_for_each_replica
 from coordinator.ps_strategy.per_worker.resource import WorkerContext, WorkerCopies
+from coordinator.ps_strategy.per_worker.shard_order import warn_of_random_order
 from coordinator.ps_strategy.per_worker.variable import get_current_worker_index
 from coordinator.ps_strategy.tensorflow_internals.dataset_options import caches_replaced, options_in_graph
 
@@ -143,6 +144,7 @@ class _TracedShares:
         self._context = _InputContext(shares[0], replicas)
         # What it reads is known when it has been traced once.
         first = trace(self._context)
+        warn_of_random_order(name, first.concrete)
         self._traces = {self.part_read(shares[0]): first}
         for share in shares[1:]:
             if (part := self.part_read(share)) not in self._traces:
