@@ -5,12 +5,13 @@ import contextlib
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, executor
+from tensorflow.python.profiler.internal import _pywrap_profiler
 
 from coordinator.ps_strategy.tensorflow_internals.logs import quiet_logs
 
@@ -63,6 +64,31 @@ def attribute_replaced(owner: Any, name: str, replacement: Any) -> Iterator[None
                 setattr(owner, name, former)
             else:
                 delattr(owner, name)
+
+
+@contextlib.contextmanager
+def profiles_reported(report: Callable[[str], object]) -> Iterator[None]:
+    """A scope in which the first profile of this process by TensorFlow is reported.
+
+    Args:
+      report: called with the folder of the profile, before it begins.
+    """
+    # Private: what `tf.profiler.experimental.start`, `Profile`, `tf.summary.trace_on` and Keras have in common.
+    stock: Any = _pywrap_profiler.ProfilerSession
+    reported: list[str] = []
+
+    class ProfilerSession(stock):
+        """Reports the profile."""
+
+        def start(self, logdir: Any, options: Any) -> Any:
+            """Begins; without a folder, TensorFlow only prepares for a profile."""
+            if logdir and not reported:
+                reported.append(logdir)
+                report(os.fspath(logdir))
+            return super().start(logdir, options)
+
+    with attribute_replaced(_pywrap_profiler, "ProfilerSession", ProfilerSession):
+        yield
 
 
 def current_server_def() -> Any | None:
