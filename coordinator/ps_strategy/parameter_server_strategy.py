@@ -37,7 +37,8 @@ from coordinator.ps_strategy.strategy_services import StrategyServices
 class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     """Trains on workers with variables on parameter servers, driven by this one program.
 
-    Create it before any variable: variables that exist when a process connects to its first cluster become unusable.
+    Create it before any variable, dataset, layer or table: those that exist when a process connects to a cluster
+    become unusable.
     A process has one at a time. As a context manager, it joins and closes at the end, and only closes after an error.
 
     Args:

@@ -29,7 +29,11 @@ from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
 from coordinator.ps_strategy.recovery.checkpoint_owner import CheckpointOwner
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
-from coordinator.ps_strategy.tensorflow_internals.process import client_environment, profiles_reported
+from coordinator.ps_strategy.tensorflow_internals.process import (
+    client_environment,
+    errors_of_former_objects_explained,
+    profiles_reported,
+)
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import loops_differentiable
 from coordinator.workers.scheduler import Scheduler
 
@@ -129,6 +133,7 @@ class StrategyParts:
         exit_stack.enter_context(saved_in_blocks(options.checkpoint_memory, owner.record_any))
         exit_stack.enter_context(loops_differentiable())
         exit_stack.enter_context(profiles_reported(_warn_of_profile))
+        exit_stack.enter_context(errors_of_former_objects_explained())
         scheduler = Scheduler(TensorFlowRuntime(membership), membership, options, concatenated)
         exit_stack.callback(scheduler.close)
         if isinstance(cluster_resolver, PolledClusterResolver):
