@@ -5,11 +5,11 @@ worker leaves behind that dies meanwhile stays locked for ever, and an iterator 
 has written to a file of its name. So each dataset that is made on a worker caches in a file of its own, unless there is
 a complete one:
 
-    file.worker-1.1712345678901234.index, .data-*     complete: later iterators and programs read it on worker 1
-    file.worker-1.1712345678901234_*                  being written, or left by a worker that died
-    file.index, file.data-*                           complete, by other programs: all workers read it
+    file.of-2.worker-1.1712345678901234.index, .data-*    complete: later iterators and programs read it on worker 1
+    file.of-2.worker-1.1712345678901234_*                 being written, or left by a worker that died
+    file.index, file.data-*                               complete, by other programs: all workers read it
 
-Datasets that read which share of the data they have also have the share in the name, such as `file.1-of-2.worker-1...`.
+Those of a dataset that reads which share of the data it has are named after the share, `file.share-0-of-2.worker-1...`.
 
 Guarantee: no iterator meets a file that another one is writing, or did not write to its end.
 """
@@ -23,9 +23,9 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
 
-# The attribute of a dataset that has the names of the files which it caches in; also what a name of a file has at its
-# end if the file is complete.
+# The attribute of a dataset that has the names of the files which it caches in.
 _NAMES = "_coordinator_cache_files"
+# What a complete file is known by: it is written last.
 _COMPLETE = ".index"
 
 

@@ -199,15 +199,11 @@ class _InputContext(tf.distribute.InputContext):
     def owner(self) -> Any:
         """Returns, in the function, what distinguishes the files of the worker's dataset from those of others.
 
-        That is the worker, and its share as far as that was read: it changes with the number of workers.
+        Those of other numbers of workers are others too, since a program may use that in any way.
         """
-        parts = [
-            super().input_pipeline_id if self.has_read_pipeline_id else None,
-            super().num_input_pipelines if self.has_read_pipelines else None,
-        ]
-        share = "-of-".join(str(part) for part in parts if part is not None)
-        worker = tf.strings.as_string(get_current_worker_index())
-        return tf.strings.join([f"{share}." if share else "", "worker-", worker])
+        pipelines = super().num_input_pipelines
+        shares = f"share-{super().input_pipeline_id}-of-{pipelines}" if self.has_read_pipeline_id else f"of-{pipelines}"
+        return tf.strings.join([f"{shares}.worker-", tf.strings.as_string(get_current_worker_index())])
 
     @property
     def num_input_pipelines(self) -> int:

@@ -35,10 +35,10 @@ def numbers(lines, cache):
     return tf.data.TextLineDataset(str(lines)).map(lambda line: tf.strings.to_number(line, tf.int64)).cache(str(cache))
 
 
-def complete(folder) -> list[str]:
+def complete(folder) -> list[int]:
     """The workers with a complete cache, as the names of its files say; there is no other file."""
-    names = {name.partition(".")[2] for name in os.listdir(folder)}
-    owners = sorted(name.split(".")[0] for name in names if name.endswith(".index"))
+    names = [name.partition("worker-")[2] for name in os.listdir(folder)]
+    owners = sorted(int(name.split(".")[0]) for name in names if name.endswith(".index"))
     assert len(names) == 2 * len(owners)
     return owners
 
@@ -50,7 +50,7 @@ def test_each_worker_caches_in_a_file_of_its_own_and_reads_it_again(distribute, 
     lines.write_text("7\n")
     for _ in range(2):
         assert on_every_worker(strategy, total, iter(dataset)) == [6, 6, 6]
-    assert complete(tmp_path / "caches") == ["worker-0", "worker-1", "worker-2"]
+    assert complete(tmp_path / "caches") == [0, 1, 2]
     again = distribute(lambda: numbers(lines, tmp_path / "caches" / "file"))
     assert on_every_worker(strategy, total, iter(again)) == [6, 6, 6], "as if the program had started again"
 
@@ -71,7 +71,7 @@ def test_a_worker_that_dies_while_it_writes_begins_a_new_file(distribute, strate
     shared_cluster.restart("worker", 0)
     assert strategy.schedule(total, (iterator,), worker=0).result(TIMEOUT) == 6
     assert [strategy.schedule(total, (iterator,), worker=worker).result(TIMEOUT) for worker in (1, 2)] == [5, 5]
-    assert complete(tmp_path / "caches") == ["worker-0", "worker-1", "worker-2"], "what it had begun is deleted"
+    assert complete(tmp_path / "caches") == [0, 1, 2], "what it had begun is deleted"
 
 
 def test_a_position_in_a_file_that_is_not_complete_is_given_up_with_a_warning(
@@ -96,7 +96,7 @@ def test_files_of_other_shares_are_not_read(strategy, tmp_path):
     dataset = strategy.experimental_distribute_datasets_from_function(shard)
     assert on_every_worker(strategy, total, iter(dataset)) == [3, 5, 7]
     names = {name.rpartition(".worker-")[0] for name in os.listdir(tmp_path)}
-    assert names == {"file.0-of-3", "file.1-of-3", "file.2-of-3"}
+    assert names == {"file.share-0-of-3", "file.share-1-of-3", "file.share-2-of-3"}
 
 
 def test_a_dataset_may_cache_in_a_file_for_each_element(strategy, tmp_path):
