@@ -18,7 +18,7 @@ def is_url(path: str) -> bool:
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """Returns a path as a str; that of a URL such as `file:///there`, which is local.
+    """Returns a path as a str; for a URL such as `file:///there` the local path.
 
     Raises:
       ValueError: it is what `pathlib` makes of a URL.

@@ -34,8 +34,8 @@ def client(data: Any, size: int | None = None) -> Source:
         order: an object such as a `tf.data.Dataset`, or a function that returns an iterator, such as a generator
         function. What is iterated is read in order: it cannot be shuffled, and where an earlier example is needed
         again, it is iterated from the beginning. An example is an array, or a tuple, list or dict of arrays.
-      size: the number of examples of what is iterated, of which an epoch takes the first if there are more; None counts
-        them, by `len` or in a first pass. Of data without an end, the log says every 30 s that they are being counted.
+      size: the number of examples that an epoch takes of what is iterated; None counts them, by `len` or in a first
+        pass. The log says every 30 s how far that is, since data may have no end.
 
     Raises:
       TypeError: `data` can be iterated only once, or not at all.

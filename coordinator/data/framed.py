@@ -112,7 +112,7 @@ class FramedSource(Source):
         """Returns the starts that were kept beside a file, or finds and keeps them."""
         written = written_ns(path)
         state = f"{self._name} {file_size(path)} {written}"
-        # A file system that knows no time of a change does not tell a changed file from the former one.
+        # Without the time of the last change, a changed file of the same size would not be noticed.
         beside = index_path(path, self._name) if written else None
         starts = None if beside is None else _kept_index(beside, state)
         if starts is None:
@@ -126,7 +126,7 @@ class FramedSource(Source):
 
 
 def _kept_index(beside: str, state: str) -> np.ndarray[Any, Any] | None:
-    """Returns the starts that are kept in a file; None if they are not those of a data file in this state."""
+    """Returns the starts in an index; None if it is not whole, or was made of another state of the data file."""
     try:
         with tf.io.gfile.GFile(beside, "rb") as file:
             kept = np.load(file, allow_pickle=False)
@@ -155,7 +155,7 @@ def _keep_index(beside: str, state: str, starts: np.ndarray[Any, Any]) -> bool:
 
 
 def _with_checksum(state: str, starts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns the content of an index: what proves that it is of a data file in a state, and whole; then the starts."""
+    """Returns the content of an index: a checksum of the state of the data file and of the starts, then the starts."""
     checksum = hashlib.blake2b(state.encode() + starts.tobytes(), digest_size=_CHECKSUM_BYTES).digest()
     return np.concatenate([np.frombuffer(checksum, np.int64), starts])
 

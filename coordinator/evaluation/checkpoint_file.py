@@ -1,6 +1,6 @@
 """Checkpoints as files: finding the newest one in a directory, and copying one while training may replace it.
 
-All paths are those of `tf.io.gfile`, such as `gs://bucket/run`.
+Paths may be URLs that `tf.io.gfile` takes, such as `gs://bucket/run`.
 """
 
 import contextlib

@@ -1,15 +1,15 @@
 """The files in which datasets on the workers cache their elements: `Dataset.cache(file)`.
 
-TensorFlow locks a file while an iterator writes its elements there, so that two workers cannot use one file. What a
-worker leaves behind that dies meanwhile stays locked for ever, and an iterator that is deleted deletes what another one
-has written to a file of its name. So each dataset that is made on a worker caches in a file of its own, unless there is
-a complete one:
+TensorFlow locks a file while an iterator writes there, so that two workers cannot use one file. A worker that dies
+leaves the lock, and no later iterator can use the file. An iterator that is deleted before it has written all deletes
+every file of that name, also what another iterator has written. So each dataset that is made on a worker caches in a
+file of its own, unless there is a complete one:
 
     file.of-2.worker-1.1712345678901234.index, .data-*    complete: later iterators and programs read it on worker 1
     file.of-2.worker-1.1712345678901234_*                 being written, or left by a worker that died
     file.index, file.data-*                               complete, by other programs: all workers read it
 
-Those of a dataset that reads which share of the data it has are named after the share, `file.share-0-of-2.worker-1...`.
+If a dataset function reads which share of the data it has, the name has the share: `file.share-0-of-2.worker-1...`.
 
 Guarantee: no iterator meets a file that another one is writing, or did not write to its end.
 """
@@ -34,11 +34,11 @@ def own_file(file: Any, owner: Any) -> Any:
 
     Args:
       file: what the program calls the file, a string scalar.
-      owner: what distinguishes the files of this worker's dataset from others, likewise.
+      owner: names the worker, and its share of the data, a string scalar.
     """
     begin = tf.strings.join([file, ".", owner, "."])
     found = tf.io.matching_files([_escaped(file) + _COMPLETE, _escaped(begin) + "*" + _COMPLETE])
-    # Not those of parts, which have another number at their end.
+    # Not parts of a file, which have another number at their end.
     complete = tf.boolean_mask(found, ~tf.strings.regex_full_match(found, r"(?s).*\.\d+_\d+\.index"))
     # Never used before, by this worker or by a former process at its place. Random numbers would need a seed.
     number = tf.strings.as_string(tf.cast(1e6 * tf.timestamp(), tf.int64))
@@ -61,7 +61,7 @@ class TracedCaches:
     def own_file(self, file: Any) -> Any:
         """Returns the name of the file in whose place the program gave `file`."""
         name = own_file(file, self._owner())
-        # Those of a function that the dataset calls for each element are chosen when it is called.
+        # In a function that the dataset calls for each element, a file is chosen at each call.
         if tf.compat.v1.get_default_graph() is self._graph:
             self._names.append(name)
         return name
@@ -139,7 +139,7 @@ def _remove_begun(names: Sequence[bytes]) -> None:
 
 
 def _file_nodes(graph: Any) -> Iterator[Any]:
-    """Yields the constants of a graph that are the names of files for caches, those of its functions included."""
+    """Yields the constants of a graph, and of its functions, that are names of files for caches."""
     for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
         constants = {node.name: node for node in nodes if node.op == "Const"}
         for node in nodes:

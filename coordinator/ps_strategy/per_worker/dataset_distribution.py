@@ -197,9 +197,9 @@ class _InputContext(tf.distribute.InputContext):
         self.has_read_pipeline_id = self.has_read_pipelines = False
 
     def owner(self) -> Any:
-        """Returns, in the function, what distinguishes the files of the worker's dataset from those of others.
+        """Returns, in the function, a name for the worker and its share, which is part of the names of its files.
 
-        Those of other numbers of workers are others too, since a program may use that in any way.
+        It has the number of workers too: a program that divides data by it must not read a file for another number.
         """
         pipelines = super().num_input_pipelines
         shares = f"share-{super().input_pipeline_id}-of-{pipelines}" if self.has_read_pipeline_id else f"of-{pipelines}"

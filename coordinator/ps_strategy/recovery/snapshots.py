@@ -148,7 +148,7 @@ class Snapshot:
       saves: what is to be written: of one checkpoint, or nothing if it was written already.
       read: reads values of a server.
       memory: see `Snapshots`.
-      check: likewise.
+      check: see `Snapshots`.
     """
 
     def __init__(
