@@ -325,8 +325,14 @@ class Checkpoints(CheckpointSource):
 
     def _fail(self, path: str, error: BaseException) -> None:
         self._history.give_up()
-        # Of a directory that another client has taken over, that one may be writing a checkpoint of the same name.
-        if not isinstance(error, CheckpointsTakenOver):
+        try:
+            self._owner.require()
+        except CheckpointsTakenOver as taken_over:
+            # The other client may be writing a checkpoint of the same name.
+            error = taken_over
+        except tf.errors.OpError:
+            pass
+        else:
             delete_unfinished(path)
             with contextlib.suppress(OSError, tf.errors.OpError):
                 files.delete(path)

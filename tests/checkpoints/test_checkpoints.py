@@ -215,6 +215,23 @@ def test_what_is_written_when_another_client_begins_changes_nothing_there(tmp_pa
     assert (second.recover(), second.variable.numpy().tolist()) == (path, [40.0, 80.0])
 
 
+def test_a_write_that_fails_when_another_client_has_begun_deletes_nothing(tmp_path, gate, monkeypatch):
+    first = Training(tmp_path)
+    first.checkpoints.save(now=True)
+    second = Training(tmp_path, background=False)
+    second.train(10)
+    before = content(tmp_path)
+    monkeypatch.setattr(Snapshot, "_write_on", failing)
+    gate.set()
+    with pytest.raises(CheckpointsTakenOver):
+        first.checkpoints.wait(DEADLINE)
+    assert content(tmp_path) == before
+
+
+def failing(*_) -> None:
+    raise tf.errors.NotFoundError(None, None, "The other client has deleted ckpt-1_temp.")
+
+
 def test_a_former_client_is_told_by_each_save(tmp_path):
     first = Training(tmp_path)
     first.train(10)

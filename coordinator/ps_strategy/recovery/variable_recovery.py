@@ -333,6 +333,8 @@ class VariableRecovery:
                         states = self._variables.copied_states()
                         path = save(*args, **kwargs)
                     except tf.errors.OpError as error:
+                        # Another client that uses the directory may have deleted the files.
+                        self._owner.require()
                         missing = self.missing()
                         if missing is not None:
                             missing.original_exception = error

@@ -106,6 +106,17 @@ def test_a_save_during_which_another_client_begins_is_neither_listed_nor_deletes
     assert second[0].recover() == ("ckpt-3", 5.0)
 
 
+def test_a_save_whose_files_another_client_deletes_says_so(tmp_path):
+    client = Client(tmp_path)
+
+    def deleted(path):
+        Client(tmp_path)
+        raise tf.errors.NotFoundError(None, None, "ckpt-1_temp is gone.")
+
+    with saved_in_blocks(2**26, deleted), pytest.raises(CheckpointsTakenOver):
+        client.save(1.0)
+
+
 def test_a_checkpoint_that_another_client_has_written_over_is_not_restored(tmp_path):
     client = Client(tmp_path)
     for value in (1.0, 2.0):
