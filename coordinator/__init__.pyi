@@ -7,6 +7,7 @@ from . import simulation as simulation
 from . import testing as testing
 from . import updates as updates
 from .checkpoints.checkpoints import Checkpoints as Checkpoints
+from .errors import CheckpointsTakenOver as CheckpointsTakenOver
 from .errors import ClosureCancelledError as ClosureCancelledError
 from .errors import ClosureError as ClosureError
 from .errors import ClosureInputError as ClosureInputError

@@ -14,6 +14,7 @@ say where it happened.
      |   x  ClosureInputError                       an input of it could not be created
      |   x  ClosureCancelledError (CancelledError)  another closure failed, or the strategy was closed
      |   x  ClosureQuarantined                 it was lost with its worker too often
+     x  CheckpointsTakenOver      (RuntimeError)    another client uses the directory of the checkpoints
      x  StrategyClosedError       (RuntimeError)    the strategy is closed
      x  InvalidTransitionError    (RuntimeError)    a defect of this library: a state changed in a way not allowed
      x  LaunchError               (RuntimeError)    a server or a program could not be started
@@ -127,6 +128,21 @@ class ClosureQuarantined(ClosureError):
     """
 
     original_exception: BaseException | None = None
+
+
+class CheckpointsTakenOver(CoordinatorError, RuntimeError):
+    """Another client began to use the directory of the checkpoints after this one; the message says which.
+
+    Attributes:
+      directory: the directory.
+    """
+
+    def __init__(self, directory: str, message: str):
+        super().__init__(directory, message)
+        self.directory = directory
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 class StrategyClosedError(CoordinatorError, RuntimeError):

@@ -6,6 +6,7 @@ import threading
 from typing import Any, Literal, get_args, get_origin
 
 from coordinator.addresses import parse_page_address
+from coordinator.paths import local_path
 from coordinator.setting_checks import check_integer, check_number, check_transfer_dtype
 
 
@@ -117,8 +118,8 @@ class Options:
                     raise ValueError(f"Options.{field.name} must be True or False, got {value!r}.")
                 continue
             name = f"Options.{field.name}"
-            if field.name == "trace" and not isinstance(value, str | os.PathLike | None):
-                raise ValueError(f"{name} must be a path, got {value!r}.")
+            if field.name == "trace" and value is not None:
+                _check_local_path(name, value)
             if field.name in ("trace", "transfer_dtype") or (value is None and field.default is None):
                 continue
             if field.type == str | None:
@@ -127,3 +128,9 @@ class Options:
                 check_integer(name, value, minimum=0 if field.name == "transient_retries" else 1)
             else:
                 check_number(name, value, above=0, maximum=threading.TIMEOUT_MAX, unit="seconds")
+
+
+def _check_local_path(name: str, value: Any) -> None:
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError(f"{name} must be a path, got {value!r}.")
+    local_path(value, name)

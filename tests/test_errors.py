@@ -18,6 +18,7 @@ TREE = {
     errors.ClosureInputError: (errors.ClosureError,),
     errors.ClosureCancelledError: (errors.ClosureError, concurrent.futures.CancelledError),
     errors.ClosureQuarantined: (errors.ClosureError,),
+    errors.CheckpointsTakenOver: (errors.CoordinatorError, RuntimeError),
     errors.StrategyClosedError: (errors.CoordinatorError, RuntimeError),
     errors.InvalidTransitionError: (errors.CoordinatorError, RuntimeError),
     errors.LaunchError: (errors.CoordinatorError, RuntimeError),

@@ -31,6 +31,8 @@ def test_every_option_has_a_default_that_passes() -> None:
 def test_the_file_of_a_trace_is_a_path() -> None:
     with pytest.raises(ValueError, match=r"^Options\.trace must be a path, got 3\.$"):
         Options(trace=3)
+    with pytest.raises(ValueError, match=r"^Options\.trace must be on a local file system, got 'gs://b/trace'"):
+        Options(trace="gs://b/trace")
     assert Options(trace="trace.json").trace == "trace.json"
 
 

@@ -18,7 +18,9 @@ from collections.abc import Collection, Sequence
 import tensorflow as tf
 
 from coordinator.checkpoints.policies import SavedCheckpoint
+from coordinator.evaluation.checkpoint_file import CheckpointFile
 from coordinator.evaluation.status_files import results
+from coordinator.ps_strategy.recovery.checkpoint_owner import replace_file
 from coordinator.ps_strategy.recovery.snapshots import delete_unfinished
 
 LIST_FILE = "checkpoints.json"
@@ -34,13 +36,8 @@ def load(directory: str) -> list[SavedCheckpoint]:
     """Returns the complete checkpoints, oldest first. Those of a `tf.train.CheckpointManager` are known by its list.
 
     Raises:
-      ValueError: the list cannot be parsed, or the path of the directory is a pattern.
+      ValueError: the list cannot be parsed.
     """
-    if set(directory) & set("*?["):
-        raise ValueError(
-            f"Checkpoints cannot be kept in {directory!r}: TensorFlow takes a path with *, ? or [ for a pattern, and "
-            "does not find its files."
-        )
     file = os.path.join(directory, LIST_FILE)
     if not tf.io.gfile.exists(file):
         found = _of_manager(directory)
@@ -89,18 +86,12 @@ def store(directory: str, checkpoints: Sequence[SavedCheckpoint]) -> None:
     for each in checkpoints:
         fields = dataclasses.asdict(each)
         entries.append({"name": os.path.basename(fields.pop("path")), **fields})
-    _replace(os.path.join(directory, LIST_FILE), json.dumps({"checkpoints": entries}, indent=1) + "\n")
+    replace_file(os.path.join(directory, LIST_FILE), json.dumps({"checkpoints": entries}, indent=1) + "\n")
     # TensorFlow has no function for it that is not deprecated.
     lines = [f'model_checkpoint_path: "{entry["name"]}"' for entry in entries[-1:]]
     lines += [f'all_model_checkpoint_paths: "{entry["name"]}"' for entry in entries]
     lines += [f"all_model_checkpoint_timestamps: {entry['time']!r}" for entry in entries]
-    _replace(os.path.join(directory, "checkpoint"), "".join(f"{line}\n" for line in lines))
-
-
-def _replace(file: str, text: str) -> None:
-    with tf.io.gfile.GFile(f"{file}.new", "w") as draft:
-        draft.write(text)
-    tf.io.gfile.rename(f"{file}.new", file, overwrite=True)
+    replace_file(os.path.join(directory, "checkpoint"), "".join(f"{line}\n" for line in lines))
 
 
 def delete(path: str) -> None:
@@ -119,11 +110,9 @@ def files(path: str) -> list[str]:
 
 
 def written_ns(path: str) -> int:
-    """Returns when the index of a checkpoint was written, as evaluators know it; 0 if they cannot."""
-    try:
-        return os.stat(f"{path}.index").st_mtime_ns
-    except OSError:
-        return 0
+    """Returns when the index of a checkpoint was written, as evaluators know it; 0 if there is none."""
+    found = CheckpointFile.of_file(f"{path}.index")
+    return 0 if found is None else found.written_ns
 
 
 def with_results(directory: str, checkpoints: Collection[SavedCheckpoint]) -> list[SavedCheckpoint]:

@@ -9,6 +9,7 @@ Promises:
 - What is listed is complete, and of one moment. An older checkpoint is deleted only after a newer one has been listed.
 - A failed write is logged at once and counted. It is tried again when a policy is due the next time.
 - A snapshot of a moment that a recovery has undone is not listed.
+- What another client that uses the directory has saved is neither overwritten nor deleted.
 - No lock is held while files are written or a policy is asked.
 """
 
@@ -35,7 +36,10 @@ from coordinator.checkpoints.policies import (
     check_policies,
 )
 from coordinator.checkpoints.serial_thread import SerialThread
+from coordinator.errors import CheckpointsTakenOver
 from coordinator.events.event_stream import EventStream
+from coordinator.paths import checkpoint_path
+from coordinator.ps_strategy.recovery.checkpoint_owner import CheckpointOwner
 from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointSource, SaveServices
 from coordinator.ps_strategy.recovery.snapshots import Snapshot, Snapshots, delete_unfinished
 
@@ -99,13 +103,14 @@ class Checkpoints(CheckpointSource):
             raise TypeError(f"Checkpoints takes a tf.train.Checkpoint of what is saved, got {checkpoint!r}.")
         check_policies("save", save, "is_due")
         check_policies("keep", () if keep is None else keep, "kept")
-        self.checkpoint, self.directory = checkpoint, os.fspath(directory)
+        self.checkpoint, self.directory = checkpoint, checkpoint_path(directory)
         self._save_policies = tuple(save)
         self._background = background
         self._history = History(self.directory, keep)
         self._thread = SerialThread("coordinator-checkpoints", f"Writing a checkpoint in {self.directory}")
         self._hurry = threading.Event()
         self._services: SaveServices | None = None
+        self._owner = CheckpointOwner()
         self._snapshots: Snapshots | None = None
         self._statistics = CheckpointsStatistics()
         self._events = EventStream()
@@ -153,6 +158,7 @@ class Checkpoints(CheckpointSource):
         Raises:
           RuntimeError: `strategy.restore_from` was not given this object, or the strategy is closed.
           ParameterServerLost: a parameter server is lost and does not return.
+          CheckpointsTakenOver: another client uses the directory.
           tf.errors.OpError: with `now`, it failed before training went on. Otherwise that is logged.
         """
         services = self._services
@@ -188,7 +194,7 @@ class Checkpoints(CheckpointSource):
           Whether there is such a checkpoint. It may have been deleted meanwhile, or could not be written.
         """
         is_there = self._history.report(checkpoint, {name: float(value) for name, value in metrics.items()})
-        self._thread.submit(self._history.store)
+        self._thread.submit(self._store)
         return is_there
 
     def wait(self, timeout: float | None = None) -> str | None:
@@ -217,8 +223,8 @@ class Checkpoints(CheckpointSource):
         numbers = [*files.numbers(self.directory), *(each.number for each in complete), self._number]
         self._number = self._former_number = max(numbers)
         self._offset = _step_of(self._last) - (services.steps() or 0) if services.begins_at_zero else 0
-        self._snapshots = Snapshots(self.checkpoint, services.memory)
-        self._services, self._events = services, services.events
+        self._snapshots = Snapshots(self.checkpoint, services.memory, services.owner.require)
+        self._services, self._events, self._owner = services, services.events, services.owner
 
     def end(self) -> None:
         """Waits until nothing is being written; `strategy.close` calls it."""
@@ -240,7 +246,7 @@ class Checkpoints(CheckpointSource):
         if services is not None and services.begins_at_zero and _number_of(self._last) <= self._former_number:
             # What this program has done is undone, and its count of steps begins again.
             self._offset = _step_of(self._last)
-        self._thread.submit(self._history.store)
+        self._thread.submit(self._store)
 
     def _is_due(self, services: SaveServices) -> bool:
         step, last = services.steps(), self._last
@@ -292,6 +298,8 @@ class Checkpoints(CheckpointSource):
         try:
             if saving.snapshot is not None:
                 saving.snapshot.write(self._hurry)
+            self._owner.record(saving.path)
+            self._owner.require()
             self._history.complete()
         except Exception as error:  # noqa: BLE001 - it is logged, and `wait` raises it
             self._fail(saving.path, error)
@@ -306,11 +314,28 @@ class Checkpoints(CheckpointSource):
         self._statistics = dataclasses.replace(done, saved=done.saved + 1, seconds=seconds, bytes=size, error=None)
         _logger.info("The checkpoint %s is complete: %.1f MB in %.1f s.", saving.path, size / 1e6, seconds)
 
+    def _store(self) -> None:
+        """Writes the lists, on the background thread."""
+        try:
+            self._owner.require()
+        except (CheckpointsTakenOver, tf.errors.OpError) as error:
+            _logger.warning("The list of the checkpoints in %s cannot be written: %s", self.directory, error)
+        else:
+            self._history.store()
+
     def _fail(self, path: str, error: BaseException) -> None:
         self._history.give_up()
-        delete_unfinished(path)
-        with contextlib.suppress(OSError, tf.errors.OpError):
-            files.delete(path)
+        try:
+            self._owner.require()
+        except CheckpointsTakenOver as taken_over:
+            # The other client may be writing a checkpoint of the same name.
+            error = taken_over
+        except tf.errors.OpError:
+            pass
+        else:
+            delete_unfinished(path)
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                files.delete(path)
         self._statistics = dataclasses.replace(self._statistics, failed=self._statistics.failed + 1, error=error)
         self._events.record("checkpoint_failed", name=path, detail=type(error).__name__)
         _logger.warning(

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import pathlib
 from collections.abc import Sequence
 
 import psutil
@@ -13,6 +12,7 @@ from coordinator.heartbeat.obstacle import find_obstacles
 from coordinator.heartbeat.task_probe import TaskProbe
 from coordinator.launch.serve import SERVED_JOBS
 from coordinator.launch.task_config import TaskConfig
+from coordinator.paths import path_text
 from coordinator.setting_checks import check_number
 
 # How long a server may take to answer, in seconds.
@@ -31,7 +31,7 @@ def add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--pid", type=int, metavar="N", help="instead: those of the TF_CONFIG of this process, such as the program's"
     )
     text = "a folder for TensorBoard; the profiles are added to those that are there"
-    profiling.add_argument("--logdir", type=pathlib.Path, required=True, metavar="FOLDER", help=text)
+    profiling.add_argument("--logdir", type=_folder, required=True, metavar="FOLDER", help=text)
     profiling.add_argument("--seconds", type=float, default=2.0, metavar="S", help="how long to profile (default 2)")
 
 
@@ -55,9 +55,18 @@ def profile(given: argparse.Namespace) -> int:
     if not answering:
         raise LaunchError("No server answers. Is the training still running?")
     found = _collect(answering, given.logdir, given.seconds)
-    print(f"{len(found)} of {len(addresses)} servers were profiled for {given.seconds:g} s: {found[0].parent}")
+    print(
+        f"{len(found)} of {len(addresses)} servers were profiled for {given.seconds:g} s: {os.path.dirname(found[0])}"
+    )
     print(f"To see them: tensorboard --logdir {given.logdir}")
     return 0 if len(found) == len(addresses) else 1
+
+
+def _folder(text: str) -> str:
+    try:
+        return path_text(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _address(text: str) -> str:
@@ -98,19 +107,25 @@ def _silent(addresses: Sequence[str]) -> dict[str, str]:
     return {address: obstacle.value for address, obstacle in find_obstacles(silent).items()}
 
 
-def _collect(addresses: Sequence[str], logdir: pathlib.Path, seconds: float) -> list[pathlib.Path]:
+def _collect(addresses: Sequence[str], logdir: str, seconds: float) -> list[str]:
     """Profiles the servers at once; returns the files, one for each server that has answered."""
     # The outcome is reported below; TensorFlow would log each call.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
-    before = set(logdir.glob("plugins/profile/*/*.xplane.pb"))
+    def profiles() -> set[str]:
+        folders = tf.io.gfile.walk(os.path.join(logdir, "plugins", "profile"))
+        return {
+            os.path.join(folder, name) for folder, _, names in folders for name in names if name.endswith(".xplane.pb")
+        }
+
+    before = profiles()
     try:
         services = ",".join(f"grpc://{address}" for address in addresses)
-        tf.profiler.experimental.client.trace(services, str(logdir), round(1000 * seconds), num_tracing_attempts=1)
+        tf.profiler.experimental.client.trace(services, logdir, round(1000 * seconds), num_tracing_attempts=1)
     except (RuntimeError, tf.errors.OpError) as error:
         raise LaunchError(f"The servers could not be profiled: {str(error).partition(chr(10))[0]}") from None
-    found = sorted(set(logdir.glob("plugins/profile/*/*.xplane.pb")) - before)
+    found = sorted(profiles() - before)
     if not found:
         raise LaunchError(f"The servers have answered, but there is no profile in {logdir}.")
     return found

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.addresses import parse_page_address
+from coordinator.cli.local_file import local_file
 from coordinator.errors import LaunchError
 from coordinator.launch.console import Console
 from coordinator.launch.hosts import parse_hosts, read_hostfile, slots_of
@@ -38,7 +39,7 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--hosts", metavar="HOST:N,...", help="start the servers on these hosts by ssh, with N workers on each"
     )
     running.add_argument(
-        "--hostfile", type=pathlib.Path, metavar="FILE", help="the same, from a file with lines such as `a slots=2`"
+        "--hostfile", type=local_file, metavar="FILE", help="the same, from a file with lines such as `a slots=2`"
     )
     running.add_argument(
         "--ps-hosts",
@@ -68,7 +69,7 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     running.add_argument(
         "--log-dir",
-        type=pathlib.Path,
+        type=local_file,
         metavar="FOLDER",
         help="keep the logs in a folder there, one for each run: of the servers, and of TensorFlow's C++ code in the "
         "program",
@@ -118,7 +119,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         type=lambda text: _ANY_PORT if text == _DEFAULT else text,
         help="show on a page what happens; alone, or with HOST:PORT[/TOKEN] (default 127.0.0.1:0, any port)",
     )
-    parser.add_argument("--trace", type=pathlib.Path, metavar="FILE", help="write a trace for the Perfetto UI")
+    parser.add_argument("--trace", type=local_file, metavar="FILE", help="write a trace for the Perfetto UI")
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as for `python -m`")
     parser.add_argument("program", metavar="PROGRAM", help="a Python program")
     rest = parser.add_argument(

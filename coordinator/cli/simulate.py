@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from coordinator.cli.local_file import local_file
 from coordinator.errors import SettingError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def with_negative_values(arguments: Sequence[str]) -> list[str]:
 
 
 def _add_cluster(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--from-trace", type=pathlib.Path, metavar="FILE", help="times and sizes of a traced training")
+    group.add_argument("--from-trace", type=local_file, metavar="FILE", help="times and sizes of a traced training")
     group.add_argument("--workers", type=int, metavar="N", help="workers (default 4)")
     group.add_argument("--ps", type=int, metavar="N", help="parameter servers (default 1)")
     group.add_argument("--compute", metavar="TIMES", help=f"computation of a step: {_TIME} (default 50ms)")
@@ -92,9 +93,9 @@ def _add_run(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--problem", metavar="NAME", help="small_network (default) or logistic_regression")
     group.add_argument("--compare", metavar="RULE,...", help="simulate these rules, side by side")
     group.add_argument("--sweep", metavar="NAME=A..B", help="one setting, doubled from A to B, or NAME=A,B,C")
-    group.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw a picture, such as out.png")
-    group.add_argument("--trace", type=pathlib.Path, metavar="FILE", help="write a trace for the Perfetto UI")
-    group.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the figures as JSON")
+    group.add_argument("--plot", type=local_file, metavar="FILE", help="draw a picture, such as out.png")
+    group.add_argument("--trace", type=local_file, metavar="FILE", help="write a trace for the Perfetto UI")
+    group.add_argument("--json", type=local_file, metavar="FILE", help="write the figures as JSON")
 
 
 # The results of each rule, one for each value of the sweep.

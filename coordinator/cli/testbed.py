@@ -5,6 +5,8 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING
 
+from coordinator.cli.local_file import local_file
+
 if TYPE_CHECKING:
     from coordinator.testbed.loss_curve import LossCurve
 
@@ -53,10 +55,15 @@ def _add_experiment(group: "argparse._ArgumentGroup") -> None:
         help="runs of each training, each with the next seed; figures are their means (default 1)",
     )
     group.add_argument("--data", metavar="NAME", help="digits (default) or cifar10")
-    group.add_argument("--folder", metavar="FOLDER", help="where CIFAR-10 is, in its published binary or python format")
+    group.add_argument(
+        "--folder",
+        type=local_file,
+        metavar="FOLDER",
+        help="where CIFAR-10 is, in its published binary or python format",
+    )
     group.add_argument(
         "--output",
-        type=pathlib.Path,
+        type=local_file,
         default=pathlib.Path("testbed-results"),
         metavar="FOLDER",
         help="folder for pictures, tables and the summary (default testbed-results)",

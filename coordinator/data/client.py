@@ -1,5 +1,7 @@
 """Data that the client reads, and sends along with the functions: Parquet, databases, generators, sequences."""
 
+import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -9,6 +11,10 @@ import tensorflow as tf
 from coordinator.data.autotuning import without_autotuning
 from coordinator.data.source import IN_ORDER, Source, digest_of, shuffled
 
+_logger = logging.getLogger("coordinator")
+
+# How often the counting of examples is reported, in seconds.
+_REPORT_INTERVAL = 30.0
 # The digest covers this many examples, and this many values of each array of them.
 _SAMPLE = 16
 _VALUES = 1024
@@ -28,11 +34,12 @@ def client(data: Any, size: int | None = None) -> Source:
         order: an object such as a `tf.data.Dataset`, or a function that returns an iterator, such as a generator
         function. What is iterated is read in order: it cannot be shuffled, and where an earlier example is needed
         again, it is iterated from the beginning. An example is an array, or a tuple, list or dict of arrays.
-      size: the number of examples of what is iterated; None counts them, by `len` or in a first pass.
+      size: the number of examples that an epoch takes of what is iterated; None counts them, by `len` or in a first
+        pass. The log says every 30 s how far that is, since data may have no end.
 
     Raises:
       TypeError: `data` can be iterated only once, or not at all.
-      ValueError: there are no examples, or `size` was given for a sequence.
+      ValueError: there are no examples, or infinitely many; or `size` was given for a sequence.
     """
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         if size is not None:
@@ -45,6 +52,11 @@ def client(data: Any, size: int | None = None) -> Source:
         )
     if not callable(data) and not hasattr(data, "__iter__"):
         raise TypeError(f"client takes a sequence, or what can be iterated, got {data!r}.")
+    if size is None and isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            f"client was given a dataset without an end, {data!r}. Leave its repeat() out, since Epochs(epochs=...) "
+            "reads it again; or give the number of examples of an epoch as size=."
+        )
     repeated = without_autotuning(data) if isinstance(data, tf.data.Dataset) else data
     return _Iterable(repeated if callable(repeated) else repeated.__iter__, size, data)
 
@@ -117,7 +129,7 @@ class _Iterable(_ClientSource):
             size = _length(data)
         found = iter(iterate())
         sample = [each for _, each in zip(range(_SAMPLE), found, strict=False)]
-        super().__init__(len(sample) + sum(1 for _ in found) if size is None else size, sample)
+        super().__init__(len(sample) + _count(found, self._name) if size is None else size, sample)
 
     def reader(self) -> Callable[[Any], Any]:
         """See `Source.reader`."""
@@ -173,8 +185,24 @@ def _length(data: Any) -> int | None:
     try:
         return len(data)
     except TypeError:
-        # It has none, or an infinite or unknown one, as datasets may.
+        # It has none, or one that TensorFlow does not know.
         return None
+
+
+def _count(examples: Iterator[Any], name: str) -> int:
+    """Counts the rest of some examples; reports in the log how far it is, since they may have no end."""
+    count, began, reports = 0, time.monotonic(), 1
+    for count, _ in enumerate(examples, 1):
+        if time.monotonic() - began >= reports * _REPORT_INTERVAL:
+            reports += 1
+            _logger.warning(
+                "coordinator.data.client has counted %d examples of %s in %.0f s, and goes on. If they have no end, or "
+                "their number is known, give it: client(..., size=...).",
+                count,
+                name,
+                time.monotonic() - began,
+            )
+    return count
 
 
 def _digest(sample: list[Any]) -> str:

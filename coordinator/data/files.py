@@ -18,12 +18,13 @@ import tensorflow as tf
 
 from coordinator.data.source import IN_ORDER, digest_of
 from coordinator.data.worker_arrays import WorkerArrays
+from coordinator.paths import is_url, path_text
 
 # In bytes: what a worker reads at a time, and what the digest has of a file.
 _BUFFER = 2**18
 _SAMPLE = 2**12
 # An index that is kept beside a file, or is being written, for all kinds of files that have one.
-_INDEX = re.compile(r"(.+)\.(records|lines(-\d+)?)-index\.npy(\.\d+\.tmp)?")
+_INDEX = re.compile(r"(.+)\.(records|lines(-\d+)?)-index\.npy(\.\w+\.tmp)?")
 # The shape of a vector of any length, as operations on lists take it.
 _VECTOR = [-1]
 
@@ -37,7 +38,7 @@ def checked_paths(paths: Any, name: str) -> list[str]:
 
     Raises:
       TypeError: something else.
-      ValueError: there is none.
+      ValueError: there is none, or one is what `pathlib` makes of a URL.
       FileNotFoundError: a file does not exist.
     """
     if isinstance(paths, str | os.PathLike):
@@ -46,7 +47,7 @@ def checked_paths(paths: Any, name: str) -> list[str]:
         raise TypeError(f"{name} takes the path of a file, or a list of paths, got {paths!r}.")
     if not paths:
         raise ValueError(f"{name} was given no path.")
-    given = [os.fspath(each) for each in paths]
+    given = [path_text(each) for each in paths]
     found = [path for path in given if not ((index := _INDEX.fullmatch(path)) and index[1] in given)]
     for path in found:
         if not tf.io.gfile.exists(path):
@@ -67,6 +68,16 @@ def index_path(path: str, name: str) -> str:
 def file_size(path: str) -> int:
     """Returns the size of a file in bytes."""
     return int(tf.io.gfile.stat(path).length)
+
+
+def written_ns(path: str) -> int:
+    """Returns when a file was written, in Unix nanoseconds of its file system; 0 if that does not know.
+
+    Raises:
+      FileNotFoundError, tf.errors.NotFoundError: there is no such file.
+    """
+    # TensorFlow gives whole seconds for local files.
+    return int(tf.io.gfile.stat(path).mtime_nsec) if is_url(path) else os.stat(path).st_mtime_ns
 
 
 def digest_of_files(paths: Sequence[str], counts: Sequence[int]) -> str:
@@ -97,7 +108,7 @@ class FileParts:
         self._paths = list(paths)
         self._sizes = [file_size(path) for path in paths]
         # Other file systems would read the whole file instead.
-        self.are_mapped = not any("://" in path for path in paths)
+        self.are_mapped = not any(is_url(path) for path in paths)
         self._on_workers = WorkerArrays([self._maps] if self.are_mapped else [])
         # The number of the first example of each file, and that after the last of all.
         self._firsts = [0, *itertools.accumulate(counts)]

@@ -1,7 +1,9 @@
 """Files of examples of different sizes, with an index of where each begins."""
 
+import contextlib
+import hashlib
 import logging
-import os
+import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,19 +17,24 @@ from coordinator.data.files import (
     checked_paths,
     concatenated,
     digest_of_files,
+    file_size,
     index_path,
     shuffled_rows,
+    written_ns,
 )
 from coordinator.data.source import Source
 from coordinator.data.worker_arrays import WorkerArrays
 
 _logger = logging.getLogger("coordinator")
 
+_CHECKSUM_BYTES = 16
+
 
 class FramedSource(Source):
     """A source of examples of different sizes in files, which the workers read.
 
-    The index, 8 bytes for each example, is kept beside each file, and in the memory of each worker.
+    The index, 8 bytes for each example, is kept in a file beside each file, and in the memory of each worker. It is a
+    cache: unless it is whole, and was made of the present file, it is made again.
 
     Args:
       paths: of the files.
@@ -36,6 +43,8 @@ class FramedSource(Source):
     """
 
     mixes_all = False
+    # Whether an index could not be kept, which is tried and logged once.
+    _is_index_unkept = False
 
     def __init__(self, paths: Any, name: str, parse: Callable[[Any], Any] | None) -> None:
         self._name = name
@@ -101,25 +110,54 @@ class FramedSource(Source):
 
     def _index(self, path: str) -> np.ndarray[Any, Any]:
         """Returns the starts that were kept beside a file, or finds and keeps them."""
-        beside, stat = index_path(path, self._name), tf.io.gfile.stat(path)
-        state = [int(stat.length), int(stat.mtime_nsec)]
-        if tf.io.gfile.exists(beside):
-            with tf.io.gfile.GFile(beside, "rb") as file:
-                kept = np.load(file, allow_pickle=False)
-            if kept[:2].tolist() == state:
-                return kept[2:]
-        starts = np.asarray(self._starts(path), np.int64)
-        temporary = f"{beside}.{os.getpid()}.tmp"
-        try:
-            with tf.io.gfile.GFile(temporary, "wb") as file:
-                np.save(file, np.concatenate([np.array(state, np.int64), starts]))
-            tf.io.gfile.rename(temporary, beside, overwrite=True)
-        except tf.errors.OpError as error:
-            _logger.info("The index of %s is not kept for the next time: %s", path, error)
+        written = written_ns(path)
+        state = f"{self._name} {file_size(path)} {written}"
+        # Without the time of the last change, a changed file of the same size would not be noticed.
+        beside = index_path(path, self._name) if written else None
+        starts = None if beside is None else _kept_index(beside, state)
+        if starts is None:
+            starts = np.asarray(self._starts(path), np.int64)
+            if beside is not None and not self._is_index_unkept:
+                self._is_index_unkept = not _keep_index(beside, state, starts)
         return starts
 
     def __repr__(self) -> str:
         return f"<coordinator.data.{self._name}: {self.size} examples in {len(self._paths)} files>"
+
+
+def _kept_index(beside: str, state: str) -> np.ndarray[Any, Any] | None:
+    """Returns the starts in an index; None if it is not whole, or was made of another state of the data file."""
+    try:
+        with tf.io.gfile.GFile(beside, "rb") as file:
+            kept = np.load(file, allow_pickle=False)
+    except Exception:  # noqa: BLE001 - NumPy raises anything for a damaged file
+        return None
+    if not isinstance(kept, np.ndarray) or kept.ndim != 1 or kept.dtype != np.int64:
+        return None
+    starts = kept[_CHECKSUM_BYTES // 8 :]
+    return starts if np.array_equal(kept, _with_checksum(state, starts)) else None
+
+
+def _keep_index(beside: str, state: str, starts: np.ndarray[Any, Any]) -> bool:
+    """Writes the starts to a file, in one step; returns whether that succeeded, and logs it otherwise."""
+    # The number of a process is not unique: it is 1 in every container.
+    draft = f"{beside}.{uuid.uuid4().hex}.tmp"
+    try:
+        with tf.io.gfile.GFile(draft, "wb") as file:
+            np.save(file, _with_checksum(state, starts))
+        tf.io.gfile.rename(draft, beside, overwrite=True)
+    except (OSError, tf.errors.OpError) as error:
+        _logger.info("Indexes such as %s are not kept for the next time: %s", beside, error)
+        with contextlib.suppress(OSError, tf.errors.OpError):
+            tf.io.gfile.remove(draft)
+        return False
+    return True
+
+
+def _with_checksum(state: str, starts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns the content of an index: a checksum of the state of the data file and of the starts, then the starts."""
+    checksum = hashlib.blake2b(state.encode() + starts.tobytes(), digest_size=_CHECKSUM_BYTES).digest()
+    return np.concatenate([np.frombuffer(checksum, np.int64), starts])
 
 
 def read_blocks(path: str, size: int = 2**24) -> Iterator[bytes]:

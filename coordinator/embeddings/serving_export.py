@@ -19,6 +19,7 @@ import tensorflow as tf
 from coordinator.embeddings.exported_rows import DTYPES, Base, Written, write_rows
 from coordinator.embeddings.served_table import ServedTable
 from coordinator.embeddings.table import Table
+from coordinator.paths import checkpoint_path
 from coordinator.ps_strategy.keras.internals.inputs import structured_inputs
 from coordinator.ps_strategy.keras.internals.parts import variable_of
 from coordinator.ps_strategy.keras.internals.table_updates import is_table
@@ -28,7 +29,7 @@ _FORMAT = 1
 _RECORD = os.path.join("assets.extra", "coordinator.json")
 
 
-def export(model: keras.Model, path: str, dtype: Any = None, *, serve: Any = None) -> None:
+def export(model: keras.Model, path: str | os.PathLike[str], dtype: Any = None, *, serve: Any = None) -> None:
     """Writes a SavedModel of a model with its tables, with the signature `serving_default`.
 
     It has plain operations only, so TensorFlow Serving and `tf.saved_model.load` take it, without this library. Keys
@@ -56,7 +57,9 @@ def export(model: keras.Model, path: str, dtype: Any = None, *, serve: Any = Non
     _export(model, path, dtype, serve, None)
 
 
-def export_delta(model: keras.Model, path: str, base: str, *, serve: Any = None) -> None:
+def export_delta(
+    model: keras.Model, path: str | os.PathLike[str], base: str | os.PathLike[str], *, serve: Any = None
+) -> None:
     """Writes a SavedModel that has the files of a former export, and beside them only what has changed since.
 
     It is a whole model: load it as any other. What is new in it are the keys that have got a row or a gradient since,
@@ -74,7 +77,7 @@ def export_delta(model: keras.Model, path: str, base: str, *, serve: Any = None)
       RuntimeError, FileExistsError: as `export`.
       ValueError: an argument is wrong, or `base` is no such export.
     """
-    _export(model, path, None, serve, base)
+    _export(model, path, None, serve, checkpoint_path(base))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +108,10 @@ class _Record:
             json.dump(content, file, indent=1)
 
 
-def _export(model: keras.Model, path: str, dtype: Any, serve: Any, base: str | None) -> None:
+def _export(model: keras.Model, path: str | os.PathLike[str], dtype: Any, serve: Any, base: str | None) -> None:
     if tf.distribute.has_strategy():
         raise RuntimeError("Export a model outside of strategy.scope(): what is created for it belongs to the client.")
-    path = path.rstrip("/")
+    path = checkpoint_path(path).rstrip("/")
     if tf.io.gfile.exists(path):
         raise FileExistsError(f"{path} exists. A SavedModel is exported to a new folder, such as the next version.")
     tables = _tables_of(model)
@@ -219,8 +222,10 @@ def _save(model: keras.Model, function: Any, served: dict[Table, ServedTable], f
 
 def _link(source: str, target: str, name: str, new_name: str) -> None:
     """Links the files of a table into another folder, or copies them where that is not possible."""
-    for path in tf.io.gfile.glob(os.path.join(source, f"{name}.*")):
-        new = os.path.join(target, new_name + os.path.basename(path)[len(name) :])
+    for file in tf.io.gfile.listdir(source):
+        if not file.startswith(f"{name}."):
+            continue
+        path, new = os.path.join(source, file), os.path.join(target, new_name + file[len(name) :])
         try:
             os.link(path, new)
         except OSError:
@@ -229,9 +234,8 @@ def _link(source: str, target: str, name: str, new_name: str) -> None:
 
 def _finish(folder: str, files: str) -> None:
     """Moves the data of tables beside the indexes, which TensorFlow has copied to the assets."""
-    for path in tf.io.gfile.glob(os.path.join(files, "table_*.data-*")):
-        name = os.path.basename(path)
-        index = os.path.join(folder, "assets", f"{name.partition('.')[0]}.index")
-        if tf.io.gfile.exists(index):
-            tf.io.gfile.rename(path, os.path.join(folder, "assets", name))
+    for name in tf.io.gfile.listdir(files):
+        table, _, kind = name.partition(".")
+        if kind.startswith("data-") and tf.io.gfile.exists(os.path.join(folder, "assets", f"{table}.index")):
+            tf.io.gfile.rename(os.path.join(files, name), os.path.join(folder, "assets", name))
     tf.io.gfile.rmtree(files)

@@ -8,7 +8,6 @@ table.apply_gradients  -->  its keys     updates the rows that these keys have n
 """
 
 import dataclasses
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +26,7 @@ from coordinator.embeddings.table_checkpoint import TableCheckpoint
 from coordinator.embeddings.table_place import TablePlace
 from coordinator.embeddings.table_settings import TableSettings
 from coordinator.embeddings.table_shard import TableShard
+from coordinator.paths import checkpoint_path
 from coordinator.ps_strategy.keras.internals.optimizers import without_repeats
 from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import SelfSaved, SelfSaving, merged
 from coordinator.ps_strategy.tensorflow_internals.replica_threads import alone
@@ -295,7 +295,7 @@ class Table(SelfSaving):
           tf.errors.OpError: a server does not answer, or the files cannot be written.
         """
         self._refuse_closed("save_delta")
-        with merged(os.fspath(path), self.shards[0].device) as (temporary, written):
+        with merged(checkpoint_path(path), self.shards[0].device) as (temporary, written):
             saved = self._checkpoint.write(_DELTA, temporary, delta=True)
             written.extend(saved.prefixes)
         saved.finish()
@@ -314,7 +314,7 @@ class Table(SelfSaving):
           tf.errors.OpError: it cannot be read, or a server does not answer.
         """
         self._refuse_closed("restore_delta")
-        self._checkpoint.read(_DELTA, os.fspath(path), delta=True)
+        self._checkpoint.read(_DELTA, checkpoint_path(path), delta=True)
 
     def write_to_checkpoint(self, name: str, prefix: str) -> SelfSaved:
         """Writes the table to a checkpoint; see `SelfSaving`."""

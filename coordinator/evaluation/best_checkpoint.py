@@ -13,13 +13,15 @@ Promises:
 import contextlib
 import math
 import os
-import pathlib
 import re
 from collections.abc import Iterator
 
+import tensorflow as tf
+
 from coordinator.errors import EvaluationError
-from coordinator.evaluation.checkpoint_file import WEIGHTS_SUFFIX, CheckpointFile
+from coordinator.evaluation.checkpoint_file import WEIGHTS_SUFFIX, CheckpointFile, remove
 from coordinator.evaluation.status_files import BEST_FILE, EvaluationResult, best_result, replace_text
+from coordinator.paths import checkpoint_path, is_url
 
 
 class BestCheckpoint:
@@ -31,14 +33,15 @@ class BestCheckpoint:
       mode: "min" if lower is better, "max" if higher is.
 
     Raises:
-      ValueError: the mode is unknown.
+      ValueError: the mode is unknown, or TensorFlow does not find checkpoints in such a directory.
       EvaluationError: `best.json` in the directory is not an evaluation result.
     """
 
     def __init__(self, directory: str | os.PathLike[str], metric: str, mode: str):
         if mode not in ("min", "max"):
             raise ValueError(f"best_mode must be 'min' or 'max', got {mode!r}.")
-        self._directory = pathlib.Path(directory).absolute()
+        path = checkpoint_path(directory)
+        self._directory = path if is_url(path) else os.path.abspath(path)
         self._metric = metric
         self._mode = mode
         self._best = best_result(self._directory)
@@ -48,11 +51,11 @@ class BestCheckpoint:
         """A context that yields the path of a copy of the checkpoint, and deletes it unless `offer` accepted it.
 
         Raises:
-          OSError: the checkpoint cannot be copied, or was replaced while it was copied.
+          OSError, tf.errors.OpError: the checkpoint cannot be copied, or was replaced while it was copied.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
+        tf.io.gfile.makedirs(self._directory)
         try:
-            yield checkpoint.copy_to(str(self._directory / f"best-{self._next_number()}"))
+            yield checkpoint.copy_to(os.path.join(self._directory, f"best-{self._next_number()}"))
         finally:
             self._remove_others()
 
@@ -70,11 +73,11 @@ class BestCheckpoint:
         if not self._is_better(result.metrics[self._metric]):
             return False
         best = EvaluationResult(copy, self._next_number(), result.step, result.metrics, result.time, result.written_ns)
-        replace_text(self._directory / BEST_FILE, best.to_json() + "\n")
+        replace_text(os.path.join(self._directory, BEST_FILE), best.to_json() + "\n")
         self._best = best
-        state = self._directory / "checkpoint"
+        state = os.path.join(self._directory, "checkpoint")
         if copy.endswith(WEIGHTS_SUFFIX):
-            state.unlink(missing_ok=True)
+            remove(state)
         else:
             name = os.path.basename(copy)
             replace_text(state, f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n')
@@ -91,7 +94,7 @@ class BestCheckpoint:
 
     def _remove_others(self) -> None:
         best = os.path.basename(self._best.checkpoint).removesuffix(WEIGHTS_SUFFIX) if self._best else None
-        for path in self._directory.glob("best-*"):
-            found = re.match(r"best-\d+(?=\.(index|data-|weights\.h5$))", path.name)
+        for name in tf.io.gfile.listdir(self._directory):
+            found = re.match(r"best-\d+(?=\.(index|data-|weights\.h5$))", name)
             if found and found.group() != best:
-                path.unlink(missing_ok=True)
+                remove(os.path.join(self._directory, name))

@@ -1,14 +1,17 @@
-"""Checkpoints as files: finding the newest one in a directory, and copying one while training may replace it."""
+"""Checkpoints as files: finding the newest one in a directory, and copying one while training may replace it.
+
+Paths may be URLs that `tf.io.gfile` takes, such as `gs://bucket/run`.
+"""
 
 import contextlib
 import dataclasses
-import glob
 import os
 import re
-import shutil
 from collections.abc import Collection
 
 import tensorflow as tf
+
+from coordinator.data.files import written_ns
 
 INDEX_SUFFIX = ".index"
 WEIGHTS_SUFFIX = ".weights.h5"
@@ -39,8 +42,8 @@ class CheckpointFile:
         if not path.endswith((INDEX_SUFFIX, WEIGHTS_SUFFIX)):
             return None
         try:
-            return cls(path.removesuffix(INDEX_SUFFIX), os.stat(path).st_mtime_ns)
-        except FileNotFoundError:
+            return cls(path.removesuffix(INDEX_SUFFIX), written_ns(path))
+        except (FileNotFoundError, tf.errors.NotFoundError):
             return None
 
     @property
@@ -68,7 +71,9 @@ class CheckpointFile:
         """Returns the paths of its files; the index or weights file comes first."""
         if self.is_keras_weights:
             return [self.path]
-        return [self.path + INDEX_SUFFIX, *glob.glob(glob.escape(self.path) + ".data-*")]
+        directory, name = os.path.split(self.path)
+        data = [each for each in _names_in(directory) if each.startswith(f"{name}.data-")]
+        return [self.path + INDEX_SUFFIX, *(os.path.join(directory, each) for each in data)]
 
     def require_unchanged(self) -> None:
         """Raises `OSError` if the index or weights file was written again since the checkpoint was found."""
@@ -89,15 +94,15 @@ class CheckpointFile:
           The path of the copy.
 
         Raises:
-          OSError: a file cannot be read or written, or the checkpoint was replaced since it was found.
+          OSError, tf.errors.OpError: a file cannot be read or written.
+          OSError: the checkpoint was replaced since it was found.
         """
         stem = self.path.removesuffix(WEIGHTS_SUFFIX)
         for file in self.files():
             target = prefix + file.removeprefix(stem)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(target)
+            remove(target)
             if self.is_keras_weights or not _link(file, target):
-                shutil.copyfile(file, target)
+                tf.io.gfile.copy(file, target)
         self.require_unchanged()
         return prefix + self.path.removeprefix(stem)
 
@@ -110,12 +115,24 @@ def _link(source: str, target: str) -> bool:
     return True
 
 
+def remove(path: str) -> None:
+    """Deletes a file, if it is there."""
+    with contextlib.suppress(tf.errors.NotFoundError):
+        tf.io.gfile.remove(path)
+
+
+def _names_in(directory: str) -> list[str]:
+    """Returns the names of what is in a directory; none if there is no such directory."""
+    try:
+        return [str(name) for name in tf.io.gfile.listdir(directory)]
+    except tf.errors.NotFoundError:
+        return []
+
+
 def find_newest(directory: str) -> CheckpointFile | None:
     """Returns the newest complete checkpoint in a directory; None if there is none, or no such directory."""
-    try:
-        with os.scandir(directory) as entries:
-            paths = [entry.path for entry in entries]
-    except FileNotFoundError:
+    paths = [os.path.join(directory, name) for name in _names_in(directory)]
+    if not paths:
         return None
     found = [checkpoint for path in paths if (checkpoint := CheckpointFile.of_file(path))]
     state = tf.train.get_checkpoint_state(directory)

@@ -39,6 +39,7 @@ from coordinator.evaluation.checkpoint_file import CheckpointFile
 from coordinator.evaluation.checkpoint_loader import CheckpointLoader
 from coordinator.evaluation.checkpoint_watch import SETTLING_TIME, CheckpointWatch, Move, awaited, next_move
 from coordinator.evaluation.status_files import EvaluationResult, append_result
+from coordinator.paths import checkpoint_path, path_text
 from coordinator.ps_strategy.parameter_server_strategy import ParameterServerStrategy
 from coordinator.setting_checks import check_number
 
@@ -74,7 +75,8 @@ class SidecarEvaluator:
         `keras.callbacks.ModelCheckpoint(save_weights_only=True)`.
       data: the evaluation data of a Keras model: a `tf.data.Dataset`, or anything that `keras.Model.evaluate` takes; of
         a model of a strategy also a source of `coordinator.data` or a dataset function, which the workers read.
-      checkpoint_dir: the checkpoint directory, on a file system that both processes share. It need not exist yet.
+      checkpoint_dir: the checkpoint directory, on a file system that both processes share; all directories may be URLs
+        that TensorFlow reads, such as `gs://bucket/run`. It need not exist yet.
       batch_size: of arrays and sources; None for 32.
       steps: number of batches in one evaluation; None for a full pass over `data`.
       max_evaluations: end after a checkpoint with this number or a higher one (`ckpt-12` has number 12; checkpoints
@@ -125,6 +127,8 @@ class SidecarEvaluator:
         check_number("poll_interval", poll_interval, above=0, maximum=math.inf, unit="seconds")
         check_number("advice_after", advice_after, above=0, maximum=math.inf, unit="seconds")
         check_number("new_training_grace", new_training_grace, minimum=0, maximum=math.inf, unit="seconds")
+        self._directory = checkpoint_path(checkpoint_dir)
+        self._log_dir = None if log_dir is None else path_text(log_dir)
         if best_dir is not None and os.path.realpath(best_dir) == os.path.realpath(checkpoint_dir):
             raise ValueError(f"best_dir must be another directory than checkpoint_dir, got {os.fspath(best_dir)!r}.")
         if evaluate is not None and (batch_size is not None or steps is not None or callbacks):
@@ -133,9 +137,8 @@ class SidecarEvaluator:
             )
         if evaluate is None and not isinstance(model, keras.Model):
             raise ValueError(f"A {type(model).__name__} has no `evaluate`: pass a function as evaluate=.")
-        if isinstance(data, tf.data.Dataset):
-            data = without_autotuning(data)
-        self._model, self._data, self._steps, self._callbacks = model, data, steps, list(callbacks or ())
+        self._data = data = _checked(data, steps) if isinstance(data, tf.data.Dataset) else data
+        self._model, self._steps, self._callbacks = model, steps, list(callbacks or ())
         self._batch_size, self._evaluate = batch_size, evaluate
         strategy = getattr(model, "distribute_strategy", None)
         self._strategy = strategy if isinstance(strategy, ParameterServerStrategy) else None
@@ -144,8 +147,6 @@ class SidecarEvaluator:
         self._are_values_lost = False
         self._loader = CheckpointLoader(model, data)
         self._best = None if best_dir is None else BestCheckpoint(best_dir, best_metric, best_mode)
-        self._directory = os.fspath(checkpoint_dir)
-        self._log_dir = None if log_dir is None else os.fspath(log_dir)
         self._summaries: tf.summary.SummaryWriter | None = None
         self._on_evaluation = on_evaluation
         self._max_evaluations = max_evaluations
@@ -288,6 +289,13 @@ class SidecarEvaluator:
         _LOG.info("End of evaluation of %r at step %d. Metrics: %s", result.checkpoint, result.step, metrics)
         if self._on_evaluation is not None:
             self._on_evaluation(result)
+
+
+def _checked(dataset: tf.data.Dataset, steps: int | None) -> tf.data.Dataset:
+    """Returns a dataset to evaluate with; raises ValueError if `steps` must count its batches."""
+    if steps is None and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError("The dataset is endless, so its evaluation would never end. Give steps=.")
+    return without_autotuning(dataset)
 
 
 def flat_metrics(metrics: Any) -> dict[str, float]:

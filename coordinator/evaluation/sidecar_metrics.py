@@ -16,6 +16,7 @@ from typing import Any
 import keras
 
 from coordinator.evaluation.status_files import EvaluationResult, results
+from coordinator.paths import path_text
 from coordinator.setting_checks import check_number
 
 
@@ -60,7 +61,7 @@ class SidecarMetrics(keras.callbacks.Callback):
                     "were trained on since. The evaluator keeps those that it has found best: "
                     "SidecarEvaluator(best_dir=...) and coordinator.evaluation.best_result."
                 )
-        self._directory = os.fspath(directory)
+        self._directory = path_text(directory)
         self._callbacks = list(callbacks)
         self._prefix = prefix
         self._poll_interval = poll_interval

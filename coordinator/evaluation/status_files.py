@@ -4,7 +4,8 @@
     training.json       in the checkpoint directory: whether training has started or finished
     best.json           in the evaluator's `best_dir`: the result of the best checkpoint
 
-Reading and writing them needs no TensorFlow import, so a training client, a dashboard or a script can do so cheaply.
+Reading and writing them on a local file system needs no TensorFlow import, so a training client, a dashboard or a
+script can do so cheaply. Files of a directory that is a URL, such as `gs://bucket/run`, go through `tf.io.gfile`.
 
 Promises:
   * A reader never sees part of a result: a line counts once its line end is written; the other files are replaced in
@@ -27,6 +28,7 @@ import time
 from collections.abc import Mapping
 
 from coordinator.errors import EvaluationError
+from coordinator.paths import is_url, path_text
 
 RESULTS_FILE = "evaluations.jsonl"
 MARKER_FILE = "training.json"
@@ -78,10 +80,15 @@ def append_result(directory: str | os.PathLike[str], result: EvaluationResult) -
     """Appends one line to the results file and syncs it to disk.
 
     Raises:
-      OSError: the file cannot be written.
+      OSError, tf.errors.OpError: the file cannot be written.
     """
-    path = pathlib.Path(directory) / RESULTS_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = _file_in(directory, RESULTS_FILE)
+    if is_url(path):
+        # Object stores have files that are written at once.
+        lines = [*_complete_lines(directory), result.to_json().encode()]
+        replace_text(path, b"".join(line + b"\n" for line in lines).decode())
+        return
+    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+b") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)  # removes a line that a killed writer left unfinished
@@ -92,11 +99,8 @@ def append_result(directory: str | os.PathLike[str], result: EvaluationResult) -
 
 def _complete_lines(directory: str | os.PathLike[str]) -> list[bytes]:
     """Returns the non-empty lines of the results file whose line end is written, without line ends."""
-    try:
-        written = (pathlib.Path(directory) / RESULTS_FILE).read_bytes()
-    except FileNotFoundError:
-        return []
-    return [line for line in written.split(b"\n")[:-1] if line.strip()]
+    content, _ = _read(_file_in(directory, RESULTS_FILE)) or (b"", 0)
+    return [line for line in content.split(b"\n")[:-1] if line.strip()]
 
 
 def results(directory: str | os.PathLike[str]) -> list[EvaluationResult]:
@@ -113,7 +117,7 @@ def results(directory: str | os.PathLike[str]) -> list[EvaluationResult]:
         except ValueError as error:
             if index < len(lines) - 1:
                 raise EvaluationError(
-                    f"Line {index + 1} of {str(pathlib.Path(directory) / RESULTS_FILE)!r} is not an evaluation result: "
+                    f"Line {index + 1} of {_file_in(directory, RESULTS_FILE)!r} is not an evaluation result: "
                     f"{line[:80]!r}. Remove or repair that line."
                 ) from error
     return found
@@ -138,13 +142,13 @@ def best_result(directory: str | os.PathLike[str]) -> EvaluationResult | None:
     Raises:
       EvaluationError: `best.json` in it is not an evaluation result.
     """
-    path = pathlib.Path(directory) / BEST_FILE
-    try:
-        return EvaluationResult.from_json(path.read_bytes())
-    except FileNotFoundError:
+    path = _file_in(directory, BEST_FILE)
+    if (found := _read(path)) is None:
         return None
+    try:
+        return EvaluationResult.from_json(found[0])
     except ValueError as error:
-        raise EvaluationError(f"{str(path)!r} is not an evaluation result. Remove it.") from error
+        raise EvaluationError(f"{path!r} is not an evaluation result. Remove it.") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,32 +186,60 @@ def read_marker(directory: str | os.PathLike[str]) -> TrainingMarker | None:
     Raises:
       EvaluationError: the marker file cannot be parsed.
     """
-    path = pathlib.Path(directory) / MARKER_FILE
-    try:
-        with open(path, encoding="utf-8") as file:
-            text, written_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
-    except FileNotFoundError:
+    path = _file_in(directory, MARKER_FILE)
+    if (found := _read(path)) is None:
         return None
+    content, written_ns = found
     try:
-        fields = json.loads(text)
+        fields = json.loads(content)
         is_finished = {"started": False, "finished": True}[fields["state"]]
         return TrainingMarker(is_finished, float(fields["time"]), written_ns)
     except (ValueError, KeyError, TypeError) as error:
         raise EvaluationError(
-            f"{str(path)!r} does not say whether training has started or finished: {text[:80]!r}. Remove the file."
+            f"{path!r} does not say whether training has started or finished: {content[:80]!r}. Remove the file."
         ) from error
 
 
 def _write_marker(directory: str | os.PathLike[str], state: str) -> None:
-    replace_text(pathlib.Path(directory) / MARKER_FILE, json.dumps({"state": state, "time": time.time()}) + "\n")
+    replace_text(_file_in(directory, MARKER_FILE), json.dumps({"state": state, "time": time.time()}) + "\n")
 
 
-def replace_text(path: str | os.PathLike[str], text: str) -> None:
+def _file_in(directory: str | os.PathLike[str], name: str) -> str:
+    return os.path.join(path_text(directory), name)
+
+
+def _read(path: str) -> tuple[bytes, int] | None:
+    """Returns the content of a file, and when it was written, in nanoseconds of its file system; None if missing."""
+    if is_url(path):
+        import tensorflow as tf
+
+        try:
+            written_ns = int(tf.io.gfile.stat(path).mtime_nsec)
+            with tf.io.gfile.GFile(path, "rb") as remote:
+                return remote.read(), written_ns
+        except tf.errors.NotFoundError:
+            return None
+    try:
+        with open(path, "rb") as file:
+            return file.read(), os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def replace_text(path: str, text: str) -> None:
     """Replaces the content of a file in one step; creates the file and its directory if necessary.
 
     Raises:
-      OSError: the file cannot be written. It then keeps its old content.
+      OSError, tf.errors.OpError: the file cannot be written. It then keeps its old content.
     """
+    if is_url(path):
+        import tensorflow as tf
+
+        from coordinator.ps_strategy.recovery.checkpoint_owner import replace_file
+
+        tf.io.gfile.makedirs(os.path.dirname(path))
+        replace_file(path, text)
+        return
     target = pathlib.Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)

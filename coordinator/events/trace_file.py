@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from coordinator.paths import local_path
+
 # The places of jobs in the viewer, from top to bottom; what has no index comes first.
 _PLACES = {"client": 1, "checkpoints": 2, "ps": 10_000, "worker": 20_000}
 _END = b"\n]}\n"
@@ -29,10 +31,11 @@ class TraceFile:
 
     Raises:
       OSError: the file cannot be written.
+      ValueError: the path is a URL: the end of the file is changed in place.
     """
 
     def __init__(self, path: str | os.PathLike[str], process: str, number: int) -> None:
-        self._file = open(path, "wb")  # noqa: SIM115 - closed by `close`
+        self._file = open(local_path(path, "A trace"), "wb")  # noqa: SIM115 - closed by `close`
         self._number = number
         self._tracks: dict[str, int] = {}
         # What is not in the file yet. All lines but the first begin with a comma.

@@ -37,7 +37,8 @@ from coordinator.ps_strategy.strategy_services import StrategyServices
 class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     """Trains on workers with variables on parameter servers, driven by this one program.
 
-    Create it before any variable: variables that exist when a process connects to its first cluster become unusable.
+    Create it before any variable, dataset, layer or table: those that exist when a process connects to a cluster
+    become unusable.
     A process has one at a time. As a context manager, it joins and closes at the end, and only closes after an error.
 
     Args:
@@ -219,6 +220,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
 
         When a server answers again, all variables and mutable tables of all parameter servers are restored from the
         latest checkpoint, in the same Python objects. What is not in it gets its initial value, a table its content.
+        The directory of the checkpoints belongs to this client from now on; a former one can no longer save there.
 
         Args:
           source: `coordinator.Checkpoints` or a `tf.train.CheckpointManager`, whose newest readable checkpoint is

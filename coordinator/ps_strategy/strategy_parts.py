@@ -8,6 +8,7 @@ the time until a strategy can be used.
 import contextlib
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +26,24 @@ from coordinator.ps_strategy.membership.polled_cluster_resolver import PolledClu
 from coordinator.ps_strategy.per_worker.input_shares import InputShares
 from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, WorkerCopies
 from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
+from coordinator.ps_strategy.recovery.checkpoint_owner import CheckpointOwner
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
 from coordinator.ps_strategy.tensorflow_internals.data_order import data_before_effects
 from coordinator.ps_strategy.tensorflow_internals.handles import TracedFunctions
-from coordinator.ps_strategy.tensorflow_internals.process import client_environment
+from coordinator.ps_strategy.tensorflow_internals.process import (
+    client_environment,
+    errors_of_former_objects_explained,
+    profiles_reported,
+)
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import loops_differentiable
 from coordinator.workers.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from coordinator.ps_strategy.dashboard_sources import UsageCounters
     from coordinator.ps_strategy.keras.strategy_evaluation import StrategyEvaluation
+
+_logger = logging.getLogger("coordinator")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,10 +131,13 @@ class StrategyParts:
         membership = Membership.connected(ClusterDefinition.from_resolver(cluster_resolver), options)
         # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
         exit_stack.enter_context(keras_extended(strategy_class, options))
-        exit_stack.enter_context(saved_in_blocks(options.checkpoint_memory))
+        owner = CheckpointOwner()
+        exit_stack.enter_context(saved_in_blocks(options.checkpoint_memory, owner.record_any))
         exit_stack.enter_context(loops_differentiable())
         exit_stack.enter_context(data_before_effects())
         traced = exit_stack.enter_context(TracedFunctions().recorded())
+        exit_stack.enter_context(profiles_reported(_warn_of_profile))
+        exit_stack.enter_context(errors_of_former_objects_explained())
         scheduler = Scheduler(TensorFlowRuntime(membership), membership, options, concatenated)
         exit_stack.callback(scheduler.close)
         if isinstance(cluster_resolver, PolledClusterResolver):
@@ -140,6 +151,7 @@ class StrategyParts:
             functools.partial(scheduler.quiet, verb="save"),
             options.checkpoint_memory,
             scheduler.queue.events,
+            owner,
         )
         exit_stack.callback(recovery.release_manager)
 
@@ -158,3 +170,11 @@ class StrategyParts:
             tuple(ParameterServer(index, device, membership) for index, device in devices),
             membership.worker_devices,
         )
+
+
+def _warn_of_profile(folder: str) -> None:
+    _logger.warning(
+        "The profile that begins shows this program alone, and not the workers and parameter servers, which compute. "
+        "`coordinator profile --logdir %s HOST:PORT ...` profiles these while they train.",
+        folder,
+    )

@@ -20,6 +20,7 @@ import numpy as np
 from coordinator.dashboard.scale_advice import Load, Resource, own_seconds
 from coordinator.errors import SettingError
 from coordinator.events.trace import BUSY
+from coordinator.paths import local_path
 from coordinator.simulation.distribution import Distribution, Exponential, Samples
 
 _WORKER = re.compile(r"worker (\d+)")
@@ -102,7 +103,7 @@ def calibration(path: str | os.PathLike[str]) -> Calibration:
 
 def _events(path: str | os.PathLike[str]) -> Sequence[Mapping[str, Any]]:
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(local_path(path, "It"), encoding="utf-8") as file:
             events: Sequence[Mapping[str, Any]] = json.load(file)["traceEvents"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingError("from_trace", f"cannot read the trace {path}: {error}") from error

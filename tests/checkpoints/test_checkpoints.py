@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import shutil
 import threading
 
 import pytest
@@ -10,9 +11,11 @@ import tensorflow as tf
 
 from coordinator import Checkpoints, evaluation
 from coordinator.checkpoints import Best, EverySteps, Latest, serial_thread
+from coordinator.errors import CheckpointsTakenOver
 from coordinator.evaluation.checkpoint_file import CheckpointFile
 from coordinator.events.event_stream import EventStream
 from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
+from coordinator.ps_strategy.recovery.checkpoint_owner import CheckpointOwner
 from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointRestore, SaveServices
 from coordinator.ps_strategy.recovery.snapshots import Snapshot
 
@@ -33,9 +36,15 @@ class Training:
         checkpoint = tf.train.Checkpoint(variable=self.variable)
         self.checkpoints = Checkpoints(checkpoint, self.directory, **{"save": [EverySteps(10)], **self.settings})
         checkpoint.restore(self.checkpoints.latest)
-        self.steps = 0
-        self.checkpoints.begin(SaveServices(lambda save, _: save(), lambda: self.steps, True, 2**26, EventStream()))
+        self.steps, self.owner = 0, CheckpointOwner()
+        self.owner.take(self.directory, self.checkpoints.to_restore())
+        self.checkpoints.begin(SaveServices(self.save, lambda: self.steps, True, 2**26, EventStream(), self.owner))
         return self.checkpoints
+
+    def save(self, save, _) -> str:
+        """Saves as the strategy does."""
+        self.owner.require()
+        return save()
 
     def train(self, steps) -> list[str]:
         """Returns the names of what was saved."""
@@ -51,7 +60,7 @@ class Training:
     def recover(self) -> str | None:
         """Restores as the strategy does after the loss of a parameter server."""
         self.variable.assign([-1.0, -1.0])
-        return CheckpointRestore(self.checkpoints).restore(lambda: None)
+        return CheckpointRestore(self.checkpoints, self.owner).restore(lambda: None)
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +85,10 @@ def gate(monkeypatch) -> threading.Event:
 
     monkeypatch.setattr(Snapshot, "write", write_after)
     return gate
+
+
+def content(directory) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
 def names(checkpoints) -> list[str]:
@@ -184,6 +197,51 @@ def test_what_a_recovery_has_undone_is_not_listed(training, gate):
     assert not list(pathlib.Path(training.directory).glob("ckpt-2*"))
 
 
+def test_what_is_written_when_another_client_begins_changes_nothing_there(tmp_path, gate):
+    first = Training(tmp_path)
+    gate.set()
+    first.train(30)
+    gate.clear()
+    path = first.checkpoints.save(now=True)
+    second = Training(tmp_path, background=False)
+    assert second.train(10) == [os.path.basename(path)] == ["ckpt-4"]
+    before = content(tmp_path)
+    gate.set()
+    with pytest.raises(CheckpointsTakenOver):
+        first.checkpoints.wait(DEADLINE)
+    first.checkpoints.report("ckpt-3", loss=0.5)
+    first.checkpoints.end()
+    assert {name: data for name, data in content(tmp_path).items() if name in before} == before
+    assert (second.recover(), second.variable.numpy().tolist()) == (path, [40.0, 80.0])
+
+
+def test_a_write_that_fails_when_another_client_has_begun_deletes_nothing(tmp_path, gate, monkeypatch):
+    first = Training(tmp_path)
+    first.checkpoints.save(now=True)
+    second = Training(tmp_path, background=False)
+    second.train(10)
+    before = content(tmp_path)
+    monkeypatch.setattr(Snapshot, "_write_on", failing)
+    gate.set()
+    with pytest.raises(CheckpointsTakenOver):
+        first.checkpoints.wait(DEADLINE)
+    assert content(tmp_path) == before
+
+
+def failing(*_) -> None:
+    raise tf.errors.NotFoundError(None, None, "The other client has deleted ckpt-1_temp.")
+
+
+def test_a_former_client_is_told_by_each_save(tmp_path):
+    first = Training(tmp_path)
+    first.train(10)
+    Training(tmp_path)
+    for now in (False, True, False):
+        first.steps += 10
+        with pytest.raises(CheckpointsTakenOver, match=r"End this program\. Or, if the other one has ended"):
+            first.checkpoints.save(now)
+
+
 @pytest.mark.parametrize("background", [True, False])
 def test_a_failed_save_is_told_counted_and_tried_again(tmp_path, caplog, background):
     directory = tmp_path / "checkpoints"
@@ -209,6 +267,7 @@ def test_a_failed_save_is_told_counted_and_tried_again(tmp_path, caplog, backgro
 
 def test_with_now_a_failure_before_training_goes_on_is_raised(tmp_path):
     training = Training(tmp_path / "file", background=False)
+    shutil.rmtree(tmp_path / "file")
     (tmp_path / "file").write_text("")
     with pytest.raises((OSError, tf.errors.OpError)):
         training.checkpoints.save(now=True)
@@ -294,3 +353,5 @@ def test_nothing_is_saved_without_a_strategy(tmp_path):
         Checkpoints(tf.Variable(1), tmp_path)
     with pytest.raises(ValueError, match=r"layers=\[64, 32\].*for a pattern"):
         Checkpoints(tf.train.Checkpoint(), tmp_path / "layers=[64, 32]")
+    with pytest.raises(ValueError, match="pathlib"):
+        Checkpoints(tf.train.Checkpoint(), pathlib.Path("gs://bucket/run"))

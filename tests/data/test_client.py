@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -109,6 +110,7 @@ def test_data_that_cannot_be_read_again_is_refused_in_words():
         (TypeError, r"iterated once.*client\(lambda: read\(path\)\)", lambda: client(generated())),
         (TypeError, "a sequence, or what can be iterated, got 3", lambda: client(3)),
         (ValueError, "a sequence has its own", lambda: client([1], 1)),
+        (ValueError, r"dataset without an end.*repeat\(\).*size=", lambda: client(tf.data.Dataset.range(5).repeat())),
         (ValueError, "without examples", lambda: client([])),
         (ValueError, "without examples", lambda: client(lambda: ())),
         (ValueError, "cannot be shuffled", lambda: Epochs(client(generated), batch_size=5, shuffle=1)),
@@ -118,6 +120,23 @@ def test_data_that_cannot_be_read_again_is_refused_in_words():
     ):
         with pytest.raises(error, match=words):
             refused()
+
+
+def test_the_counting_of_data_that_may_have_no_end_is_reported(monkeypatch, caplog):
+    class Hung(Exception):
+        """Ends what would not end."""
+
+    def endless():
+        for number in itertools.count():
+            if len(caplog.messages) == 3:
+                raise Hung
+            yield number
+
+    monkeypatch.setattr(sys.modules["coordinator.data.client"], "_REPORT_INTERVAL", 1e-3)
+    with pytest.raises(Hung):
+        client(endless)
+    assert all("of endless in" in each and "size=" in each for each in caplog.messages)
+    assert client(tf.data.Dataset.range(5).repeat(), size=8).size == 8
 
 
 def test_large_examples_keep_few_ranges_under_way():

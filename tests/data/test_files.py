@@ -1,5 +1,7 @@
 """Tests of files as data: rows, records and lines, read on the client and on the workers of the shared cluster."""
 
+import io
+import logging
 import os
 
 import numpy as np
@@ -155,6 +157,67 @@ def test_an_index_is_kept_beside_the_file_and_renewed_when_it_changes(tmp_path):
     second = records(path)
     assert (second.size, second.digest != first.digest) == (6, True)
     assert sorted(os.listdir(tmp_path)) == ["0.tfrecord", "0.tfrecord.records-index.npy"]
+
+
+def test_an_index_that_is_not_whole_or_of_another_file_is_made_again(tmp_path):
+    path = write_records(tmp_path, [9])[0]
+    digest, index = records(path).digest, tmp_path / "0.tfrecord.records-index.npy"
+    good = index.read_bytes()
+
+    def as_file(save, *arrays):
+        save(file := io.BytesIO(), *arrays)
+        return file.getvalue()
+
+    numbers = np.load(index)
+    stat = os.stat(path)
+    for damaged in (
+        b"",
+        good[: len(good) // 2],
+        good[:128],
+        good[:-8],
+        good[:-1] + b"\1",
+        bytes(len(good)),
+        b"junk" * 20,
+        as_file(np.save, numbers[:5]),
+        as_file(np.save, numbers * 0),
+        as_file(np.save, np.float32(3)),
+        as_file(np.savez, numbers),
+        as_file(np.save, np.array([stat.st_size, stat.st_mtime_ns, *numbers[2:5]])),
+    ):
+        index.write_bytes(damaged)
+        found = records(path)
+        assert (found.size, found.digest, index.read_bytes()) == (9, digest, good)
+
+
+def test_an_index_that_cannot_be_kept_is_logged_once_and_leaves_nothing(tmp_path, caplog):
+    paths = write_records(tmp_path, [2, 3])
+    for path in paths:
+        os.mkdir(f"{path}.records-index.npy")
+    before = sorted(os.listdir(tmp_path))
+    with caplog.at_level(logging.INFO, "coordinator"):
+        assert records(paths).size == 5
+    assert len([each for each in caplog.messages if "not kept" in each]) == 1
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_two_programs_never_write_an_index_to_the_same_draft(tmp_path, monkeypatch):
+    path, drafts = write_records(tmp_path, [2])[0], []
+    monkeypatch.setattr(tf.io.gfile, "rename", lambda draft, *_, **__: drafts.append(draft))
+    for _ in range(2):
+        records(path)
+    assert len(set(drafts)) == 2
+    assert records([path, *drafts]).size == 2, "a pattern may match a draft that a dead program left"
+
+
+def test_files_of_a_file_system_without_times_are_indexed_each_time():
+    path = "ram://indexed/text"
+    for text in ("a\nb\n", "abc\n"):
+        with tf.io.gfile.GFile(path, "w") as file:
+            file.write(text)
+        source = lines(path)
+        assert source.read(positions(0, source.size)).numpy().tolist() == text.encode().split()
+        assert tf.io.gfile.listdir("ram://indexed") == ["text"]
+        tf.io.gfile.remove(path)
 
 
 def test_a_pattern_may_match_the_indexes_beside_the_files(tmp_path):

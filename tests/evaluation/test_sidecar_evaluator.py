@@ -151,6 +151,24 @@ def test_the_best_checkpoint_is_stored(tmp_path: Path) -> None:
     assert same_weights(model, training.model)
 
 
+def test_all_directories_may_be_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    # With a host, it is a URL that TensorFlow alone understands.
+    train, best, logs = (f"file://localhost{tmp_path}/{name}" for name in ("train", "best", "logs"))
+    training = TinyTraining(train)
+    evaluator = build_evaluator(train, best_dir=best, log_dir=logs)
+    for step in (10, 20):
+        training.save(step)
+        mark_training_finished(train)
+        evaluator.start(DEADLINE)
+    assert [result.step for result in results(train)] == [10, 20]
+    assert (best_result(best).step, tf.train.latest_checkpoint(best)) == (10, f"{best}/best-1")
+    assert summaries(tmp_path / "logs") == {("loss", 10): 10.0, ("loss", 20): 20.0}
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("train", "best", "logs")] == ["here"]
+    assert not list(Path().iterdir())
+
+
 # row 196
 def test_a_callback_can_export_the_best_model_after_a_limited_number_of_batches(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -8,6 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from coordinator import SidecarEvaluator
 from coordinator.errors import EvaluationError
 from coordinator.evaluation import (
     latest_result,
@@ -19,6 +20,7 @@ from tests.evaluation.tiny_training import (
     Background,
     Logged,
     TinyTraining,
+    build_data,
     build_evaluator,
     build_model,
     set_written,
@@ -141,6 +143,13 @@ def test_invalid_settings_are_refused_by_the_constructor(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         build_evaluator(tmp_path, **settings)
+
+
+def test_endless_data_need_a_number_of_steps(tmp_path: Path) -> None:
+    data = build_data().repeat()
+    with pytest.raises(ValueError, match="Give steps="):
+        SidecarEvaluator(build_model(), data, tmp_path)
+    SidecarEvaluator(build_model(), data, tmp_path, steps=1)
 
 
 def test_the_best_checkpoint_needs_a_separate_directory(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 import math
+import os
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 import coordinator.evaluation
 from coordinator.errors import EvaluationError
@@ -13,7 +15,14 @@ from coordinator.evaluation import (
     mark_training_started,
     results,
 )
-from coordinator.evaluation.status_files import BEST_FILE, MARKER_FILE, RESULTS_FILE, append_result, read_marker
+from coordinator.evaluation.status_files import (
+    BEST_FILE,
+    MARKER_FILE,
+    RESULTS_FILE,
+    append_result,
+    read_marker,
+    replace_text,
+)
 from tests.program_runner import ProgramRunner
 
 
@@ -86,6 +95,26 @@ def test_the_last_marker_counts_and_its_directory_is_created(tmp_path: Path) -> 
     mark_training_started(str(directory))
     assert read_marker(directory).is_finished is False
     assert [path.name for path in directory.iterdir()] == [MARKER_FILE]
+
+
+def test_files_of_a_directory_that_is_a_url_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for directory in ("ram://status/run", f"file://localhost{tmp_path}/run"):
+        assert (results(directory), latest_result(directory), best_result(directory)) == ([], None, None)
+        assert read_marker(directory) is None
+        mark_training_started(directory)
+        mark_training_finished(directory)
+        assert read_marker(directory).is_finished
+        written = [build_result(number) for number in (1, 2, 3)]
+        for result in written:
+            append_result(directory, result)
+        assert (results(directory), latest_result(directory)) == (written, written[-1])
+        replace_text(f"{directory}/{BEST_FILE}", written[1].to_json())
+        assert best_result(directory) == written[1]
+        assert sorted(tf.io.gfile.listdir(directory)) == [BEST_FILE, RESULTS_FILE, MARKER_FILE]
+    assert os.listdir(tmp_path) == ["run"]
+    with pytest.raises(ValueError, match="pathlib"):
+        mark_training_finished(Path("gs://bucket/run"))
 
 
 def test_two_markers_with_the_same_state_differ(tmp_path: Path) -> None:

@@ -131,6 +131,8 @@ def test_a_trace_that_cannot_be_written_is_an_error_at_once(tmp_path: pathlib.Pa
     with running_scheduler(FakeRuntime(1)) as scheduler:
         with pytest.raises(FileNotFoundError):
             scheduler.trace(tmp_path / "no folder" / "trace.json")
+        with pytest.raises(ValueError, match="A trace must be on a local file system"):
+            scheduler.trace("gs://bucket/trace.json")
         scheduler.schedule(index_of, "step").result(LIMIT)
     with pytest.raises(StrategyClosedError, match="trace would see nothing"):
         scheduler.trace(tmp_path / "trace.json")

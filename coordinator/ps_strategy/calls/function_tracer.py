@@ -39,6 +39,7 @@ from coordinator.ps_strategy.tensorflow_internals.calls import (
 )
 from coordinator.ps_strategy.tensorflow_internals.compilation import compiled_calls, is_compiled
 from coordinator.ps_strategy.tensorflow_internals.handles import is_on_parameter_server, owner_of_handle
+from coordinator.ps_strategy.tensorflow_internals.process import MADE_BEFORE, is_from_before
 from coordinator.runtime import FusionKey
 
 # Kinds of resources that workers may use on the client; the kind is only in the text of a resource.
@@ -213,9 +214,20 @@ class FunctionTracer:
         return traced[concrete]
 
     def _refuse_client_resources(self, concrete: Any) -> None:
-        """Raises ValueError if a function uses a resource of the client that workers cannot use, such as a queue."""
+        """Raises ValueError if a function uses what is on the client alone, such as a queue or a dataset."""
         for tensor in captured_inputs(concrete):
-            if tensor.dtype != tf.resource or tf.is_symbolic_tensor(tensor):
+            if tensor.dtype not in (tf.resource, tf.variant) or tf.is_symbolic_tensor(tensor):
+                continue
+            if is_from_before(tensor):
+                raise ValueError(f"The function {concrete.graph.name!r} cannot run: {MADE_BEFORE}")
+            if tensor.dtype == tf.variant:
+                # The kind is only in the text; workers can be sent others, such as lists of tensors.
+                if "::Dataset" in repr(tensor):
+                    raise ValueError(
+                        f"The function {concrete.graph.name!r} reads a tf.data.Dataset of the client, where workers "
+                        "cannot reach it. Pass it as an argument, strategy.experimental_distribute_dataset(dataset) or "
+                        "iter() of that; or make it inside of the function."
+                    )
                 continue
             is_known = owner_of_handle(tensor) is not None or self._handles.resource_for(tensor) is not None
             is_on_client = tf.DeviceSpec.from_string(tensor.device).job == CLIENT_JOB

@@ -3,15 +3,16 @@
 Promise: the description is read each time; one that is not valid raises, and changes nothing.
 """
 
+import functools
 import json
 import os
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from coordinator.errors import ClusterSpecError
+from coordinator.paths import local_path
 
 
 class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
@@ -31,7 +32,7 @@ class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
 
     Raises:
       TypeError: `source` is neither.
-      ValueError: `interval` is not positive.
+      ValueError: `interval` is not positive, or the path is a URL.
     """
 
     def __init__(
@@ -44,7 +45,9 @@ class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
             raise TypeError(f"PolledClusterResolver takes a function or the path of a JSON file, got {source!r}.")
         if not interval > 0:
             raise ValueError(f"interval must be a positive number of seconds, got {interval!r}.")
-        self._read = source if callable(source) else lambda: _cluster_in(pathlib.Path(source))
+        if not callable(source):
+            source = functools.partial(_cluster_in, local_path(source, "The file of a cluster"))
+        self._read = source
         self.rpc_layer = rpc_layer
         self._parameter_servers: list[str] | None = None
         self.task_type = "chief"
@@ -88,9 +91,10 @@ class PolledClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
         return {}
 
 
-def _cluster_in(path: pathlib.Path) -> Any:
+def _cluster_in(path: str) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
     except (OSError, ValueError) as error:
         raise ClusterSpecError(f"The cluster cannot be read from {path}: {error}") from None
 

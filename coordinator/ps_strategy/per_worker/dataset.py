@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from coordinator.ps_strategy.per_worker.cache_files import is_cache_begun
 from coordinator.ps_strategy.per_worker.iterator_positions import IteratorPositions
 from coordinator.ps_strategy.per_worker.resource import PerWorkerResource, WorkerContext, WorkerCopies
 from coordinator.runtime import FiniteInput
@@ -218,8 +219,9 @@ class _IteratedDataset:
 
     def dataset_for(self, number: int, context: WorkerContext) -> tf.data.Dataset:
         """Returns the worker's dataset, whose next iterator is that of a number from 0 on."""
-        share, _, made = self._datasets.value_on(context)
-        if made > number or share != self._share_of(context.index):
+        share, dataset, made = self._datasets.value_on(context)
+        # What an iterator has begun to cache in a file, another iterator of the same dataset cannot write.
+        if made > number or share != self._share_of(context.index) or (made and is_cache_begun(dataset)):
             self._datasets.recreate_on(context)
         entry = self._datasets.value_on(context)
         for _ in range(entry[2], number):

@@ -14,11 +14,14 @@ import tensorflow as tf
 
 from coordinator.data.autotuning import without_autotuning
 from coordinator.errors import ClosureInputError
+from coordinator.ps_strategy.per_worker.cache_files import CacheFiles, CachesInGraph, TracedCaches
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.ps_strategy.per_worker.input_shares import InputShare, InputShares
 from coordinator.ps_strategy.per_worker.replica_elements import divided_among_replicas, one_for_each_replica
 from coordinator.ps_strategy.per_worker.resource import WorkerContext, WorkerCopies
-from coordinator.ps_strategy.tensorflow_internals.dataset_options import options_in_graph
+from coordinator.ps_strategy.per_worker.shard_order import warn_of_random_order
+from coordinator.ps_strategy.per_worker.variable import get_current_worker_index
+from coordinator.ps_strategy.tensorflow_internals.dataset_options import caches_replaced, options_in_graph
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
@@ -67,6 +70,7 @@ class DatasetDistribution:
             [shares.of(worker) for worker in shares.workers],
             self._replicas,
         )
+        caches = CacheFiles()
 
         def build(context: WorkerContext) -> tf.data.Dataset:
             traced = traces.of(shares.of(context.index))
@@ -76,7 +80,8 @@ class DatasetDistribution:
                     "workers cannot reach it. Make the whole dataset inside the function, or pass the ready one to "
                     "experimental_distribute_dataset."
                 )
-            return traced.call_on(context.on_cpu)
+            dataset, files = traced.call_on(context.on_cpu)
+            return caches.note(dataset, files.numpy() if files.shape[0] else (), context)
 
         def share_of(worker: int) -> Hashable:
             return traces.part_read(shares.of(worker))
@@ -97,13 +102,15 @@ class DatasetDistribution:
             )
         _check(options)
         dataset = without_autotuning(divided_among_replicas(dataset, self._replicas))
-        graph = _graph_of(dataset)
+        graph, caches = CachesInGraph(_graph_of(dataset)), CacheFiles()
         element_spec = dataset.element_spec
 
-        def build(_: WorkerContext) -> tf.data.Dataset:
+        def build(context: WorkerContext) -> tf.data.Dataset:
+            definition, files = graph.copy_on(context)
             # Not in a traced function, where TensorFlow would evaluate it on the client.
-            variant = tf.raw_ops.DatasetFromGraph(graph_def=graph)
-            return _buffered(tf.data.experimental.from_variant(variant, element_spec), options)
+            variant = tf.raw_ops.DatasetFromGraph(graph_def=definition)
+            copy = _buffered(tf.data.experimental.from_variant(variant, element_spec), options)
+            return caches.note(copy, files, context)
 
         name = type(dataset).__name__.strip("_")
         return PerWorkerDataset(name, element_spec, build, self._count, self._copies)
@@ -128,7 +135,7 @@ class _TracedShares:
     def __init__(
         self,
         name: str,
-        trace: Callable[[tf.distribute.InputContext], Any],
+        trace: Callable[["_InputContext"], Any],
         shares: Sequence[InputShare],
         replicas: int,
     ) -> None:
@@ -137,6 +144,7 @@ class _TracedShares:
         self._context = _InputContext(shares[0], replicas)
         # What it reads is known when it has been traced once.
         first = trace(self._context)
+        warn_of_random_order(name, first.concrete)
         self._traces = {self.part_read(shares[0]): first}
         for share in shares[1:]:
             if (part := self.part_read(share)) not in self._traces:
@@ -188,6 +196,15 @@ class _InputContext(tf.distribute.InputContext):
         super().__init__(share.pipelines, share.number, replicas)
         self.has_read_pipeline_id = self.has_read_pipelines = False
 
+    def owner(self) -> Any:
+        """Returns, in the function, a name for the worker and its share, which is part of the names of its files.
+
+        It has the number of workers too: a program that divides data by it must not read a file for another number.
+        """
+        pipelines = super().num_input_pipelines
+        shares = f"share-{super().input_pipeline_id}-of-{pipelines}" if self.has_read_pipeline_id else f"of-{pipelines}"
+        return tf.strings.join([f"{shares}.worker-", tf.strings.as_string(get_current_worker_index())])
+
     @property
     def num_input_pipelines(self) -> int:
         self.has_read_pipelines = True
@@ -200,19 +217,21 @@ class _InputContext(tf.distribute.InputContext):
 
 
 def _checked(
-    dataset_fn: DatasetFunction, context: tf.distribute.InputContext, options: tf.distribute.InputOptions | None
-) -> Callable[[], tf.data.Dataset]:
-    def make_dataset() -> tf.data.Dataset:
-        with tf.variable_creator_scope(_refuse_variable):
+    dataset_fn: DatasetFunction, context: "_InputContext", options: tf.distribute.InputOptions | None
+) -> Callable[[], tuple[tf.data.Dataset, tf.Tensor]]:
+    """Returns a function, to be traced, that makes the dataset and returns it with the files in which it is cached."""
+
+    def make_dataset() -> tuple[tf.data.Dataset, tf.Tensor]:
+        caches = TracedCaches(context.owner)
+        with tf.variable_creator_scope(_refuse_variable), caches_replaced(caches.own_file):
             dataset = dataset_fn(context)
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
                 f"The dataset function {getattr(dataset_fn, '__name__', dataset_fn)!r} must return a tf.data.Dataset, "
                 f"but returned {dataset!r}."
             )
-        return _buffered(
-            one_for_each_replica(_without_autotuning_in_graph(dataset), context.num_replicas_in_sync), options
-        )
+        dataset = one_for_each_replica(_without_autotuning_in_graph(dataset), context.num_replicas_in_sync)
+        return _buffered(dataset, options), caches.names()
 
     return make_dataset
 
@@ -236,7 +255,7 @@ def _common_element_spec(name: str, specs: Sequence[Any]) -> Any:
 
 
 def _element_spec(traced: Any) -> Any:
-    return traced.concrete.structured_outputs.element_spec
+    return traced.concrete.structured_outputs[0].element_spec
 
 
 def _graph_of(dataset: tf.data.Dataset) -> bytes:

@@ -6,20 +6,25 @@
 Guarantees:
 - A position is that between two calls on its worker. So positions that are saved while no scheduled function runs are
   those of the model.
-- An iterator that is created again, because its worker was lost, begins at the last saved or restored position.
+- An iterator that is created again, because its worker was lost, begins at the last saved or restored position; at the
+  beginning if its data was being cached in a file, which the log says.
 - A string is restored as a whole or not at all: a `ValueError` says what differs.
 """
 
 import base64
 import json
+import logging
 import math
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from coordinator.ps_strategy.per_worker.cache_files import is_cache_begun
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
 from coordinator.ps_strategy.tensorflow_internals.calls import call_concrete
+
+_logger = logging.getLogger("coordinator")
 
 _VERSION = 1
 # TensorFlow's number for: what a pipeline keeps outside of the iterator, such as a lookup table, is not saved.
@@ -68,6 +73,12 @@ class IteratorPositions:
         self._sizes[context.index] = math.inf if size == tf.data.INFINITE_CARDINALITY else max(size, 0)
         self._taken[context.index] = 0
         iterator = iter(dataset)
+        if is_cache_begun(dataset) and self._saved.pop(context.index, None) is not None:
+            _logger.warning(
+                "The iterator on %s begins at the beginning of its data: its position cannot be continued, because the "
+                "file in which the dataset is cached was not complete.",
+                context.device,
+            )
         position = self._saved.get(context.index)
         if position is not None:
             concrete = _restore.get_concrete_function()

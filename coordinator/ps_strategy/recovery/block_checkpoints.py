@@ -85,9 +85,14 @@ def blocks_of(shape: Sequence[int], element_bytes: int, most_bytes: int) -> Iter
 
 
 @contextlib.contextmanager
-def saved_in_blocks(memory: int) -> Iterator[None]:
-    """A scope in which variables on parameter servers of more than `memory` bytes are saved in blocks."""
-    with slices_restored(), savers_replaced(BlockCheckpoints(memory)):
+def saved_in_blocks(memory: int, written: Callable[[str], object] = lambda path: None) -> Iterator[None]:
+    """A scope in which variables on parameter servers of more than `memory` bytes are saved in blocks.
+
+    Args:
+      memory: in bytes.
+      written: called with the path of each checkpoint that was written.
+    """
+    with slices_restored(), savers_replaced(BlockCheckpoints(memory), written):
         yield
 
 

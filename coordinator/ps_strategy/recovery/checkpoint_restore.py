@@ -1,7 +1,7 @@
 """Restores lost variables from the checkpoints of a manager, or by a function of the user's.
 
 Promises: the newest readable checkpoint in the manager's directory is restored; a damaged one is skipped, with a
-warning, and nothing of it stays in the variables.
+warning, and so is what another client has written; nothing of it stays in the variables.
 """
 
 import abc
@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from coordinator.events.event_stream import EventStream
+from coordinator.paths import checkpoint_path
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
+from coordinator.ps_strategy.recovery.checkpoint_owner import CheckpointOwner
 from coordinator.ps_strategy.tensorflow_internals.handles import forget_last_saved_step, saves_asynchronously
 
 _logger = logging.getLogger("coordinator")
@@ -32,6 +34,7 @@ class SaveServices(NamedTuple):
       begins_at_zero: whether `steps` counts from the beginning of this program.
       memory: `Options.checkpoint_memory`.
       events: where it records what it has saved.
+      owner: whether the directory still belongs to this client.
     """
 
     save: Callable[[Callable[[], str], str], str]
@@ -39,6 +42,7 @@ class SaveServices(NamedTuple):
     begins_at_zero: bool
     memory: int
     events: EventStream
+    owner: CheckpointOwner = CheckpointOwner()
 
 
 class CheckpointSource(abc.ABC):
@@ -75,13 +79,16 @@ class CheckpointRestore:
     Args:
       source: a `tf.train.CheckpointManager`, a `CheckpointSource`, or a function without arguments that restores a
         checkpoint and returns its path, or None if there is none.
+      owner: which checkpoints may be restored.
 
     Raises:
       TypeError: it is neither.
-      ValueError: the manager's checkpoint was saved or restored asynchronously before.
+      ValueError: the manager's checkpoint was saved or restored asynchronously before, or TensorFlow does not find
+        checkpoints in its directory.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, owner: CheckpointOwner | None = None) -> None:
+        self._owner = owner or CheckpointOwner()
         self.manager = source if isinstance(source, tf.train.CheckpointManager | CheckpointSource) else None
         if self.manager is None and (isinstance(source, type) or not callable(source)):
             advice = (
@@ -93,6 +100,8 @@ class CheckpointRestore:
                 "restore_from takes coordinator.Checkpoints, a tf.train.CheckpointManager, or a function without "
                 f"arguments that restores a checkpoint and returns its path; got {source!r}.{advice}"
             )
+        if self.manager is not None:
+            checkpoint_path(self.manager.directory)
         if self.manager is not None and saves_asynchronously(self.manager.checkpoint):
             raise ValueError(
                 "restore_from was given a manager whose checkpoint was saved or restored with "
@@ -131,6 +140,9 @@ class CheckpointRestore:
             return os.fspath(path) if isinstance(path, str | os.PathLike) else None
         damage: Exception | None = None
         for path in self.checkpoints():
+            if not self._owner.has(path):
+                _logger.warning("The checkpoint %s is not restored: another client has written it.", path)
+                continue
             prepare()
             try:
                 # Variables that are created later, such as an optimizer's, are restored when they are created.

@@ -52,11 +52,15 @@ class Snapshots:
     Args:
       checkpoint: a `tf.train.Checkpoint`.
       memory: in bytes. Larger variables are written in pieces, so that they can be restored so.
+      check: called before files become a checkpoint; raises an error if they must not.
     """
 
-    def __init__(self, checkpoint: tf.train.Checkpoint, memory: int) -> None:
+    def __init__(
+        self, checkpoint: tf.train.Checkpoint, memory: int, check: Callable[[], object] = lambda: None
+    ) -> None:
         self._checkpoint = checkpoint
         self._memory = memory
+        self._check = check
         self._readers: dict[tuple[str, tuple[tf.DType, ...]], Any] = {}
 
     def prepare(self, prefix: str) -> None:
@@ -79,7 +83,7 @@ class Snapshots:
         delete_unfinished(prefix)
         with saves_captured() as saves:
             self._checkpoint.write(prefix)
-        return Snapshot(saves, self._read, self._memory)
+        return Snapshot(saves, self._read, self._memory, self._check)
 
     def _read(self, device: str, values: Sequence[SavedValue]) -> list[_Kept]:
         """Returns the values of a server."""
@@ -144,12 +148,18 @@ class Snapshot:
       saves: what is to be written: of one checkpoint, or nothing if it was written already.
       read: reads values of a server.
       memory: see `Snapshots`.
+      check: see `Snapshots`.
     """
 
     def __init__(
-        self, saves: Sequence[CapturedSave], read: Callable[[str, Sequence[SavedValue]], list[_Kept]], memory: int
+        self,
+        saves: Sequence[CapturedSave],
+        read: Callable[[str, Sequence[SavedValue]], list[_Kept]],
+        memory: int,
+        check: Callable[[], object],
     ) -> None:
         self._save = saves[0] if saves else None
+        self._check = check
         self._memory = memory
         self._written: list[str] = []
         self._finished: list[Callable[[], None]] = []
@@ -181,6 +191,7 @@ class Snapshot:
 
         Raises:
           tf.errors.OpError: a server was lost, or files cannot be written.
+          CheckpointsTakenOver: another client uses the directory.
         """
         if self._save is None:
             return
@@ -192,6 +203,7 @@ class Snapshot:
             return self._write_on(device, f"{temporary}-{task}", stopped, hurry)
 
         self._written += on_each_server([each for each in self._kept if is_on_server(each)], "save", write_on)
+        self._check()
         merge(self._save.prefix, self._save.device, self._written)
         for finish in self._finished:
             finish()

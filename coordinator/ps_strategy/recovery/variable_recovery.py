@@ -11,10 +11,14 @@ Meanwhile the checkpoint manager's `save` is replaced. It saves while no schedul
 is a snapshot, and not while variables are being recovered. A save that fails because a parameter server was lost, or
 does not reach another one yet, is repeated, and its caller does not notice. A save that fails leaves the latest
 checkpoint as it was: TensorFlow declares it the latest one only when all is written. Asynchronous saves are refused.
+
+The client that began last to use a directory owns it; see `checkpoint_owner`. A former one neither saves nor recovers.
 """
 
 import contextlib
+import copy
 import functools
+import inspect
 import logging
 import time
 from collections.abc import Callable
@@ -23,11 +27,12 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from coordinator.errors import ParameterServerLost, Rollback
+from coordinator.errors import CheckpointsTakenOver, ParameterServerLost, Rollback
 from coordinator.events.event_stream import EventStream
 from coordinator.options import Options
 from coordinator.ps_strategy.membership.bounded_calls import UNREACHED
 from coordinator.ps_strategy.membership.membership import Membership
+from coordinator.ps_strategy.recovery.checkpoint_owner import CheckpointOwner
 from coordinator.ps_strategy.recovery.checkpoint_restore import CheckpointRestore, CheckpointSource, SaveServices
 from coordinator.ps_strategy.recovery.variable_store import States, VariableStore
 from coordinator.ps_strategy.tensorflow_internals.handles import asynchronous_saves_refused
@@ -86,6 +91,7 @@ class VariableRecovery:
       quiet: returns a scope in which no scheduled function runs.
       memory: `Options.checkpoint_memory`.
       events: where checkpoints are recorded.
+      owner: this client as the owner of the directory of checkpoints.
 
     Attributes:
       states_held: see `VariableStore`.
@@ -100,8 +106,10 @@ class VariableRecovery:
         quiet: Callable[[], contextlib.AbstractContextManager[None]],
         memory: int = Options.checkpoint_memory,
         events: EventStream | None = None,
+        owner: CheckpointOwner | None = None,
     ) -> None:
         self._events = events or EventStream()
+        self._owner = owner or CheckpointOwner()
         self._memory = memory
         self._membership = membership
         self._variables = variables
@@ -133,7 +141,7 @@ class VariableRecovery:
           TypeError: `source`, `step` or `on_rollback` is of a wrong type.
           ValueError: the manager's checkpoint was used asynchronously.
         """
-        found = CheckpointRestore(source)
+        found = CheckpointRestore(source, self._owner)
         _check(step)
         if on_rollback is not None and not callable(on_rollback):
             raise TypeError(f"on_rollback must be a function that takes a Rollback, got {on_rollback!r}.")
@@ -141,11 +149,12 @@ class VariableRecovery:
         self._variables.note_tables()
         self._variables.is_restored = True
         self.release_manager()
+        if found.manager is not None:
+            self._owner.take(found.manager.directory, found.checkpoints())
         if isinstance(found.manager, CheckpointSource):
             self._step = step
-            found.manager.begin(
-                SaveServices(self._save_of_source, self._read_steps, step is None, self._memory, self._events)
-            )
+            services = self._save_of_source, self._read_steps, step is None, self._memory, self._events, self._owner
+            found.manager.begin(SaveServices(*services))
             self._replaced_of_manager.callback(found.manager.end)
         elif found.manager is not None:
             save = functools.partial(self._save, found.manager.save, found.manager.directory)
@@ -158,6 +167,7 @@ class VariableRecovery:
     def release_manager(self) -> None:
         """Restores the checkpoint manager's own `save`, unless other code has replaced it, and undoes the rest."""
         self._replaced_of_manager.close()
+        self._owner.leave()
 
     def missing(self) -> ParameterServerLost | None:
         """Returns the error that names a parameter server whose variables are gone or half restored, or None."""
@@ -194,6 +204,7 @@ class VariableRecovery:
 
         Raises:
           RuntimeError: `restore_from` was not called.
+          CheckpointsTakenOver: another client uses the directory of the checkpoints.
           Exception: no checkpoint can be restored, although all parameter servers answer; or what the user's function
             raised.
         """
@@ -214,6 +225,7 @@ class VariableRecovery:
         self._lost.update(self._membership.lost_parameter_servers())
         self._began = self._began or time.monotonic()
         try:
+            self._owner.require()
             with own_executor():
                 if not self._membership.reconnect_parameter_servers():
                     return None
@@ -224,6 +236,8 @@ class VariableRecovery:
                     if state.serialize() != saved:
                         state.deserialize(saved)
                 step = self._read_step()
+        except CheckpointsTakenOver:
+            raise
         except Exception as error:
             if isinstance(error, UNREACHED) or self._membership.lost_parameter_server() is not None:
                 return None
@@ -274,6 +288,7 @@ class VariableRecovery:
 
         Raises:
           ParameterServerLost: a parameter server is lost and does not return.
+          CheckpointsTakenOver: another client uses the directory.
           RuntimeError: on a worker's thread.
           ValueError: the save is asynchronous.
           tf.errors.OpError: the save failed for another reason.
@@ -284,16 +299,23 @@ class VariableRecovery:
             # Before the checkpoint's number is incremented.
             raise _asynchronous_refused()
         began = time.monotonic()
+        given = inspect.signature(save).bind(*args, **kwargs)
+        given.arguments["options"] = _with_callback(given.arguments.get("options"), self._note_written)
         try:
             with self._quiet():
-                path = self._save_quietly(save, directory, *args, **kwargs)
-        except tf.errors.OpError as error:
+                path = self._save_quietly(save, directory, *given.args, **given.kwargs)
+        except (tf.errors.OpError, CheckpointsTakenOver) as error:
             seconds = time.monotonic() - began
             self._events.record("checkpoint_failed", name=directory, seconds=seconds, detail=type(error).__name__)
             raise
         if path is not None:
             self._events.record("checkpoint_saved", name=path, seconds=time.monotonic() - began)
         return path
+
+    def _note_written(self, path: str) -> None:
+        """Lets the manager list the checkpoint that it has written, and delete older ones."""
+        self._owner.require()
+        self._owner.record(path)
 
     def _save_of_source(self, save: Callable[[], str], directory: str) -> str:
         with self._quiet():
@@ -309,9 +331,12 @@ class VariableRecovery:
                 if missing is None:
                     count = self._progress.count()
                     try:
+                        self._owner.require()
                         states = self._variables.copied_states()
                         path = save(*args, **kwargs)
                     except tf.errors.OpError as error:
+                        # Another client that uses the directory may have deleted the files.
+                        self._owner.require()
                         missing = self.missing()
                         if missing is not None:
                             missing.original_exception = error
@@ -346,6 +371,14 @@ def _check(step: Any) -> None:
             f"step must be an integer variable, or a function that returns an int, such as optimizer.iterations; "
             f"got {step!r}."
         )
+
+
+def _with_callback(options: Any, callback: Callable[[str], object]) -> Any:
+    """Returns options of a save that calls a function with the path before the manager's own."""
+    options = tf.train.CheckpointOptions() if options is None else copy.copy(options)
+    # Not the list of the caller, to which TensorFlow adds a function at each save.
+    options.experimental_write_callbacks = [callback, *(options.experimental_write_callbacks or ())]
+    return options
 
 
 def _asynchronous_refused() -> ValueError:

@@ -157,8 +157,13 @@ class LargeVariables(Protocol):
 
 
 @contextlib.contextmanager
-def savers_replaced(large: LargeVariables) -> Iterator[None]:
-    """A scope in which checkpoints are written and read with the help of `large`, outside of functions."""
+def savers_replaced(large: LargeVariables, written: Callable[[str], object] = lambda prefix: None) -> Iterator[None]:
+    """A scope in which checkpoints are written and read with the help of `large`, outside of functions.
+
+    Args:
+      large: writes and reads some of the variables.
+      written: called with the path of each checkpoint that was written.
+    """
     # Private: a checkpoint has no public hook for how values are written; options would have to be given to each call.
     saver = functional_saver.MultiDeviceSaver
     save, restore = saver.save, saver.restore
@@ -169,22 +174,11 @@ def savers_replaced(large: LargeVariables) -> Iterator[None]:
         if captured is not None and tf.executing_eagerly() and not self._registered_savers:
             captured.append(_capture(self, _text(file_prefix)))
             return None
-        taken, themselves = (_take(self, large.to_write), _self_saving(self)) if tf.executing_eagerly() else ([], [])
-        if not taken and not themselves:
+        if not tf.executing_eagerly():
             return save(self, file_prefix, options)
-        prefix, device = _text(file_prefix), _io_device(options)
-        with merged(prefix, device or list(self._shardable_tensors_by_task)[-1].to_string()) as (temporary, written):
-            rest = _without(self, [*taken, *themselves])
-            if _has_content(rest):
-                written.append(f"{temporary}-rest")
-                save(rest, tf.constant(written[-1]), options)
-            named = enumerate(themselves)
-            saved = [each.write_to_checkpoint(name, f"{temporary}-{number}") for number, (_, name, each) in named]
-            written.extend(prefix for each in saved for prefix in each.prefixes)
-            written.extend(large.write([variable for _, variable in taken], temporary, device))
-        for each in saved:
-            each.finish()
-        return None
+        result = _save_with(large, self, save, file_prefix, options)
+        written(_text(file_prefix))
+        return result
 
     @functools.wraps(restore)
     def restore_large(self: Any, file_prefix: Any, options: Any = None) -> Any:
@@ -200,6 +194,26 @@ def savers_replaced(large: LargeVariables) -> Iterator[None]:
 
     with attribute_replaced(saver, "save", save_large), attribute_replaced(saver, "restore", restore_large):
         yield
+
+
+def _save_with(large: LargeVariables, saver: Any, save: Callable[..., Any], file_prefix: Any, options: Any) -> Any:
+    """Saves what a saver has: some variables by `large`, what saves itself, and the rest by TensorFlow's `save`."""
+    taken, themselves = _take(saver, large.to_write), _self_saving(saver)
+    if not taken and not themselves:
+        return save(saver, file_prefix, options)
+    prefix, device = _text(file_prefix), _io_device(options)
+    with merged(prefix, device or list(saver._shardable_tensors_by_task)[-1].to_string()) as (temporary, written):
+        rest = _without(saver, [*taken, *themselves])
+        if _has_content(rest):
+            written.append(f"{temporary}-rest")
+            save(rest, tf.constant(written[-1]), options)
+        named = enumerate(themselves)
+        saved = [each.write_to_checkpoint(name, f"{temporary}-{number}") for number, (_, name, each) in named]
+        written.extend(prefix for each in saved for prefix in each.prefixes)
+        written.extend(large.write([variable for _, variable in taken], temporary, device))
+    for each in saved:
+        each.finish()
+    return None
 
 
 @contextlib.contextmanager

@@ -2,19 +2,31 @@
 
 import collections
 import contextlib
+import functools
 import math
 import os
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, executor
+from tensorflow.python.profiler.internal import _pywrap_profiler
 
 from coordinator.ps_strategy.tensorflow_internals.logs import quiet_logs
 
 _MOST_SECONDS = 2**31 - 1
+
+# The device of a process that is not connected to a cluster.
+_FORMER_DEVICE = "/job:localhost/"
+_FORMER_ERROR = re.compile(rf"{_FORMER_DEVICE}\S* (unknown device|not found)")
+MADE_BEFORE = (
+    "It uses what was made before the strategy, such as a dataset, a variable, a layer, a lookup table or a random "
+    "generator. Nothing but tensors can be used once the strategy has connected this process to a cluster: make it "
+    "after the strategy."
+)
 
 # TensorFlow reads these from the environment and has no other switch for them.
 _ENVIRONMENT = {
@@ -63,6 +75,56 @@ def attribute_replaced(owner: Any, name: str, replacement: Any) -> Iterator[None
                 setattr(owner, name, former)
             else:
                 delattr(owner, name)
+
+
+@contextlib.contextmanager
+def profiles_reported(report: Callable[[str], object]) -> Iterator[None]:
+    """A scope in which the first profile of this process by TensorFlow is reported.
+
+    Args:
+      report: called with the folder of the profile, before it begins.
+    """
+    # Private: what `tf.profiler.experimental.start`, `Profile`, `tf.summary.trace_on` and Keras have in common.
+    stock: Any = _pywrap_profiler.ProfilerSession
+    reported: list[str] = []
+
+    class ProfilerSession(stock):
+        """Reports the profile."""
+
+        def start(self, logdir: Any, options: Any) -> Any:
+            """Begins; without a folder, TensorFlow only prepares for a profile."""
+            if logdir and not reported:
+                reported.append(logdir)
+                report(os.fspath(logdir))
+            return super().start(logdir, options)
+
+    with attribute_replaced(_pywrap_profiler, "ProfilerSession", ProfilerSession):
+        yield
+
+
+@contextlib.contextmanager
+def errors_of_former_objects_explained() -> Iterator[None]:
+    """A scope in which TensorFlow's error about what was made before this process was connected says what to do.
+
+    The name of the client's device is another one since then. TensorFlow only says that it does not know the former.
+    """
+    # Not private, but of TensorFlow: nothing else sees the errors of all operations.
+    error = tf.errors.InvalidArgumentError
+    stock = error.__init__
+
+    @functools.wraps(stock)
+    def init(self: Any, node_def: Any, op: Any, message: str, *args: Any) -> None:
+        if _FORMER_ERROR.search(message) and MADE_BEFORE not in message:
+            message = f"{MADE_BEFORE} ({message})"
+        stock(self, node_def, op, message, *args)
+
+    with attribute_replaced(error, "__init__", init):
+        yield
+
+
+def is_from_before(tensor: tf.Tensor) -> bool:
+    """Returns whether a resource or dataset was made before this process was connected, and cannot be used any more."""
+    return _FORMER_DEVICE in tensor.device
 
 
 def current_server_def() -> Any | None:

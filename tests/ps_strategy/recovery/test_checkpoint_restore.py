@@ -155,6 +155,13 @@ def test_a_checkpoint_that_was_saved_asynchronously_is_refused(manager):
         CheckpointRestore(manager)
 
 
+def test_a_manager_whose_checkpoints_could_not_be_found_is_refused(tmp_path):
+    for name in ("back\\slash", "lr=[0.1]"):
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(), str(tmp_path / name), max_to_keep=1)
+        with pytest.raises(ValueError, match="for a pattern"):
+            CheckpointRestore(manager)
+
+
 @pytest.mark.parametrize("library", [keras, tf_keras])
 def test_a_model_and_its_optimizer_are_restored_without_warnings(library, tmp_path, prepare, capfd, caplog):
     model = library.Sequential([library.layers.Dense(3), library.layers.Dense(1)])

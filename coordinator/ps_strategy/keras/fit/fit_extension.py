@@ -73,14 +73,16 @@ class FitExtension:
                 return evaluation_of_source(x, strategy, arguments)
             return prediction_of_source(x, strategy, arguments, self._note)
         if not isinstance(x, PerWorkerDataset):
-            iterator: keras_patches.EpochIterator
 
             def create_feed(data: tf.data.Dataset) -> Feed:
                 if _is_evaluation(arguments):
-                    return _evaluation_feed(iter(data), strategy, iterator)
+                    return _evaluation_feed(iter(data), strategy, itself)
                 return self._client_feed(data, strategy)
 
             iterator = keras_patches.EpochIterator(create_feed, x, arguments)
+            # Without a cycle of references, what is left of the data is freed when Keras drops it. Until then, a
+            # dataset that is cached in a file cannot be read again.
+            itself: Any = weakref.proxy(iterator)
             is_infinite = _is_infinite_dataset(x)
             if iterator.num_batches is None and is_infinite:
                 raise _endless(_name_of_steps(arguments))

@@ -21,6 +21,7 @@ from coordinator.data import Epochs, Source
 from coordinator.ps_strategy.keras.fit.range_data import RangeData, range_data_of_arrays, range_data_of_source
 from coordinator.ps_strategy.keras.fit.range_feed import RangeFeed
 from coordinator.ps_strategy.keras.internals.range_turns import RangeIterator, array_inputs
+from coordinator.ps_strategy.recovery.checkpoint_owner import replace_file
 
 _logger = logging.getLogger("coordinator")
 
@@ -217,10 +218,7 @@ def save_position(folder: str, updates: int, position: str) -> None:
     """
     tf.io.gfile.makedirs(folder)
     kept = [each for each in _positions(folder) if each[0] != updates][1 - _KEPT :]
-    path = os.path.join(folder, _FILE)
-    with tf.io.gfile.GFile(f"{path}.new", "w") as file:
-        file.write(json.dumps([*kept, [updates, position]]))
-    tf.io.gfile.rename(f"{path}.new", path, overwrite=True)
+    replace_file(os.path.join(folder, _FILE), json.dumps([*kept, [updates, position]]))
 
 
 def position_at(folder: str, updates: int) -> str | None:

@@ -1,5 +1,6 @@
 """Tests that each example is trained on once per epoch, for every kind of data that `fit` accepts."""
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -232,3 +233,15 @@ def test_an_epoch_without_a_step_is_an_error(
         model.fit(**data(), verbose=0)
     model.fit(slices().batch(4), shuffle=False, verbose=0)
     np.testing.assert_array_equal(model.visits, np.ones(EXAMPLES))
+
+
+def test_a_dataset_cached_in_a_file_can_be_read_again_after_a_fit_that_ended_early(models, tmp_path):
+    gc.collect()
+    gc.disable()
+    try:
+        data, model = slices().cache(str(tmp_path / "file")).batch(4), counted(models)
+        model.fit(data, steps_per_epoch=2, verbose=0, shuffle=False)
+        model.fit(data, verbose=0, shuffle=False)
+    finally:
+        gc.enable()
+    assert model.visits.numpy().tolist() == [2.0] * 8 + [1.0] * 16

@@ -1,0 +1,153 @@
+"""The files in which datasets on the workers cache their elements: `Dataset.cache(file)`.
+
+TensorFlow locks a file while an iterator writes there, so that two workers cannot use one file. A worker that dies
+leaves the lock, and no later iterator can use the file. An iterator that is deleted before it has written all deletes
+every file of that name, also what another iterator has written. So each dataset that is made on a worker caches in a
+file of its own, unless there is a complete one:
+
+    file.of-2.worker-1.1712345678901234.index, .data-*    complete: later iterators and programs read it on worker 1
+    file.of-2.worker-1.1712345678901234_*                 being written, or left by a worker that died
+    file.index, file.data-*                               complete, by other programs: all workers read it
+
+If a dataset function reads which share of the data it has, the name has the share: `file.share-0-of-2.worker-1...`.
+
+Guarantee: no iterator meets a file that another one is writing, or did not write to its end.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.ps_strategy.per_worker.resource import WorkerContext
+
+# The attribute of a dataset that has the names of the files which it caches in.
+_NAMES = "_coordinator_cache_files"
+# What a complete file is known by: it is written last.
+_COMPLETE = ".index"
+
+
+def own_file(file: Any, owner: Any) -> Any:
+    """Returns the name of the file that a new dataset caches in, where this runs: a complete one, or else a new one.
+
+    Args:
+      file: what the program calls the file, a string scalar.
+      owner: names the worker, and its share of the data, a string scalar.
+    """
+    begin = tf.strings.join([file, ".", owner, "."])
+    found = tf.io.matching_files([_escaped(file) + _COMPLETE, _escaped(begin) + "*" + _COMPLETE])
+    # Not parts of a file, which have another number at their end.
+    complete = tf.boolean_mask(found, ~tf.strings.regex_full_match(found, r"(?s).*\.\d+_\d+\.index"))
+    # Never used before, by this worker or by a former process at its place. Random numbers would need a seed.
+    number = tf.strings.as_string(tf.cast(1e6 * tf.timestamp(), tf.int64))
+    chosen = tf.concat([complete, [tf.strings.join([begin, number, _COMPLETE])]], 0)[0]
+    return tf.strings.substr(chosen, 0, tf.strings.length(chosen) - len(_COMPLETE))
+
+
+class TracedCaches:
+    """The files that the datasets of one dataset function cache in; made while the function is traced.
+
+    Args:
+      owner: returns a string scalar in the function, see `own_file`.
+    """
+
+    def __init__(self, owner: Callable[[], Any]) -> None:
+        self._owner = owner
+        self._graph = tf.compat.v1.get_default_graph()
+        self._names: list[Any] = []
+
+    def own_file(self, file: Any) -> Any:
+        """Returns the name of the file in whose place the program gave `file`."""
+        name = own_file(file, self._owner())
+        # In a function that the dataset calls for each element, a file is chosen at each call.
+        if tf.compat.v1.get_default_graph() is self._graph:
+            self._names.append(name)
+        return name
+
+    def names(self) -> Any:
+        """Returns the names of all, a string vector, for the function to return."""
+        return tf.stack(self._names) if self._names else tf.zeros([0], tf.string)
+
+
+class CachesInGraph:
+    """A dataset as a serialized graph, each copy of which caches in files of its own.
+
+    Args:
+      graph: as `tf.raw_ops.DatasetToGraphV2` returns it.
+    """
+
+    def __init__(self, graph: bytes) -> None:
+        self._graph = graph
+        self._files = {_value(node) for node in _file_nodes(tf.compat.v1.GraphDef.FromString(graph))}
+
+    def copy_on(self, context: WorkerContext) -> tuple[bytes, Sequence[bytes]]:
+        """Returns the graph for a worker, and the names of the files; to be called in the worker's device scope."""
+        if not self._files:
+            return self._graph, ()
+        chosen = {file: own_file(tf.constant(file), f"worker-{context.index}").numpy() for file in self._files}
+        definition = tf.compat.v1.GraphDef.FromString(self._graph)
+        for node in _file_nodes(definition):
+            node.attr["value"].tensor.string_val[:] = [chosen[_value(node)]]
+        return definition.SerializeToString(), tuple(chosen.values())
+
+
+class CacheFiles:
+    """The files that the copies of one dataset on the workers cache in."""
+
+    def __init__(self) -> None:
+        # By worker: the connection on which its latest copy was made, and the files of that.
+        self._latest: dict[int, tuple[int, Sequence[bytes]]] = {}
+
+    def note(self, dataset: Any, names: Sequence[bytes], context: WorkerContext) -> Any:
+        """Returns a dataset that was made on a worker, of which `is_cache_begun` tells from now on.
+
+        What the worker's former process left of files that it had begun is deleted, if they can be reached from here.
+        """
+        if not len(names):
+            return dataset
+        connection, former = self._latest.get(context.index, (context.connection_number, ()))
+        if connection != context.connection_number:
+            _remove_begun(former)
+        self._latest[context.index] = context.connection_number, names
+        setattr(dataset, _NAMES, tuple(names))
+        return dataset
+
+
+def is_cache_begun(dataset: Any) -> bool:
+    """Returns whether a file that a dataset caches in is not complete; to be called in the device scope of its worker.
+
+    Then a new iterator would find it locked, and none can continue at a position that another iterator had.
+    """
+    patterns = [_escaped(name) + _COMPLETE for name in getattr(dataset, _NAMES, ())]
+    return bool(patterns) and len(tf.io.matching_files(patterns)) < len(patterns)
+
+
+def _escaped(path: Any) -> Any:
+    """Returns a path as a pattern that only it matches."""
+    return tf.strings.regex_replace(path, r"([*?\[\\])", r"\\\1")
+
+
+def _remove_begun(names: Sequence[bytes]) -> None:
+    with contextlib.suppress(OSError, tf.errors.OpError):
+        for name in names:
+            directory, file = os.path.split(name.decode())
+            for each in tf.io.gfile.listdir(directory or "."):
+                if each.startswith(f"{file}_"):
+                    tf.io.gfile.remove(os.path.join(directory, each))
+
+
+def _file_nodes(graph: Any) -> Iterator[Any]:
+    """Yields the constants of a graph, and of its functions, that are names of files for caches."""
+    for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+        constants = {node.name: node for node in nodes if node.op == "Const"}
+        for node in nodes:
+            if node.op in ("CacheDataset", "CacheDatasetV2"):
+                constant = constants.get(node.input[1].partition(":")[0])
+                if constant is not None and _value(constant):
+                    yield constant
+
+
+def _value(node: Any) -> bytes:
+    return bytes(next(iter(node.attr["value"].tensor.string_val), b""))

@@ -1,0 +1,166 @@
+"""Which client a directory of checkpoints belongs to, so that no other one overwrites or restores what it saves.
+
+    restore_from   take: `owner.json` names this client, whatever it named before; note which checkpoints are there
+    save           require: is `owner.json` still this client's?  no --> CheckpointsTakenOver, nothing is written
+    recovery       require, and has: only checkpoints that were there or that this client wrote are restored
+
+The client that began last owns the directory: a job starts again after its machine vanished, and the former client may
+wake up later. Neither process numbers, which are 1 in every container, nor host names, nor clocks tell who is who: each
+`take` has a random number, and names those that it knows to be former ones, since a file system may show an older
+content of a file for a while.
+
+Promise: a client that has lost the directory writes and deletes nothing there, except what a call that runs on the
+servers at that moment writes: files of that one checkpoint, which are not listed, and which the owner does not restore.
+"""
+
+import contextlib
+import datetime
+import hashlib
+import json
+import logging
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from coordinator.errors import CheckpointsTakenOver
+from coordinator.paths import is_url
+
+_logger = logging.getLogger("coordinator")
+
+OWNER_FILE = "owner.json"
+# How many former owners a record names, and how many checkpoints of its own a client tells from others'.
+_FORMER, _OWN = 20, 1000
+
+
+class CheckpointOwner:
+    """A client as the owner of one directory at a time. All methods may be called from any thread.
+
+    Until `take`, or if the directory cannot be written, nothing is refused.
+    """
+
+    def __init__(self) -> None:
+        self._directory: str | None = None
+        self._number = ""
+        self._former: list[str] = []
+        # By name. What identifies the content of those that this client wrote; None for those that were there.
+        self._own: dict[str, bytes | None] = {}
+
+    def take(self, directory: str, existing: Sequence[str]) -> None:
+        """Makes this client the owner of a directory.
+
+        Args:
+          directory: with the checkpoints; it is created.
+          existing: the paths of the checkpoints that are there.
+        """
+        self.leave()
+        number, path = uuid.uuid4().hex, os.path.join(directory, OWNER_FILE)
+        self._own = {os.path.basename(each): None for each in existing}
+        try:
+            former = _record_in(directory)
+            self._former = [former["number"], *former["former"]][:_FORMER] if former else []
+            tf.io.gfile.makedirs(directory)
+            replace_file(path, json.dumps({"number": number, "former": self._former, **_described()}) + "\n")
+        except (OSError, tf.errors.OpError) as error:
+            _logger.warning(
+                "%s cannot be written, so it is not noticed if another client uses these checkpoints: %s", path, error
+            )
+            return
+        self._directory, self._number = directory, number
+
+    def leave(self) -> None:
+        """Stops checking. The record stays: nobody else is the owner."""
+        self._directory = None
+
+    def require(self) -> None:
+        """Checks that this client still owns the directory.
+
+        Raises:
+          CheckpointsTakenOver: another client does.
+          tf.errors.OpError: the record cannot be read.
+        """
+        directory = self._directory
+        found = None if directory is None else _record_in(directory)
+        # Without one, somebody has emptied the directory. It is not written again: its next owner may be doing that.
+        if found is None or found["number"] in (self._number, *self._former):
+            return
+        raise CheckpointsTakenOver(
+            str(directory),
+            f"The checkpoints in {directory!r} belong to another client since {found.get('since')}: process "
+            f"{found.get('process')} ({found.get('program')}) on the host {found.get('host')}. This one, process "
+            f"{os.getpid()} on {socket.gethostname()}, neither saves nor restores there any more, so that neither "
+            "client gets the other's model. End this program. Or, if the other one has ended, call "
+            "strategy.restore_from again here.",
+        )
+
+    def record(self, path: str) -> None:
+        """Records that this client has written a checkpoint in the directory."""
+        self._own[os.path.basename(path)] = _content_of(path)
+        for former in [*self._own][:-_OWN]:
+            self._own.pop(former, None)
+
+    def record_any(self, path: str) -> None:
+        """Records that this client has written a checkpoint, if it is in the directory."""
+        if self._directory is not None and _normal(os.path.dirname(path)) == _normal(self._directory):
+            self.record(path)
+
+    def has(self, path: str) -> bool:
+        """Returns whether a checkpoint was there before, or is as this client wrote it."""
+        if self._directory is None:
+            return True
+        name = os.path.basename(path)
+        written = self._own.get(name)
+        return name in self._own and written in (None, _content_of(path) or written)
+
+
+def replace_file(path: str, text: str) -> None:
+    """Replaces the content of a file in one step.
+
+    Raises:
+      tf.errors.OpError: it cannot be written.
+    """
+    draft = f"{path}.{uuid.uuid4().hex}.new"
+    try:
+        with tf.io.gfile.GFile(draft, "w") as file:
+            file.write(text)
+        tf.io.gfile.rename(draft, path, overwrite=True)
+    except tf.errors.OpError:
+        with contextlib.suppress(tf.errors.OpError):
+            tf.io.gfile.remove(draft)
+        raise
+
+
+def _normal(directory: str) -> str:
+    return directory.rstrip("/") if is_url(directory) else os.path.realpath(directory)
+
+
+def _record_in(directory: str) -> dict[str, Any] | None:
+    try:
+        with tf.io.gfile.GFile(os.path.join(directory, OWNER_FILE)) as file:
+            found = json.loads(file.read())
+        return {**found, "number": str(found["number"]), "former": [*map(str, found["former"])]}
+    except (tf.errors.NotFoundError, tf.errors.FailedPreconditionError, ValueError, TypeError, KeyError):
+        # Missing, in what is no directory, or damaged.
+        return None
+
+
+def _described() -> dict[str, Any]:
+    return {
+        "process": os.getpid(),
+        "program": sys.argv[0] if sys.argv else "",
+        "host": socket.gethostname(),
+        "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _content_of(path: str) -> bytes | None:
+    """Returns a digest of a checkpoint's index, which has checksums of all values; None if it cannot be read."""
+    try:
+        with tf.io.gfile.GFile(f"{path}.index", "rb") as file:
+            return hashlib.blake2b(file.read(), digest_size=16).digest()
+    except tf.errors.OpError:
+        return None
