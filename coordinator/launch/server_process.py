@@ -69,6 +69,7 @@ class ServerProcess:
 
     Attributes:
       environment: the environment of the process.
+      starts: how often it was started.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class ServerProcess:
         self.config = config
         self.owner = owner
         self._log_folder = log_folder
-        self._starts = 0
+        self.starts = 0
+        # The number of the start that has answered last.
+        self._answered_start = 0
         self.environment = server_environment(environment, config)
         self._starter = starter
         self._process: StartedProcess | None = None
@@ -100,9 +103,9 @@ class ServerProcess:
                 raise LaunchError(f"{self.name} already runs, as process {self.pid}.")
             self._started_at = time.monotonic()
             try:
-                with self._log_file(self._starts).open("wb") as log:
+                with self._log_file(self.starts).open("wb") as log:
                     self._process = self._starter.start_server(self.environment, log.fileno())
-                self._starts += 1
+                self.starts += 1
             except OSError as error:
                 raise LaunchError(f"{self.name} could not be started: {error}.") from error
 
@@ -116,13 +119,15 @@ class ServerProcess:
           LaunchError: the process ended, or nothing answered in time; the message ends with the tail of its log.
         """
         deadline = time.monotonic() + timeout
+        start = self.starts
         with TaskProbe(self.config.address) as probe:
             while True:
                 status = probe.status(min(_PROBE_TIMEOUT, timeout))
                 # In this order: another process may have taken the port of a process that ended, and answer too.
                 if self.wait_ended(_POLL_INTERVAL if status is None else 0.0):
-                    raise LaunchError(self._failure(f"ended {self.ending} before it served"))
+                    raise LaunchError(self.failure())
                 if status is not None and self._is_own(status.devices):
+                    self._answered_start = start
                     return
                 if time.monotonic() >= deadline:
                     age = time.monotonic() - self._started_at
@@ -165,12 +170,19 @@ class ServerProcess:
         return self._process is not None and self._process.wait(0) is None
 
     @property
+    def is_ready(self) -> bool:
+        """True if `wait_ready` has found that the process started last answers, and the process runs."""
+        return 0 < self.starts == self._answered_start and self.is_alive()
+
+    @property
     def pid(self) -> int | None:
         """The id of the process started last, or None. This waits until a fork server is ready to fork."""
         return None if self._process is None else self._process.pid
 
     def has_served(self) -> bool:
-        """Returns True if the process started last has begun to serve, as its log says."""
+        """Returns True if the process started last has answered, or has begun to serve, as its log says."""
+        if self.starts == self._answered_start:
+            return True
         begin = serving_line(self.config).encode()
         with self.log_path.open("rb") as log:
             return any(line.startswith(begin) for line in log)
@@ -183,7 +195,7 @@ class ServerProcess:
     @property
     def log_path(self) -> pathlib.Path:
         """The file of the process started last, such as `ps-0.log`, or `ps-0.restart-1.log` after the second start."""
-        return self._log_file(max(0, self._starts - 1))
+        return self._log_file(max(0, self.starts - 1))
 
     def log_tail(self) -> str:
         """Returns the last lines of the log."""
@@ -222,6 +234,10 @@ class ServerProcess:
         return f"by {signal.Signals(-code).name}" + (
             " (by the kernel, if memory ran out)" if -code == signal.SIGKILL else ""
         )
+
+    def failure(self) -> str:
+        """Returns what is to be said of a process that has ended and never served."""
+        return self._failure(f"ended {self.ending} before it served")
 
     def _failure(self, what: str) -> str:
         tail = self.log_tail() or "(empty)"

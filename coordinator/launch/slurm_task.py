@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ from coordinator.launch.local_servers import free_addresses
 from coordinator.launch.program_process import ProgramProcess
 from coordinator.launch.rendezvous import Link
 from coordinator.launch.run_request import RunRequest
-from coordinator.launch.serve import UNUSABLE
+from coordinator.launch.serve import UNUSABLE, serving_line
 from coordinator.launch.server_process import program_environment, server_environment
 from coordinator.launch.slurm_step import SlurmStep, role_of
 from coordinator.launch.task_config import TaskConfig
@@ -72,6 +72,8 @@ class SlurmTask:
         # All tasks run on this machine, on however many nodes of Slurm.
         self._is_local = step.nodes == 1
         self._restarts, self._delays = request.server_restarts, RestartDelays()
+        # The server has said that it serves.
+        self._has_served = threading.Event()
         # Exit codes of the process, and messages of the chief; None for its end.
         self._events: queue.SimpleQueue[int | dict[str, Any] | None] = queue.SimpleQueue()
 
@@ -167,7 +169,7 @@ class SlurmTask:
             self._console.say(f"the dashboard is at {page.url} once the program has created its strategy.")
         if self._request.trace is not None:
             environment[TRACE] = str(self._request.trace)
-        program = self._start(self._request.command, environment)
+        program = self._start_program(environment)
         if received:
             program.send(signal.Signals(received[0]))
         code = None
@@ -184,7 +186,7 @@ class SlurmTask:
         for number in _SIGNALS:
             signal.signal(number, lambda *_: None)
         environment = program_environment(self._environment, TaskConfig(cluster["cluster"], "evaluator", 0))
-        program = self._start(self._request.command, environment)
+        program = self._start_program(environment)
         own: int | None = None
         chief: int | None = None
         while chief is None:
@@ -244,8 +246,10 @@ class SlurmTask:
     def _start_server(self, link: Link) -> tuple[ProgramProcess, str]:
         """Starts the server on a free port; returns it, and its address, when it answers.
 
+        One that has served and has ended by then is returned as well: its exit code is the next event.
+
         Raises:
-          LaunchError: it ended, or did not answer in time.
+          LaunchError: it ended before it served, or did not answer in time.
         """
         deadline = time.monotonic() + self._request.start_timeout
         for _ in range(_MOST_PORTS):
@@ -261,6 +265,9 @@ class SlurmTask:
                         if event is None:
                             raise LaunchError("The first task ended while the servers started; it says why.")
                         code = event if isinstance(event, int) else code
+            if code is not None and self._has_served.is_set():
+                self._events.put(code)
+                return server, address
             server.close()
             if code != UNUSABLE:
                 break
@@ -273,12 +280,24 @@ class SlurmTask:
     def _serve(self, address: str) -> ProgramProcess:
         config = TaskConfig({self._job: {self._index: address}}, self._job, self._index)
         task = ["--job", self._job, "--index", str(self._index), "--address", address]
-        return self._start(["-m", "coordinator", "serve", *task], server_environment(self._environment, config))
+        label, begin = f"{self._job} {self._index}", serving_line(config)
 
-    def _start(self, command: "list[str] | tuple[str, ...]", environment: Mapping[str, str]) -> ProgramProcess:
-        label = self._job if self._job in ("chief", "evaluator") else f"{self._job} {self._index}"
+        def on_line(line: str) -> None:
+            if line.startswith(begin):
+                self._has_served.set()
+            self._console.forward(label, line)
+
+        environment = server_environment(self._environment, config)
+        return self._start(["-m", "coordinator", "serve", *task], environment, on_line)
+
+    def _start_program(self, environment: Mapping[str, str]) -> ProgramProcess:
         is_plain = self._job == "chief" and os.isatty(sys.stdout.fileno())
-        on_line: Callable[[str], None] | None = None if is_plain else partial(self._console.forward, label)
+        on_line = None if is_plain else partial(self._console.forward, self._job)
+        return self._start(self._request.command, environment, on_line)
+
+    def _start(
+        self, command: Sequence[str], environment: Mapping[str, str], on_line: Callable[[str], None] | None
+    ) -> ProgramProcess:
         return ProgramProcess(
             command,
             environment,

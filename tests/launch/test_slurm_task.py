@@ -79,6 +79,12 @@ class Step:
             for rank in range(count)
         ]
 
+    def kill_server(self, name: str) -> None:
+        """Kills the server of a task, such as `worker-0`, with SIGKILL."""
+        for process in psutil.process_iter(["environ", "name"]):
+            if process.info["name"] == name and (process.info["environ"] or {}).get("SLURM_JOB_ID") == self.job:
+                process.kill()
+
     def outputs(self) -> list[str]:
         """Waits until all tasks have ended; returns what each has printed."""
         return [task.communicate(timeout=TIMEOUT)[0] for task in self.tasks]
@@ -106,6 +112,26 @@ def test_a_killed_server_comes_back_and_all_end_with_the_program(tmp_path: Path,
     # The chief ended because the restarted server answered it; then the step may end before that server says so.
     assert "[worker 0] coordinator: /job:worker/task:0 serves on 127.0.0.1:" in worker
     assert "coordinator: /job:worker/task:0 ended with code -9: starting it again; 2 more restarts." in worker
+
+
+@pytest.mark.long
+def test_a_server_that_dies_while_others_start_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SLOW", "worker-1")
+    monkeypatch.setenv("FAKE_GO", str(tmp_path / "go"))
+    step = Step(tmp_path, 4, "0")
+    output = step.tasks[2].stdout
+    assert output is not None
+    while "serves on" not in output.readline():
+        pass
+    step.kill_server("worker-0")
+    assert "ended with code -9: starting it again; 2 more restarts." in output.readline()
+    while "serves on" not in output.readline():
+        pass
+    (tmp_path / "go").touch()
+    step.outputs()
+    assert step.codes() == [0, 0, 0, 0]
 
 
 @pytest.mark.long
