@@ -18,6 +18,7 @@ from coordinator.heartbeat.task_probe import TaskProbe
 from coordinator.launch.gpus import VISIBLE
 from coordinator.launch.log_files import log_file
 from coordinator.launch.serve import serving_line
+from coordinator.launch.server_starter import ending_of
 from coordinator.launch.task_config import TaskConfig
 
 _PROBE_TIMEOUT = 1.0
@@ -26,7 +27,13 @@ _TAIL_LINES = 12
 
 
 class StartedProcess(Protocol):
-    """A process of a server."""
+    """A process of a server.
+
+    Attributes:
+      is_lost: the process has ended, and nobody knows how.
+    """
+
+    is_lost: bool
 
     @property
     def pid(self) -> int | None:
@@ -229,11 +236,8 @@ class ServerProcess:
         code = self.exit_code
         if code is None:
             return "without being started"
-        if code >= 0:
-            return f"with code {code}"
-        return f"by {signal.Signals(-code).name}" + (
-            " (by the kernel, if memory ran out)" if -code == signal.SIGKILL else ""
-        )
+        is_lost = self._process is not None and self._process.is_lost
+        return ending_of(code) + (" (not its own: its fork server ended before it)" if is_lost else "")
 
     def failure(self) -> str:
         """Returns what is to be said of a process that has ended and never served."""
