@@ -135,7 +135,7 @@ def test_an_error_while_loading_tensorflow_is_in_the_servers_log(tasks: Tasks) -
     assert "this one is broken" in str(raised.value)
 
 
-def test_a_fork_server_that_is_killed_while_it_loads_is_started_again_for_its_servers(tasks: Tasks) -> None:
+def test_a_fork_server_killed_while_it_loads_is_started_again_for_its_servers(tasks: Tasks) -> None:
     tasks.load(begin=WAITS)
     servers = [tasks.server(0), tasks.server(1)]
     for server in servers:
