@@ -34,7 +34,7 @@ from coordinator.launch.rendezvous import Link
 from coordinator.launch.run_request import RunRequest
 from coordinator.launch.serve import UNUSABLE, serving_line
 from coordinator.launch.server_process import program_environment, server_environment
-from coordinator.launch.slurm_step import SlurmStep, role_of
+from coordinator.launch.slurm_step import KEY, SlurmStep, role_of
 from coordinator.launch.task_config import TaskConfig
 from coordinator.program_settings import DASHBOARD, RESTART_COUNT, TRACE
 
@@ -61,7 +61,7 @@ class SlurmTask:
         self._step = step
         self._request = request
         self._environment = {
-            **environment,
+            **{name: value for name, value in environment.items() if name != KEY},
             # The chief's and the evaluator's output is a pipe, which Python would fill by the block.
             "PYTHONUNBUFFERED": "1",
             "TF_CPP_MIN_LOG_LEVEL": environment.get("TF_CPP_MIN_LOG_LEVEL", "3"),
@@ -85,9 +85,10 @@ class SlurmTask:
         """
         if self._job == "chief":
             return self._run_chief()
-        host, timeout = self._step.first_host(), self._request.start_timeout
+        step, timeout = self._step, self._request.start_timeout
+        host = step.first_host()
         deadline = time.monotonic() + timeout
-        with contextlib.closing(rendezvous.connect(self._step.name, self._step.rank, host, timeout)) as link:
+        with contextlib.closing(rendezvous.connect(step.name, step.rank, host, timeout, key=step.key)) as link:
             message = self._first_message(link, deadline)
             if "ended" in message:
                 return int(message["ended"])
@@ -110,11 +111,16 @@ class SlurmTask:
         return message
 
     def _run_chief(self) -> int:
-        ranks = range(1, self._step.tasks)
-        timeout = self._request.start_timeout
+        step, timeout = self._step, self._request.start_timeout
         deadline = time.monotonic() + timeout
+        if not step.key:
+            self._console.say(
+                f"{KEY} is not set: until all tasks have started, others who reach the nodes can pose as one of them. "
+                "docs/slurm.md says how to set it."
+            )
         with contextlib.ExitStack() as opened:
-            links = rendezvous.accept(self._step.name, ranks, is_local=self._is_local, timeout=timeout)
+            ranks = range(1, step.tasks)
+            links = rendezvous.accept(step.name, ranks, is_local=self._is_local, timeout=timeout, key=step.key)
             for link in links.values():
                 opened.callback(link.close)
             try:
