@@ -72,22 +72,15 @@ class HttpServer:
         self._answer = answer
         self._name = name
         self._names = {"localhost", *(each.lower() for each in names)}
-        if not 0 <= port <= 65_535:
-            raise OverflowError(f"A port must be from 0 to 65535, got {port}.")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        dual = host == "::" and socket.has_dualstack_ipv6()
-        # Many may wait to be accepted.
-        self._listener = socket.create_server(
-            (host, port), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=dual
-        )
-        self._listener.setblocking(False)
+        self._listener = _listening(host, port)
         own, self.port = self._listener.getsockname()[:2]
         self.is_loopback = ipaddress.ip_address(own).is_loopback
         self._woken, self._waker = socket.socketpair()
         self._waker.setblocking(False)
-        # By descriptor, the oldest first. The thread that accepts them alone uses them.
+        # By descriptor, the oldest first. The thread that accepts them alone uses these, until it has ended.
         self._waiting: dict[int, _Waiting] = {}
         self._complete: collections.deque[_Waiting] = collections.deque()
+        self._threads: list[threading.Thread] = []
         # Guards these.
         self._lock = threading.Lock()
         self._answers: dict[threading.Thread, socket.socket] = {}
@@ -106,13 +99,13 @@ class HttpServer:
         self._is_closed = True
         self._wake()
         self._thread.join()
-        with self._lock:
-            open_connections = {**self._answers, **self._streams}
         grace = time.monotonic() + min(_GRACE, timeout)
-        for thread in open_connections:
+        for thread in self._threads:
             thread.join(max(0.0, grace - time.monotonic()))
-        for thread, connection in open_connections.items():
-            _shut(connection)
+        with self._lock:
+            for connection in (*self._answers.values(), *self._streams.values()):
+                _shut(connection)
+        for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._waker.close()
 
@@ -231,6 +224,7 @@ class HttpServer:
                 with self._lock, waiting.connection:
                     del self._answers[thread]
                 raise
+            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
 
     def _respond(self, waiting: "_Waiting") -> None:
         try:
@@ -334,6 +328,22 @@ class _Writer(io.BufferedIOBase):
         """Sends."""
         self._connection.sendall(content)
         return len(content)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::" and socket.has_dualstack_ipv6():
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listening.bind((host, port))
+        # Many may wait to be accepted.
+        listening.listen(socket.SOMAXCONN)
+        listening.setblocking(False)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
 
 
 def _shut(connection: socket.socket) -> None:
