@@ -26,6 +26,8 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 _INTERRUPTED = 128 + signal.SIGINT
+# From a terminal, after the first signal. What else ends processes repeats its own, and still leaves the program its time.
+_IMPATIENT = (signal.SIGINT, signal.SIGQUIT)
 _NOTICE_AFTER = 10.0
 _SIGNAL_GRACE = 15.0
 _TERMINATE_GRACE = 5.0
@@ -198,14 +200,14 @@ class JobStateMachine:
             self._job.suspend()
         elif self.state is State.STARTING:
             self._end(128 + number)
-        elif self.state is State.STOPPING:
-            self._job.report("killing the program.")
-            self._job.send(signal.SIGKILL)
-        else:
+        elif self.state is not State.STOPPING:
             self._stop(128 + number, _SIGNAL_GRACE)
             grace = f"the program has {_SIGNAL_GRACE:.0f} s to exit"
-            self._job.report(f"{number.name}: {grace}; a second signal kills it now.")
+            self._job.report(f"{number.name}: {grace}; Ctrl-C kills it now.")
             self._job.send(number)
+        elif number in _IMPATIENT:
+            self._job.report("killing the program.")
+            self._job.send(signal.SIGKILL)
 
     def program_ended(self, role: Role, code: int) -> None:
         """Decides what follows the end of a program; a negative code is minus the signal that ended it."""

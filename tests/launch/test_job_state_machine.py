@@ -181,7 +181,19 @@ def test_programs_that_ignore_the_signal_for_15_s_are_killed() -> None:
     assert job.exit_code == 130
 
 
-def test_a_second_signal_kills_at_once() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_is_repeated_leaves_the_program_its_time(number: signal.Signals) -> None:
+    job = alone()
+    again = methodcaller("signal_received", number)
+    assert advance(job, SERVERS_READY, again) == [("send", number)]
+    assert advance(job, again, again, now=1.0) == []
+    assert job.deadline == 15.0
+    assert advance(job, CTRL_C, now=2.0) == [KILL]
+    assert advance(job, chief(-9), now=3.0) == []
+    assert (job.state, job.exit_code) == (State.ENDED, 128 + number)
+
+
+def test_a_second_ctrl_c_kills_at_once() -> None:
     job = alone()
     assert advance(job, SERVERS_READY, CTRL_C, CTRL_C) == [KILL]
     advance(job, chief(-9))
