@@ -22,9 +22,9 @@ def save_at_signals(
 
     The signal interrupts the main thread wherever it waits, as Ctrl-C does, but by `SystemExit`; `save` is called on
     the way out, and the exit code is 128 + the number of the signal, as for a program that the signal has killed.
-    From the first signal until the end of the process further ones are ignored, however many: what runs on the way out,
-    such as `finally` and the `close` of a strategy, runs to its end. Ctrl-C still interrupts it, unless SIGINT is one of
-    `signals`, and SIGKILL ends the process. The main thread must enter the scope.
+    From the first signal until the end of the process further ones are ignored, however many: what runs on the way
+    out, such as `finally` and the `close` of a strategy, runs to its end. Ctrl-C still interrupts it, unless SIGINT is
+    one of `signals`, and SIGKILL ends the process. The main thread must enter the scope.
 
     Args:
       save: saves a checkpoint. A background save is complete when the strategy is closed.

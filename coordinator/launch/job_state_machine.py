@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 _INTERRUPTED = 128 + signal.SIGINT
-# From a terminal, after the first signal. What else ends processes repeats its own, and still leaves the program its time.
+# From a terminal, after the first signal. A scheduler may repeat its own, and the program still has its time.
 _IMPATIENT = (signal.SIGINT, signal.SIGQUIT)
 _NOTICE_AFTER = 10.0
 _SIGNAL_GRACE = 15.0

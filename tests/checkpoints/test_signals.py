@@ -95,20 +95,18 @@ def test_what_ignores_the_exception_does_not_keep_the_program_from_saving(handle
 def test_what_runs_on_the_way_out_is_not_cut_by_further_signals(first: signal.Signals, handlers) -> None:
     steps: list[str] = []
 
-    def clean_up() -> None:
-        for number in (signal.SIGUSR2, signal.SIGUSR1) * 3:
-            signal.raise_signal(number)
-            steps.append(number.name)
-
-    with (
-        pytest.raises(SystemExit) as raised,
-        save_at_signals(lambda: steps.append("saved"), signals=[signal.SIGUSR2, signal.SIGUSR1]),
-    ):
+    def train() -> None:
         try:
             signal.raise_signal(first)
             pytest.fail("It goes on.")
         finally:
-            clean_up()
+            for number in (signal.SIGUSR2, signal.SIGUSR1) * 3:
+                signal.raise_signal(number)
+                steps.append(number.name)
+
+    saving = save_at_signals(lambda: steps.append("saved"), signals=[signal.SIGUSR2, signal.SIGUSR1])
+    with pytest.raises(SystemExit) as raised, saving:
+        train()
     assert raised.value.code == 128 + first
     assert steps == ["SIGUSR2", "SIGUSR1"] * 3 + ["saved"]
 
@@ -117,12 +115,15 @@ def test_ctrl_c_cuts_what_runs_on_the_way_out_and_what_is_saved(handlers) -> Non
     def interrupt() -> None:
         signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt), save_at_signals(interrupt, signals=[signal.SIGUSR2]):
+    def train() -> None:
         try:
             signal.raise_signal(signal.SIGUSR2)
         finally:
             with pytest.raises(KeyboardInterrupt):
                 interrupt()
+
+    with pytest.raises(KeyboardInterrupt), save_at_signals(interrupt, signals=[signal.SIGUSR2]):
+        train()
 
 
 def test_ctrl_c_neither_saves_nor_changes() -> None:
