@@ -49,7 +49,7 @@ async def find_obstacle(address: str) -> Obstacle:
     loop = asyncio.get_running_loop()
     try:
         endpoints = await _endpoints(*parse_address(address))
-    except OSError:  # a time-out too
+    except (OSError, UnicodeError):  # a time-out too, and a name that no host can have
         return Obstacle.UNRESOLVED
     obstacle = Obstacle.UNREACHED
     for family, kind, protocol, _, endpoint in endpoints:
