@@ -57,6 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("simulate --from-trace nested.json", "", "--from-trace cannot read the trace nested.json: RecursionError"),
         ("simulate --from-trace other.json", "", "--from-trace cannot read the trace other.json: AttributeError"),
         ("simulate --from-trace huge.json", "", "--from-trace cannot read the trace huge.json: ZeroDivisionError"),
+        ("simulate --workers 99999999999999999999", "", "--workers must be at most 1000000, got 9999"),
         ("slurm p.py", "", "This is no task of a Slurm step"),
     ],
 )
