@@ -179,7 +179,7 @@ class ServerProcess:
     @property
     def is_ready(self) -> bool:
         """True if `wait_ready` has found that the process started last answers, and the process runs."""
-        return 0 < self.starts == self._answered_start and self.is_alive()
+        return self.starts == self._answered_start and self.is_alive()
 
     @property
     def pid(self) -> int | None:
@@ -189,7 +189,7 @@ class ServerProcess:
     def has_served(self) -> bool:
         """Returns True if the process started last has answered, or has begun to serve, as its log says."""
         if self.starts == self._answered_start:
-            return True
+            return self.starts > 0
         begin = serving_line(self.config).encode()
         with self.log_path.open("rb") as log:
             return any(line.startswith(begin) for line in log)
@@ -240,8 +240,8 @@ class ServerProcess:
         return ending_of(code) + (" (not its own: its fork server ended before it)" if is_lost else "")
 
     def failure(self) -> str:
-        """Returns what is to be said of a process that has ended and never served."""
-        return self._failure(f"ended {self.ending} before it served")
+        """Returns what is to be said of a process that has ended while its cluster started."""
+        return self._failure(f"ended {self.ending}" + ("" if self.has_served() else " before it served"))
 
     def _failure(self, what: str) -> str:
         tail = self.log_tail() or "(empty)"
