@@ -164,6 +164,7 @@ class HttpServer:
 
     def _turn(self) -> None:
         """Waits until something happens, and does what follows."""
+        self._start_answers()
         now = time.monotonic()
         for descriptor in [each for each, waiting in self._waiting.items() if waiting.deadline <= now]:
             self._waiting.pop(descriptor).connection.close()
@@ -185,16 +186,25 @@ class HttpServer:
                 self._accept(has_room=has_room)
             elif descriptor in self._waiting:
                 self._receive(descriptor)
-        self._start_answers()
 
     def _accept(self, *, has_room: bool) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+        try:
             connection, _ = self._listener.accept()
-            connection.setblocking(False)
-            if not has_room:
-                # The oldest.
-                self._waiting.pop(next(iter(self._waiting))).connection.close()
-            self._waiting[connection.fileno()] = _Waiting(connection)
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:
+            # Too many open files: the oldest one makes room.
+            if not self._waiting:
+                raise
+            self._drop_oldest()
+            return
+        connection.setblocking(False)
+        if not has_room:
+            self._drop_oldest()
+        self._waiting[connection.fileno()] = _Waiting(connection)
+
+    def _drop_oldest(self) -> None:
+        self._waiting.pop(next(iter(self._waiting))).connection.close()
 
     def _receive(self, descriptor: int) -> None:
         waiting = self._waiting[descriptor]

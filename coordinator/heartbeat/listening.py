@@ -171,14 +171,18 @@ def reached_only_at(address: str, port: int) -> Iterator[None]:
     Raises:
       OSError, LaunchError: as `listen_only_at`, on leaving.
     """
-    decoys = []
     with contextlib.ExitStack() as opened:
+        decoys = []
         if sys.platform == "linux":
             for each in _other_addresses(address):
-                # It has gone, or another program listens there, which is refused elsewhere.
+                # It has gone, or another program listens there.
                 with contextlib.suppress(OSError):
                     decoys.append(opened.enter_context(_decoy(each, port)).fileno())
+        if decoys and _can_share(port):
             opened.enter_context(_shared_ports())
+        else:
+            opened.close()
+            decoys.clear()
         yield
         listen_only_at(address, port, decoys)
 
@@ -215,6 +219,20 @@ def _decoy(address: str, port: int) -> socket.socket:
         decoy.close()
         raise
     return decoy
+
+
+def _can_share(port: int) -> bool:
+    """Returns True if another socket of this user can listen at all addresses; some sandboxes refuse that."""
+    with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as trial:
+        try:
+            if trial.family == socket.AF_INET6:
+                trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            trial.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 @contextlib.contextmanager

@@ -36,8 +36,9 @@ from coordinator.errors import LaunchError
 from coordinator.launch.local_servers import PORTS
 
 _TRIED_PORTS = 32
-# How long the other end of a connection may take to say who it is, in seconds.
-_HANDSHAKE_TIMEOUT = 5.0
+# How long the other end of a connection may take to say who it is, in seconds. One that has connected waits for longer
+# than the first process does: it is not to give up what the first one takes for connected.
+_GREETING_TIMEOUT, _ANSWER_TIMEOUT = 10.0, 20.0
 # How many may be about to say it, and how long each may take before it makes room for another one, in seconds.
 _MOST_GREETINGS, _SHORTEST_GREETING = 256, 0.1
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
@@ -173,16 +174,16 @@ class _Greetings:
 
     async def _accept(self, listener: socket.socket) -> None:
         while True:
+            while len(self._tasks) >= _MOST_GREETINGS:
+                oldest, began = next(iter(self._tasks.items()))
+                await asyncio.sleep(max(0.0, began + _SHORTEST_GREETING - time.monotonic()))
+                oldest.cancel()
             try:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listener)
             except OSError:
                 # The peer has gone, or there are too many open files.
                 await asyncio.sleep(_SHORTEST_PAUSE)
                 continue
-            if len(self._tasks) >= _MOST_GREETINGS:
-                oldest, began = next(iter(self._tasks.items()))
-                await asyncio.sleep(max(0.0, began + _SHORTEST_GREETING - time.monotonic()))
-                oldest.cancel()
             task = asyncio.create_task(self._greet(connection))
             self._tasks[task] = time.monotonic()
             task.add_done_callback(self._tasks.pop)
@@ -191,7 +192,7 @@ class _Greetings:
         with contextlib.ExitStack() as opened, contextlib.suppress(*_STRANGE):
             opened.enter_context(connection)
             connection.setblocking(False)
-            async with asyncio.timeout(_HANDSHAKE_TIMEOUT):
+            async with asyncio.timeout(_GREETING_TIMEOUT):
                 hello, _ = await _received(connection)
                 rank, nonce = hello["rank"], secrets.token_hex()
                 if hello["group"] != self._group or type(rank) is not int or rank not in self.missing:
@@ -241,7 +242,7 @@ async def _connect(addresses: Collection[str], group: str, rank: int, key: bytes
         while True:
             # It may be in use by another program there, which may say anything or nothing.
             with contextlib.suppress(*_STRANGE):
-                async with asyncio.timeout(_HANDSHAKE_TIMEOUT):
+                async with asyncio.timeout(_ANSWER_TIMEOUT):
                     return await _introduced(address, port, group, rank, key)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

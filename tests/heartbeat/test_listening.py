@@ -173,6 +173,20 @@ def test_a_server_for_another_interface_is_not_reached_by_loopback_in_the_scope(
             listening.accept()[0].close()
 
 
+def test_where_ports_cannot_be_shared_the_server_starts_as_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_can_share", lambda _: False)
+    monkeypatch.delenv("TF_GRPC_REUSE_PORT", raising=False)
+    with listener(socket.AF_INET) as trial:
+        port = port_of(trial)
+    with socket.socket() as listening:
+        with reached_only_at("127.0.0.1", port):
+            assert "TF_GRPC_REUSE_PORT" not in os.environ
+            listening.bind(("", port))
+            listening.listen()
+        assert answers("127.0.0.1", port)
+        assert not any(answers(address, port) for address in own_addresses())
+
+
 def test_what_fails_in_the_scope_leaves_nothing_behind() -> None:
     with listener(socket.AF_INET) as trial:
         port = port_of(trial)
