@@ -20,6 +20,7 @@ from coordinator.launch.log_files import log_file
 from coordinator.launch.serve import serving_line
 from coordinator.launch.server_starter import ending_of
 from coordinator.launch.task_config import TaskConfig
+from coordinator.program_settings import DASHBOARD
 
 _PROBE_TIMEOUT = 1.0
 _POLL_INTERVAL = 0.1
@@ -256,6 +257,8 @@ def server_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict
       config: the server's task.
     """
     environment = program_environment(inherited, config)
+    # Whoever reaches a server can read its environment, and this has a token.
+    environment.pop(DASHBOARD, None)
     root = str(pathlib.Path(__file__).resolve().parents[2])
     # So that the server finds this package, unless it is installed: then it is found anyway, and a site-packages folder
     # on PYTHONPATH would go before the standard library.
