@@ -39,6 +39,7 @@ setup(
         "portpicker>=1.6,<2",
         "protobuf>=6.31,<8",
         "psutil>=7.1,<8",
+        "PyYAML>=6.0.1,<7",
         "rich>=13.9,<16",
         # Simulations add a kind of event to it, which another major release may not bear.
         "simpy>=4.1,<5",
@@ -74,7 +75,6 @@ setup(
             "pytest>=8.4",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
-            "PyYAML>=6",
             "ruff>=0.12",
             "tf_keras>=2.21,<2.22",
         ],

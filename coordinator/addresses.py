@@ -28,7 +28,8 @@ def parse_address(text: object) -> Address:
     """
     host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     host = host.strip("[]")
-    if not (host and port.isdecimal() and 0 < int(port) < 65_536):
+    is_text = not any("\ud800" <= character <= "\udfff" for character in host)
+    if not (host and is_text and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65_536):
         raise ValueError(f"An address must be 'host:port', got {text!r}.")
     return Address(host, int(port))
 

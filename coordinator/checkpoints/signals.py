@@ -22,7 +22,9 @@ def save_at_signals(
 
     The signal interrupts the main thread wherever it waits, as Ctrl-C does, but by `SystemExit`; `save` is called on
     the way out, and the exit code is 128 + the number of the signal, as for a program that the signal has killed.
-    From then on, further signals are ignored. The main thread must enter the scope.
+    From the first signal until the end of the process further ones are ignored, however many: what runs on the way
+    out, such as `finally` and the `close` of a strategy, runs to its end. Ctrl-C still interrupts it, unless SIGINT is
+    one of `signals`, and SIGKILL ends the process. The main thread must enter the scope.
 
     Args:
       save: saves a checkpoint. A background save is complete when the strategy is closed.
@@ -37,61 +39,70 @@ def save_at_signals(
         with scope:
             yield
     finally:
-        if scope.received:
+        if scope.received is not None:
             save()
-    if scope.received:
+    if scope.received is not None:
         # Something has ignored the exception.
         raise scope.exit()
 
 
 class _InterruptingSignals:
-    """A scope in which a signal raises SystemExit in the main thread. After one, further ones are ignored at its end.
+    """A scope in which a signal raises SystemExit in the main thread. From then on further ones are ignored.
 
     Args:
       signals: their numbers.
 
     Attributes:
-      received: the numbers of those that have arrived.
+      received: the number of the first one that has arrived, or None.
     """
 
     def __init__(self, signals: Collection[signal.Signals]) -> None:
-        self.received: list[int] = []
+        self.received: int | None = None
+        # The exception is to be raised at the next opportunity.
+        self._is_due = False
         self._signals = signals
 
     def exit(self) -> SystemExit:
-        """Returns the exception for the first signal."""
-        return SystemExit(128 + self.received[0])
+        """Returns the exception for the signal."""
+        assert self.received is not None
+        return SystemExit(128 + self.received)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "_InterruptingSignals":
         self._hook, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         self._handlers = {number: signal.signal(number, self._on_signal) for number in self._signals}
         self._interrupt = signal.signal(signal.SIGINT, self._on_interrupt)
+        return self
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._interrupt)
         for number, handler in self._handlers.items():
             # After a signal, another one would end the program before the strategy is closed.
-            signal.signal(number, signal.SIG_IGN if self.received else handler)
+            signal.signal(number, handler if self.received is None else signal.SIG_IGN)
         sys.unraisablehook = self._hook
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        self.received.append(number)
+        if self.received is not None:
+            return
+        self.received = number
         if number == signal.SIGINT:
             raise self.exit()
+        self._is_due = True
         # The queue postpones this one until a change is complete.
         signal.raise_signal(signal.SIGINT)
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
+        if self._is_due:
+            self._is_due = False
             raise self.exit()
         if callable(self._interrupt):
             self._interrupt(number, frame)
 
     def _on_unraisable(self, unraisable: "sys.UnraisableHookArgs") -> None:
-        if not (self.received and isinstance(unraisable.exc_value, SystemExit)):
+        if not (self.received is not None and isinstance(unraisable.exc_value, SystemExit)):
             self._hook(unraisable)
             return
         # Python ignores exceptions of finalizers; in a moment, the main thread is elsewhere.
+        self._is_due = True
         again = threading.Timer(_MOMENT, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
         again.name, again.daemon = "coordinator-signal", True
         again.start()

@@ -1,9 +1,13 @@
 """The command `coordinator`: parses the arguments, runs one command, and returns its exit code.
 
-Exit code 2 means that the arguments cannot work: nothing was started, and one line says why.
+Exit code 2 means that the arguments cannot work: nothing was started, and one line says why. There is no traceback,
+whatever is given, nor where the output is closed or has no room.
 """
 
 import argparse
+import contextlib
+import errno
+import io
 import os
 import signal
 import sys
@@ -22,7 +26,9 @@ from coordinator.cli.top import add_top, top
 from coordinator.errors import ClusterSpecError, LaunchError, SettingError
 from coordinator.version import __version__
 
-_UNUSABLE = 2
+_FAILED, _UNUSABLE = 1, 2
+# Where the output goes to a file on a disk that is full, or has an error.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _COMMANDS = {
     "data": data,
     "doctor": doctor,
@@ -46,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit code.
     """
+    _open_standard_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in ("simulate", "testbed"):
         arguments = with_negative_values(arguments)
@@ -65,11 +72,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # In a command that does not handle Ctrl-C (yet).
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # What reads the output has ended, as in `coordinator doctor | head -1`. Python would write the rest at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # What reads the output has ended, as in `coordinator doctor | head -1`.
+        _drop_output()
         return 128 + signal.SIGPIPE
-    print(f"coordinator {command}: {reason}", file=sys.stderr)
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        _drop_output()
+        _say(f"coordinator {command}: its output cannot be written: {error.strerror}.")
+        return _FAILED
+    _say(f"coordinator {command}: {reason}")
     return _UNUSABLE
+
+
+def _drop_output() -> None:
+    """Drops what was printed and not written yet, which Python would write at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say(text: str) -> None:
+    # There may be no room for that either.
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _open_standard_streams() -> None:
+    """Opens what was closed before this process began (`>&-`), and has all take any text."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # The lowest free descriptor is this one. Otherwise another file would get it, and what is printed.
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, open(descriptor, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Names of files may have bytes that are no text.
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,15 +1,16 @@
 """`coordinator manifest`: prints what a cluster manager needs to run a training."""
 
 import argparse
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from coordinator.launch.kubernetes_manifests import KubernetesJob
+from coordinator.errors import LaunchError
+from coordinator.launch.kubernetes_manifests import KubernetesJob, Object
 
-# Text that YAML takes as text without quotes.
-_PLAIN = re.compile(r"(?!(?:true|false|null|yes|no|on|off)$)[A-Za-z/][\w./@-]*(?::[\w./@-]+)*", re.IGNORECASE)
+# What every version of YAML takes for text without quotes, unless it is a word for true, false or nothing. Kubernetes
+# reads other numbers than PyYAML writes in quotes, such as 1e3 and 0o7.
+_PLAIN = re.compile(r"(?![yn]$)[a-z/].*", re.IGNORECASE | re.DOTALL)
 
 
 def add_manifest(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -58,31 +59,32 @@ def manifest(given: argparse.Namespace) -> int:
     command = settings.pop("command_line")
     if command[:1] == ["--"]:
         del command[0]
-    for item in KubernetesJob(command=command, **settings).objects():
-        print("---", *yaml_lines(item), sep="\n")
+    for text in (*settings.values(), *command):
+        if isinstance(text, str) and not text.isascii():
+            _check_text(text)
+    print(yaml_of(KubernetesJob(command=command, **settings).objects()), end="")
     return 0
 
 
-def yaml_lines(value: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the lines of a mapping in YAML. Lists of plain values stand in one line, as in JSON."""
-    for key, item in value.items():
-        if isinstance(item, Mapping) and item:
-            yield f"{key}:"
-            yield from (f"  {line}" for line in yaml_lines(item))
-        elif isinstance(item, Sequence) and item and isinstance(item[0], Mapping):
-            yield f"{key}:"
-            for entry in item:
-                first, *rest = yaml_lines(entry)
-                yield f"  - {first}"
-                yield from (f"    {line}" for line in rest)
-        else:
-            yield f"{key}: {_scalar(item)}"
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise LaunchError(f"{text!r} is not UTF-8, as all text of Kubernetes is.") from None
 
 
-def _scalar(item: object) -> str:
-    if isinstance(item, str):
-        if _PLAIN.fullmatch(item):
-            return item
-        if '"' in item and item.isprintable():
-            return "'" + item.replace("'", "''") + "'"
-    return json.dumps(item, ensure_ascii=False)
+def yaml_of(objects: Iterable[Object]) -> str:
+    """Returns objects as documents in YAML, which every version of it reads alike."""
+    # No other command needs it.
+    import yaml
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]
+        def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base gives it
+            return True
+
+    def quoted(dumper: Dumper, text: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if _PLAIN.fullmatch(text) else '"')
+
+    Dumper.add_representer(str, quoted)
+    written = yaml.dump_all(objects, Dumper=Dumper, explicit_start=True, sort_keys=False, width=float("inf"))
+    return str(written)

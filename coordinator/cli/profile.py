@@ -91,9 +91,11 @@ def _addresses(given: Sequence[str], pid: int | None) -> list[str]:
 
 
 def _variable_of(pid: int, name: str) -> str:
+    if pid < 1:
+        raise LaunchError(f"--pid must be the number of a process, got {pid}.")
     try:
         return str(psutil.Process(pid).environ().get(name, ""))
-    except psutil.Error as error:
+    except (psutil.Error, OverflowError) as error:
         raise LaunchError(f"The environment of the process {pid} cannot be read: {error}") from None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.addresses import parse_page_address
+from coordinator.cli.dashboard_token import add_token_file, chosen_token, without_token
 from coordinator.cli.local_file import local_file
 from coordinator.errors import LaunchError
 from coordinator.launch.console import Console
@@ -117,8 +118,10 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         "--dashboard",
         metavar="[HOST:PORT]",
         type=lambda text: _ANY_PORT if text == _DEFAULT else text,
-        help="show on a page what happens; alone, or with HOST:PORT[/TOKEN] (default 127.0.0.1:0, any port)",
+        help="show on a page what happens; alone, or with HOST:PORT (default 127.0.0.1:0, any port). HOST:PORT/TOKEN "
+        "shows the token to all users of the machine",
     )
+    add_token_file(parser)
     parser.add_argument("--trace", type=local_file, metavar="FILE", help="write a trace for the Perfetto UI")
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as for `python -m`")
     parser.add_argument("program", metavar="PROGRAM", help="a Python program")
@@ -146,6 +149,26 @@ def _is_address(text: str) -> bool:
     return True
 
 
+def with_token(address: str | None, path: pathlib.Path | None, environment: Mapping[str, str]) -> str | None:
+    """Returns the address of the dashboard with the token that the file or the environment has, unless it has one.
+
+    Raises:
+      LaunchError: there is no such token, or a file without a dashboard.
+    """
+    if address is None:
+        if path is not None:
+            raise LaunchError("--token-file needs --dashboard.")
+        return None
+    if not _is_address(address):
+        # It is refused with all else.
+        return address
+    found = parse_page_address(address, "--dashboard")
+    if found.token and path is not None:
+        raise LaunchError("--token-file cannot be given beside a token in --dashboard.")
+    token = "" if found.token else chosen_token(path, environment)
+    return str(found._replace(token=token)) if token else address
+
+
 def _argument(text: str) -> str:
     # What follows the program is passed on as it was.
     return text.removesuffix(f"={_DEFAULT}")
@@ -169,7 +192,7 @@ def run(given: argparse.Namespace) -> int:
       LaunchError: options do not go together, there is no such program, or see `run_request`.
       SettingError: hosts are not of the form `a:2,b:4`, or a number is out of bounds.
     """
-    return run_request(_requested(given), os.environ)
+    return run_request(_requested(given), without_token(os.environ))
 
 
 def run_request(request: RunRequest, environment: Mapping[str, str]) -> int:
@@ -207,6 +230,7 @@ def run_request(request: RunRequest, environment: Mapping[str, str]) -> int:
 
 def _requested(given: argparse.Namespace) -> RunRequest:
     values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in vars(given).items()}
+    values["dashboard"] = with_token(values.get("dashboard"), values.pop("token_file", None), os.environ)
     path = values.pop("hostfile", None)
     if path is not None:
         if "hosts" in values:

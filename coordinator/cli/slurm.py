@@ -5,7 +5,8 @@ import os
 import sys
 from typing import Any
 
-from coordinator.cli.run import add_program
+from coordinator.cli.dashboard_token import without_token
+from coordinator.cli.run import add_program, with_token
 from coordinator.errors import ClusterSpecError, LaunchError, SettingError
 from coordinator.launch.console import Console
 from coordinator.launch.run_request import RunRequest
@@ -41,6 +42,10 @@ def slurm(given: argparse.Namespace) -> int:
     options: dict[str, Any] = {**vars(given), "arguments": tuple(given.arguments), "looks_for_files": False}
     step = SlurmStep.from_environment(os.environ)
     try:
+        path = options.pop("token_file", None)
+        if step.rank == 0:
+            # Other nodes need not have the file.
+            options["dashboard"] = with_token(options.get("dashboard"), path, os.environ)
         request = RunRequest(**options)
         workers = step.workers(request.ps, evaluator=request.evaluator)
     except (ClusterSpecError, LaunchError, SettingError):
@@ -50,7 +55,8 @@ def slurm(given: argparse.Namespace) -> int:
         return _UNUSABLE
     console = Console(sys.stdout, sys.stderr)
     try:
-        return SlurmTask(step, RunRequest(**options, workers=workers), os.environ, console).run()
+        request = RunRequest(**options, workers=workers)
+        return SlurmTask(step, request, without_token(os.environ), console).run()
     except LaunchError as error:
         console.say(str(error))
         return _FAILED

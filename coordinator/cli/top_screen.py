@@ -75,15 +75,15 @@ def _workers(state: State, most: int | None, *, is_narrow: bool) -> RenderableTy
     for row in workers[:most]:
         calls = f" x {row['calls']}" if row["calls"] > 1 else ""
         table.add_row(
-            str(row["index"]),
+            Text(f"{row['index']}"),
             Text(row["state"], style=_COLORS[row["state"]]),
             Text(f"{row['function']}{calls}"),
             _duration(state["time"] - row["running_since"]) if row["running_since"] else "",
             f"{row['rate']:,.1f}",
             f"{row['idle']:.0%}",
-            str(row["failed"]),
-            str(row["losses"]),
-            *(() if is_narrow else (str(row["retried"]), f"{row['share']:.0%}")),
+            f"{row['failed']:d}",
+            f"{row['losses']:d}",
+            *(() if is_narrow else (f"{row['retried']:d}", f"{row['share']:.0%}")),
         )
     more = len(workers) - len(workers[:most])
     return Panel(Group(table, Text(f"and {more} more", style="dim")) if more else table, border_style="dim")
@@ -98,7 +98,7 @@ def _servers(state: State) -> RenderableType:
         usage = row["usage"]
         word = "live" if usage["is_reachable"] else "lost"
         table.add_row(
-            usage["task"],
+            Text(usage["task"]),
             Text(word, style=_COLORS[word]),
             f"{usage['memory'] / 1e6:,.0f} MB",
             f"{row['cores']:.2f}",

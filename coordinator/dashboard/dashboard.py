@@ -3,7 +3,7 @@
     coordinator-dashboard            twice a second: counts and events -> `Aggregator` -> snapshot -> `Publisher`
     coordinator-dashboard-servers    while it is watched: asks the parameter servers and the update rules
     coordinator-dashboard-accept     takes connections (`PageServer`)
-    coordinator-dashboard-request    one for each connection
+    coordinator-dashboard-request    one for each request that is answered
 
 It promises that training does not wait for it, and that `close` ends its threads; it waits 5 s for a server at most.
 """

@@ -1,7 +1,9 @@
 """Parquet and CSV files as TFRecord files, which standard servers can read."""
 
+import contextlib
 import importlib
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,16 +31,57 @@ def convert(paths: Sequence[str], folder: str) -> str:
       LaunchError: pyarrow is not installed, or a file cannot be converted; the message says why.
     """
     outputs = [os.path.join(folder, os.path.splitext(os.path.basename(path))[0] + ".tfrecord") for path in paths]
-    for path, output in zip(paths, outputs, strict=True):
-        if not tf.io.gfile.exists(path):
-            raise LaunchError(f"{path!r} does not exist.")
-        if tf.io.gfile.exists(output) or outputs.count(output) > 1:
-            raise LaunchError(f"{output!r} would be overwritten. Give another folder, or remove or rename the file.")
-    tf.io.gfile.makedirs(folder)
     columns = _Columns()
-    for path, output in zip(paths, outputs, strict=True):
-        write(_tables(path), output, columns)
+    # Until all is converted. A program that is killed leaves these alone behind, and they are in nobody's way.
+    drafts = [f"{output}.{secrets.token_hex(8)}.tmp" for output in outputs]
+    written: list[str] = []
+    try:
+        for path, output in zip(paths, outputs, strict=True):
+            with _told(path):
+                _check(path, output, outputs)
+        with _told(folder, "written to"):
+            tf.io.gfile.makedirs(folder)
+        for path, draft in zip(paths, drafts, strict=True):
+            with _told(path):
+                write(_tables(path), draft, columns, path)
+            written.append(draft)
+        if not columns:
+            raise LaunchError(f"There are no rows in {', '.join(map(repr, paths))}.")
+        for draft, output in zip(drafts, outputs, strict=True):
+            with _told(output, "written"):
+                tf.io.gfile.rename(draft, output)
+            written[written.index(draft)] = output
+    except BaseException:
+        for each in written:
+            with contextlib.suppress(tf.errors.OpError):
+                tf.io.gfile.remove(each)
+        raise
     return f"coordinator.data.records({outputs!r}, features={{\n{columns}}})"
+
+
+def _check(path: str, output: str, outputs: Sequence[str]) -> None:
+    if not tf.io.gfile.exists(path):
+        raise LaunchError(f"{path!r} does not exist.")
+    if tf.io.gfile.isdir(path):
+        raise LaunchError(f"{path!r} is a folder.")
+    if tf.io.gfile.exists(output) or outputs.count(output) > 1:
+        raise LaunchError(f"{output!r} would be overwritten. Give another folder, or remove or rename the file.")
+
+
+@contextlib.contextmanager
+def _told(path: str, done: str = "converted") -> Iterator[None]:
+    """A scope in which what a file, the system or pyarrow refuses is said in a sentence.
+
+    Raises:
+      LaunchError: it was refused.
+    """
+    try:
+        yield
+    except LaunchError:
+        raise
+    except Exception as error:
+        lines = str(getattr(error, "message", error)).splitlines() or [type(error).__name__]
+        raise LaunchError(f"{path!r} cannot be {done}: {lines[0].rstrip('.')}.") from error
 
 
 class _Columns:
@@ -46,6 +89,9 @@ class _Columns:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, set[int | None]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
 
     def feature(self, name: str, value: Any) -> tf.train.Feature:
         """Returns a value of a column as a feature.
@@ -64,6 +110,8 @@ class _Columns:
         if not values:
             return tf.train.Feature()
         if kind == "int64":
+            if strange := [each for each in values if not -(2**63) <= each < 2**63]:
+                raise LaunchError(f"The column {name!r} has the value {strange[0]}, which is too large for int64.")
             return tf.train.Feature(int64_list=tf.train.Int64List(value=map(int, values)))
         if kind == "string":
             texts = [each.encode() if isinstance(each, str) else each for each in values]
@@ -88,18 +136,26 @@ class _Columns:
         return "".join(lines)
 
 
-def write(tables: Iterator[Mapping[str, Sequence[Any]]], output: str, columns: _Columns | None = None) -> _Columns:
+def write(
+    tables: Iterator[Mapping[str, Sequence[Any]]], output: str, columns: _Columns | None = None, source: str = ""
+) -> _Columns:
     """Writes the rows of tables, each of them columns of Python values by name, as a TFRecord file.
+
+    Args:
+      tables: some rows at a time.
+      output: the path of the file.
+      columns: what is known of them from other files.
+      source: what the tables are called in messages; by default as the file.
 
     Raises:
       LaunchError: a value cannot be written. There is no file then.
     """
-    columns = columns or _Columns()
-    temporary = f"{output}.{os.getpid()}.tmp"
+    columns = _Columns() if columns is None else columns
+    temporary = f"{output}.{secrets.token_hex(8)}.tmp"
     try:
         with tf.io.TFRecordWriter(temporary) as writer:
             for table in tables:
-                columns.check(table, output)
+                columns.check(table, source or output)
                 for row in zip(*table.values(), strict=True):
                     features = {name: columns.feature(name, value) for name, value in zip(table, row, strict=True)}
                     example = tf.train.Example(features=tf.train.Features(feature=features))
@@ -129,12 +185,16 @@ def _tables(path: str) -> Iterator[dict[str, list[Any]]]:
     # By name, since only those who convert have it installed.
     try:
         if path.endswith(".parquet"):
-            batches = importlib.import_module("pyarrow.parquet").ParquetFile(path).iter_batches(_ROWS)
+            file = importlib.import_module("pyarrow.parquet").ParquetFile(path)
+            names, batches = file.schema_arrow.names, file.iter_batches(_ROWS)
         elif path.endswith(".csv"):
             batches = importlib.import_module("pyarrow.csv").open_csv(path)
+            names = batches.schema.names
         else:
             raise LaunchError(f"{path!r} is neither .parquet nor .csv.")
     except ImportError as error:
         raise LaunchError("Parquet and CSV files are read by pyarrow: pip install 'coordinator-tf[data]'.") from error
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise LaunchError(f"{path!r} has more than one column {', '.join(map(repr, twice))}.")
     for batch in batches:
         yield batch.to_pydict()

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -38,8 +39,9 @@ def export(model: keras.Model, path: str | os.PathLike[str], dtype: Any = None, 
 
     Args:
       model: a model with `Embedding` layers, as it is used for prediction.
-      path: a folder that does not exist; it appears when all is written. The client and all parameter servers must
-        be able to write there. For TensorFlow Serving, its name is a number, the version.
+      path: a folder that does not exist; it appears when all is written. Until then, all is in a folder beside it
+        whose name is new and ends in `.part`. The client and all parameter servers must be able to write there. For
+        TensorFlow Serving, its name is a number, the version.
       dtype: of the rows in the files and in the server's memory: float32, or float16 for half of it. Look-ups return
         float32 either way.
       serve: a `tf.function` with an input signature that is exported instead of the model's call; for models that are
@@ -120,8 +122,31 @@ def _export(model: keras.Model, path: str | os.PathLike[str], dtype: Any, serve:
     if former is not None:
         _check_base(former[0], tables)
         dtype = tf.as_dtype(former[0].dtype)
-    folder = _new_folder(f"{path}.part")
-    files = _new_folder(os.path.join(folder, "files"))
+    # A name of its own: what is there by another name may be somebody else's.
+    folder = f"{path}.{secrets.token_hex(8)}.part"
+    tf.io.gfile.makedirs(folder)
+    try:
+        written = _write(model, function, tables, dtype, folder, former)
+        if former is None:
+            _Record(dtype.name, written).write(folder)
+        tf.io.gfile.rename(folder, path)
+    except BaseException:
+        with contextlib.suppress(tf.errors.OpError):
+            tf.io.gfile.rmtree(folder)
+        raise
+
+
+def _write(
+    model: keras.Model,
+    function: Any,
+    tables: Sequence[Table],
+    dtype: Any,
+    folder: str,
+    former: tuple[_Record, str] | None,
+) -> dict[str, Written]:
+    """Writes the SavedModel; returns what is in the files of each table, unless there is a former export."""
+    files = os.path.join(folder, "files")
+    tf.io.gfile.makedirs(files)
     served, written = {}, {}
     for number, table in enumerate(tables):
         prefix = os.path.join(files, f"table_{number}")
@@ -136,16 +161,7 @@ def _export(model: keras.Model, path: str | os.PathLike[str], dtype: Any, serve:
         served[table] = ServedTable(indexes, table.dim, dtype)
     _save(model, function, served, folder)
     _finish(folder, files)
-    if former is None:
-        _Record(dtype.name, written).write(folder)
-    tf.io.gfile.rename(folder, path)
-
-
-def _new_folder(path: str) -> str:
-    if tf.io.gfile.exists(path):
-        tf.io.gfile.rmtree(path)
-    tf.io.gfile.makedirs(path)
-    return path
+    return written
 
 
 def _tables_of(model: keras.Model) -> list[Table]:

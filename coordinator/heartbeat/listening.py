@@ -12,6 +12,9 @@ epoll instances that wait for it.
 The socket in between lets the port be bound again while threads of TensorFlow may use the descriptor at any time: there
 is nothing to accept from it. Connections that TensorFlow has accepted from elsewhere by then are shut down.
 
+Until then, from before TensorFlow listens, a socket at each other address of the machine takes the connections that
+come there, since the kernel prefers it to one for all addresses. Nothing is accepted from it.
+
 It needs no rights, as a packet filter of the socket (SO_ATTACH_FILTER) does on some kernels, such as a Linux 6.18.
 """
 
@@ -26,12 +29,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
+
+import psutil
 
 from coordinator.errors import LaunchError
 from coordinator.heartbeat.open_connections import Endpoint, OpenConnections, shut_down
 
+# Read by TensorFlow when it starts a server.
+_REUSE_PORT = "TF_GRPC_REUSE_PORT"
 _EPOLL = "anon_inode:[eventpoll]"
 # How /proc describes what an epoll instance waits for; numbers but the first are hexadecimal.
 _WATCHED = re.compile(r"^tfd: *(\d+) events: *([0-9a-f]+) data: *([0-9a-f]+)", re.MULTILINE)
@@ -111,12 +118,13 @@ def own_address(address: str) -> str:
     return address
 
 
-def listen_only_at(address: str, port: int) -> None:
+def listen_only_at(address: str, port: int, besides: Collection[int] = ()) -> None:
     """Makes this process listen on a port at one address of the machine only.
 
     Args:
       address: an IP address of this machine.
       port: of the server, which listens already.
+      besides: descriptors of sockets at this port that stay as they are.
 
     Raises:
       OSError: the kernel is not Linux, or does not say what waits for a socket, or nothing listens there. Nothing was
@@ -127,7 +135,7 @@ def listen_only_at(address: str, port: int) -> None:
         raise OSError(f"it is not known how to replace a listening socket on {sys.platform}")
     with contextlib.ExitStack() as opened:
         found = [(descriptor, opened.enter_context(each)) for descriptor, each in _sockets_at(port)]
-        former = {descriptor: each for descriptor, each in found if _is_listening(each)}
+        former = {descriptor: each for descriptor, each in found if _is_listening(each) and descriptor not in besides}
         if not former:
             raise OSError(f"no socket of this process listens on port {port}")
         first = next(iter(former))
@@ -150,6 +158,95 @@ def listen_only_at(address: str, port: int) -> None:
             own = Endpoint.of(each.getsockname()[0], port).ip
             if not _is_listening(each) and own != wanted and not (own.is_loopback and wanted.is_loopback):
                 shut_down(each)
+
+
+@contextlib.contextmanager
+def reached_only_at(address: str, port: int) -> Iterator[None]:
+    """A scope in which a TensorFlow server is started that others never reach; after it, it listens at one address.
+
+    Args:
+      address: an IP address of this machine.
+      port: of the server.
+
+    Raises:
+      OSError, LaunchError: as `listen_only_at`, on leaving.
+    """
+    with contextlib.ExitStack() as opened:
+        decoys = []
+        if sys.platform == "linux":
+            for each in _other_addresses(address):
+                # It has gone, or another program listens there.
+                with contextlib.suppress(OSError):
+                    decoys.append(opened.enter_context(_decoy(each, port)).fileno())
+        if decoys and _can_share(port):
+            opened.enter_context(_shared_ports())
+        else:
+            opened.close()
+            decoys.clear()
+        yield
+        listen_only_at(address, port, decoys)
+
+
+def _other_addresses(address: str) -> list[str]:
+    """Returns the addresses of this machine but one; for a loopback address, those at which others reach it."""
+    own = ipaddress.ip_address(address)
+    try:
+        found = [each.address for entries in psutil.net_if_addrs().values() for each in entries]
+    except OSError:
+        # Some sandboxes do not tell.
+        return []
+    others = []
+    for each in found:
+        # It may be one of a network card.
+        with contextlib.suppress(ValueError):
+            other = ipaddress.ip_address(each)
+            if other != own and not (other.is_loopback and own.is_loopback):
+                others.append(each)
+    return others
+
+
+def _decoy(address: str, port: int) -> socket.socket:
+    """Returns a socket that takes the connections to an address from those that listen at all addresses."""
+    [(family, kind, protocol, _, endpoint)] = socket.getaddrinfo(
+        address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+    )
+    decoy = socket.socket(family, kind, protocol)
+    try:
+        decoy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        decoy.bind(endpoint)
+        decoy.listen(0)
+    except OSError:
+        decoy.close()
+        raise
+    return decoy
+
+
+def _can_share(port: int) -> bool:
+    """Returns True if another socket of this user can listen at all addresses; some sandboxes refuse that."""
+    with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as trial:
+        try:
+            if trial.family == socket.AF_INET6:
+                trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            trial.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _shared_ports() -> Iterator[None]:
+    """A scope in which TensorFlow listens on ports on which other sockets of this user listen."""
+    found = os.environ.get(_REUSE_PORT)
+    os.environ[_REUSE_PORT] = "true"
+    try:
+        yield
+    finally:
+        if found is None:
+            del os.environ[_REUSE_PORT]
+        else:
+            os.environ[_REUSE_PORT] = found
 
 
 def _family(address: str) -> socket.AddressFamily:

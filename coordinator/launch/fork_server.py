@@ -37,12 +37,17 @@ from typing import NoReturn
 from coordinator.launch.process_title import set_process_title
 from coordinator.launch.serve import SERVE_COMMAND, load_tensorflow, serve
 
+# What `asyncio`, too, returns for a child whose exit code cannot be known.
+UNKNOWN_EXIT_CODE = 255
+
 # Read by a server when it starts, by CUDA and TensorFlow when a GPU is looked for, by gRPC with each connection, and by
 # NumPy's linear algebra, which no server uses.
 _READ_LATE = frozenset(
     {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "grpc_proxy", "OPENBLAS_NUM_THREADS"}
 )
 
+# Of a request: of the environment, the folder, the log and the report.
+_DESCRIPTORS = 4
 # How long a thread that was joined may still be listed, in seconds.
 _THREAD_END_TIMEOUT = 1.0
 _POLL_INTERVAL = 0.001
@@ -93,9 +98,15 @@ class ForkServer:
                 self._take_request()
 
     def _take_request(self) -> None:
-        _, descriptors, *_ = socket.recv_fds(self._control, 1, 4, socket.MSG_CMSG_CLOEXEC)
-        if not descriptors:
+        message, descriptors, *_ = socket.recv_fds(self._control, 1, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        if not message:
             self._end()
+        if len(descriptors) < _DESCRIPTORS:
+            # The kernel drops those for which there is no room. Nothing is reported of this server; the others run on.
+            for descriptor in descriptors:
+                os.close(descriptor)
+            print("coordinator: a request for a server was dropped: too many open files.", flush=True)
+            return
         request, folder, log, report = descriptors
         with open(request, "rb") as file:
             environment = json.load(file)
@@ -185,8 +196,10 @@ class ForkServer:
 
 
 def _report_failure(error: OSError, log: int, report: socket.socket) -> None:
-    os.write(log, f"coordinator: no process could be forked for this server: {error}.\n".encode())
-    report.close()
+    # The disk may be full.
+    with contextlib.suppress(OSError):
+        os.write(log, f"coordinator: no process could be forked for this server: {error}.\n".encode())
+    _report_end(report, UNKNOWN_EXIT_CODE)
 
 
 def _report_end(report: socket.socket, code: int) -> None:

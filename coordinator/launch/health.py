@@ -3,25 +3,28 @@
     GET /healthz    200 if the server answers requests, 503 if not; a JSON object
     GET /metrics    the same and what the process uses, in Prometheus' text format
 
-It changes nothing, whatever is asked. While the server starts, it is said not to serve.
+It changes nothing, whatever is asked. While the server starts, it is said not to serve. Connections that send no
+request, however many, keep no probe out (`http_server.py`). A request must name this machine by an address, by
+`localhost`, or by the host of the server's own address.
 """
 
-import http.server
 import json
 import socket
-import threading
 from collections.abc import Callable
-from typing import Any
+from http import HTTPStatus
 
 import psutil
 
-from coordinator.addresses import in_address
+from coordinator.addresses import in_address, parse_address
 from coordinator.errors import LaunchError
 from coordinator.heartbeat.task_probe import TaskProbe
+from coordinator.http_server import HttpServer, Request
 from coordinator.launch.task_config import TaskConfig
 
 # How long the server may take to answer, in seconds. Kubernetes' probes wait for one second.
 _ANSWER_TIMEOUT = 0.5
+# How long `close` waits for an answer, in seconds.
+_CLOSE_TIMEOUT = 5.0
 
 
 class Health:
@@ -49,46 +52,15 @@ class Health:
             # As TensorFlow does: both IPv6 and IPv4.
             host = "::"
         self._process = psutil.Process()
-
-        class Server(http.server.ThreadingHTTPServer):
-            daemon_threads = True
-            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-            def server_bind(self) -> None:
-                if host == "::":
-                    self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-                super().server_bind()
-
-        health = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            server_version, sys_version = "coordinator", ""
-            # For a request to arrive, in seconds.
-            timeout = 10.0
-
-            def reply(self) -> None:
-                code, kind, text = health.answer(self.path.partition("?")[0])
-                body = text.encode()
-                self.send_response(code)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            do_GET = reply  # noqa: N815 - the name that `http.server` calls
-
-            def log_message(self, *_: Any) -> None: ...
-
+        own_name = parse_address(config.address).host
         try:
-            self._server = Server((host, port), Handler)
+            self._server = HttpServer(host, port, self._reply, name="coordinator-health", names=[own_name])
         except (OSError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it must be from 0 to 65535"
             raise LaunchError(
                 f"{config.name} cannot report its health on port {port}: {reason}. Give it another --health-port."
             ) from None
-        self.port = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, name="coordinator-health", daemon=True)
-        self._thread.start()
+        self.port = self._server.port
 
     def answer(self, path: str) -> tuple[int, str, str]:
         """Returns the status, the type and the text of the answer to a request."""
@@ -103,10 +75,12 @@ class Health:
 
     def close(self) -> None:
         """Answers no more."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close(_CLOSE_TIMEOUT)
         self._probe.close()
+
+    def _reply(self, request: Request) -> None:
+        code, kind, text = self.answer(request.path.partition("?")[0])
+        request.send(HTTPStatus(code), kind, text.encode())
 
     def _metrics(self, is_serving: int, clients: int) -> str:
         with self._process.oneshot():

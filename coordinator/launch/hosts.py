@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from coordinator.errors import SettingError
 
-_HOST = re.compile(r"(?P<name>(?:\w[\w.-]*@)?(?:\w[\w.-]*|\[[0-9A-Fa-f:.]+\]))(?::(?P<slots>\d+))?")
+_HOST = re.compile(r"(?P<name>(?:\w[\w.-]*@)?(?:\w[\w.-]*|\[[0-9A-Fa-f:.]+\]))(?::(?P<slots>\d{1,4}))?")
 _HOSTFILE_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d+)")
 
 
@@ -55,8 +55,8 @@ def _checked(option: str, parts: Sequence[str]) -> tuple[Host, ...]:
     hosts: list[Host] = []
     for part in parts:
         match = _HOST.fullmatch(part)
-        if match is None or match["slots"] == "0":
-            raise SettingError(option, f"must name hosts as in 'a:2,b:4', with at least one server each, got {part!r}.")
+        if match is None or int(match["slots"] or 1) == 0:
+            raise SettingError(option, f"must name hosts as in 'a:2,b:4', with 1 to 9999 servers each, got {part!r}.")
         name = match["name"].replace("[", "").replace("]", "")
         if name in (host.name for host in hosts):
             raise SettingError(option, f"names {name} twice.")

@@ -12,9 +12,9 @@
 
 It waits for nothing itself, so that a test gives any run as a sequence of calls. It promises to end: each state that
 waits for a program to end has a deadline, after which the program is killed; and a chief that fails, or a server that
-ends, is started again a limited number of times, never after the run was interrupted. A server that ends soon after its
-start is started again later each time. Starts that came to nothing, since its host could not be reached, do not count
-for some minutes.
+ends, is started again a limited number of times, never after the run was interrupted. A server that has served is
+started again also while others still start. One that ends soon after its start is started again later each time. Starts
+that came to nothing, since its host could not be reached, do not count for some minutes.
 """
 
 import collections
@@ -26,6 +26,8 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 _INTERRUPTED = 128 + signal.SIGINT
+# From a terminal, after the first signal. A scheduler may repeat its own, and the program still has its time.
+_IMPATIENT = (signal.SIGINT, signal.SIGQUIT)
 _NOTICE_AFTER = 10.0
 _SIGNAL_GRACE = 15.0
 _TERMINATE_GRACE = 5.0
@@ -109,6 +111,7 @@ class JobStateMachine:
     Attributes:
       state: how far the run is.
       exit_code: the exit code of the command; it is final when the state is `ENDED`.
+      given_up: the names of servers that have ended and are not started again. Other threads may read it.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class JobStateMachine:
     ):
         self.state = State.STARTING
         self.exit_code = 0
+        self.given_up: set[str] = set()
         self._deadline: float | None = None
         self._job = job
         self._roles = roles
@@ -147,7 +151,7 @@ class JobStateMachine:
         return min(times, default=None)
 
     def servers_ready(self) -> None:
-        """Starts the programs: every server answers."""
+        """Starts the programs: every server answers that was not given up."""
         if self.state is State.STARTING:
             self.state = State.RUNNING
             self._running = set(self._roles)
@@ -174,7 +178,7 @@ class JobStateMachine:
             self._lost[name] = self._clock()
         is_counted = has_served or self._clock() - self._lost.get(name, -math.inf) > _HOST_TIMEOUT
         what = f"{name} ended unexpectedly, {ending}"
-        is_needed = self.state in (State.RUNNING, State.AWAITING_EVALUATOR)
+        is_needed = self.state not in (State.STOPPING, State.ENDED)
         if is_needed and (not is_counted or self._servers_restarted[name] < self._server_restarts):
             self._servers_restarted[name] += is_counted
             still = "" if is_counted else "still "
@@ -187,6 +191,7 @@ class JobStateMachine:
             else:
                 self._job.start_server(name)
         else:
+            self.given_up.add(name)
             self._job.report(f"{what}; {consequence}. Its log: {log}")
 
     def signal_received(self, number: signal.Signals) -> None:
@@ -195,14 +200,14 @@ class JobStateMachine:
             self._job.suspend()
         elif self.state is State.STARTING:
             self._end(128 + number)
-        elif self.state is State.STOPPING:
-            self._job.report("killing the program.")
-            self._job.send(signal.SIGKILL)
-        else:
+        elif self.state is not State.STOPPING:
             self._stop(128 + number, _SIGNAL_GRACE)
             grace = f"the program has {_SIGNAL_GRACE:.0f} s to exit"
-            self._job.report(f"{number.name}: {grace}; a second signal kills it now.")
+            self._job.report(f"{number.name}: {grace}; Ctrl-C kills it now.")
             self._job.send(number)
+        elif number in _IMPATIENT:
+            self._job.report("killing the program.")
+            self._job.send(signal.SIGKILL)
 
     def program_ended(self, role: Role, code: int) -> None:
         """Decides what follows the end of a program; a negative code is minus the signal that ended it."""

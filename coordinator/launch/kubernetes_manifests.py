@@ -28,6 +28,8 @@ _CHECKPOINTS = "/checkpoints"
 _GROUP = 1000
 # Names of pods get up to 23 characters more, and have at most 63.
 _LONGEST_NAME = 40
+# Of each kind; more than Kubernetes itself can have in a cluster.
+_MOST_SERVERS = 100_000
 # How often the program is started again: Kubernetes's default.
 _PROGRAM_RESTARTS = 6
 # How often servers of a JobSet are: the set would fail with the first one that is not started again.
@@ -78,8 +80,8 @@ class KubernetesJob:
             raise SettingError("name", f"{reason} {self.name!r}.")
         if not self.image or re.search(r"\s", self.image):
             raise SettingError("image", f"must be the name of a container image, got {self.image!r}.")
-        check_integer("workers", self.workers, 1)
-        check_integer("ps", self.ps, 1)
+        check_integer("workers", self.workers, 1, _MOST_SERVERS)
+        check_integer("ps", self.ps, 1, _MOST_SERVERS)
         check_integer("gpu", self.gpu, 0)
         for name, quantity in (("cpu", self.cpu), ("memory", self.memory)):
             if quantity and not _QUANTITY.fullmatch(quantity):

@@ -3,7 +3,7 @@
     main thread     calls `JobStateMachine` for one event after the other, which calls the job to do what follows
     signals         reports signals
     server-output   reads the servers' logs (`log_files.py`)
-    servers-ready   waits until every server answers
+    servers-ready   waits until every server answers, those too that are started again meanwhile
     server-end      one for each start of a server: waits for its end
     program-...     of each program: its end and its output (`program_process.py`)
 
@@ -126,9 +126,10 @@ class LocalJob:
         self._server_output = LogFollower(self._console.forward_error, is_complete=self._request.tee)
         try:
             self._servers.start()
-            if self._request.tee:
-                for server in self._servers:
+            for server in self._servers:
+                if self._request.tee:
                     self._follow_log(server)
+                self._watch_server(server)
             self._start_thread("coordinator-servers-ready", self._wait_servers_ready)
             while self._state_machine.state is not State.ENDED:
                 self._next_event()()
@@ -159,6 +160,7 @@ class LocalJob:
             server.start()
         except LaunchError as error:
             self._console.say(str(error))
+        self._follow_log(server)
         # A server that could not be started counts as one that ended at once.
         self._watch_server(server)
 
@@ -233,31 +235,42 @@ class LocalJob:
         )
 
     def _wait_servers_ready(self) -> None:
+        machine = self._state_machine
         try:
-            self._servers.wait_ready(self._request.start_timeout)
+            self._servers.wait_ready(
+                self._request.start_timeout,
+                is_given_up=lambda server: self._is_closing.is_set() or server.name in machine.given_up,
+            )
         except LaunchError as error:
-            # Servers that are being closed do not answer either.
-            self.is_log_needed = not self._is_closing.is_set()
-            self._events.put(partial(self._state_machine.servers_failed, str(error)))
+            self._servers_failed(str(error))
         else:
             for server in self._servers:
-                self._watch_server(server)
-            self._events.put(self._state_machine.servers_ready)
+                self._follow_log(server)
+            self._events.put(machine.servers_ready)
+
+    def _servers_failed(self, reason: str) -> None:
+        # Servers that are being closed do not answer either.
+        self.is_log_needed = not self._is_closing.is_set()
+        self._events.put(partial(self._state_machine.servers_failed, reason))
 
     def _follow_log(self, server: ServerProcess) -> None:
         source = " ".join(filter(None, [server.owner, server.config.job, str(server.config.index)]))
         self._server_output.follow(source, server.log_path)
 
     def _watch_server(self, server: ServerProcess) -> None:
-        self._follow_log(server)
         self._start_thread("coordinator-server-end", partial(self._wait_server_ended, server))
 
     def _wait_server_ended(self, server: ServerProcess) -> None:
         server.wait_ended()
-        if not self._is_closing.is_set():
+        if self._is_closing.is_set():
+            return
+        has_served = server.has_served()
+        if not has_served and server.starts == 1:
+            self._servers_failed(server.failure())
+        else:
             self.is_log_needed = True
             # On this machine, a start that comes to nothing would do so again.
-            has_served = not self._hosts or server.has_served()
+            has_served = has_served or not self._hosts
             self._events.put(partial(self._on_server_ended, server, server.ending, has_served=has_served))
 
     def _on_server_ended(self, server: ServerProcess, ending: str, *, has_served: bool) -> None:

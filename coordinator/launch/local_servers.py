@@ -7,9 +7,10 @@ holds open at the other end. Each has its own session, so a terminal's Ctrl-C do
 
 import pathlib
 import secrets
+import threading
 import time
 import types
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import portpicker
 
@@ -24,6 +25,8 @@ from coordinator.launch.task_config import TaskConfig
 # server on one of those is, sooner or later, given that very port, connects to itself, and keeps the server out.
 PORTS = range(10_000, 32_768)
 _MOST_ATTEMPTS = 10_000
+# How often it is looked whether a server that has ended was started again, in seconds.
+_RESTART_INTERVAL = 0.1
 
 
 def free_addresses(count: int, *, besides: Collection[str] = ()) -> list[str]:
@@ -123,18 +126,26 @@ class LocalServers:
         for server in self:
             server.start()
 
-    def wait_ready(self, timeout: float) -> None:
+    def wait_ready(self, timeout: float, is_given_up: Callable[[ServerProcess], bool] | None = None) -> None:
         """Waits until every server answers.
 
         Args:
           timeout: for all of them together, in seconds.
+          is_given_up: returns True for a server that is not waited for any more. With it, another thread starts servers
+            again that have ended, and they are waited for; without it, such a server is an error.
 
         Raises:
           LaunchError: the message says which one did not, and how its log ends.
         """
         deadline = time.monotonic() + timeout
-        for server in self:
-            server.wait_ready(max(0.0, deadline - time.monotonic()))
+        pause = threading.Event()
+        while waiting := [each for each in self if not (each.is_ready or (is_given_up and is_given_up(each)))]:
+            try:
+                waiting[0].wait_ready(max(0.0, deadline - time.monotonic()))
+            except LaunchError:
+                if is_given_up is None or waiting[0].is_alive() or time.monotonic() >= deadline:
+                    raise
+                pause.wait(_RESTART_INTERVAL)
 
     def close(self) -> None:
         """Ends all servers, and returns when they are gone."""

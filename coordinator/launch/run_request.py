@@ -7,6 +7,7 @@ import dataclasses
 import importlib.machinery
 import os
 import pathlib
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -51,8 +52,8 @@ class RunRequest:
     Raises:
       ClusterSpecError: there is no worker, or no parameter server.
       LaunchError: there is no such program, `env` has `TF_CONFIG`, `dashboard` is no address, `trace` cannot be
-        written, there is no `log_dir` for `tee`, the hosts are too few, or are given for parameter servers only or
-        together with `evaluator_workers`.
+        written, `ssh` is no command, there is no `log_dir` for `tee`, the hosts are too few, or are given for parameter
+        servers only or together with `evaluator_workers`.
       SettingError: a number is out of bounds.
     """
 
@@ -91,6 +92,8 @@ class RunRequest:
                 check_integer(name, count, 0)
         for name in ("evaluator_timeout", "start_timeout"):
             check_number(name, getattr(self, name), above=0, unit="seconds")
+        _check_folder()
+        _check_command(self.ssh)
         if self.tee and self.log_dir is None:
             raise LaunchError("--tee needs --log-dir FOLDER, for the files.")
         if "TF_CONFIG" in dict(self.env):
@@ -131,6 +134,24 @@ class RunRequest:
     def command(self) -> tuple[str, ...]:
         """What follows the interpreter on the command line of the program."""
         return ("-m", self.program, *self.arguments) if self.module else (self.program, *self.arguments)
+
+
+def _check_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError:
+        raise LaunchError(
+            "The folder that this command runs in does not exist any more: change to another one."
+        ) from None
+
+
+def _check_command(ssh: str) -> None:
+    try:
+        words = shlex.split(ssh)
+    except ValueError as error:
+        raise LaunchError(f"--ssh must be a command as a shell takes it, got {ssh!r}: {error}.") from None
+    if not words:
+        raise LaunchError("--ssh must be a command, got nothing.")
 
 
 def _check_page(address: str | None) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from coordinator.addresses import check_port_is_free, parse_address
 from coordinator.errors import ClusterSpecError, LaunchError
-from coordinator.heartbeat.listening import listen_only_at, loopback_of, own_address
+from coordinator.heartbeat.listening import loopback_of, own_address, reached_only_at
 from coordinator.launch.process_title import set_process_title
 from coordinator.launch.signal_reader import SignalReader
 from coordinator.launch.task_config import TaskConfig
@@ -95,8 +95,7 @@ def serve(  # noqa: PLR0913 - all but one are keywords, options of the command
             ).start()
         load_tensorflow(environment)
         try:
-            server = _start_server(config)
-            reach = _reach(own, config.address)
+            server, reach = _start_reachable(own, config)
         except LaunchError as error:
             print(f"coordinator serve: {error}", file=sys.stderr)
             return UNUSABLE
@@ -168,6 +167,25 @@ def _start_server(config: TaskConfig) -> "tf.distribute.Server":
         raise LaunchError(f"{config.name} cannot serve on {config.address}: {reason}") from None
 
 
+def _start_reachable(own: str | None, config: TaskConfig) -> "tuple[tf.distribute.Server, str]":
+    """Starts a server that can be reached at one address of the machine only; returns what is to be said about it, too.
+
+    Raises:
+      LaunchError: it could not start, or another process has taken the port.
+    """
+    reason = ""
+    if own is None:
+        server = _start_server(config)
+    else:
+        try:
+            with reached_only_at(own, config.port):
+                server = _start_server(config)
+            return server, ""
+        except OSError as error:
+            reason = f"; the interface cannot be restricted: {error}"
+    return server, f", open to every machine that reaches the port{reason}; see docs/security.md"
+
+
 def _serve(
     server: "tf.distribute.Server", config: TaskConfig, health: "Health | None", *, until_client_ends: bool
 ) -> None:
@@ -185,23 +203,6 @@ def _serve(
             print(f"coordinator: {config.name} ends: its client has ended", flush=True)
             _end()
     server.join()
-
-
-def _reach(own: str | None, address: str) -> str:
-    """Lets the server be reached at one address of the machine only; returns what is to be said about it.
-
-    Raises:
-      LaunchError: another process has taken the port.
-    """
-    if own is not None:
-        try:
-            listen_only_at(own, parse_address(address).port)
-            return ""
-        except OSError as error:
-            reason = f"; the interface cannot be restricted: {error}"
-    else:
-        reason = ""
-    return f", open to every machine that reaches the port{reason}; see docs/security.md"
 
 
 def load_tensorflow(environment: MutableMapping[str, str]) -> None:

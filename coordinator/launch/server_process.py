@@ -18,7 +18,9 @@ from coordinator.heartbeat.task_probe import TaskProbe
 from coordinator.launch.gpus import VISIBLE
 from coordinator.launch.log_files import log_file
 from coordinator.launch.serve import serving_line
+from coordinator.launch.server_starter import ending_of
 from coordinator.launch.task_config import TaskConfig
+from coordinator.program_settings import DASHBOARD
 
 _PROBE_TIMEOUT = 1.0
 _POLL_INTERVAL = 0.1
@@ -26,7 +28,13 @@ _TAIL_LINES = 12
 
 
 class StartedProcess(Protocol):
-    """A process of a server."""
+    """A process of a server.
+
+    Attributes:
+      is_lost: the process has ended, and nobody knows how.
+    """
+
+    is_lost: bool
 
     @property
     def pid(self) -> int | None:
@@ -69,6 +77,7 @@ class ServerProcess:
 
     Attributes:
       environment: the environment of the process.
+      starts: how often it was started.
     """
 
     def __init__(
@@ -82,7 +91,9 @@ class ServerProcess:
         self.config = config
         self.owner = owner
         self._log_folder = log_folder
-        self._starts = 0
+        self.starts = 0
+        # The number of the start that has answered last.
+        self._answered_start = 0
         self.environment = server_environment(environment, config)
         self._starter = starter
         self._process: StartedProcess | None = None
@@ -100,9 +111,9 @@ class ServerProcess:
                 raise LaunchError(f"{self.name} already runs, as process {self.pid}.")
             self._started_at = time.monotonic()
             try:
-                with self._log_file(self._starts).open("wb") as log:
+                with self._log_file(self.starts).open("wb") as log:
                     self._process = self._starter.start_server(self.environment, log.fileno())
-                self._starts += 1
+                self.starts += 1
             except OSError as error:
                 raise LaunchError(f"{self.name} could not be started: {error}.") from error
 
@@ -116,13 +127,15 @@ class ServerProcess:
           LaunchError: the process ended, or nothing answered in time; the message ends with the tail of its log.
         """
         deadline = time.monotonic() + timeout
+        start = self.starts
         with TaskProbe(self.config.address) as probe:
             while True:
                 status = probe.status(min(_PROBE_TIMEOUT, timeout))
                 # In this order: another process may have taken the port of a process that ended, and answer too.
                 if self.wait_ended(_POLL_INTERVAL if status is None else 0.0):
-                    raise LaunchError(self._failure(f"ended {self.ending} before it served"))
+                    raise LaunchError(self.failure())
                 if status is not None and self._is_own(status.devices):
+                    self._answered_start = start
                     return
                 if time.monotonic() >= deadline:
                     age = time.monotonic() - self._started_at
@@ -165,12 +178,19 @@ class ServerProcess:
         return self._process is not None and self._process.wait(0) is None
 
     @property
+    def is_ready(self) -> bool:
+        """True if `wait_ready` has found that the process started last answers, and the process runs."""
+        return self.starts == self._answered_start and self.is_alive()
+
+    @property
     def pid(self) -> int | None:
         """The id of the process started last, or None. This waits until a fork server is ready to fork."""
         return None if self._process is None else self._process.pid
 
     def has_served(self) -> bool:
-        """Returns True if the process started last has begun to serve, as its log says."""
+        """Returns True if the process started last has answered, or has begun to serve, as its log says."""
+        if self.starts == self._answered_start:
+            return self.starts > 0
         begin = serving_line(self.config).encode()
         with self.log_path.open("rb") as log:
             return any(line.startswith(begin) for line in log)
@@ -183,7 +203,7 @@ class ServerProcess:
     @property
     def log_path(self) -> pathlib.Path:
         """The file of the process started last, such as `ps-0.log`, or `ps-0.restart-1.log` after the second start."""
-        return self._log_file(max(0, self._starts - 1))
+        return self._log_file(max(0, self.starts - 1))
 
     def log_tail(self) -> str:
         """Returns the last lines of the log."""
@@ -217,11 +237,12 @@ class ServerProcess:
         code = self.exit_code
         if code is None:
             return "without being started"
-        if code >= 0:
-            return f"with code {code}"
-        return f"by {signal.Signals(-code).name}" + (
-            " (by the kernel, if memory ran out)" if -code == signal.SIGKILL else ""
-        )
+        is_lost = self._process is not None and self._process.is_lost
+        return ending_of(code) + (" (not its own: its fork server ended before it)" if is_lost else "")
+
+    def failure(self) -> str:
+        """Returns what is to be said of a process that has ended while its cluster started."""
+        return self._failure(f"ended {self.ending}" + ("" if self.has_served() else " before it served"))
 
     def _failure(self, what: str) -> str:
         tail = self.log_tail() or "(empty)"
@@ -236,6 +257,8 @@ def server_environment(inherited: Mapping[str, str], config: TaskConfig) -> dict
       config: the server's task.
     """
     environment = program_environment(inherited, config)
+    # Whoever reaches a server can read its environment, and this has a token.
+    environment.pop(DASHBOARD, None)
     root = str(pathlib.Path(__file__).resolve().parents[2])
     # So that the server finds this package, unless it is installed: then it is found anyway, and a site-packages folder
     # on PYTHONPATH would go before the standard library.

@@ -5,8 +5,9 @@ reads reports of it.
 
     requested  ->  begun: it reports its id  ->  ended: the fork server reports its exit code
 
-It promises that the fork server starts with the first server, is started again if it was killed, and ends with this
-process or when it is closed; and that every method may be called from several threads.
+It promises that the fork server starts with the first server, is started again if it was killed, also for a server that
+has not begun by then, and ends with this process or when it is closed; that the log of a server says why its exit code
+is not known; and that every method may be called from several threads.
 """
 
 import contextlib
@@ -23,15 +24,26 @@ from collections.abc import Mapping
 import psutil
 
 from coordinator.errors import LaunchError
-
-# What `asyncio`, too, returns for a child whose exit code cannot be known.
-UNKNOWN_EXIT_CODE = 255
+from coordinator.launch.fork_server import UNKNOWN_EXIT_CODE
 
 # How long the fork server may take to end its servers and itself, in seconds.
 _END_TIMEOUT = 30.0
 # How often a process that is being stopped is looked at, in seconds.
 _STOP_INTERVAL = 0.002
 _LONGEST_MESSAGE = 64
+# How often a server is requested whose fork server ends before the server has begun.
+_MOST_REQUESTS = 3
+# How long a fork server that reports nothing any more may take to end, in seconds.
+_REASON_TIMEOUT = 5.0
+_TAIL_LINES = 8
+
+
+def ending_of(code: int) -> str:
+    """Returns how a process ended with this exit code, such as `by SIGKILL` or `with code 1`."""
+    if code >= 0:
+        return f"with code {code}"
+    by_whom = " (by the kernel, if memory ran out)" if -code == signal.SIGKILL else ""
+    return f"by {signal.Signals(-code).name}{by_whom}"
 
 
 class ForkedProcess:
@@ -40,11 +52,18 @@ class ForkedProcess:
     Args:
       report: where the process reports that it began, and the fork server how it ended. It is closed here when the
         process has ended; if this process ends first, the server reads its end and ends too.
+      request: how the fork server was asked for it; it is asked again if it ends before the process has begun.
+
+    Attributes:
+      is_lost: the process has ended, and nobody knows how; its log says why.
     """
 
-    def __init__(self, report: socket.socket):
+    def __init__(self, report: socket.socket, request: "_Request | None" = None):
+        self.is_lost = False
         self._report = report
-        # Guards the report, which is closed at the end of the process.
+        self._request = request
+        self._is_killed = False
+        # Guards the report, which is replaced with the fork server, and closed at the end of the process.
         self._lock = threading.Lock()
         self._has_begun = threading.Event()
         self._pid: int | None = None
@@ -76,6 +95,7 @@ class ForkedProcess:
     def kill(self) -> None:
         """Ends the process with SIGKILL, and returns when it is gone."""
         with self._lock:
+            self._is_killed = True
             if not self._has_begun.is_set():
                 # The fork server forks no server whose report is shut down.
                 self._report.shutdown(socket.SHUT_WR)
@@ -105,20 +125,115 @@ class ForkedProcess:
         return set(states) == {"T"}
 
     def _follow(self) -> None:
-        code = UNKNOWN_EXIT_CODE
-        while message := self._report.recv(_LONGEST_MESSAGE):
-            event, number = message.split()
-            if event == b"ended":
-                code = int(number)
-                break
-            self._pid = int(number)
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._process = psutil.Process(self._pid)
-            self._has_begun.set()
+        code = self._reported()
+        requests = 1
+        while code is None and self._request is not None and self._is_requested_again(self._request, requests):
+            requests += 1
+            code = self._reported()
         with self._lock:
-            self._exit_code = code
+            self.is_lost = code is None
+            self._exit_code = UNKNOWN_EXIT_CODE if code is None else code
             self._has_begun.set()
             self._report.close()
+            if self._request is not None:
+                self._request.close()
+
+    def _reported(self) -> int | None:
+        """Reads the report to its end; returns the exit code, or None if there is none."""
+        with contextlib.suppress(ConnectionResetError):
+            while message := self._report.recv(_LONGEST_MESSAGE):
+                event, number = message.split()
+                if event == b"ended":
+                    return int(number)
+                self._pid = int(number)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._process = psutil.Process(self._pid)
+                self._has_begun.set()
+        return None
+
+    def _is_requested_again(self, request: "_Request", requests: int) -> bool:
+        """Requests the process from another fork server if the former one ended before the process has begun."""
+        reason = request.reason()
+        with self._lock:
+            if not (self._has_begun.is_set() or self._is_killed) and requests < _MOST_REQUESTS:
+                with contextlib.suppress(LaunchError, OSError):
+                    report = request.send()
+                    self._report.close()
+                    self._report = report
+                    request.write(f"{reason} before this server began: both are started again.")
+                    return True
+        request.write(f"it is not known how this server ended, for {reason} before it.{request.log_tail()}")
+        return False
+
+
+class _Request:
+    """A request for a server, which can be sent several times.
+
+    Args:
+      fork_server: takes it.
+      environment: the server's environment.
+      log: the descriptor that it prints to; a duplicate is kept.
+    """
+
+    def __init__(self, fork_server: "ForkServerProcess", environment: Mapping[str, str], log: int):
+        self._fork_server = fork_server
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.ExitStack() as opened:
+            self._log = os.dup(log)
+            opened.callback(os.close, self._log)
+            # A child process would begin in the folder where this process is now.
+            self._folder = os.open(".", os.O_PATH)
+            opened.callback(os.close, self._folder)
+            self._opened = opened.pop_all()
+
+    def send(self) -> socket.socket:
+        """Sends the request; returns where reports of the server arrive.
+
+        Raises:
+          LaunchError: the fork server is closed.
+          OSError: the fork server could not be started.
+        """
+        report, fork_server_report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with fork_server_report, contextlib.ExitStack() as opened:
+                # A file, as an environment may be longer than a message.
+                content = os.memfd_create("environment")
+                opened.callback(os.close, content)
+                os.pwrite(content, json.dumps(dict(self._environment)).encode(), 0)
+                descriptors = [content, self._folder, self._log, fork_server_report.fileno()]
+                self._process = self._fork_server.take(self._environment, descriptors)
+        except BaseException:
+            report.close()
+            raise
+        return report
+
+    def reason(self) -> str:
+        """Returns why nothing is reported of the server any more."""
+        assert self._process is not None
+        try:
+            return f"the fork server ended {ending_of(self._process.wait(_REASON_TIMEOUT))}"
+        except subprocess.TimeoutExpired:
+            return "the fork server ended its report"
+
+    def write(self, text: str) -> None:
+        """Adds a line to the log of the server, unless the fork server is closed, which ends all servers."""
+        if not self._fork_server.is_closed:
+            # The disk may be full.
+            with contextlib.suppress(OSError):
+                os.write(self._log, f"coordinator: {text}\n".encode())
+
+    def log_tail(self) -> str:
+        """Returns how the log of the fork server ends."""
+        with contextlib.suppress(OSError):
+            lines = self._fork_server.log_path.read_text(errors="replace").splitlines()
+            if lines:
+                return "\n".join([" The log of the fork server ends with:", *lines[-_TAIL_LINES:]])
+        return " The log of the fork server is empty."
+
+    def close(self) -> None:
+        """Closes the descriptors."""
+        self._opened.close()
 
 
 class ForkServerProcess:
@@ -126,14 +241,17 @@ class ForkServerProcess:
 
     Args:
       log_path: the file that takes what the fork server itself prints.
+
+    Attributes:
+      is_closed: no server is started any more.
     """
 
     def __init__(self, log_path: pathlib.Path):
-        self._log_path = log_path
+        self.log_path = log_path
+        self.is_closed = False
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._is_closed = False
 
     def start_server(self, environment: Mapping[str, str], log: int) -> ForkedProcess:
         """Requests a server, and returns at once; while the fork server loads TensorFlow, the server waits for it.
@@ -145,37 +263,53 @@ class ForkServerProcess:
 
         Raises:
           LaunchError: this is closed.
-          OSError: the fork server could not be started, or ended just now.
+          OSError: the fork server could not be started.
         """
-        report, fork_server_report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = _Request(self, environment, log)
         try:
-            with self._lock, fork_server_report:
-                control = self._running(environment)
-                _send_request(control, environment, log, fork_server_report.fileno())
+            return ForkedProcess(request.send(), request)
         except BaseException:
-            report.close()
+            request.close()
             raise
-        return ForkedProcess(report)
+
+    def take(self, environment: Mapping[str, str], descriptors: list[int]) -> "subprocess.Popen[bytes]":
+        """Gives the descriptors of a request to the fork server, which is started if it does not run; returns it.
+
+        Raises:
+          LaunchError: this is closed.
+          OSError: the fork server could not be started.
+        """
+        with self._lock:
+            for requests_left in reversed(range(_MOST_REQUESTS)):
+                control, process = self._running(environment)
+                try:
+                    socket.send_fds(control, [b"s"], descriptors)
+                    return process
+                except (BrokenPipeError, ConnectionResetError):
+                    # It ended just now.
+                    self._end()
+                    if not requests_left:
+                        raise
+        raise AssertionError("the last request has returned or raised")
 
     def close(self) -> None:
         """Ends the fork server and all its servers, frozen ones included, and returns when the fork server is gone."""
         with self._lock:
-            self._is_closed = True
+            self.is_closed = True
             if self._process is not None:
                 # Ends it at once while it loads TensorFlow: the servers that wait for it never begin.
                 self._process.send_signal(signal.SIGTERM)
             self._end()
 
-    def _running(self, environment: Mapping[str, str]) -> socket.socket:
-        """Returns the control of the fork server, started now if it does not run."""
-        if self._is_closed:
+    def _running(self, environment: Mapping[str, str]) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
+        """Returns the control and the process of the fork server, started now if it does not run."""
+        if self.is_closed:
             raise LaunchError("The servers are closed; none is started any more.")
         if self._process is None or self._process.poll() is not None:
-            mode = "wb" if self._process is None else "ab"
             self._end()
             control, fork_server_control = socket.socketpair()
             try:
-                with self._log_path.open(mode) as log, fork_server_control:
+                with self.log_path.open("ab") as log, fork_server_control:
                     self._process = subprocess.Popen(
                         [sys.executable, "-m", "coordinator.launch.fork_server"],
                         stdin=fork_server_control.fileno(),
@@ -189,7 +323,8 @@ class ForkServerProcess:
                 raise
             self._control = control
         assert self._control is not None
-        return self._control
+        assert self._process is not None
+        return self._control, self._process
 
     def _end(self) -> None:
         if self._control is not None:
@@ -203,15 +338,3 @@ class ForkServerProcess:
                 self._process.kill()
                 self._process.wait()
             self._process = None
-
-
-def _send_request(control: socket.socket, environment: Mapping[str, str], log: int, report: int) -> None:
-    with contextlib.ExitStack() as opened:
-        # A file, as an environment may be longer than a message.
-        request = os.memfd_create("environment")
-        opened.callback(os.close, request)
-        os.pwrite(request, json.dumps(dict(environment)).encode(), 0)
-        # A child process would begin in the folder where this process is now.
-        folder = os.open(".", os.O_PATH)
-        opened.callback(os.close, folder)
-        socket.send_fds(control, [b"s"], [request, folder, log, report])

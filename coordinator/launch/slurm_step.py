@@ -7,12 +7,16 @@ the last, if wanted     evaluator
 """
 
 import dataclasses
+import os
 import re
 import socket
 import subprocess
 from collections.abc import Mapping
 
 from coordinator.errors import LaunchError
+
+# A secret, the same for all tasks, that only the user's own processes can read.
+KEY = "COORDINATOR_SLURM_KEY"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +29,7 @@ class SlurmStep:
       tasks: how many tasks the step has.
       nodes: on how many nodes.
       node_list: these, as Slurm abbreviates them.
+      key: by which its tasks know each other; empty if the user has set none.
     """
 
     name: str
@@ -32,10 +37,11 @@ class SlurmStep:
     tasks: int
     nodes: int
     node_list: str
+    key: bytes = dataclasses.field(default=b"", repr=False)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "SlurmStep":
-        """Reads the variables that `srun` sets.
+        """Reads the variables that `srun` sets, and the key.
 
         Raises:
           LaunchError: this process is no task of a step.
@@ -48,6 +54,7 @@ class SlurmStep:
                 tasks=int(environment["SLURM_STEP_NUM_TASKS"]),
                 nodes=int(environment["SLURM_STEP_NUM_NODES"]),
                 node_list=environment["SLURM_STEP_NODELIST"],
+                key=os.fsencode(environment.get(KEY, "")),
             )
         except (KeyError, ValueError) as error:
             raise LaunchError(

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,9 +32,9 @@ from coordinator.launch.local_servers import free_addresses
 from coordinator.launch.program_process import ProgramProcess
 from coordinator.launch.rendezvous import Link
 from coordinator.launch.run_request import RunRequest
-from coordinator.launch.serve import UNUSABLE
+from coordinator.launch.serve import UNUSABLE, serving_line
 from coordinator.launch.server_process import program_environment, server_environment
-from coordinator.launch.slurm_step import SlurmStep, role_of
+from coordinator.launch.slurm_step import KEY, SlurmStep, role_of
 from coordinator.launch.task_config import TaskConfig
 from coordinator.program_settings import DASHBOARD, RESTART_COUNT, TRACE
 
@@ -61,7 +61,7 @@ class SlurmTask:
         self._step = step
         self._request = request
         self._environment = {
-            **environment,
+            **{name: value for name, value in environment.items() if name != KEY},
             # The chief's and the evaluator's output is a pipe, which Python would fill by the block.
             "PYTHONUNBUFFERED": "1",
             "TF_CPP_MIN_LOG_LEVEL": environment.get("TF_CPP_MIN_LOG_LEVEL", "3"),
@@ -72,6 +72,8 @@ class SlurmTask:
         # All tasks run on this machine, on however many nodes of Slurm.
         self._is_local = step.nodes == 1
         self._restarts, self._delays = request.server_restarts, RestartDelays()
+        # The server has said that it serves.
+        self._has_served = threading.Event()
         # Exit codes of the process, and messages of the chief; None for its end.
         self._events: queue.SimpleQueue[int | dict[str, Any] | None] = queue.SimpleQueue()
 
@@ -83,9 +85,10 @@ class SlurmTask:
         """
         if self._job == "chief":
             return self._run_chief()
-        host, timeout = self._step.first_host(), self._request.start_timeout
+        step, timeout = self._step, self._request.start_timeout
+        host = step.first_host()
         deadline = time.monotonic() + timeout
-        with contextlib.closing(rendezvous.connect(self._step.name, self._step.rank, host, timeout)) as link:
+        with contextlib.closing(rendezvous.connect(step.name, step.rank, host, timeout, key=step.key)) as link:
             message = self._first_message(link, deadline)
             if "ended" in message:
                 return int(message["ended"])
@@ -108,11 +111,16 @@ class SlurmTask:
         return message
 
     def _run_chief(self) -> int:
-        ranks = range(1, self._step.tasks)
-        timeout = self._request.start_timeout
+        step, timeout = self._step, self._request.start_timeout
         deadline = time.monotonic() + timeout
+        if not step.key:
+            self._console.say(
+                f"{KEY} is not set: until all tasks have started, others who reach the nodes can pose as one of them. "
+                "docs/slurm.md says how to set it."
+            )
         with contextlib.ExitStack() as opened:
-            links = rendezvous.accept(self._step.name, ranks, is_local=self._is_local, timeout=timeout)
+            ranks = range(1, step.tasks)
+            links = rendezvous.accept(step.name, ranks, is_local=self._is_local, timeout=timeout, key=step.key)
             for link in links.values():
                 opened.callback(link.close)
             try:
@@ -167,7 +175,7 @@ class SlurmTask:
             self._console.say(f"the dashboard is at {page.url} once the program has created its strategy.")
         if self._request.trace is not None:
             environment[TRACE] = str(self._request.trace)
-        program = self._start(self._request.command, environment)
+        program = self._start_program(environment)
         if received:
             program.send(signal.Signals(received[0]))
         code = None
@@ -184,7 +192,7 @@ class SlurmTask:
         for number in _SIGNALS:
             signal.signal(number, lambda *_: None)
         environment = program_environment(self._environment, TaskConfig(cluster["cluster"], "evaluator", 0))
-        program = self._start(self._request.command, environment)
+        program = self._start_program(environment)
         own: int | None = None
         chief: int | None = None
         while chief is None:
@@ -244,8 +252,10 @@ class SlurmTask:
     def _start_server(self, link: Link) -> tuple[ProgramProcess, str]:
         """Starts the server on a free port; returns it, and its address, when it answers.
 
+        One that has served and has ended by then is returned as well: its exit code is the next event.
+
         Raises:
-          LaunchError: it ended, or did not answer in time.
+          LaunchError: it ended before it served, or did not answer in time.
         """
         deadline = time.monotonic() + self._request.start_timeout
         for _ in range(_MOST_PORTS):
@@ -261,6 +271,9 @@ class SlurmTask:
                         if event is None:
                             raise LaunchError("The first task ended while the servers started; it says why.")
                         code = event if isinstance(event, int) else code
+            if code is not None and self._has_served.is_set():
+                self._events.put(code)
+                return server, address
             server.close()
             if code != UNUSABLE:
                 break
@@ -273,12 +286,24 @@ class SlurmTask:
     def _serve(self, address: str) -> ProgramProcess:
         config = TaskConfig({self._job: {self._index: address}}, self._job, self._index)
         task = ["--job", self._job, "--index", str(self._index), "--address", address]
-        return self._start(["-m", "coordinator", "serve", *task], server_environment(self._environment, config))
+        label, begin = f"{self._job} {self._index}", serving_line(config)
 
-    def _start(self, command: "list[str] | tuple[str, ...]", environment: Mapping[str, str]) -> ProgramProcess:
-        label = self._job if self._job in ("chief", "evaluator") else f"{self._job} {self._index}"
+        def on_line(line: str) -> None:
+            if line.startswith(begin):
+                self._has_served.set()
+            self._console.forward(label, line)
+
+        environment = server_environment(self._environment, config)
+        return self._start(["-m", "coordinator", "serve", *task], environment, on_line)
+
+    def _start_program(self, environment: Mapping[str, str]) -> ProgramProcess:
         is_plain = self._job == "chief" and os.isatty(sys.stdout.fileno())
-        on_line: Callable[[str], None] | None = None if is_plain else partial(self._console.forward, label)
+        on_line = None if is_plain else partial(self._console.forward, self._job)
+        return self._start(self._request.command, environment, on_line)
+
+    def _start(
+        self, command: Sequence[str], environment: Mapping[str, str], on_line: Callable[[str], None] | None
+    ) -> ProgramProcess:
         return ProgramProcess(
             command,
             environment,

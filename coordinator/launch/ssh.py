@@ -50,7 +50,12 @@ class SshProcess:
 
     Args:
       process: its `ssh`, with a pipe for its standard input.
+
+    Attributes:
+      is_lost: False; what is not known of the server's end, its `ssh` has said.
     """
+
+    is_lost = False
 
     def __init__(self, process: "subprocess.Popen[bytes]"):
         assert process.stdin is not None

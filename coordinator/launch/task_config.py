@@ -16,6 +16,10 @@ from coordinator.errors import ClusterSpecError
 from coordinator.heartbeat.listening import loopback_of
 from coordinator.setting_checks import is_integer
 
+# TensorFlow's messages have 32 bits for it.
+_LARGEST_INDEX = 2**31 - 1
+_MOST_DIGITS = 10
+
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
@@ -141,7 +145,7 @@ class TaskConfig:
 def _parsed(text: str) -> dict[str, Any]:
     try:
         config: Any = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ClusterSpecError(f"TF_CONFIG is not JSON: {error}.") from None
     if not isinstance(config, dict):
         raise ClusterSpecError(f"TF_CONFIG must be a JSON object with 'cluster' and 'task', got {text.strip()!r}.")
@@ -185,12 +189,14 @@ def _addresses(job: object, tasks: object) -> Mapping[int, str]:
 
 
 def _index(job: str, key: object) -> int:
+    number = key
     # JSON has no integers as keys: there, and only there, they are written as text.
-    if is_integer(key, minimum=0):
-        return key
-    if isinstance(key, str) and key.isdecimal():
-        return int(key)
-    raise ClusterSpecError(f"An index of job {job!r} must be an integer of at least 0, got {key!r}.")
+    if isinstance(key, str) and key.isdecimal() and len(key) <= _MOST_DIGITS:
+        number = int(key)
+    if is_integer(number, 0, _LARGEST_INDEX):
+        return number
+    bounds = f"below {_LARGEST_INDEX + 1}" if is_integer(number, 0) else "of at least 0"
+    raise ClusterSpecError(f"An index of job {job!r} must be an integer {bounds}, got {key!r}.")
 
 
 def _as_json(tasks: Mapping[int, str]) -> list[str] | dict[int, str]:

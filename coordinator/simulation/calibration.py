@@ -24,6 +24,8 @@ from coordinator.paths import local_path
 from coordinator.simulation.distribution import Distribution, Exponential, Samples
 
 _WORKER = re.compile(r"worker (\d+)")
+# What reading a file may lead to that has other names, types or numbers than a trace.
+_STRANGE = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 # A pull and a push.
 _MESSAGES = 2
 
@@ -69,9 +71,19 @@ def calibration(path: str | os.PathLike[str]) -> Calibration:
       The calibration. Steps that failed or were lost do not count, nor does the time before the first call.
 
     Raises:
-      SettingError: the file cannot be read, or has no finished call.
+      SettingError: the file cannot be read, is no trace, or has no finished call.
     """
-    events = _events(path)
+    try:
+        return _calibration(path, _events(path))
+    except SettingError:
+        raise
+    except _STRANGE as error:
+        # Another program's trace, or one that was changed.
+        text = f"cannot read the trace {path}: {type(error).__name__}: {error}. Is it the trace of a training?"
+        raise SettingError("from_trace", text) from error
+
+
+def _calibration(path: str | os.PathLike[str], events: Sequence[Mapping[str, Any]]) -> Calibration:
     tracks = {each["tid"]: each["args"]["name"] for each in events if each.get("name") == "thread_name"}
     calls = defaultdict(list)
     for each in events:
@@ -105,7 +117,7 @@ def _events(path: str | os.PathLike[str]) -> Sequence[Mapping[str, Any]]:
     try:
         with open(local_path(path, "It"), encoding="utf-8") as file:
             events: Sequence[Mapping[str, Any]] = json.load(file)["traceEvents"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
         raise SettingError("from_trace", f"cannot read the trace {path}: {error}") from error
     return events
 

@@ -16,6 +16,7 @@ from coordinator.simulation.simulated_worker import Death, Pause
 Times = Distribution | str | float
 
 # Enough for a p99, in well under a second.
+_MOST_SERVERS = 1_000_000
 _DEFAULT_PUSHES = 20_000
 _DEFAULT_STEPS_PER_WORKER = 100
 
@@ -28,7 +29,7 @@ class Setting:
     servers at once, a part to each of them; it takes one latency, and is served after the messages that arrived before.
 
     Attributes:
-      workers, ps: the number of workers and of parameter servers, at least 1.
+      workers, ps: the number of workers and of parameter servers, from 1 to a million.
       rule: the update rule, such as `simulation.BoundedDelay(8)`.
       compute: the computation of a step; a distribution, or one for each worker. See `distribution_of`.
       slow_down: factors of the computation by worker index, above 0.
@@ -139,6 +140,9 @@ class Setting:
     def _check_numbers(self) -> None:
         for name, minimum in (("workers", 1), ("ps", 1), ("seed", 0)):
             check_integer(name, getattr(self, name), minimum=minimum)
+        if (most := max(self.workers, self.ps)) > _MOST_SERVERS:
+            name = "workers" if self.workers == most else "ps"
+            raise SettingError(name, f"must be at most {_MOST_SERVERS}, got {most}.")
         if self.pushes is not None:
             check_integer("pushes", self.pushes, minimum=1)
         for name in ("stragglers", "slow_steps"):

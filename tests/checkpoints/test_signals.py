@@ -42,7 +42,7 @@ def test_without_a_signal_nothing_is_saved_and_handlers_are_restored(error) -> N
 @pytest.fixture
 def handlers():
     """Restores those that are replaced when a signal has arrived."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -89,6 +89,41 @@ def test_what_ignores_the_exception_does_not_keep_the_program_from_saving(handle
     ):
         signal.raise_signal(signal.SIGUSR2)
     assert (raised.value.code, saved) == (128 + signal.SIGUSR2, [True])
+
+
+@pytest.mark.parametrize("first", [signal.SIGUSR1, signal.SIGUSR2])
+def test_what_runs_on_the_way_out_is_not_cut_by_further_signals(first: signal.Signals, handlers) -> None:
+    steps: list[str] = []
+
+    def train() -> None:
+        try:
+            signal.raise_signal(first)
+            pytest.fail("It goes on.")
+        finally:
+            for number in (signal.SIGUSR2, signal.SIGUSR1) * 3:
+                signal.raise_signal(number)
+                steps.append(number.name)
+
+    saving = save_at_signals(lambda: steps.append("saved"), signals=[signal.SIGUSR2, signal.SIGUSR1])
+    with pytest.raises(SystemExit) as raised, saving:
+        train()
+    assert raised.value.code == 128 + first
+    assert steps == ["SIGUSR2", "SIGUSR1"] * 3 + ["saved"]
+
+
+def test_ctrl_c_cuts_what_runs_on_the_way_out_and_what_is_saved(handlers) -> None:
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def train() -> None:
+        try:
+            signal.raise_signal(signal.SIGUSR2)
+        finally:
+            with pytest.raises(KeyboardInterrupt):
+                interrupt()
+
+    with pytest.raises(KeyboardInterrupt), save_at_signals(interrupt, signals=[signal.SIGUSR2]):
+        train()
 
 
 def test_ctrl_c_neither_saves_nor_changes() -> None:

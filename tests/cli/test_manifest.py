@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from coordinator.cli.command_line import main
-from coordinator.cli.manifest import yaml_lines
+from coordinator.cli.manifest import yaml_of
 from coordinator.launch.kubernetes_manifests import KubernetesJob
 
 
@@ -30,27 +30,57 @@ def test_without_a_command_the_image_runs_its_own(capsys: pytest.CaptureFixture[
     assert "command" not in printed[-1]["spec"]["template"]["spec"]["containers"][0]
 
 
-def test_any_text_comes_back_from_yaml() -> None:
-    texts = [
-        "on",
-        "No",
-        "null",
-        "1e3",
-        "0x1f",
-        "a: b",
-        "a #b",
-        "- a",
-        'it\'s "so"',
+# Words and numbers of some version of YAML, what it needs quotes for, breaks of lines, and what cannot be printed.
+TEXTS = [
+    *("y", "n", "Y", "N", "yes", "No", "on", "OFF", "true", "null", "~", "", ".inf", ".NaN", "=", "<<"),
+    *("1e3", "1.5", "0x1f", "0o7", "0b1", "1_000", "12:30:45", "2001-01-01", "+1", "-1"),
+    *("a: b", "a #b", "- a", "-", "*a", "&a", "!a", "@a", "`a", "%a", "a:", "? a", "{a}", "[a]", 'it\'s "so"', "\\a"),
+    *(
         "é\n",
-        "",
-        "*a",
-        "a:",
-        "~",
-        "2001-01-01",
-    ]
-    for text in texts:
-        content = {"key": text, "list": [text], "inner": [{"a": text, "b": {"c": text}}], "none": {}, "count": 3}
-        assert yaml.safe_load("\n".join(yaml_lines(content))) == content
+        "\n",
+        " a ",
+        "a\nb",
+        "a\tb",
+        "a\r",
+        "a\x85b",
+        "\x85",
+        "a\u2028b",
+        "\u2029",
+        "\ufeffa",
+        "\x7f",
+        "\0",
+        "\x1b",
+        "😀",
+    ),
+]
+
+
+def test_any_text_comes_back_from_yaml() -> None:
+    for text in TEXTS:
+        content = {"key": text, "list": [text], "inner": [{"a": text, "b": {text: text}}], "none": {}, "count": 3}
+        assert yaml.safe_load(yaml_of([content])) == content
+        assert list(yaml.safe_load_all(yaml_of([content, content]))) == [content, content]
+
+
+@pytest.mark.parametrize("text", ["y", "N", "yes", "off", "null", "1e3", "0x1f", "0o7", "1_000", "1.5", "2001-01-01"])
+def test_what_another_version_of_yaml_takes_for_no_text_has_quotes(text: str) -> None:
+    (line,) = yaml_of([{text: text}]).splitlines()[1:]
+    assert line in (f'"{text}": "{text}"', f"'{text}': '{text}'")
+
+
+def test_names_that_are_words_of_yaml_are_names(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("y", "n", "yes", "null", "true"):
+        assert main(["manifest", "kubernetes", "--name", name, "--image", name, name, "\x85", "\u2028", "1e3"]) == 0
+        printed = capsys.readouterr().out
+        expected = KubernetesJob(name=name, image=name, command=[name, "\x85", "\u2028", "1e3"]).objects()
+        assert list(yaml.safe_load_all(printed)) == expected
+        assert printed.isascii()
+        assert "&id" not in printed, "the objects share no parts by reference"
+
+
+def test_an_argument_that_is_no_text_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["manifest", "kubernetes", "--name", "a", "--image", "b", "python", os.fsdecode(b"\xff")]) == 2
+    assert capsys.readouterr().err == "coordinator manifest: '\\udcff' is not UTF-8, as all text of Kubernetes is.\n"
 
 
 def test_what_kubernetes_would_refuse_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

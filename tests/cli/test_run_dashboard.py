@@ -1,9 +1,11 @@
 """`coordinator run --dashboard`: where the page is, on the terminal and in the program's environment."""
 
 import re
+from pathlib import Path
 
 import pytest
 
+from coordinator.cli.command_line import main
 from tests.cli.conftest import Environment, Writer
 from tests.launch.command_process import CommandProcess
 
@@ -24,6 +26,58 @@ def test_the_address_is_told_and_stays_when_the_program_is_started_again(
     told = re.search(r"the dashboard is at http://(127\.0\.0\.1:\d+/[\w-]{20,})/ once the program", command.output)
     assert told
     assert re.findall(r"chief has (\S+) \['(.*)'\]", command.output) == 2 * [(told[1], "--dashboard")]
+
+
+# Fails if the token stands in a command line, or in the environment of a server.
+LOOKING = """
+    import os, json
+    import psutil
+    print("chief has", os.environ["COORDINATOR_DASHBOARD"], "COORDINATOR_DASHBOARD_TOKEN" in os.environ, flush=True)
+    command = psutil.Process().parent()
+    for each in [command, *command.children(recursive=True)]:
+        assert "my-secret" not in " ".join(each.cmdline()), each
+        if each.name() in ("worker-0", "ps-0"):
+            assert not any("my-secret" in value for value in each.environ().values()), each
+"""
+
+
+@pytest.mark.parametrize("source", ["environment", "file"])
+def test_a_token_of_ones_own_stands_in_no_command_line(
+    program: Writer, environment: Environment, source: str, tmp_path: Path
+) -> None:
+    options = ["--dashboard=127.0.0.1:0"]
+    if source == "environment":
+        environment["COORDINATOR_DASHBOARD_TOKEN"] = "my-secret"  # noqa: S105 - not a secret
+    else:
+        path = tmp_path / "token"
+        path.write_text("my-secret")
+        path.chmod(0o600)
+        options += ["--token-file", str(path)]
+    with CommandProcess("run", *options, program(LOOKING), environment=environment) as command:
+        assert command.wait_ended() == 0, command.output
+    assert re.search(r"chief has 127\.0\.0\.1:\d+/my-secret False", command.output)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--token-file", "FILE"], "--token-file needs --dashboard."),
+        (["--dashboard=127.0.0.1:0/token", "--token-file", "FILE"], "--token-file cannot be given beside a token"),
+        (["--dashboard", "--token-file", "none"], "--token-file none: No such file or directory."),
+        (["--dashboard", "--token-file", "."], "--token-file .: Is a directory."),
+        (["--dashboard", "--token-file", "FILE"], "has no token: it must be letters, digits"),
+    ],
+)
+def test_a_file_without_use_or_token_is_one_line(
+    program: Writer, options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "token"
+    path.write_text("a/b")
+    path.chmod(0o600)
+    given = [option.replace("FILE", str(path)) for option in options]
+    assert main(["run", *given, str(program("pass"))]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
 
 
 @pytest.mark.parametrize("address", ["8080", "127.0.0.1:80/a/b"])

@@ -134,6 +134,61 @@ def test_a_server_that_dies_is_started_again_on_its_port_up_to_its_limit(
     assert "/job:ps/task:0 serves on" in log.read_text()
 
 
+def server(command: CommandProcess, name: str, start: int) -> psutil.Process:
+    """Returns the process of a task when its log says that it serves, after some starts."""
+    job, index = name.split("-")
+    command.wait_output(rf"(?s)(\[{job} {index}\] coordinator: /job:{job}/task:{index} serves on.*){{{start}}}")
+    [found] = [each for each in command.record() if each.is_running() and each.name() == name]
+    return found
+
+
+# Fails unless every server answers when it begins.
+CALLING = """
+    import json, os
+    from coordinator.heartbeat.task_probe import TaskProbe
+    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+    for address in [*cluster["worker"], *cluster["ps"]]:
+        with TaskProbe(address) as probe:
+            assert probe.status(timeout=5) is not None
+    print("all answer", flush=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["worker-0", "ps-0"])
+def test_a_server_that_dies_while_others_start_is_back_before_the_program_begins(
+    name: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    path, go = tmp_path / "program.py", tmp_path / "go"
+    path.write_text(textwrap.dedent(CALLING))
+    environment |= {"FAKE_SLOW": "worker-1", "FAKE_GO": str(go)}
+    options = ["--workers", 2, "--tee", "--log-dir", tmp_path / "logs"]
+    with CommandProcess("run", *options, path, environment=environment) as command:
+        server(command, name, start=1).kill()
+        command.wait_output(r"by SIGKILL .*: starting it again, restart 1 of 3\.")
+        server(command, name, start=2).kill()
+        # It waits for its second restart, and nothing else is awaited.
+        command.wait_output(r"by SIGKILL .*: starting it again in 1 s, restart 2 of 3\.")
+        go.touch()
+        command.wait_output("all answer")
+        assert command.wait_ended() == 0
+        assert not command.left()
+
+
+def test_a_server_without_restarts_that_dies_while_others_start_is_not_awaited(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    path, go = tmp_path / "program.py", tmp_path / "go"
+    path.write_text("print('the program begins')")
+    environment |= {"FAKE_SLOW": "worker-1", "FAKE_GO": str(go)}
+    options = ["--workers", 2, "--server-restarts", 0, "--tee", "--log-dir", tmp_path / "logs"]
+    with CommandProcess("run", *options, path, environment=environment) as command:
+        server(command, "worker-0", start=1).kill()
+        command.wait_output("by SIGKILL .*; the program continues without it")
+        go.touch()
+        command.wait_output("the program begins")
+        assert command.wait_ended() == 0
+
+
 # Prints in its steps, whose count is restored from the checkpoint when the parameter server is lost.
 COUNTING = """
     import sys, tempfile

@@ -33,6 +33,11 @@ PROGRAM = """
         os.kill(os.getpid(), signal.SIGKILL)
     if ending == "error":
         raise ValueError("an error that nothing catches")
+    if ending == "notebook":
+        from IPython.core.interactiveshell import InteractiveShell
+        shell = InteractiveShell.instance()
+        shell.run_cell("1 / 0")
+        shell.run_cell("import sys; sys.exit(3)")
     if ending == "exit":
         with strategy:
             sys.exit(143)
@@ -59,7 +64,7 @@ def running(job: str, address: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("last", ["normal", "twice"])
+@pytest.mark.parametrize("last", ["normal", "twice", "notebook"])
 def test_servers_stay_for_a_client_that_failed_and_end_with_one_that_did_not(
     run_program: ProgramRunner, last: str
 ) -> None:

@@ -1,11 +1,14 @@
 """`coordinator top`: what it shows, on a terminal of any size, and when it ends."""
 
+import contextlib
 import io
 import json
 import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -15,6 +18,7 @@ from coordinator.cli.command_line import main
 from coordinator.cli.top_screen import screen_of
 from coordinator.dashboard.page_server import PageServer
 from coordinator.dashboard.publisher import Publisher, state_of
+from coordinator.http_server import HttpServer, Request
 from tests.dashboard.made_cluster import MadeCluster
 from tests.launch.command_process import CommandProcess
 
@@ -87,6 +91,73 @@ def test_what_is_no_dashboard_is_refused_in_one_line(answer: bytes, capsys: pyte
             replied.result()
     assert capsys.readouterr().err.startswith("coordinator top: there is no dashboard at http://127.0.0.1:")
     assert main(["top", "http://127.0.0.1:port"]) == 2
+
+
+STATE = json.loads(state_of(MadeCluster(2).run(3)))
+
+
+@contextlib.contextmanager
+def another_service(body: bytes) -> Iterator[str]:
+    """The address of something that answers each request with the same."""
+
+    def reply(request: Request) -> None:
+        request.send(HTTPStatus.OK, "application/json", body)
+
+    server = HttpServer("127.0.0.1", 0, reply, name="coordinator-test-server")
+    yield f"http://127.0.0.1:{server.port}/token/"
+    server.close(30.0)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"workers": []},
+        [],
+        None,
+        5,
+        {name: value for name, value in STATE.items() if name != "timeline"},
+        {**STATE, "rate": "fast"},
+        {**STATE, "time": 1e400},
+        {**STATE, "workers": [{"state": "live"}]},
+        {**STATE, "workers": [{**STATE["workers"][0], "state": "elsewhere"}]},
+        {**STATE, "workers": {"0": 1}},
+        {**STATE, "history": {"rates": [float("nan")]}},
+        {**STATE, "timeline": [{"time": 1e300, "text": "", "level": ""}]},
+    ],
+)
+def test_the_state_of_another_service_is_refused_in_one_line(state: object, capsys: pytest.CaptureFixture[str]) -> None:
+    with another_service(json.dumps(state).encode()) as url:
+        assert main(["top", url, "--once"]) == 2
+    words = "coordinator top: what answers there is no dashboard of this version of the library (0."
+    assert capsys.readouterr().err.startswith(words)
+
+
+def test_text_of_another_service_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    usage = {**STATE["servers"][0]["usage"], "task": "[/red]"}
+    state = {**STATE, "servers": [{**STATE["servers"][0], "usage": usage}]}
+    with another_service(json.dumps(state).encode()) as url:
+        assert main(["top", url, "--once"]) == 0
+    assert "[/red]" in capsys.readouterr().out
+
+
+def test_the_token_may_come_from_the_environment_or_a_file(
+    server: PageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = server.url.removesuffix(f"{server.token}/")
+    path = tmp_path / "token"
+    path.write_text(f"{server.token}\n")
+    path.chmod(0o640)
+    assert main(["top", url, "--once"]) == 2
+    assert "with its token" in capsys.readouterr().err
+    assert main(["top", url, "--once", "--token-file", str(path)]) == 2
+    assert f"{path} can be read or written by others: chmod 600 {path}" in capsys.readouterr().err
+    path.chmod(0o600)
+    assert main(["top", url, "--once", "--token-file", str(path)]) == 0
+    assert main(["top", server.url, "--once", "--token-file", str(path)]) == 2
+    monkeypatch.setenv("COORDINATOR_DASHBOARD_TOKEN", server.token)
+    assert main(["top", url, "--once"]) == 0
+    assert main(["top", server.url, "--once"]) == 0
 
 
 def test_a_wrong_token_is_one_line(server: PageServer) -> None:

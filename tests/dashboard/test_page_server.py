@@ -1,23 +1,20 @@
 """The server of the dashboard, as a browser and as somebody else's page talk to it."""
 
+import contextlib
 import dataclasses
 import http.client
 import json
 import re
 import socket
-import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from coordinator.addresses import PageAddress
-from coordinator.dashboard import page_server
 from coordinator.dashboard.page_server import PageServer
 from coordinator.dashboard.publisher import Publisher
 from coordinator.errors import LaunchError
 from tests.dashboard.made_cluster import MadeCluster
-from tests.deadline import wait_until
 
 # Not a secret.
 TOKEN = "-".join(["open", "sesame"])
@@ -161,37 +158,23 @@ def test_no_counter_of_prometheus_falls(server: PageServer, publisher: Publisher
     assert publisher.watch().rules[0].pushes == 8_920
 
 
-def test_closing_ends_connections_that_send_nothing(publisher: Publisher) -> None:
-    server = PageServer(PageAddress("127.0.0.1", 0), publisher)
-    silent = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(3)]
-    names = "coordinator-dashboard-request"
-    wait_until(lambda: sum(thread.name == names for thread in threading.enumerate()) == 3)
-    publisher.close()
-    server.close(30.0)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("coordinator-dashboard")]
-    for connection in silent:
-        connection.close()
-
-
-def test_a_request_that_comes_byte_by_byte_is_ended_in_time(
-    server: PageServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_server, "_PEER_TIMEOUT", 0.5)
-    began = time.monotonic()
-    with socket.create_connection(("127.0.0.1", server.server_port), timeout=0.02) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nX: ")
-
-        def is_ended() -> bool:
-            try:
-                connection.sendall(b"x")
-                return not connection.recv(1)
-            except TimeoutError:
-                return False
-            except OSError:
-                return True
-
-        wait_until(is_ended, limit=10.0)
-    assert time.monotonic() - began >= 0.5
+def test_strangers_and_streams_keep_nobody_from_the_pages(server: PageServer, publisher: Publisher) -> None:
+    with contextlib.ExitStack() as opened:
+        for _ in range(300):
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.server_port)))
+        streams = []
+        for _ in range(64):
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+            opened.callback(connection.close)
+            connection.request("GET", f"/{TOKEN}/api/stream")
+            streams.append(connection.getresponse())
+            assert streams[-1].readline().startswith(b"data: ")
+        for path in ("", "metrics", "api/state"):
+            assert ask(server, f"/{TOKEN}/{path}")[0].status == 200
+        # The latest one goes on, and the first one has ended.
+        publisher.close()
+        assert b"event: end" in streams[-1].read()
+        assert b"event: end" not in streams[0].read()
 
 
 def test_a_port_in_use_is_one_clear_error(server: PageServer, publisher: Publisher) -> None:

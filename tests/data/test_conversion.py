@@ -1,6 +1,8 @@
 """Tests of the conversion of Parquet and CSV files, also by the command line."""
 
+import datetime
 import importlib
+import io
 import os
 import sys
 
@@ -63,6 +65,110 @@ def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
     (tmp_path / "out" / "a.tfrecord").write_text("")
     assert main(["data", "convert", os.fspath(path), out]) == 2
     assert "would be overwritten" in capsys.readouterr().err
+
+
+def parquet(**columns):
+    """The bytes of a Parquet file."""
+    # By name, as the library does: it is installed by those who convert alone.
+    pyarrow, module = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    file = io.BytesIO()
+    module.write_table(pyarrow.table(columns), file)
+    return file.getvalue()
+
+
+# More than what pyarrow reads at first.
+LATE = "x,text\n" + f"1,{'a' * 2000}\n" * 1000 + "abc,b\n"
+BAD_FILES = {
+    "ragged.csv": (
+        lambda: b"id,x\n1,2\n3\n",
+        "'ragged.csv' cannot be converted: CSV parse error: Expected 2 columns, got 1",
+    ),
+    "late.csv": (LATE.encode, "conversion error to int64: invalid value 'abc'."),
+    "empty.csv": (lambda: b"", "'empty.csv' cannot be converted: Empty CSV file."),
+    "header.csv": (lambda: b"id,x\n", "There are no rows in 'header.csv'."),
+    "twice.csv": (lambda: b"id,id\n1,2\n", "'twice.csv' has more than one column 'id'."),
+    "name.csv": (lambda: b"\xe9\n1\n", "'name.csv' cannot be converted: "),
+    "bad.parquet": (lambda: b"\xff\xfe\0garbage", "'bad.parquet' cannot be converted: Parquet magic bytes not found"),
+    "half.parquet": (lambda: parquet(id=range(100))[:-30], "'half.parquet' cannot be converted: "),
+    "large.parquet": (
+        lambda: parquet(id=np.array([2**63 + 5], np.uint64)),
+        "the value 9223372036854775813, which is too",
+    ),
+    "time.parquet": (lambda: parquet(t=[datetime.datetime(2020, 1, 1)]), "values of the type datetime, which are not"),
+    "other.txt": (lambda: b"id\n1\n", "'other.txt' is neither .parquet nor .csv."),
+    "none.csv": (None, "'none.csv' does not exist."),
+    "folder.csv": ("folder", "'folder.csv' is a folder."),
+    "gs://bucket/a.csv": (None, "'gs://bucket/a.csv' cannot be converted: "),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_file_is_one_sentence_and_the_next_try_is_not_blocked(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    content, words = BAD_FILES[name]
+    if content == "folder":
+        (tmp_path / name).mkdir()
+    elif content is not None:
+        (tmp_path / name).write_bytes(content())
+    (tmp_path / "good.csv").write_text("id\n1\n")
+    # Without rows it is bad only alone.
+    for paths in ([name], ["good.csv", name])[: 1 if name == "header.csv" else 2]:
+        assert main(["data", "convert", *paths, "out"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("coordinator data: ")
+        assert words in line or "has other columns than the files before it" in line
+        assert not (tmp_path / "out").exists() or not os.listdir("out")
+    assert main(["data", "convert", "good.csv", "out"]) == 0
+    assert os.listdir("out") == ["good.tfrecord"]
+
+
+@pytest.mark.parametrize("folder", ["good.csv", "good.csv/out", "/proc/out"])
+def test_a_folder_that_cannot_be_written_is_one_sentence(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.csv").write_text("id\n1\n")
+    assert main(["data", "convert", "good.csv", folder]) == 2
+    assert " cannot be written" in capsys.readouterr().err
+
+
+def test_outputs_that_cannot_all_be_renamed_are_removed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("id\n1\n")
+    rename = tf.io.gfile.rename
+
+    def fail(source, target, overwrite=False):
+        if target.endswith("b.tfrecord"):
+            raise tf.errors.ResourceExhaustedError(None, None, "the disk is full")
+        rename(source, target, overwrite)
+
+    monkeypatch.setattr(tf.io.gfile, "rename", fail)
+    assert main(["data", "convert", "a.csv", "b.csv", "out"]) == 2
+    assert capsys.readouterr().err == "coordinator data: 'out/b.tfrecord' cannot be written: the disk is full.\n"
+    assert not os.listdir("out")
+
+
+KILLED = """
+    import os, signal
+    from coordinator.data import conversion
+
+    def tables(path):
+        yield {"id": [1]}
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    conversion._tables = tables
+    conversion.convert(["a.csv"], "out")
+"""
+
+
+def test_what_a_killed_conversion_leaves_does_not_block_the_next_one(tmp_path, run_program, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("id\n1\n")
+    run_program(KILLED.replace('"a.csv"', f'"{tmp_path}/a.csv"').replace('"out"', f'"{tmp_path}/out"'), exit_code=-9)
+    (left,) = os.listdir("out")
+    assert left.startswith("a.tfrecord.")
+    assert left.endswith(".tmp")
+    assert main(["data", "convert", "a.csv", "out"]) == 0
+    assert "a.tfrecord" in os.listdir("out")
 
 
 @pytest.mark.long

@@ -134,6 +134,20 @@ def test_a_table_without_rows_gives_the_default(strategy, tmp_path):
     np.testing.assert_array_equal(found["output_0"], np.full([2, 1, DIM], 2.0))
 
 
+def test_an_export_deletes_nothing_that_it_has_not_made(strategy, tmp_path, monkeypatch):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,), dtype="int64"), Embedding(make_table(strategy))])
+    for name in ("1.part", "2.part"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").touch()
+    export(model, str(tmp_path / "1"))
+    monkeypatch.setattr(tf.saved_model, "save", lambda *_, **__: (_ for _ in ()).throw(OSError("the disk is full")))
+    with pytest.raises(OSError, match="the disk is full"):
+        export(model, str(tmp_path / "2"))
+    assert sorted(os.listdir(tmp_path)) == ["1", "1.part", "2.part"]
+    assert all((tmp_path / name / "mine").exists() for name in ("1.part", "2.part"))
+
+
 def test_a_delta_of_what_a_restore_has_undone_is_refused(strategy, tmp_path):
     table = make_table(strategy)
     with strategy.scope():

@@ -1,6 +1,7 @@
 """Tests of where the sockets that TensorFlow listens with can be reached."""
 
 import contextlib
+import os
 import select
 import socket
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ import pytest
 
 from coordinator.errors import LaunchError
 from coordinator.heartbeat import listening as module
-from coordinator.heartbeat.listening import listen_only_at, loopback_of, own_address
+from coordinator.heartbeat.listening import listen_only_at, loopback_of, own_address, reached_only_at
 from tests.heartbeat.reach import DEADLINE, answers, own_addresses, own_ipv4_address
 
 
@@ -120,6 +121,79 @@ def test_connections_made_before_are_shut_down_if_they_came_from_elsewhere() -> 
         kept.settimeout(0.1)
         with pytest.raises(TimeoutError):
             kept.recv(1)
+
+
+@FAMILIES
+@pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
+def test_others_never_reach_what_begins_to_listen_in_the_scope(
+    family: socket.AddressFamily, loopback: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TF_GRPC_REUSE_PORT", raising=False)
+    with listener(family) as trial:
+        port = port_of(trial)
+    with socket.socket(family) as listening, contextlib.ExitStack() as opened:
+        with reached_only_at(loopback, port):
+            # As TensorFlow does.
+            assert os.environ["TF_GRPC_REUSE_PORT"] == "true"
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            listening.bind(("", port))
+            listening.listen()
+            listening.setblocking(False)
+            others = own_addresses()
+            strangers = [opened.enter_context(socket.create_connection((each, port), DEADLINE)) for each in others]
+            with pytest.raises(BlockingIOError):
+                listening.accept()
+            if family == socket.AF_INET6 or loopback == "127.0.0.1":
+                opened.enter_context(socket.create_connection((loopback, port), DEADLINE))
+                opened.enter_context(listening.accept()[0])
+        assert "TF_GRPC_REUSE_PORT" not in os.environ
+        assert answers(loopback, port)
+        assert not any(answers(address, port) for address in others)
+        for stranger in strangers:
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+
+
+def test_a_server_for_another_interface_is_not_reached_by_loopback_in_the_scope() -> None:
+    own = own_ipv4_address()
+    with listener(socket.AF_INET) as trial:
+        port = port_of(trial)
+    with socket.socket() as listening, reached_only_at(own, port):
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listening.bind(("", port))
+        listening.listen()
+        listening.setblocking(False)
+        with socket.create_connection(("127.0.0.1", port), DEADLINE), pytest.raises(BlockingIOError):
+            listening.accept()
+        with socket.create_connection((own, port), DEADLINE):
+            listening.accept()[0].close()
+
+
+def test_where_ports_cannot_be_shared_the_server_starts_as_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_can_share", lambda _: False)
+    monkeypatch.delenv("TF_GRPC_REUSE_PORT", raising=False)
+    with listener(socket.AF_INET) as trial:
+        port = port_of(trial)
+    with socket.socket() as listening:
+        with reached_only_at("127.0.0.1", port):
+            assert "TF_GRPC_REUSE_PORT" not in os.environ
+            listening.bind(("", port))
+            listening.listen()
+        assert answers("127.0.0.1", port)
+        assert not any(answers(address, port) for address in own_addresses())
+
+
+def test_what_fails_in_the_scope_leaves_nothing_behind() -> None:
+    with listener(socket.AF_INET) as trial:
+        port = port_of(trial)
+    with pytest.raises(KeyError), reached_only_at("127.0.0.1", port):
+        raise KeyError
+    assert "TF_GRPC_REUSE_PORT" not in os.environ
+    assert not any(answers(address, port) for address in own_addresses())
 
 
 @pytest.mark.parametrize(

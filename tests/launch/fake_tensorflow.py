@@ -1,7 +1,8 @@
 """A package `tensorflow` with just what `coordinator serve` uses, so that a server starts in a moment.
 
 It listens at every address and answers probes as the real one does, and prints some of its environment, and
-`FAKE_PRINTS`. A task named in `FAKE_BROKEN` fails to start, as a real one may.
+`FAKE_PRINTS`. A task named in `FAKE_BROKEN` fails to start, as a real one may; one named in `FAKE_SLOW` waits until the
+file `FAKE_GO` exists.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 STARTS_A_THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
 
 _SOURCE = """
-import concurrent.futures, os, sys, types
+import concurrent.futures, os, sys, time, types
 import grpc
 
 class ClusterSpec(dict):
@@ -21,6 +22,10 @@ class Server(grpc.GenericRpcHandler):
         assert protocol == "grpc" and "evaluator" not in cluster and os.environ["GRPC_FAIL_FAST"] == "use_caller"
         if f"{job_name}-{task_index}" in os.environ.get("FAKE_BROKEN", "").split():
             raise RuntimeError("the fake server fails as requested")
+        while f"{job_name}-{task_index}" in os.environ.get("FAKE_SLOW", "").split():
+            if os.path.exists(os.environ["FAKE_GO"]):
+                break
+            time.sleep(0.01)
         print({name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL")})
         sys.stderr.write(os.environ.get("FAKE_PRINTS", ""))
         name = f"/job:{job_name}/replica:0/task:{task_index}/device:CPU:0".encode()

@@ -53,3 +53,9 @@ def test_the_inherited_environment_is_not_changed() -> None:
     inherited = {"HOME": "/home"}
     assert server_environment(inherited, PS)["HOME"] == "/home"
     assert inherited == {"HOME": "/home"}
+
+
+def test_no_server_gets_the_token_of_the_dashboard() -> None:
+    inherited = {"COORDINATOR_DASHBOARD": "127.0.0.1:9100/token"}
+    assert program_environment(inherited, CHIEF)["COORDINATOR_DASHBOARD"] == "127.0.0.1:9100/token"
+    assert "COORDINATOR_DASHBOARD" not in server_environment(inherited, WORKER)

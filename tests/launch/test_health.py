@@ -1,3 +1,4 @@
+import http.client
 import json
 import socket
 import urllib.error
@@ -62,6 +63,43 @@ def test_nothing_else_is_answered_and_nothing_can_be_changed(health: Health) -> 
     with pytest.raises(urllib.error.HTTPError, match="501") as raised:
         urllib.request.urlopen(request, timeout=60)
     raised.value.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [
+        ("127.0.0.1:1", 503),
+        ("localhost", 503),
+        ("[::1]:8080", 503),
+        ("10.0.0.1", 403),
+        ("evil.example", 403),
+        ("", 403),
+    ],
+)
+def test_a_page_of_a_site_that_resolves_to_this_address_reads_nothing(health: Health, host: str, code: int) -> None:
+    assert asked_as(health, host) == code
+
+
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [("10.0.0.1:8080", 503), ("[fd00::1]", 503), ("job-worker-3.job:80", 503), ("JOB-worker-3.job", 503), ("job", 403)],
+)
+def test_probes_of_an_open_server_name_its_address_or_its_task(host: str, code: int) -> None:
+    health = Health(TaskConfig({"worker": {3: "job-worker-3.job:2222"}}, "worker", 3), 0, None)
+    try:
+        assert asked_as(health, host) == code
+        assert asked_as(health, socket.gethostname()) == 503
+    finally:
+        health.close()
+
+
+def asked_as(health: Health, host: str) -> int:
+    """Returns the status of an answer to a request for this host."""
+    connection = http.client.HTTPConnection("127.0.0.1", health.port, timeout=60)
+    connection.request("GET", "/healthz", headers={"Host": host})
+    status = connection.getresponse().status
+    connection.close()
+    return status
 
 
 def test_the_health_of_a_local_server_can_be_asked_on_this_machine_alone(health: Health) -> None:

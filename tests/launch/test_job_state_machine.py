@@ -181,7 +181,19 @@ def test_programs_that_ignore_the_signal_for_15_s_are_killed() -> None:
     assert job.exit_code == 130
 
 
-def test_a_second_signal_kills_at_once() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_is_repeated_leaves_the_program_its_time(number: signal.Signals) -> None:
+    job = alone()
+    again = methodcaller("signal_received", number)
+    assert advance(job, SERVERS_READY, again) == [("send", number)]
+    assert advance(job, again, again, now=1.0) == []
+    assert job.deadline == 15.0
+    assert advance(job, CTRL_C, now=2.0) == [KILL]
+    assert advance(job, chief(-9), now=3.0) == []
+    assert (job.state, job.exit_code) == (State.ENDED, 128 + number)
+
+
+def test_a_second_ctrl_c_kills_at_once() -> None:
     job = alone()
     assert advance(job, SERVERS_READY, CTRL_C, CTRL_C) == [KILL]
     advance(job, chief(-9))
@@ -266,6 +278,46 @@ def test_a_server_that_waits_for_its_restart_is_forgotten_when_the_run_ends() ->
     advance(job, CTRL_C)
     assert job.deadline == 15.0
     assert advance(job, TIME_PASSED, now=2.0) == []
+
+
+def test_a_server_that_ends_while_others_start_is_started_again_as_later() -> None:
+    job = alone(server_restarts=3)
+    assert advance(job, server_ended("ps-0")) == [("start_server", "ps-0")]
+    assert "starting it again in 1 s, restart 2 of 3" in messages(job, server_ended("ps-0"))
+    assert job.state is State.STARTING
+    assert advance(job, TIME_PASSED, now=1.0) == [("start_server", "ps-0")]
+    assert advance(job, SERVERS_READY, now=2.0) == [AGAIN]
+    # These restarts count later, too.
+    assert "in 2 s, restart 3 of 3" in messages(job, server_ended("ps-0"), 3.0)
+    assert advance(job, TIME_PASSED, now=5.0) == [("start_server", "ps-0")]
+    assert "it is not started again" in messages(job, server_ended("ps-0"), 6.0)
+
+
+def test_a_restart_that_is_pending_when_all_others_are_ready_is_made() -> None:
+    job = alone(server_restarts=3)
+    advance(job, server_ended("ps-0"), server_ended("ps-0"))
+    assert advance(job, SERVERS_READY) == [AGAIN]
+    assert job.deadline == 1.0
+    assert advance(job, TIME_PASSED, now=1.0) == [("start_server", "ps-0")]
+
+
+def test_a_server_without_a_restart_left_is_given_up_while_others_start() -> None:
+    job = alone(server_restarts=1)
+    advance(job, server_ended("worker-0"))
+    assert job.given_up == set()
+    assert "it is not started again" in messages(job, server_ended("worker-0"))
+    assert job.given_up == {"worker-0"}
+    assert advance(job, SERVERS_READY) == [AGAIN]
+
+
+@pytest.mark.parametrize("event", [CTRL_C, methodcaller("servers_failed", "it burnt")])
+def test_a_run_that_ends_while_servers_start_starts_none_again(event: Event) -> None:
+    job = alone(server_restarts=3)
+    advance(job, server_ended("ps-0"), server_ended("ps-0"), event)
+    assert job.state is State.ENDED
+    assert job.deadline is None
+    assert advance(job, TIME_PASSED, now=2.0) == []
+    assert advance(job, server_ended("worker-0"), now=2.0) == []
 
 
 @pytest.mark.parametrize("event", [CTRL_C, chief(5)])

@@ -32,10 +32,11 @@ def test_a_signal_during_the_start_of_a_server_ends_the_run(
 
 
 def test_an_unexpected_error_of_a_thread_ends_the_run(job: LocalJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError("too many open files")
 
     monkeypatch.setattr(LocalServers, "start", lambda _: None)
+    monkeypatch.setattr(LocalServers, "__iter__", lambda _: iter(()))
     monkeypatch.setattr(LocalServers, "wait_ready", fail)
     with pytest.raises(OSError, match="too many open files"):
         job.run()

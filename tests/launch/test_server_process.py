@@ -156,3 +156,28 @@ def test_several_servers_start_together_and_none_is_left(tmp_path: Path, environ
     assert not any(server.is_alive() for server in servers)
     logs = {"worker-0.log", "worker-1.log", "ps-0.log", "fork-server.log"}
     assert {path.name for path in tmp_path.glob("*.log")} == logs
+
+
+def test_a_server_that_has_served_is_waited_for_until_it_is_back_or_given_up(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    with contextlib.closing(LocalServers(free_cluster({"worker": 2, "ps": 1}), tmp_path, environment)) as servers:
+        servers.start()
+        servers.wait_ready(TIMEOUT)
+        server = servers["worker", 0]
+        server.kill()
+        with pytest.raises(LaunchError, match=r"/job:worker/task:0 at \S+ ended by SIGKILL .*\. Its log"):
+            servers.wait_ready(TIMEOUT)
+        servers.wait_ready(TIMEOUT, is_given_up=lambda each: each is server)
+        asked: list[ServerProcess] = []
+
+        def is_given_up(each: ServerProcess) -> bool:
+            if each is server and len(asked) < 2:
+                asked.append(each)
+                if len(asked) == 2:
+                    server.start()
+            return False
+
+        servers.wait_ready(TIMEOUT, is_given_up)
+        assert server.is_ready
+        assert server.starts == 2

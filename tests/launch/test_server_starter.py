@@ -1,4 +1,5 @@
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -68,6 +69,10 @@ def process(server: ServerProcess) -> psutil.Process:
     return psutil.Process(server.pid)
 
 
+def fork_servers() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if each.name() == "fork-server"]
+
+
 def is_forked(server: ServerProcess) -> bool:
     parent = process(server).parent()
     return parent is not None and is_same_program(process(server).pid, parent.pid)
@@ -128,6 +133,56 @@ def test_an_error_while_loading_tensorflow_is_in_the_servers_log(tasks: Tasks) -
     with pytest.raises(LaunchError, match="ended with code 1 before it served") as raised:
         server.wait_ready(TIMEOUT)
     assert "this one is broken" in str(raised.value)
+
+
+def test_a_fork_server_killed_while_it_loads_is_started_again_for_its_servers(tasks: Tasks) -> None:
+    tasks.load(begin=WAITS)
+    servers = [tasks.server(0), tasks.server(1)]
+    for server in servers:
+        server.start()
+    wait_until(fork_servers)
+    [killed] = fork_servers()
+    killed.kill()
+    wait_until(lambda: [each for each in fork_servers() if each != killed])
+    tasks.let_load()
+    for server in servers:
+        server.wait_ready(TIMEOUT)
+        assert "the fork server ended by SIGKILL" in server.log_path.read_text().splitlines()[0]
+    assert process(servers[0]).ppid() == process(servers[1]).ppid()
+    assert len(fork_servers()) == 1
+
+
+def test_a_server_whose_fork_servers_all_end_says_how_in_its_log(tasks: Tasks) -> None:
+    starts = tasks.folder / "starts"
+    tasks.load(begin=f"import os\nopen({str(starts)!r}, 'a').write('1')\nprint('no room', flush=True)\nos._exit(7)\n")
+    server = tasks.server()
+    server.start()
+    with pytest.raises(LaunchError, match=r"ended with code 255 .* before it served") as raised:
+        server.wait_ready(TIMEOUT)
+    assert "the fork server ended with code 7 before it. The log of the fork server ends with:\nno room" in str(
+        raised.value
+    )
+    assert starts.read_text() == "111"
+
+
+def test_a_request_that_a_fork_server_has_no_room_for_costs_no_other_server(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_starter, "_REASON_TIMEOUT", 0.1)
+    servers = [tasks.server(0), tasks.server(1)]
+    servers[0].start()
+    servers[0].wait_ready(TIMEOUT)
+    fork_server = process(servers[0]).ppid()
+    limits = resource.prlimit(fork_server, resource.RLIMIT_NOFILE)
+    resource.prlimit(fork_server, resource.RLIMIT_NOFILE, (psutil.Process(fork_server).num_fds(), limits[1]))
+    servers[1].start()
+    with pytest.raises(LaunchError, match="a request for a server was dropped: too many open files"):
+        servers[1].wait_ready(TIMEOUT)
+    assert servers[0].is_alive()
+    resource.prlimit(fork_server, resource.RLIMIT_NOFILE, limits)
+    servers[1].start()
+    servers[1].wait_ready(TIMEOUT)
+    assert process(servers[1]).ppid() == fork_server
 
 
 def test_a_server_that_is_cancelled_before_its_start_never_begins(tasks: Tasks) -> None:

@@ -18,6 +18,9 @@ ENVIRONMENT = {
 def test_a_step_is_read_from_the_environment_of_srun() -> None:
     assert SlurmStep.from_environment(ENVIRONMENT) == SlurmStep("test.7.2.", 3, 6, 1, "node3")
     assert SlurmStep.from_environment(ENVIRONMENT).first_host() == "127.0.0.1"
+    with_key = SlurmStep.from_environment({**ENVIRONMENT, "COORDINATOR_SLURM_KEY": "a secret"})
+    assert with_key.key == b"a secret"
+    assert "a secret" not in repr(with_key)
     requeued = SlurmStep.from_environment({**ENVIRONMENT, "SLURM_RESTART_COUNT": "1"})
     assert requeued.name == "test.7.2.1", "another step: tasks of the former may still be ending"
 

@@ -37,6 +37,7 @@ PROGRAM = """
                     process.kill()
         while (status := probe.status(1)) is None or status.incarnation == before:
             time.sleep(0.01)
+    assert "COORDINATOR_SLURM_KEY" not in os.environ
     print("chief", sorted(config["cluster"]), flush=True)
     if what == "wait":
         time.sleep(600)
@@ -52,9 +53,10 @@ class Step:
       count: how many tasks.
       *arguments: of the command.
       nodes: how many nodes Slurm says they are on, all of them of this machine.
+      key: their common secret.
     """
 
-    def __init__(self, folder: Path, count: int, *arguments: str, nodes: int = 1) -> None:
+    def __init__(self, folder: Path, count: int, *arguments: str, nodes: int = 1, key: str = "secret") -> None:
         program = folder / "program.py"
         program.write_text(textwrap.dedent(PROGRAM))
         fake = write_fake_tensorflow(folder / "fake")
@@ -62,6 +64,7 @@ class Step:
         numbers = {"STEP_ID": 0, "STEP_NUM_TASKS": count, "STEP_NUM_NODES": nodes}
         environment = {f"SLURM_{name}": str(number) for name, number in numbers.items()}
         environment |= {"SLURM_JOB_ID": self.job, "SLURM_STEP_NODELIST": "here"}
+        environment |= {"COORDINATOR_SLURM_KEY": key} if key else {}
         environment["PYTHONPATH"] = os.pathsep.join([fake, os.environ["PYTHONPATH"]])
         # What Slurm would say of the nodes.
         (folder / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\n")
@@ -78,6 +81,12 @@ class Step:
             )
             for rank in range(count)
         ]
+
+    def kill_server(self, name: str) -> None:
+        """Kills the server of a task, such as `worker-0`, with SIGKILL."""
+        for process in psutil.process_iter(["environ", "name"]):
+            if process.info["name"] == name and (process.info["environ"] or {}).get("SLURM_JOB_ID") == self.job:
+                process.kill()
 
     def outputs(self) -> list[str]:
         """Waits until all tasks have ended; returns what each has printed."""
@@ -106,6 +115,26 @@ def test_a_killed_server_comes_back_and_all_end_with_the_program(tmp_path: Path,
     # The chief ended because the restarted server answered it; then the step may end before that server says so.
     assert "[worker 0] coordinator: /job:worker/task:0 serves on 127.0.0.1:" in worker
     assert "coordinator: /job:worker/task:0 ended with code -9: starting it again; 2 more restarts." in worker
+
+
+@pytest.mark.long
+def test_a_server_that_dies_while_others_start_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SLOW", "worker-1")
+    monkeypatch.setenv("FAKE_GO", str(tmp_path / "go"))
+    step = Step(tmp_path, 4, "0")
+    output = step.tasks[2].stdout
+    assert output is not None
+    while "serves on" not in output.readline():
+        pass
+    step.kill_server("worker-0")
+    assert "ended with code -9: starting it again; 2 more restarts." in output.readline()
+    while "serves on" not in output.readline():
+        pass
+    (tmp_path / "go").touch()
+    step.outputs()
+    assert step.codes() == [0, 0, 0, 0]
 
 
 @pytest.mark.long
@@ -145,6 +174,13 @@ def test_a_server_that_does_not_start_says_how_it_ended(tmp_path: Path, monkeypa
     assert step.codes()[0] == step.codes()[2] == 1
     assert "/job:worker/task:0 (task 2 of the step) ended before it served" in chief
     assert "coordinator: /job:worker/task:0 ended with code 1 before it served.\n" in worker
+
+
+def test_a_step_without_a_key_runs_and_its_first_task_warns(tmp_path: Path) -> None:
+    chief, *others = (step := Step(tmp_path, 3, "0", key="")).outputs()
+    assert step.codes() == [0, 0, 0]
+    assert "coordinator: COORDINATOR_SLURM_KEY is not set: until all tasks have started" in chief
+    assert not any("COORDINATOR_SLURM_KEY" in each for each in others)
 
 
 def test_a_file_that_the_program_lacks_is_said_by_its_task_and_ends_all(tmp_path: Path) -> None:

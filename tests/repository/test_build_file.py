@@ -58,7 +58,7 @@ def test_a_library_depends_on_the_packages_that_it_imports(
     imported: dict[str, str] = {}
     for file in target.files:
         # As a pip hub writes names.
-        imported |= {name.replace("-", "_"): line for name, line in distributions(module_of(file)).items()}
+        imported |= {name.replace("-", "_").lower(): line for name, line in distributions(module_of(file)).items()}
     assert target.distributions == set(imported), "\n".join(imported.values())
 
 

@@ -275,3 +275,20 @@ def test_only_public_names_can_be_imported() -> None:
     assert coordinator.testing.LocalCluster is LocalCluster
     with pytest.raises(AttributeError, match="RemoteCluster"):
         assert coordinator.testing.RemoteCluster
+
+
+def test_a_cluster_starts_although_its_fork_server_is_killed_while_it_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = """
+import os, pathlib, signal
+killed = pathlib.Path(__file__).with_name("killed")
+if not killed.exists():
+    killed.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    fake = write_fake_tensorflow(tmp_path / "fake", begin=begin)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([fake, os.environ["PYTHONPATH"]]))
+    with LocalCluster(workers=2, ps=1) as cluster:
+        assert all(cluster.is_alive(job, 0) for job in ("worker", "ps"))
+    assert (tmp_path / "fake" / "tensorflow" / "killed").exists()

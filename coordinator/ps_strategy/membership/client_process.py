@@ -5,7 +5,7 @@ import logging
 import portpicker
 
 from coordinator.addresses import check_port_is_free, parse_address
-from coordinator.heartbeat.listening import listen_only_at, loopback_of
+from coordinator.heartbeat.listening import loopback_of, reached_only_at
 from coordinator.ps_strategy.membership.cluster_definition import CLIENT_JOB, ClusterDefinition, client_server_def
 from coordinator.ps_strategy.tensorflow_internals.process import current_server_def, set_server_def
 
@@ -14,6 +14,8 @@ _logger = logging.getLogger("coordinator")
 
 def join_as_client(definition: ClusterDefinition) -> str:
     """Makes this process the client, a cluster of one; returns the address of its own server.
+
+    If that is an address that only this machine has, connections from other machines to the server are refused.
 
     TensorFlow cannot stop the server that a client has for its workers to call back, so a process keeps the one that
     its first strategy started.
@@ -26,8 +28,21 @@ def join_as_client(definition: ClusterDefinition) -> str:
     if current is None:
         address = definition.client_address or f"localhost:{portpicker.pick_unused_port()}"
         check_port_is_free(f"This program, /job:{CLIENT_JOB}/task:0,", address)
-        set_server_def(client_server_def(definition.protocol, address))
-        _restrict_reach(address)
+        server_def = client_server_def(definition.protocol, address)
+        host, port = parse_address(address)
+        if (loopback := loopback_of(host)) is None:
+            set_server_def(server_def)
+            return address
+        try:
+            with reached_only_at(loopback, port):
+                set_server_def(server_def)
+        except OSError as error:
+            _logger.warning(
+                "This program accepts connections on port %d from every machine that reaches it, and the interface "
+                "cannot be restricted: %s. See docs/security.md.",
+                port,
+                error,
+            )
         return address
     jobs = {job.name: dict(job.tasks) for job in current.cluster.job}
     if current.job_name != CLIENT_JOB or set(jobs) != {CLIENT_JOB}:
@@ -36,18 +51,3 @@ def join_as_client(definition: ClusterDefinition) -> str:
             "one (strategy.close()) before making another."
         )
     return jobs[CLIENT_JOB][0]
-
-
-def _restrict_reach(address: str) -> None:
-    """Refuses connections from other machines to the client, if its address is one that only this machine has."""
-    host, port = parse_address(address)
-    if (loopback := loopback_of(host)) is not None:
-        try:
-            listen_only_at(loopback, port)
-        except OSError as error:
-            _logger.warning(
-                "This program accepts connections on port %d from every machine that reaches it, and the interface "
-                "cannot be restricted: %s. See docs/security.md.",
-                port,
-                error,
-            )

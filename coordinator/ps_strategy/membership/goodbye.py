@@ -5,8 +5,8 @@
 
 A client that is killed leaves its marker. So does one that ends with an error that nothing caught, and one that leaves
 `with strategy` by `sys.exit` with a code other than 0: whatever started it may start it again, and needs the servers
-then. To delete a marker takes one small request, which needs no connection of TensorFlow: there is none when the
-process ends.
+then. A notebook ends in order, whatever errors its cells had. To delete a marker takes one small request, which needs
+no connection of TensorFlow: there is none when the process ends.
 """
 
 import sys
@@ -56,9 +56,23 @@ class Goodbye:
             self.is_withheld = True
 
     def _say(self, context_id: int, timeout: float) -> None:
-        # Python sets `last_type` when it prints an error that nothing caught.
-        if not self.is_withheld and not hasattr(sys, "last_type"):
+        # A notebook, and an interpreter with a prompt, go on after each of these, and end in order.
+        if hasattr(sys, "ps1") or not (self.is_withheld or is_ended_by_error()):
             delete_markers(context_id, self.addresses, timeout)
+
+
+def is_ended_by_error() -> bool:
+    """Returns True if an error that nothing caught ends this process, which is no interactive one.
+
+    Python keeps the traceback of an error when it prints it. So does what catches errors and goes on, such as a runner
+    of tests; but that traceback begins within the runner, and one of an error that nothing caught with the program.
+    """
+    traceback = getattr(sys, "last_traceback", None)
+    if traceback is None:
+        return False
+    frame = traceback.tb_frame
+    # `python program.py`, and `python -m module`.
+    return frame.f_code.co_name == "<module>" or frame.f_globals.get("__name__") == "runpy"
 
 
 def delete_markers(context_id: int, addresses: Collection[str], timeout: float) -> None:

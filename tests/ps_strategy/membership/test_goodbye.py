@@ -2,10 +2,12 @@
 
 import contextlib
 import socket
+import sys
 
 import pytest
 import tensorflow as tf
 
+from coordinator.ps_strategy.membership import goodbye as module
 from coordinator.ps_strategy.membership.client_registry import Client, client_list, encode_clients, marker_of
 from coordinator.ps_strategy.membership.goodbye import Goodbye, ServedClients, delete_markers
 from coordinator.ps_strategy.tensorflow_internals.process import context_id
@@ -52,6 +54,55 @@ def test_a_server_tells_a_client_that_said_goodbye_from_one_that_was_killed(serv
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+@pytest.fixture
+def goodbye(monkeypatch):
+    """One that says nothing to servers, but to `said`."""
+    said = []
+    monkeypatch.setattr(module, "delete_markers", lambda *given: said.append(given))
+    monkeypatch.delattr(sys, "last_traceback", raising=False)
+    monkeypatch.delattr(sys, "ps1", raising=False)
+    finalize = []
+    monkeypatch.setattr(module.weakref, "finalize", lambda _, *call: finalize.extend(call))
+    goodbye = Goodbye(5, TIMEOUT)
+
+    def is_said() -> bool:
+        """Ends the process as far as the goodbye can see."""
+        say, *given = finalize
+        said.clear()
+        say(*given)
+        return bool(said)
+
+    goodbye.is_said = is_said
+    return goodbye
+
+
+def failing(source):
+    """The traceback of a program, as Python keeps it, and as something that runs it does that catches its error."""
+    try:
+        exec(compile(source, "program.py", "exec"), {"__name__": "__main__"})  # noqa: S102 - as the interpreter does
+    except ZeroDivisionError as error:
+        return error.__traceback__.tb_next, error.__traceback__
+    raise AssertionError("It did not fail.")
+
+
+def test_an_error_that_ends_the_program_is_no_goodbye_and_one_that_was_caught_is(goodbye, monkeypatch) -> None:
+    assert goodbye.is_said()
+    uncaught, caught = failing("def f():\n    1 / 0\nf()")
+    monkeypatch.setattr(sys, "last_traceback", uncaught, raising=False)
+    assert not goodbye.is_said()
+    monkeypatch.setattr(sys, "last_traceback", caught)
+    assert goodbye.is_said(), "a runner of tests has gone on"
+    monkeypatch.setattr(sys, "last_traceback", None)
+    assert goodbye.is_said(), "it was no error of a program that ran"
+
+
+def test_a_notebook_says_goodbye_whatever_its_cells_had(goodbye, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    monkeypatch.setattr(sys, "last_traceback", failing("1 / 0")[0], raising=False)
+    goodbye.is_withheld = True
+    assert goodbye.is_said()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,362 @@
+"""A small HTTP server: of the dashboard in the client, and of the health of a server of the cluster.
+
+    NAME-accept     accepts connections, and reads the requests of all of them
+    NAME-request    one for each request that is complete: answers it, and ends the connection
+
+Strangers may connect as they like. Guarantees:
+
+- A connection costs a thread only while its request is answered. One without a complete request ends after 10 seconds.
+- There are at most 128 of these: the oldest one ends when a new one comes. Each has a tenth of a second, so that
+  whoever sends a request at once is answered, however many connect and send nothing.
+- A request for a host that is not this machine is refused: a page of another site, whatever name that site has given
+  this address, reads nothing.
+- GET alone is answered. A peer that takes nothing for 10 seconds is left.
+"""
+
+import collections
+import contextlib
+import http.server
+import io
+import ipaddress
+import logging
+import re
+import select
+import socket
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Collection, Mapping
+from http import HTTPStatus
+from typing import Any
+
+_logger = logging.getLogger("coordinator")
+
+# How long a peer may take to send all of a request, or to take what is sent to it, in seconds.
+_PEER_TIMEOUT = 10.0
+# How many connections may be without an answer, and how long each may be so before another one takes its place.
+_MOST_WAITING, _SHORTEST_WAIT = 128, 0.1
+# Requests beyond that wait for their turn.
+_MOST_ANSWERS = 32
+# The oldest stream ends when there is one more.
+_MOST_STREAMS = 32
+_LONGEST_REQUEST = 1 << 16
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+# After an error, in seconds.
+_PAUSE = 0.1
+# How long `close` lets answers end by themselves, in seconds.
+_GRACE = 1.0
+
+
+class HttpServer:
+    """Serves from when it is created until it is closed.
+
+    Args:
+      host: the name or IP address of this machine at which it listens; `::` is all addresses, of IPv4 too.
+      port: 0 for any free one.
+      answer: answers a request, on a thread of its own.
+      name: of its threads.
+      names: by which this machine is known, beside `localhost` and its addresses.
+
+    Attributes:
+      port: on which it listens.
+      is_loopback: it can be reached from this machine alone.
+
+    Raises:
+      OSError: it cannot listen there.
+      OverflowError: the port is out of range.
+    """
+
+    def __init__(
+        self, host: str, port: int, answer: "Callable[[Request], None]", *, name: str, names: Collection[str] = ()
+    ) -> None:
+        self._answer = answer
+        self._name = name
+        self._names = {"localhost", *(each.lower() for each in names)}
+        self._listener = _listening(host, port)
+        own, self.port = self._listener.getsockname()[:2]
+        self.is_loopback = ipaddress.ip_address(own).is_loopback
+        self._woken, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+        # By descriptor, the oldest first. The thread that accepts them alone uses these, until it has ended.
+        self._waiting: dict[int, _Waiting] = {}
+        self._complete: collections.deque[_Waiting] = collections.deque()
+        self._threads: list[threading.Thread] = []
+        # Guards these.
+        self._lock = threading.Lock()
+        self._answers: dict[threading.Thread, socket.socket] = {}
+        self._streams: dict[threading.Thread, socket.socket] = {}
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._serve, name=f"{name}-accept", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout: float) -> None:
+        """Ends all connections and threads; streams should have ended, or they are cut.
+
+        Args:
+          timeout: how long to wait for threads, in seconds.
+        """
+        deadline = time.monotonic() + timeout
+        self._is_closed = True
+        self._wake()
+        self._thread.join()
+        grace = time.monotonic() + min(_GRACE, timeout)
+        for thread in self._threads:
+            thread.join(max(0.0, grace - time.monotonic()))
+        with self._lock:
+            for connection in (*self._answers.values(), *self._streams.values()):
+                _shut(connection)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._waker.close()
+
+    def is_own_host(self, host: str | None) -> bool:
+        """Returns whether a request's `Host` names this machine, and not a site that resolves to its address.
+
+        Args:
+          host: the header; None if there is none, which no browser sends.
+        """
+        if host is None:
+            return True
+        try:
+            name = urllib.parse.urlsplit(f"//{host}").hostname
+        except ValueError:
+            return False
+        if name in self._names:
+            return True
+        try:
+            address = ipaddress.ip_address(name or "")
+        except ValueError:
+            return not self.is_loopback and name == socket.gethostname().lower()
+        return address.is_loopback or not self.is_loopback
+
+    def answer(self, request: "Request") -> None:
+        """Answers a request if it is for this machine."""
+        if self.is_own_host(request.headers.get("Host")):
+            self._answer(request)
+        else:
+            text = "This server is not known by that host name. Use the address of the machine.\n"
+            request.send_text(HTTPStatus.FORBIDDEN, text)
+
+    def begin_stream(self) -> None:
+        """Counts the answer that this thread gives as a stream: it takes the place of the oldest one, not of others."""
+        with self._lock:
+            thread = threading.current_thread()
+            self._streams[thread] = self._answers.pop(thread)
+            if len(self._streams) > _MOST_STREAMS:
+                _shut(self._streams[next(iter(self._streams))])
+        self._wake()
+
+    def _serve(self) -> None:
+        pause, is_failing = threading.Event(), False
+        with self._listener, self._woken:
+            while not self._is_closed:
+                try:
+                    self._turn()
+                    is_failing = False
+                except Exception:
+                    # Such as too many open files, or threads.
+                    if not is_failing:
+                        _logger.exception("%s cannot take connections; it keeps trying.", self._name)
+                    is_failing = True
+                    pause.wait(_PAUSE)
+            for waiting in (*self._waiting.values(), *self._complete):
+                waiting.connection.close()
+
+    def _turn(self) -> None:
+        """Waits until something happens, and does what follows."""
+        self._start_answers()
+        now = time.monotonic()
+        for descriptor in [each for each, waiting in self._waiting.items() if waiting.deadline <= now]:
+            self._waiting.pop(descriptor).connection.close()
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        for descriptor in self._waiting:
+            poll.register(descriptor, select.POLLIN)
+        oldest = next(iter(self._waiting.values()), None)
+        wait = None if oldest is None else oldest.deadline - now
+        has_room = len(self._waiting) + len(self._complete) < _MOST_WAITING
+        if has_room or (oldest is not None and now >= oldest.replaceable_at):
+            poll.register(self._listener, select.POLLIN)
+        elif oldest is not None:
+            wait = oldest.replaceable_at - now
+        for descriptor, _ in poll.poll(None if wait is None else 1000.0 * max(0.0, wait)):
+            if descriptor == self._woken.fileno():
+                self._woken.recv(4096)
+            elif descriptor == self._listener.fileno():
+                self._accept(has_room=has_room)
+            elif descriptor in self._waiting:
+                self._receive(descriptor)
+
+    def _accept(self, *, has_room: bool) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:
+            # Too many open files: the oldest one makes room.
+            if not self._waiting:
+                raise
+            self._drop_oldest()
+            return
+        connection.setblocking(False)
+        if not has_room:
+            self._drop_oldest()
+        self._waiting[connection.fileno()] = _Waiting(connection)
+
+    def _drop_oldest(self) -> None:
+        self._waiting.pop(next(iter(self._waiting))).connection.close()
+
+    def _receive(self, descriptor: int) -> None:
+        waiting = self._waiting[descriptor]
+        before = len(waiting.received)
+        try:
+            waiting.received += waiting.connection.recv(_LONGEST_REQUEST)
+        except BlockingIOError:
+            return
+        except OSError:
+            # As at the end of what it sends.
+            pass
+        # The end of the head may have come in two pieces.
+        if _HEAD_END.search(waiting.received, max(0, before - 3)):
+            self._complete.append(self._waiting.pop(descriptor))
+        elif len(waiting.received) == before or len(waiting.received) > _LONGEST_REQUEST:
+            self._waiting.pop(descriptor).connection.close()
+
+    def _start_answers(self) -> None:
+        while self._complete and len(self._answers) < _MOST_ANSWERS:
+            waiting = self._complete.popleft()
+            thread = threading.Thread(target=self._respond, args=(waiting,), name=f"{self._name}-request", daemon=True)
+            with self._lock:
+                self._answers[thread] = waiting.connection
+            try:
+                thread.start()
+            except RuntimeError:
+                with self._lock, waiting.connection:
+                    del self._answers[thread]
+                raise
+            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+
+    def _respond(self, waiting: "_Waiting") -> None:
+        try:
+            with waiting.connection as connection:
+                connection.settimeout(_PEER_TIMEOUT)
+                try:
+                    Request(self, connection, bytes(waiting.received))
+                except OSError:
+                    # The peer has gone, or takes nothing.
+                    return
+                except Exception:
+                    _logger.exception("%s could not answer a request.", self._name)
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_WR)
+                    # With something unread, the peer would be told of a broken connection instead of the answer.
+                    connection.setblocking(False)
+                    connection.recv(_LONGEST_REQUEST)
+        finally:
+            with self._lock:
+                self._answers.pop(threading.current_thread(), None)
+                self._streams.pop(threading.current_thread(), None)
+            self._wake()
+
+    def _wake(self) -> None:
+        # It is awake, if there is no room; or closed.
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+
+class _Waiting:
+    """A connection whose request has not arrived, or is not answered yet."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.received = bytearray()
+        began = time.monotonic()
+        self.deadline = began + _PEER_TIMEOUT
+        self.replaceable_at = began + _SHORTEST_WAIT
+
+
+class Request(http.server.BaseHTTPRequestHandler):
+    """A request, which its constructor answers.
+
+    Args:
+      server: says how.
+      connection: takes the answer.
+      received: the request.
+    """
+
+    server_version, sys_version = "coordinator", ""
+
+    def __init__(self, server: HttpServer, connection: socket.socket, received: bytes) -> None:
+        # Not that of the base, which would read the request from the connection.
+        self._server = server
+        self.client_address = ("", 0)
+        self.rfile = io.BytesIO(received)
+        self.wfile = _Writer(connection)
+        self.handle_one_request()
+
+    def do_GET(self) -> None:
+        """Answers."""
+        self._server.answer(self)
+
+    def send_text(self, status: HTTPStatus, text: str) -> None:
+        """Answers with plain text."""
+        self.send(status, "text/plain; charset=utf-8", text.encode())
+
+    def send(
+        self, status: HTTPStatus, content_type: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Answers with a whole body."""
+        self._send_head(status, {"Content-Type": content_type, "Content-Length": str(len(body)), **(headers or {})})
+        self.wfile.write(body)
+
+    def begin_stream(self, content_type: str, headers: Mapping[str, str]) -> None:
+        """Answers with a body that `wfile` gets piece by piece, for as long as the peer takes it."""
+        self._server.begin_stream()
+        self._send_head(HTTPStatus.OK, {"Content-Type": content_type, **headers})
+
+    def _send_head(self, status: HTTPStatus, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that the base gives it
+        """Logs nothing: a token may be part of each request."""
+
+
+class _Writer(io.BufferedIOBase):
+    """Sends what is written, all of it within the timeout of the connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def writable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def write(self, content: Any) -> int:
+        """Sends."""
+        self._connection.sendall(content)
+        return len(content)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::" and socket.has_dualstack_ipv6():
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listening.bind((host, port))
+        # Many may wait to be accepted.
+        listening.listen(socket.SOMAXCONN)
+        listening.setblocking(False)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _shut(connection: socket.socket) -> None:
+    # It may have ended already.
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
