@@ -7,7 +7,8 @@
 
 Guarantees: an error that nobody expected ends neither the thread nor its work in silence. The guard logs the error with
 its traceback, tells the thread's owner, and runs the work again after a pause. `SystemExit` and `KeyboardInterrupt` are
-such errors too: user code that a thread of the library calls may raise them.
+such errors too: user code that a thread of the library calls may raise them. Work that is done once (`start_once`) is
+not run again: its owner is told, and stops waiting for it.
 """
 
 import logging
@@ -84,17 +85,49 @@ class BackgroundThread:
             _logger.exception("The thread %s could not release what it used.", self.thread.name)
 
     def _report(self, error: BaseException, pause: float) -> None:
-        _logger.error(
-            "The thread %s met an unexpected %s and goes on after %g s. This is a defect of coordinator, unless the "
-            "traceback ends in code of the program; please report it with the traceback.",
-            self.thread.name,
-            type(error).__name__,
-            pause,
-            exc_info=error,
-        )
-        if self._on_failure is None:
-            return
+        _report(self.thread.name, error, f"goes on after {pause:g} s", self._on_failure)
+
+
+def start_once(
+    name: str, work: Callable[[], object], on_failure: Callable[[BaseException], object] | None = None
+) -> threading.Thread:
+    """Starts a daemon thread that does some work once, and ends.
+
+    Args:
+      name: of the thread; begins with `coordinator`.
+      work: what the thread does.
+      on_failure: called on the thread if the work raises, after the error was logged; what waits for the work is to
+        be told here.
+
+    Returns:
+      The thread.
+    """
+
+    def run() -> None:
         try:
-            self._on_failure(error)
-        except BaseException:
-            _logger.exception("The thread %s could not report its error.", self.thread.name)
+            work()
+        except BaseException as error:  # noqa: BLE001 - logged and reported
+            _report(name, error, "ends", on_failure)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _report(
+    name: str, error: BaseException, consequence: str, on_failure: Callable[[BaseException], object] | None
+) -> None:
+    _logger.error(
+        "The thread %s met an unexpected %s and %s. This is a defect of coordinator, unless the traceback ends in code "
+        "of the program; please report it with the traceback.",
+        name,
+        type(error).__name__,
+        consequence,
+        exc_info=error,
+    )
+    if on_failure is None:
+        return
+    try:
+        on_failure(error)
+    except BaseException:
+        _logger.exception("The thread %s could not report its error.", name)

@@ -15,6 +15,7 @@ Strangers may connect as they like. Guarantees:
 
 import collections
 import contextlib
+import functools
 import http.server
 import io
 import ipaddress
@@ -28,6 +29,8 @@ import urllib.parse
 from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import Any
+
+from coordinator.background_thread import BackgroundThread, start_once
 
 _logger = logging.getLogger("coordinator")
 
@@ -83,10 +86,9 @@ class HttpServer:
         self._threads: list[threading.Thread] = []
         # Guards these.
         self._lock = threading.Lock()
-        self._answers: dict[threading.Thread, socket.socket] = {}
-        self._streams: dict[threading.Thread, socket.socket] = {}
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._serve, name=f"{name}-accept", daemon=True)
+        self._answers: dict[threading.Thread, _Waiting] = {}
+        self._streams: dict[threading.Thread, _Waiting] = {}
+        self._thread = BackgroundThread(f"{name}-accept", self._serve, finish=self._release)
         self._thread.start()
 
     def close(self, timeout: float) -> None:
@@ -96,15 +98,15 @@ class HttpServer:
           timeout: how long to wait for threads, in seconds.
         """
         deadline = time.monotonic() + timeout
-        self._is_closed = True
+        self._thread.stop()
         self._wake()
-        self._thread.join()
+        self._thread.wait_stopped()
         grace = time.monotonic() + min(_GRACE, timeout)
         for thread in self._threads:
             thread.join(max(0.0, grace - time.monotonic()))
         with self._lock:
-            for connection in (*self._answers.values(), *self._streams.values()):
-                _shut(connection)
+            for answered in (*self._answers.values(), *self._streams.values()):
+                _shut(answered.connection)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._waker.close()
@@ -143,24 +145,29 @@ class HttpServer:
             thread = threading.current_thread()
             self._streams[thread] = self._answers.pop(thread)
             if len(self._streams) > _MOST_STREAMS:
-                _shut(self._streams[next(iter(self._streams))])
+                # Not the first to begin: threads that start together begin in any order.
+                oldest = min(self._streams, key=lambda each: self._streams[each].began)
+                _shut(self._streams.pop(oldest).connection)
         self._wake()
 
     def _serve(self) -> None:
-        pause, is_failing = threading.Event(), False
-        with self._listener, self._woken:
-            while not self._is_closed:
-                try:
-                    self._turn()
-                    is_failing = False
-                except Exception:
-                    # Such as too many open files, or threads.
-                    if not is_failing:
-                        _logger.exception("%s cannot take connections; it keeps trying.", self._name)
-                    is_failing = True
-                    pause.wait(_PAUSE)
-            for waiting in (*self._waiting.values(), *self._complete):
-                waiting.connection.close()
+        is_failing = False
+        while not self._thread.stopping.is_set():
+            try:
+                self._turn()
+                is_failing = False
+            except Exception:
+                # Such as too many open files, or threads.
+                if not is_failing:
+                    _logger.exception("%s cannot take connections; it keeps trying.", self._name)
+                is_failing = True
+                self._thread.stopping.wait(_PAUSE)
+
+    def _release(self) -> None:
+        for waiting in (*self._waiting.values(), *self._complete):
+            waiting.connection.close()
+        self._listener.close()
+        self._woken.close()
 
     def _turn(self) -> None:
         """Waits until something happens, and does what follows."""
@@ -225,15 +232,13 @@ class HttpServer:
     def _start_answers(self) -> None:
         while self._complete and len(self._answers) < _MOST_ANSWERS:
             waiting = self._complete.popleft()
-            thread = threading.Thread(target=self._respond, args=(waiting,), name=f"{self._name}-request", daemon=True)
             with self._lock:
-                self._answers[thread] = waiting.connection
-            try:
-                thread.start()
-            except RuntimeError:
-                with self._lock, waiting.connection:
-                    del self._answers[thread]
-                raise
+                try:
+                    thread = start_once(f"{self._name}-request", functools.partial(self._respond, waiting))
+                except RuntimeError:
+                    waiting.connection.close()
+                    raise
+                self._answers[thread] = waiting
             self._threads = [*(each for each in self._threads if each.is_alive()), thread]
 
     def _respond(self, waiting: "_Waiting") -> None:
@@ -270,9 +275,9 @@ class _Waiting:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.received = bytearray()
-        began = time.monotonic()
-        self.deadline = began + _PEER_TIMEOUT
-        self.replaceable_at = began + _SHORTEST_WAIT
+        self.began = time.monotonic()
+        self.deadline = self.began + _PEER_TIMEOUT
+        self.replaceable_at = self.began + _SHORTEST_WAIT
 
 
 class Request(http.server.BaseHTTPRequestHandler):

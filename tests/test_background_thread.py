@@ -1,6 +1,7 @@
 """Tests that a thread of the library outlives what its work raises."""
 
 import logging
+import re
 import threading
 
 import pytest
@@ -82,6 +83,20 @@ def test_pauses_become_longer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
     assert work.arrived.wait(LIMIT)
     work.thread.stop()
     assert work.thread.wait_stopped(LIMIT)
-    pauses = [record.args[2] for record in caplog.records if record.args]
-    assert set(pauses) <= {0.001, 0.002, 0.004}
-    assert pauses[0] == 0.001
+    pauses = re.findall(r"goes on after (\S+) s", caplog.text)
+    assert set(pauses) <= {"0.001", "0.002", "0.004"}
+    assert pauses[0] == "0.001"
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+def test_who_waits_for_work_that_is_done_once_is_told_of_its_error(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise error("no")
+
+    reported: list[BaseException] = []
+    background_thread.start_once("coordinator-test", fail, reported.append).join(LIMIT)
+    assert [type(each) for each in reported] == [error]
+    [message] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert message.startswith(f"The thread coordinator-test met an unexpected {error.__name__} and ends. ")

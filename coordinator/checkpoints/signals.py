@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 
+from coordinator.background_thread import start_once
+
 # In seconds.
 _MOMENT = 0.01
 
@@ -103,6 +105,11 @@ class _InterruptingSignals:
             return
         # Python ignores exceptions of finalizers; in a moment, the main thread is elsewhere.
         self._is_due = True
-        again = threading.Timer(_MOMENT, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
-        again.name, again.daemon = "coordinator-signal", True
-        again.start()
+        start_once("coordinator-signal", _interrupt_in_a_moment)
+
+
+def _interrupt_in_a_moment() -> None:
+    threading.Event().wait(_MOMENT)
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)

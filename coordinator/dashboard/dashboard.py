@@ -13,11 +13,11 @@ import dataclasses
 import logging
 import pathlib
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from coordinator.addresses import PageAddress
+from coordinator.background_thread import BackgroundThread
 from coordinator.dashboard.aggregator import Aggregator
 from coordinator.dashboard.page_server import PageServer
 from coordinator.dashboard.publisher import Publisher
@@ -77,16 +77,10 @@ class Dashboard:
         self._publisher = Publisher(self._aggregator.snapshot(time.time(), sources.statistics()))
         self._server = PageServer(address, self._publisher)
         self.url = self._server.url
-        self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=target, name=name, daemon=True)
-            for target, name in (
-                (self._publish, "coordinator-dashboard"),
-                (self._poll_servers, "coordinator-dashboard-servers"),
-            )
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._publishing = BackgroundThread("coordinator-dashboard", self._publish)
+        self._polling = BackgroundThread("coordinator-dashboard-servers", self._poll_servers)
+        self._publishing.start()
+        self._polling.start()
         if not self._server.is_loopback:
             _logger.warning(
                 "The dashboard listens at %s and can be reached from other machines, unencrypted, by those who have "
@@ -96,19 +90,20 @@ class Dashboard:
 
     def close(self) -> None:
         """Ends the page and all threads."""
-        self._stop.set()
-        self._threads[0].join()
+        self._publishing.stop()
+        self._polling.stop()
+        self._publishing.wait_stopped()
         try:
             # What happened last is shown too.
             self._publish_once()
         finally:
             self._publisher.close()
             self._server.close(_CLOSE_TIMEOUT)
-            self._threads[1].join(_CLOSE_TIMEOUT)
+            self._polling.wait_stopped(_CLOSE_TIMEOUT)
 
     def _publish(self) -> None:
         errors = _ErrorLog("The dashboard could not show what is new; it keeps trying.")
-        while not self._stop.wait(_INTERVAL if self._publisher.is_watched else _INTERVAL_UNWATCHED):
+        while not self._publishing.stopping.wait(_INTERVAL if self._publisher.is_watched else _INTERVAL_UNWATCHED):
             with errors.logged():
                 self._publish_once()
 
@@ -121,7 +116,7 @@ class Dashboard:
 
     def _poll_servers(self) -> None:
         errors = _ErrorLog("The dashboard could not read the servers' usage and the rules' counters; it keeps trying.")
-        while not self._stop.wait(_POLL_INTERVAL if self._usage else _INTERVAL):
+        while not self._polling.stopping.wait(_POLL_INTERVAL if self._usage else _INTERVAL):
             if not self._publisher.is_watched:
                 continue
             with errors.logged():

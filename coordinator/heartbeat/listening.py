@@ -275,14 +275,15 @@ def _watches(descriptor: int) -> list[_Watch]:
     """
     with select.epoll() as trial:
         trial.register(descriptor, 0)
-        found = list(_described_watches(descriptor))
+        found = list(described_watches(descriptor))
         # Some sandboxes leave such entries out: then a socket that was replaced would never be waited for again.
         if not any(each.epoll == trial.fileno() for each in found):
             raise OSError("/proc/self/fdinfo does not say what is waited for")
         return [each for each in found if each.epoll != trial.fileno()]
 
 
-def _described_watches(descriptor: int) -> Iterator[_Watch]:
+def described_watches(descriptor: int) -> Iterator[_Watch]:
+    """Yields the entries of a descriptor in the epoll instances of this process, as far as the kernel tells."""
     for name in os.listdir("/proc/self/fd"):
         # It may be closed meanwhile.
         with contextlib.suppress(OSError):

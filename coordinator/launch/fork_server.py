@@ -34,6 +34,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
+from coordinator.background_thread import start_once
 from coordinator.launch.process_title import set_process_title
 from coordinator.launch.serve import SERVE_COMMAND, load_tensorflow, serve
 
@@ -252,8 +253,7 @@ def _ended_with(control: socket.socket) -> Iterator[None]:
         if any(descriptor != done for descriptor, _ in poll.poll()):
             os._exit(0)
 
-    watcher = threading.Thread(target=watch, name="coordinator-preload")
-    watcher.start()
+    watcher = start_once("coordinator-preload", watch)
     try:
         yield
     finally:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from coordinator.addresses import PageAddress, parse_address, parse_page_address
+from coordinator.background_thread import start_once
 from coordinator.errors import LaunchError
 from coordinator.launch.console import Console
 from coordinator.launch.gpus import VISIBLE, divide_gpus, visible_gpus
@@ -303,9 +304,7 @@ class LocalJob:
             except Exception as error:  # noqa: BLE001 - the main thread raises it
                 self._events.put(partial(_raise, error))
 
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._threads.append(start_once(name, run))
 
 
 def _raise(error: Exception) -> None:

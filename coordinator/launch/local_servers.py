@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import portpicker
 
 from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.forks import only_here
 from coordinator.launch.gpus import VISIBLE
 from coordinator.launch.serve import SERVED_JOBS
 from coordinator.launch.server_process import ServerProcess, ServerStarter
@@ -84,6 +85,7 @@ class LocalServers:
     ):
         self._log_folder = log_folder
         self._environment = dict(environment)
+        self._close = only_here(self._end)
         self._fork_server = ForkServerProcess(log_folder / "fork-server.log")
         self._starters = starters
         self._servers: dict[tuple[str, str, int], ServerProcess] = {}
@@ -148,7 +150,10 @@ class LocalServers:
                 pause.wait(_RESTART_INTERVAL)
 
     def close(self) -> None:
-        """Ends all servers, and returns when they are gone."""
+        """Ends all servers, and returns when they are gone; in a process forked from this one, does nothing."""
+        self._close()
+
+    def _end(self) -> None:
         self._fork_server.close()
         for starter in self._starters.values():
             starter.close()

@@ -3,11 +3,11 @@
 import contextlib
 import pathlib
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from typing import BinaryIO
 
+from coordinator.background_thread import BackgroundThread
 from coordinator.errors import LaunchError
 from coordinator.launch.program_process import LogFilter
 
@@ -68,8 +68,7 @@ class LogFollower:
         self._on_line = on_line
         self._is_complete = is_complete
         self._logs: dict[pathlib.Path, _FollowedLog] = {}
-        self._is_closing = threading.Event()
-        self._thread = threading.Thread(target=self._read, name="coordinator-server-output", daemon=True)
+        self._thread = BackgroundThread("coordinator-server-output", self._read, finish=self._close_logs)
         self._thread.start()
 
     def follow(self, source: str, path: pathlib.Path) -> None:
@@ -84,16 +83,18 @@ class LogFollower:
 
     def close(self) -> None:
         """Reads what was written until now, and ends the thread."""
-        self._is_closing.set()
-        self._thread.join()
+        self._thread.stop()
+        self._thread.wait_stopped()
 
     def _read(self) -> None:
         is_last = False
         while not is_last:
-            is_last = self._is_closing.wait(_POLL_INTERVAL)
+            is_last = self._thread.stopping.wait(_POLL_INTERVAL)
             for log in tuple(self._logs.values()):
                 for line in log.new_lines(is_complete=self._is_complete, is_last=is_last):
                     self._on_line(log.source, line)
+
+    def _close_logs(self) -> None:
         for log in self._logs.values():
             log.file.close()
 

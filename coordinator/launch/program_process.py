@@ -32,6 +32,7 @@ from io import RawIOBase
 
 import psutil
 
+from coordinator.background_thread import start_once
 from coordinator.errors import LaunchError
 
 # How long what a program has started may take to end after it, in seconds: Python's `resource_tracker` then removes the
@@ -114,10 +115,8 @@ class ProgramProcess:
                 raise LaunchError(f"{shlex.join(command)} could not be started: {error}.") from error
         # Held to reap the program: until then no other process group has its number.
         self._lock = threading.Lock()
-        self._watcher = threading.Thread(
-            target=self._watch, args=(on_end,), name="coordinator-program-end", daemon=True
-        )
-        self._watcher.start()
+        # The program's end is not known then; who waits for it waits no longer.
+        self._watcher = start_once("coordinator-program-end", partial(self._watch, on_end), lambda _: on_end(1))
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the program and to what it started, as a terminal would, unless they have ended."""
@@ -142,9 +141,7 @@ class ProgramProcess:
         """Returns the end of a new pipe to write to; a thread will read the other end."""
         reading, writing = create()
         opened.callback(os.close, writing)
-        thread = threading.Thread(target=read, args=(reading,), name=f"coordinator-program-{name}", daemon=True)
-        thread.start()
-        self._readers.append(thread)
+        self._readers.append(start_once(f"coordinator-program-{name}", partial(read, reading)))
         return writing
 
     def _copies(self, opened: contextlib.ExitStack, log_path: pathlib.Path) -> tuple[int, int]:

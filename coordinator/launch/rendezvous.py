@@ -32,6 +32,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from coordinator.background_thread import start_once
 from coordinator.errors import LaunchError
 from coordinator.launch.local_servers import PORTS
 
@@ -336,7 +337,7 @@ def _addresses(host: str, deadline: float) -> list[str]:
             is_over.wait(_LONGEST_PAUSE)
 
     # Nothing else gives up in time.
-    threading.Thread(target=resolve, name="coordinator-resolver", daemon=True).start()
+    start_once("coordinator-resolver", resolve, lambda _: found.put([]))
     try:
         return found.get(timeout=max(0.0, deadline - time.monotonic()))
     except queue.Empty:

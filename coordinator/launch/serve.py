@@ -7,6 +7,7 @@ once, with code 0, on SIGTERM, on SIGINT and, with `exit_with_parent`, when its 
 
 import contextlib
 import ctypes
+import functools
 import math
 import os
 import select
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from coordinator.addresses import check_port_is_free, parse_address
+from coordinator.background_thread import start_once
 from coordinator.errors import ClusterSpecError, LaunchError
 from coordinator.heartbeat.listening import loopback_of, own_address, reached_only_at
 from coordinator.launch.process_title import set_process_title
@@ -90,9 +92,9 @@ def serve(  # noqa: PLR0913 - all but one are keywords, options of the command
     _keep_freed_memory(environment)
     with SignalReader((signal.SIGTERM, signal.SIGINT), lambda _: _end()):
         if exit_with_parent is not None:
-            threading.Thread(
-                target=_end_with_standard_input, args=(exit_with_parent,), name="coordinator-parent", daemon=True
-            ).start()
+            watch = functools.partial(_end_with_standard_input, exit_with_parent)
+            # It would outlive the parent.
+            start_once("coordinator-parent", watch, lambda _: _end())
         load_tensorflow(environment)
         try:
             server, reach = _start_reachable(own, config)

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 
 import psutil
 
+from coordinator.background_thread import start_once
 from coordinator.errors import LaunchError
 from coordinator.launch.fork_server import UNKNOWN_EXIT_CODE
 
@@ -70,8 +71,7 @@ class ForkedProcess:
         # Never means another process, as an id may that is used again.
         self._process: psutil.Process | None = None
         self._exit_code: int | None = None
-        self._thread = threading.Thread(target=self._follow, name="coordinator-forked-server", daemon=True)
-        self._thread.start()
+        self._thread = start_once("coordinator-forked-server", self._follow, lambda _: self._end(None))
 
     @property
     def pid(self) -> int | None:
@@ -130,6 +130,9 @@ class ForkedProcess:
         while code is None and self._request is not None and self._is_requested_again(self._request, requests):
             requests += 1
             code = self._reported()
+        self._end(code)
+
+    def _end(self, code: int | None) -> None:
         with self._lock:
             self.is_lost = code is None
             self._exit_code = UNKNOWN_EXIT_CODE if code is None else code

@@ -7,8 +7,9 @@ once, whatever the main thread is doing.
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Collection
+
+from coordinator.background_thread import BackgroundThread
 
 
 class SignalReader:
@@ -22,7 +23,7 @@ class SignalReader:
     def __init__(self, numbers: Collection[signal.Signals], on_signal: Callable[[signal.Signals], None]):
         self._numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
         self._on_signal = on_signal
-        self._thread = threading.Thread(target=self._read, name="coordinator-signals", daemon=True)
+        self._thread = BackgroundThread("coordinator-signals", self._read)
 
     def __enter__(self) -> "SignalReader":
         self._reading, self._writing = os.pipe()
@@ -37,8 +38,9 @@ class SignalReader:
         for number, handler in self._found_handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._found_descriptor)
+        self._thread.stop()
         os.close(self._writing)
-        self._thread.join()
+        self._thread.wait_stopped()
         os.close(self._reading)
 
     def _read(self) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from coordinator.background_thread import start_once
 from coordinator.errors import LaunchError
 from coordinator.heartbeat.task_probe import TaskProbe
 from coordinator.launch import rendezvous
@@ -93,7 +94,7 @@ class SlurmTask:
             if "ended" in message:
                 return int(message["ended"])
             self._is_local = bool(message["is_local"])
-            threading.Thread(target=self._read, args=(link,), name="coordinator-slurm-link", daemon=True).start()
+            start_once("coordinator-slurm-link", partial(self._read, link), lambda _: self._events.put(None))
             return self._run_evaluator() if self._job == "evaluator" else self._run_server(link)
 
     def _first_message(self, link: Link, deadline: float) -> dict[str, Any]:

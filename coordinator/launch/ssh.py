@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 
+from coordinator.background_thread import BackgroundThread
 from coordinator.errors import LaunchError
 from coordinator.launch.gpus import VISIBLE
 from coordinator.launch.host_report import HostReport, installed_versions
@@ -123,7 +124,7 @@ class SshHost:
         self._processes: list[SshProcess] = []
         self._is_closed = threading.Event()
         self._lock = threading.Lock()
-        self._alive: threading.Thread | None = None
+        self._alive: BackgroundThread | None = None
 
     def resolved_name(self) -> str:
         """Returns the name or address that `ssh` connects to, which its configuration may give."""
@@ -188,7 +189,7 @@ class SshHost:
             )
             self._processes.append(process)
             if self._alive is None:
-                self._alive = threading.Thread(target=self._keep_alive, name="coordinator-ssh-alive", daemon=True)
+                self._alive = BackgroundThread("coordinator-ssh-alive", self._keep_alive)
                 self._alive.start()
         return process
 
@@ -199,7 +200,8 @@ class SshHost:
             for process in self._processes:
                 process.close()
         if self._alive is not None:
-            self._alive.join()
+            self._alive.stop()
+            self._alive.wait_stopped()
 
     def _keep_alive(self) -> None:
         while not self._is_closed.wait(_ALIVE_INTERVAL):

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from coordinator.dashboard.dashboard import Dashboard, Sources
 from coordinator.dashboard.snapshot import RuleRow
 from coordinator.dashboard.usage import ServerUsage, UsageRecord
 from coordinator.ps_strategy.membership.membership import ParameterServer
-from coordinator.ps_strategy.tensorflow_internals.process import bind_executor
+from coordinator.ps_strategy.tensorflow_internals.process import own_executor
 from coordinator.workers.scheduler import Scheduler
 
 # The unit of processor times in /proc, in seconds: 0.01 wherever Linux runs today.
@@ -66,7 +65,6 @@ class ServerPolling:
         self._rules = rules
         self._usage = {server.index: ServerUsage(f"ps {server.index}") for server in servers}
         self._read = tf.function(_read_files)
-        self._of_thread = threading.local()
 
     def usage(self) -> Sequence[ServerUsage]:
         """Returns what each parameter server uses, and then what this program does."""
@@ -87,13 +85,10 @@ class ServerPolling:
 
     def _poll(self, call: Callable[[Any], Any], of: Any) -> Any:
         """Returns the result of a call; None if its server was lost meanwhile, which the strategy notices by itself."""
-        if not hasattr(self._of_thread, "executor"):
-            self._of_thread.executor = bind_executor()
         try:
-            return call(of)
+            with own_executor():
+                return call(of)
         except tf.errors.OpError:
-            # The executor keeps the error too, and would raise it again at the next call.
-            self._of_thread.executor.clear_error()
             return None
 
     def _read_on(self, server: ParameterServer) -> ServerUsage:

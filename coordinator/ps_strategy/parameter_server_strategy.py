@@ -18,6 +18,7 @@ import tensorflow as tf
 from coordinator.errors import Rollback
 from coordinator.events.event_stream import Event
 from coordinator.events.trace import Trace
+from coordinator.forks import only_here
 from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.program_settings import with_program_settings
@@ -88,7 +89,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
                 self.trace(options.trace)
             self.dashboard_url = exit_stack.enter_context(parts.dashboard(options.dashboard, extended.services.rules))
             # Closes when the strategy is forgotten, and at the end of the program.
-            self._closing = weakref.finalize(self, exit_stack.pop_all().close)
+            self._closing = weakref.finalize(self, only_here(exit_stack.pop_all().close))
 
     @property
     def cluster_resolver(self) -> Any:
@@ -338,7 +339,8 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     def close(self) -> None:
         """Cancels all functions, ends the threads and disconnects from the servers. May be called again.
 
-        Variables on the parameter servers are deleted. One port stays open until the process ends.
+        Variables on the parameter servers are deleted. One port stays open until the process ends. Does nothing in a
+        process that was forked from the one that made the strategy.
         """
         self._closing()
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from coordinator.background_thread import start_once
 from coordinator.testing.local_cluster import LocalCluster
 
 KINDS = ("kill", "restart", "freeze")
@@ -108,7 +109,7 @@ class Chaos:
         self._faults: list[Fault] = []
         self._away: list[Fault] = []
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="chaos", daemon=True)
+        self._thread: threading.Thread | None = None
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -118,7 +119,7 @@ class Chaos:
     def start(self) -> None:
         """Starts to inject faults."""
         self.started_at = time.monotonic()
-        self._thread.start()
+        self._thread = start_once("coordinator-chaos", self._run)
 
     def stop(self) -> None:
         """Stops, and starts or thaws every server that is away. Returns when they answer.
@@ -127,7 +128,8 @@ class Chaos:
           LaunchError: a server did not come back.
         """
         self._stop.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         if self._error is not None:
             raise self._error
 

@@ -7,11 +7,15 @@ cluster.
 
 import os
 import pathlib
+import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from coordinator.errors import ClusterSpecError, LaunchError
+from coordinator.forks import only_here
 from coordinator.launch.local_servers import LocalServers, free_addresses, free_cluster
 from coordinator.launch.serve import UNUSABLE
 from coordinator.launch.task_config import TaskConfig
@@ -52,7 +56,6 @@ class LocalCluster:
         self._counts = {"worker": workers, "ps": ps}
         self._devices_per_worker = devices_per_worker
         self._start_timeout = start_timeout
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._spec: dict[str, list[str]] = {}
         self._servers: LocalServers | None = None
         self._resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None
@@ -68,8 +71,9 @@ class LocalCluster:
             raise LaunchError(f"{self!r} was started already.")
         for attempts_left in reversed(range(_MOST_STARTS)):
             self._spec = free_cluster(self._counts)
-            self._folder = tempfile.TemporaryDirectory(prefix="local-cluster-")
-            folder = pathlib.Path(self._folder.name)
+            folder = pathlib.Path(tempfile.mkdtemp(prefix="local-cluster-"))
+            # Not a `TemporaryDirectory`: a process that is forked from this one would delete it.
+            self._remove_folder = weakref.finalize(self, only_here(partial(shutil.rmtree, folder, ignore_errors=True)))
             self._servers = LocalServers(self._spec, folder, os.environ, worker_devices=self._devices_per_worker)
             try:
                 self._servers.start()
@@ -86,8 +90,7 @@ class LocalCluster:
         """Ends every server and removes the folder with their logs. Closing twice is fine."""
         if self._servers is not None:
             self._servers.close()
-        if self._folder is not None:
-            self._folder.cleanup()
+            self._remove_folder()
 
     @property
     def spec(self) -> dict[str, list[str]]:

@@ -25,6 +25,7 @@ from coordinator.errors import ClosureInputError, StrategyClosedError
 from coordinator.events.json_log import log_event
 from coordinator.events.listeners import Listeners
 from coordinator.events.trace import Trace
+from coordinator.forks import refuse_forked
 from coordinator.future import Future, UncountedFuture
 from coordinator.options import Options
 from coordinator.queueing.closure import Closure, ErrorScope
@@ -77,6 +78,7 @@ class Scheduler:
         if options.log_format == "json":
             self.listeners.on_event(log_event)
         self._closed = False
+        self._process = os.getpid()
         # A method would keep the scheduler alive as long as the runtime.
         runtime.builds.schedule = functools.partial(_schedule_preparation, weakref.ref(self))
         self.recovery.start()
@@ -122,8 +124,8 @@ class Scheduler:
             check_integer("steps", steps, 1)
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
-        if threading.current_thread() in self.cluster.threads:
-            self.cluster.refuse_worker_thread("schedule")
+        if threading.current_thread() in self.cluster.threads or os.getpid() != self._process:
+            self._refuse_caller("schedule")
         if worker is not None:
             self.cluster.refuse_unknown(worker)
         needed = tuple(dict.fromkeys(after)) if after else ()
@@ -173,7 +175,7 @@ class Scheduler:
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until every scheduled closure has finished; see `ClosureQueue.wait_settled` for what it raises."""
-        self.cluster.refuse_worker_thread("join")
+        self._refuse_caller("join")
         if threading.current_thread() is self.recovery.thread:
             raise RuntimeError(
                 "join was called in on_rollback, or in the function that restores a checkpoint, and would wait for "
@@ -187,7 +189,7 @@ class Scheduler:
 
     def done(self) -> bool:
         """Returns whether no scheduled closure is pending. Raises the error of an earlier closure, once."""
-        self.cluster.refuse_worker_thread("done")
+        self._refuse_caller("done")
         return self.queue.is_settled()
 
     def quiet(self, timeout: float | None = None, *, verb: str = "quiet") -> contextlib.AbstractContextManager[None]:
@@ -197,13 +199,13 @@ class Scheduler:
           timeout: in seconds; None for none.
           verb: what the user called, for messages.
         """
-        self.cluster.refuse_worker_thread(verb)
+        self._refuse_caller(verb)
         self.queue.refuse_stopped("A quiet period cannot begin")
         return self.queue.quiet.period(timeout)
 
     def cancel_all(self) -> None:
         """Cancels every scheduled closure and waits until none runs; see `ParameterServerStrategy.cancel_all`."""
-        self.cluster.refuse_worker_thread("cancel_all")
+        self._refuse_caller("cancel_all")
         self.queue.refuse_stopped("Nothing is left to cancel")
         for attempt in self.queue.cancel_all(self._options.close_timeout):
             _logger.warning(
@@ -246,6 +248,10 @@ class Scheduler:
 
     def __repr__(self) -> str:
         return f"<Scheduler: {self.cluster.statistics()}>"
+
+    def _refuse_caller(self, verb: str) -> None:
+        refuse_forked(self._process, "The strategy")
+        self.cluster.refuse_worker_thread(verb)
 
     def _put_among_others(
         self,

@@ -74,3 +74,14 @@ def test_no_unfinished_work_is_marked() -> None:
         if UNFINISHED.search(line)
     ]
     assert not found
+
+
+def test_every_thread_of_the_library_has_a_guard() -> None:
+    starts = re.compile(r"threading\.(?:Thread|Timer)\(|\((?:threading\.)?Thread\):|import Thread\b")
+    found = [
+        f"{path}: {start}"
+        for path in sorted((ROOT / "coordinator").rglob("*.py"))
+        for start in starts.findall(path.read_text(encoding="utf-8"))
+        if path.name != "background_thread.py"
+    ]
+    assert not found, "Use coordinator.background_thread: what a thread raises must not end its work in silence."

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from coordinator.background_thread import BackgroundThread
 from coordinator.ps_strategy.membership.bounded_calls import on_own_thread
 from coordinator.ps_strategy.tensorflow_internals.client_functions import errors_raised_as
 
@@ -185,7 +186,7 @@ class Interrupts:
         self._sent.setblocking(False)
         self._former = -1
         self._watching = 0
-        self._thread = threading.Thread(target=self._read, name="coordinator-client-interrupts", daemon=True)
+        self._thread = BackgroundThread("coordinator-client-interrupts", self._read)
         self._thread.start()
 
     def watch(self) -> None:
@@ -229,7 +230,8 @@ class Interrupts:
     def close(self) -> None:
         """Ends the thread."""
         self._restore()
+        self._thread.stop()
         self._sent.shutdown(socket.SHUT_WR)
-        self._thread.join()
+        self._thread.wait_stopped()
         self._received.close()
         self._sent.close()

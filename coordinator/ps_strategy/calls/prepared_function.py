@@ -20,7 +20,7 @@ from coordinator.builds import Builds, Preparation
 from coordinator.ps_strategy.fusing.repeated_function import is_on_client
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
 from coordinator.ps_strategy.tensorflow_internals.calls import call_concrete
-from coordinator.ps_strategy.tensorflow_internals.process import own_executor
+from coordinator.ps_strategy.tensorflow_internals.process import forget_error, own_executor
 
 _logger = logging.getLogger("coordinator")
 
@@ -129,6 +129,7 @@ class PreparedFunction:
             raise
         except tf.errors.OpError as error:
             # Its gate was closed. Or an operation without effects did not like the values: it is prepared all the same.
+            forget_error()
             _logger.debug("%s is prepared on worker %d.", self._name, context.index, exc_info=error)
             self._ready[context.index] = context.connection_number, captures
             if not self._ready.keys() - {context.index}:

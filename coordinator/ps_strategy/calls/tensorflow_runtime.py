@@ -11,7 +11,6 @@ with which it began.
 import dataclasses
 import functools
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -65,11 +64,13 @@ class TensorFlowRuntime:
         self._constants: dict[int, tuple[int, dict[bool, Any]]] = {}
         self._membership = membership
         # Holds the executor of each worker's thread: a thread whose executor is dropped falls back to the default one.
-        self._of_thread = threading.local()
+        # Not by thread: a process that is forked from this one deletes what belongs to its threads, and an executor
+        # waits for its calls then.
+        self._executors: dict[int, Any] = {}
 
     def bind_thread(self, worker: int) -> None:
         """Gives the calling thread its own executor, until it ends."""
-        self._of_thread.executor = bind_executor()
+        self._executors[worker] = bind_executor()
 
     def run(self, worker: int, work: Callable[[WorkerContext], Any], cancellation: Any) -> Any:
         """Runs work: calls it with the worker's context; returns its result. See `Runtime.run`."""
@@ -80,7 +81,7 @@ class TensorFlowRuntime:
             return work(self._context(worker, connection, cancellation))
         except BaseException:
             # The executor keeps the error too, and would raise it again at the next call.
-            self._of_thread.executor.clear_error()
+            self._executors[worker].clear_error()
             raise
 
     def _context(self, worker: int, connection: Connection, cancellation: Any) -> WorkerContext:

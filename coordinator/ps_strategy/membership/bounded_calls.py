@@ -5,6 +5,7 @@ A call to a server needs threads of this process too, and all of them may be bus
 """
 
 import concurrent.futures
+import functools
 import queue
 import threading
 from collections.abc import Callable, Collection
@@ -12,6 +13,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from coordinator.background_thread import start_once
 from coordinator.ps_strategy.tensorflow_internals.process import own_executor
 
 # What the client's own calls raise when a server cannot be reached for the moment, although it may answer by now.
@@ -39,7 +41,7 @@ class CallThread:
         self._lock = threading.Lock()
         self._is_ended = False
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        threading.Thread(target=_make_calls, args=(self._calls,), name=name, daemon=True).start()
+        start_once(name, functools.partial(_make_calls, self._calls))
 
     def begin(self, call: Callable[[], Result]) -> concurrent.futures.Future[Result]:
         """Has the thread make a call after those before it. Returns a future of its result.

@@ -94,12 +94,21 @@ def container_of(context_id: int) -> str:
 
 def has_ended(client: Client, timeout: float) -> bool:
     """Returns True if the process of a client has certainly ended."""
+    return _ask(client, timeout) in (Answer.UNKNOWN, Answer.UNREACHED)
+
+
+def is_alive(client: Client, timeout: float) -> bool:
+    """Returns True if the process of a client certainly lives: it answers."""
+    return _ask(client, timeout) is Answer.HELD
+
+
+def _ask(client: Client, timeout: float) -> Answer:
     if client.host != socket.gethostname() and parse_address(client.address).host in _LOOPBACK:
         # The question would reach this machine instead of the client's.
-        return False
+        return Answer.SILENT
     # A client has a context on its own server too, under the same number.
     with RemoteContext(client.address, client.context_id) as context:
-        return context.renew(timeout) in (Answer.UNKNOWN, Answer.UNREACHED)
+        return context.renew(timeout)
 
 
 def decode_clients(text: bytes) -> list[Client]:

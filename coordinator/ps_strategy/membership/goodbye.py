@@ -9,6 +9,7 @@ then. A notebook ends in order, whatever errors its cells had. To delete a marke
 no connection of TensorFlow: there is none when the process ends.
 """
 
+import functools
 import sys
 import weakref
 from collections.abc import Collection
@@ -16,6 +17,7 @@ from collections.abc import Collection
 import grpc
 import tensorflow as tf
 
+from coordinator.forks import only_here
 from coordinator.heartbeat.server_rpcs import CLEANUP_ALL, ContainersRequest, channel_options
 from coordinator.ps_strategy.membership.client_registry import (
     Client,
@@ -23,6 +25,7 @@ from coordinator.ps_strategy.membership.client_registry import (
     container_of,
     decode_clients,
     has_ended,
+    is_alive,
     marker_of,
 )
 
@@ -46,7 +49,7 @@ class Goodbye:
         self.is_withheld = False
         # At the end of the process, after a strategy that is still open: it is created later, so its finalizer goes
         # first. The class itself lives as long as the process.
-        weakref.finalize(Goodbye, self._say, context_id, timeout)
+        weakref.finalize(Goodbye, only_here(functools.partial(self._say, context_id, timeout)))
 
     def strategy_closes(self) -> None:
         """Withholds the goodbye if the program is being ended by `sys.exit` with a code."""
@@ -119,10 +122,15 @@ class ServedClients:
         return [client for client in self.registered() if not has_ended(client, self._timeout)]
 
     def have_ended(self) -> bool:
-        """Returns True if a client has said goodbye, and no other one may still live."""
+        """Returns True if a client has said goodbye and ended, and no other one may still live."""
         registered = self.registered()
         rest = [client for client in registered if self._has_marker(client)]
-        return len(rest) < len(registered) and all(has_ended(client, self._timeout) for client in rest)
+        # A marker may be deleted by mistake: what answers lives.
+        return (
+            len(rest) < len(registered)
+            and all(has_ended(client, self._timeout) for client in rest)
+            and not any(is_alive(client, self._timeout) for client in registered if client not in rest)
+        )
 
     def close(self) -> None:
         """Ends the session."""

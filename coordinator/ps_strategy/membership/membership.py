@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from coordinator.errors import ParameterServerLost
 from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.options import Options
-from coordinator.ps_strategy.membership.client_process import join_as_client
+from coordinator.ps_strategy.membership.client_process import CHILDREN, join_as_client
 from coordinator.ps_strategy.membership.cluster_change import Connection
 from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition, Task, check_address
 from coordinator.ps_strategy.membership.connections import Connections, shortened
@@ -61,7 +61,10 @@ class Membership:
           LaunchError: the address that the specification reserves for the client is in use.
           TimeoutError: the parameter servers, or the first worker, did not answer within `Options.connect_timeout`.
         """
-        membership = cls(definition, join_as_client(definition), options)
+        own_address = join_as_client(definition)
+        membership = cls(definition, own_address, options)
+        connections = membership._connections
+        CHILDREN.keep_from(lambda: [own_address, *connections.addresses.values()])
         try:
             membership.connect()
         except BaseException:

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import ctypes
 import functools
 import math
 import os
@@ -184,6 +185,22 @@ def own_executor() -> Iterator[None]:
         yield
     finally:
         bound.clear_error()
+
+
+def leave_calls_to_parent() -> None:
+    """Has a process that was just forked wait for no call of its parent when it deletes TensorFlow's objects.
+
+    No thread of it would end such a call.
+    """
+    # Private: an executor waits for its calls when it is deleted, and the context for all of them.
+    executor.Executor.__del__ = lambda self: None
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.context()._context_handle))
+
+
+def forget_error() -> None:
+    """Has the calling thread's executor forget the error of a call, which it would raise again at the next one."""
+    # Private, as in `bind_executor`.
+    context.context().executor.clear_error()
 
 
 def context_id() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ps_strategy.failure_programs import closing_client
+from tests.ps_strategy.failure_programs import closing_client, forking_client
 
 # How long a program may take from its last line to its end, in seconds: far more than on an idle machine.
 PROMPTLY = 30.0
@@ -29,6 +29,10 @@ def end(run_program, shared_cluster):
 
 def test_every_way_to_close_leaves_nothing_behind(end):  # row 72
     assert "Traceback" not in end("close_in_every_way_then_end")
+
+
+def test_a_process_that_a_program_forks_leaves_its_training_alone(run_program, shared_cluster):
+    run_program(Path(forking_client.__file__).read_text(), json.dumps(shared_cluster.spec), timeout=240)
 
 
 @pytest.mark.long

@@ -51,6 +51,15 @@ def test_a_server_tells_a_client_that_said_goodbye_from_one_that_was_killed(serv
         assert not served.have_ended(), "another client still lives"
 
 
+def test_a_client_that_answers_lives_though_its_marker_is_gone(served, address) -> None:
+    delete_markers(context_id(), [address], TIMEOUT)
+    try:
+        assert not served.have_ended()
+    finally:
+        with tf.device(f"{PS}/device:CPU:0"):
+            tf.raw_ops.AssignVariableOp(resource=marker_of(context_id()), value=True)
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
