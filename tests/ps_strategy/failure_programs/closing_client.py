@@ -17,11 +17,11 @@ import keras
 import psutil
 import pytest
 import tensorflow as tf
-from keras.src import backend
 from keras.src.backend.tensorflow import trainer
 from tensorflow.python.eager import context
 
 import coordinator
+from coordinator.ps_strategy.keras.internals.patches import Trainer, numpy_operations
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import unhealthy
 from tests.ps_strategy.failure_programs.trainer import connect
@@ -43,7 +43,7 @@ def listening() -> list[int]:
 
 def patches() -> list[dict[str, object]]:
     """Returns the attributes of Keras' and TensorFlow's classes, modules and objects that a strategy patches."""
-    owners = (keras.Model, trainer, backend.numpy, context.context())
+    owners = (keras.Model, Trainer, trainer, numpy_operations, context.context())
     return [{name: value for name, value in vars(owner).items() if callable(value)} for owner in owners]
 
 
