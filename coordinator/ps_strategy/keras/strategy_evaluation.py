@@ -24,6 +24,7 @@ from coordinator.ps_strategy.keras.evaluation.shards import (
     source_shards,
 )
 from coordinator.ps_strategy.keras.fit.evaluation_feed import EvaluationFeed
+from coordinator.ps_strategy.keras.fit.feeds import worker_indices
 from coordinator.ps_strategy.keras.fit.fit_extension import CardinalityCheck, check_model
 from coordinator.ps_strategy.keras.fit.replica_steps import whole
 from coordinator.ps_strategy.keras.internals.evaluation_scope import compilation_of
@@ -117,7 +118,7 @@ class StrategyEvaluation:
             dataset = data if isinstance(data, PerWorkerDataset) else strategy.distribute_datasets_from_function(data)
             if self._is_infinite_on_workers(dataset, strategy):
                 raise ValueError("The dataset is endless, so its evaluation would never end.")
-            workers = [worker.index for worker in strategy.cluster.workers]
+            workers = worker_indices(strategy)
             return lambda: WorkerShards(dataset, workers)
         arrays = tf.nest.map_structure(_array, data)
         size = _rows(arrays)

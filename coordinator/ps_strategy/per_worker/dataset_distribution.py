@@ -64,7 +64,8 @@ class DatasetDistribution:
         traces = _TracedShares(
             name,
             lambda context: self._trace(_checked(dataset_fn, context, options)),
-            [shares.of(worker) for worker in shares.workers],
+            # Of the first worker to come, if there is none at the moment.
+            [shares.of(worker) for worker in shares.workers or [0]],
             self._replicas,
         )
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from coordinator.ps_strategy.keras.evaluation.metric_totals import MetricTotals
 from coordinator.ps_strategy.keras.evaluation.shard_functions import NotShardableError, ShardFunctions
 from coordinator.ps_strategy.keras.evaluation.shards import ShardCall, Shards
-from coordinator.ps_strategy.keras.fit.feeds import CALLS_PER_WORKER, Feed
+from coordinator.ps_strategy.keras.fit.feeds import CALLS_PER_WORKER, Feed, worker_count
 from coordinator.ps_strategy.keras.fit.steps import ModelSteps
 
 _logger = logging.getLogger("coordinator")
@@ -151,7 +151,7 @@ class EvaluationFeed(Feed):
 
     def _fill(self) -> None:
         """Schedules shards until there are enough."""
-        most = CALLS_PER_WORKER * len(self._strategy.cluster.workers)
+        most = CALLS_PER_WORKER * worker_count(self._strategy)
         while self._coming is not None and len(self.unfinished) < most:
             call = self._coming
             future = self._strategy.schedule(call.function, args=call.args, worker=call.worker)

@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.data import Source
-from coordinator.future import Future
 from coordinator.ps_strategy.keras.evaluation.shard_functions import ShardFunctions
 from coordinator.ps_strategy.keras.evaluation.shards import ClientShards, WorkerShards, shard_count
 from coordinator.ps_strategy.keras.fit.evaluation_feed import EvaluationFeed
@@ -24,7 +23,9 @@ from coordinator.ps_strategy.keras.fit.feeds import (
     FiniteWorkerFeed,
     WorkerFeed,
     present_parts,
+    result_of,
     schedule_batches,
+    worker_indices,
 )
 from coordinator.ps_strategy.keras.fit.range_fits import RangeFits
 from coordinator.ps_strategy.keras.fit.replica_steps import Step, whole
@@ -111,7 +112,7 @@ class FitExtension:
                 raise _endless(_name_of_steps(arguments))
             if not _is_evaluation(arguments):
                 return lambda dataset: FiniteWorkerFeed(dataset, strategy)
-            workers = [worker.index for worker in strategy.cluster.workers]
+            workers = worker_indices(strategy)
             return lambda dataset: EvaluationFeed(
                 WorkerShards(dataset, workers), strategy, lambda: FiniteWorkerFeed(dataset, strategy)
             )
@@ -192,7 +193,7 @@ class FitExtension:
                 future = feed.schedule_ahead(steps, batches)
             else:
                 future = schedule_batches(strategy, steps.all_of, batches)
-            return tf.nest.map_structure(_joined, *_result(future, strategy))
+            return tf.nest.map_structure(_joined, *result_of(future, strategy))
 
         return run_turn
 
@@ -232,9 +233,9 @@ class CardinalityCheck:
     def __call__(self, dataset: PerWorkerDataset, strategy: Any, is_counted: bool = False) -> bool:
         """Returns True if the data of one worker is; any worker is asked if the steps are counted."""
         # Without a count, the data of every worker must end. With one, no lost worker is waited for.
-        workers = [None] if is_counted else [worker.index for worker in strategy.cluster.workers]
+        workers = [None] if is_counted else worker_indices(strategy)
         futures = [strategy.schedule(self._is_infinite, args=(dataset,), worker=worker) for worker in workers]
-        return any(_result(future, strategy) for future in futures)
+        return any(result_of(future, strategy) for future in futures)
 
 
 def _is_infinite_dataset(data: Any) -> bool:
@@ -252,15 +253,6 @@ def _name_of_steps(arguments: dict[str, Any]) -> str:
 
 def _endless(steps: str) -> ValueError:
     return ValueError(f"The dataset is endless, so an epoch of it would never end. Give {steps}, the number of steps.")
-
-
-def _result(future: Future, strategy: Any) -> Any:
-    try:
-        return future.result()
-    except Exception:
-        # Otherwise the strategy would raise it a second time.
-        strategy.join()
-        raise
 
 
 def check_model(model: keras.Model) -> None:

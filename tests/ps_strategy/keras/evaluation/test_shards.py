@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from coordinator.data import arrays
 from coordinator.ps_strategy.keras.evaluation.shard_functions import ShardFunctions
-from coordinator.ps_strategy.keras.evaluation.shards import ClientShards, RangeShards
+from coordinator.ps_strategy.keras.evaluation.shards import ClientShards, RangeShards, shard_count
 from tests.ps_strategy.keras.evaluation.local_strategy import LocalStrategy
 
 RNG = np.random.default_rng(5)
@@ -95,6 +95,17 @@ def assert_close(one: Any, other: Any) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
         np.testing.assert_allclose(value, other[name], rtol=2e-6, err_msg=name)
+
+
+def test_shards_are_scheduled_while_there_is_no_worker() -> None:
+    strategy = LocalStrategy()
+    strategy.cluster.workers = ()
+    assert shard_count(None, strategy) == 4
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)
+    model = classifier("mae")
+    functions = ShardFunctions(model.test_step, lambda: model.metrics, model.get_metrics_result)
+    found = strategy.evaluate(ClientShards(iter(batches), int(batches.cardinality()), 4), functions)
+    assert_close(found, sharded(model, (X, Y)))
 
 
 LENGTHS = RNG.integers(1, 6, (53, 1))
