@@ -27,6 +27,7 @@ from coordinator.ps_strategy.per_worker.resource import PerWorkerHandles, Worker
 from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
+from coordinator.ps_strategy.tensorflow_internals.custom_gradients import custom_gradients_freed
 from coordinator.ps_strategy.tensorflow_internals.process import client_environment
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import loops_differentiable
 from coordinator.workers.scheduler import Scheduler
@@ -123,6 +124,7 @@ class StrategyParts:
         exit_stack.enter_context(keras_extended(strategy_class, options))
         exit_stack.enter_context(saved_in_blocks(options.checkpoint_memory))
         exit_stack.enter_context(loops_differentiable())
+        exit_stack.enter_context(custom_gradients_freed())
         scheduler = Scheduler(TensorFlowRuntime(membership), membership, options, concatenated)
         exit_stack.callback(scheduler.close)
         if isinstance(cluster_resolver, PolledClusterResolver):

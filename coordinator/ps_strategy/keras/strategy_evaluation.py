@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from coordinator.data.autotuning import without_autotuning
 from coordinator.data.source import Source
+from coordinator.owned_values import OwnedValues
 from coordinator.ps_strategy.keras.evaluation.model_copies import ModelCopies
 from coordinator.ps_strategy.keras.evaluation.shard_functions import ShardFunctions
 from coordinator.ps_strategy.keras.evaluation.shards import (
@@ -51,7 +52,7 @@ class StrategyEvaluation:
     def __init__(self, wait_recovered: Callable[[], bool]) -> None:
         self._wait_recovered = wait_recovered
         self._is_infinite_on_workers = CardinalityCheck()
-        self._functions: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, Any]] = weakref.WeakKeyDictionary()
+        self._functions: OwnedValues[OrderedDict[Hashable, Any]] = OwnedValues()
 
     def evaluate(
         self,
@@ -139,7 +140,11 @@ class StrategyEvaluation:
         raise AssertionError
 
     def _functions_of(self, model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
-        kept = self._functions.setdefault(model, OrderedDict())
+        try:
+            kept = self._functions.setdefault(model, OrderedDict())
+        except TypeError:
+            # A callable without attributes.
+            kept = OrderedDict()
         key = (model_state, compilation_of(model)) if metrics is None else (model_state, *metrics)
         if key not in kept:
             kept[key] = _functions(model, metrics, model_state)

@@ -19,6 +19,7 @@ import pytest
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 from tensorflow.python.eager import context
+from tensorflow.python.framework import ops
 
 import coordinator
 from coordinator.ps_strategy.keras.internals.patches import Trainer, numpy_operations
@@ -43,7 +44,7 @@ def listening() -> list[int]:
 
 def patches() -> list[dict[str, object]]:
     """Returns the attributes of Keras' and TensorFlow's classes, modules and objects that a strategy patches."""
-    owners = (keras.Model, Trainer, trainer, numpy_operations, context.context())
+    owners = (keras.Model, Trainer, trainer, numpy_operations, ops, context.context())
     return [{name: value for name, value in vars(owner).items() if callable(value)} for owner in owners]
 
 
