@@ -29,6 +29,8 @@ from tests.ps_strategy.failure_programs.trainer import connect
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 120.0
+# The private function by which a program resets TensorFlow.
+RESET = "_reset_context"
 
 
 def threads() -> list[str]:
@@ -100,7 +102,11 @@ def forget(spec: str) -> None:
     with nothing_left_behind():
         forgotten = connect(spec)
         forgotten.schedule(tf.function(lambda: tf.constant(1))).result(TIMEOUT)
-        del forgotten
+        with forgotten.scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+            model.compile("adam", "mse")
+        model.fit(tf.ones([2, 1]), tf.ones([2, 1]), verbose=0)
+        del forgotten, model
         gc.collect()
         wait_until(lambda: not threads())
 
@@ -173,6 +179,38 @@ def end_while_functions_run(spec: str) -> None:
         strategy.schedule(one)
 
 
+def reset_tensorflow(spec: str) -> None:
+    """Resets TensorFlow under an open strategy, as test suites do between two tests, and ends so."""
+    # What a program calls that had imported it before the strategy was made.
+    unwatched = getattr(context, RESET)
+    for reset in (None, None, unwatched, unwatched):
+        reset_under_a_strategy(spec, reset)
+    strategy = connect(spec)
+    unwatched()
+    assert strategy.cluster.workers
+
+
+def reset_under_a_strategy(spec: str, unwatched: Callable[[], None] | None) -> None:
+    strategy = connect(spec)
+    with strategy.scope():
+        variables = [tf.Variable(1.0)]
+    step = tf.function(lambda: variables[0].assign_add(1.0))
+    assert strategy.schedule(step).result(TIMEOUT) == 2
+    Gate(strategy).occupy(1)
+    (unwatched or getattr(context, RESET))()
+    if unwatched is None:
+        with pytest.raises(tf.errors.FailedPreconditionError, match="which was deleted with its strategy"):
+            variables[0].numpy()
+    for function in (step, tf.function(lambda: tf.constant(1))):
+        with pytest.raises(coordinator.StrategyClosedError):
+            strategy.schedule(function).result(TIMEOUT)
+    variables.clear()
+    gc.collect()
+    strategy.close()
+    assert threads() == []
+    assert psutil.Process().children(recursive=True) == []
+
+
 def end_while_a_worker_is_dead(spec: str) -> None:
     """Ends the program without closing the strategy, with one worker dead and functions waiting for the others."""
     strategy = connect(spec)
@@ -192,7 +230,7 @@ def interrupt_join(spec: str) -> None:
 
 ENDINGS: dict[str, Callable[[str], None]] = {
     function.__name__: function
-    for function in (close_in_every_way_then_end, end_while_a_worker_is_dead, interrupt_join)
+    for function in (close_in_every_way_then_end, reset_tensorflow, end_while_a_worker_is_dead, interrupt_join)
 }
 
 

@@ -31,6 +31,12 @@ def test_every_way_to_close_leaves_nothing_behind(end):  # row 72
     assert "Traceback" not in end("close_in_every_way_then_end")
 
 
+def test_tensorflow_may_be_reset_under_an_open_strategy(end):
+    errors = end("reset_tensorflow")
+    assert errors.count("TensorFlow is being reset, which closes the strategy") == 2
+    assert "Traceback" not in errors
+
+
 @pytest.mark.long
 def test_a_program_ends_while_a_worker_is_dead(end, shared_cluster, strategy):
     shared_cluster.kill("worker", 2)
