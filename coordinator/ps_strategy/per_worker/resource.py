@@ -133,8 +133,10 @@ class PerWorkerHandles:
     @functools.cached_property
     def worker_index(self) -> tf.Tensor:
         """A placeholder for the index of the worker among the captures of a function."""
-        # Made when it is needed: the strategy is not connected yet when this object is created.
-        return tf.constant(-1, tf.int64)
+        # Made when it is needed: the strategy is not connected yet when this object is created. That may be while a
+        # function is traced, to whose graph it must not belong.
+        with tf.init_scope():
+            return tf.constant(-1, tf.int64)
 
     def add(self, owner: Any, handles_of_copies: PerWorkerResource) -> None:
         """Lets a table or variable, or the handle of another resource, represent its workers' copies while it lives."""
