@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator import ParameterServerStrategy, updates
+from tests.ps_strategy.every_worker import on_every_worker
 
 X, Y = np.ones([16, 4], "float32"), np.ones([16, 1], "float32")
 EAGER = type(tf.constant(0))
@@ -60,6 +61,7 @@ class Trainer(tf.Module):
 def loop(strategy: ParameterServerStrategy) -> None:
     with strategy.scope():
         trainer = Trainer()
+    on_every_worker(strategy, trainer.step)
     for _ in range(8):
         strategy.schedule(trainer.step)
     strategy.join()
@@ -76,8 +78,7 @@ def rule(strategy: ParameterServerStrategy) -> None:
             loss = tf.reduce_mean(model(tf.constant(X)) ** 2)
         average.push(tape.gradient(loss, model.trainable_variables), version)
 
-    strategy.schedule(step)
-    strategy.join()
+    on_every_worker(strategy, step)
 
 
 def client_function(strategy: ParameterServerStrategy) -> None:
@@ -101,7 +102,7 @@ def client_function(strategy: ParameterServerStrategy) -> None:
 def test_what_belongs_to_a_model_that_is_gone_is_freed(
     strategy: ParameterServerStrategy, train: Callable[[ParameterServerStrategy], None]
 ) -> None:
-    # The first model also makes what stays, such as the variable by which workers know their index.
+    # The first model also makes what stays, such as the variable by which each worker knows its index.
     train(strategy)
     before = count_resources()
     train(strategy)
