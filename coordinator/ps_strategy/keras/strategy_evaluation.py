@@ -29,6 +29,7 @@ from coordinator.ps_strategy.keras.fit.feeds import worker_indices
 from coordinator.ps_strategy.keras.fit.fit_extension import CardinalityCheck, check_model
 from coordinator.ps_strategy.keras.fit.replica_steps import whole
 from coordinator.ps_strategy.keras.internals.evaluation_scope import compilation_of
+from coordinator.ps_strategy.keras.internals.sequence_states import stateful_layers
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.setting_checks import check_integer
 
@@ -87,6 +88,11 @@ class StrategyEvaluation:
             if model.distribute_strategy is not strategy:
                 raise ValueError(f"The model {model.name!r} was not created in the scope of this strategy.")
             check_model(model)
+            if layers := stateful_layers(model):
+                raise ValueError(
+                    f"The layer {layers[0].name!r} has stateful=True and needs the batch before each batch, but the "
+                    "evaluation is divided into shards. Use model.evaluate, with one worker or a dataset function."
+                )
         elif model_state == "snapshot":
             raise ValueError('model_state="snapshot" is for Keras models: only their weights are known.')
         if metrics is None and not (is_keras and model.compiled):

@@ -48,7 +48,10 @@ class Feed(abc.ABC):
       unfinished: the calls that were not waited for yet, each with the number that it was added with, or None.
       newest_result: the result of the call that finished last in this epoch, or None.
       has_trained: whether a turn of this epoch had steps of training.
+      has_own_data: whether each worker reads data of its own, in their order.
     """
+
+    has_own_data = False
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
@@ -281,6 +284,8 @@ class WorkerFeed(Feed):
       dataset: a per-worker dataset.
       strategy: the strategy that steps are scheduled on.
     """
+
+    has_own_data = True
 
     def __init__(self, dataset: PerWorkerDataset, strategy: Any) -> None:
         super().__init__(strategy)

@@ -35,6 +35,7 @@ from coordinator.ps_strategy.keras.fit.steps import ModelSteps
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
 from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer
 from coordinator.ps_strategy.keras.internals.parts import variable_of
+from coordinator.ps_strategy.keras.internals.sequence_states import stateful_layers
 from coordinator.ps_strategy.keras.internals.table_updates import is_table
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 
@@ -137,8 +138,8 @@ class FitExtension:
         """A scope for a call of `fit`; see `RangeFits.fitting`.
 
         Raises:
-          ValueError: an argument does not go with the data; or the validation data is infinite, and nothing counts its
-            steps. Keras would look at it only after the first epoch.
+          ValueError: an argument or a layer does not go with the data; or the validation data is infinite, and nothing
+            counts its steps. Keras would look at it only after the first epoch.
         """
         if given.get("validation_steps") is None:
             self._check_validation(model.distribute_strategy, given.get("validation_data"))
@@ -168,14 +169,14 @@ class FitExtension:
         if kind == "predict":
             return self._prediction(model)
         step, shards = self._rule_fits.step(model) if kind == "train" else _on_one_device(model.test_step), None
-        if kind == "test":
+        if kind == "test" and not stateful_layers(model):
             shards = ShardFunctions(step, lambda: model.metrics, model.get_metrics_result)
         steps = ModelSteps(step, model.steps_per_execution, shards)
         return _scheduled_function(model, steps, is_training=kind == "train")
 
     def _prediction(self, model: keras.Model) -> Callable[[Sequence[Any]], Any]:
         """Returns a function that predicts for a turn, while workers compute the following turns."""
-        strategy = model.distribute_strategy
+        strategy, stateful = model.distribute_strategy, stateful_layers(model)
         steps = ModelSteps(model.predict_step, model.steps_per_execution)
 
         def run_turn(batches: Sequence[Any]) -> Any:
@@ -187,6 +188,7 @@ class FitExtension:
             Raises:
               Exception: what a step raised.
             """
+            _check_order(stateful, strategy)
             # Keras passes the batches, but not the feed that they come from.
             feed = self._latest_feed()
             if feed is not None and feed.was_read_last(batches[-1]):
@@ -295,7 +297,7 @@ def _scheduled_function(model: keras.Model, steps: ModelSteps, *, is_training: b
       steps: of `model.train_step` or `model.test_step`.
       is_training: whether the logs are reported to the strategy.
     """
-    strategy = model.distribute_strategy
+    strategy, stateful = model.distribute_strategy, stateful_layers(model)
 
     def run_turn(feed: Any) -> Any:
         """Schedules one turn and returns the newest logs, which may be of an earlier turn.
@@ -307,6 +309,8 @@ def _scheduled_function(model: keras.Model, steps: ModelSteps, *, is_training: b
           StopIteration: no batch is left.
           Exception: what an earlier step raised.
         """
+        if not (isinstance(feed, Feed) and feed.has_own_data):
+            _check_order(stateful, strategy)
         if isinstance(feed, Feed):
             logs = feed.train(steps) if is_training else feed.schedule(steps)
             if is_training:
@@ -317,6 +321,17 @@ def _scheduled_function(model: keras.Model, steps: ModelSteps, *, is_training: b
         return future.result()
 
     return run_turn
+
+
+def _check_order(stateful: Sequence[keras.Layer], strategy: Any) -> None:
+    """Raises ValueError if workers would take turns with the batches of the same sequences."""
+    count = len(strategy.cluster.workers)
+    if stateful and count > 1:
+        raise ValueError(
+            f"The layer {stateful[0].name!r} has stateful=True: each batch continues the sequences of the batch before "
+            f"it, whose state is on the worker that ran it. But these batches go to any of {count} workers. Give a "
+            "dataset function instead, so that each worker reads sequences of its own, or use one worker."
+        )
 
 
 def _report_numbers(strategy: Any, logs: dict[str, Any]) -> None:
