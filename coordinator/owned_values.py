@@ -15,6 +15,19 @@ from typing import Any, Generic, TypeVar
 _Value = TypeVar("_Value")
 
 
+class _Owned:
+    """An attribute of a key. Copies and pickles of the key, which have all attributes, have an empty one."""
+
+    __slots__ = ("owner", "value")
+
+    def __init__(self, owner: int | None = None, value: Any = None) -> None:
+        self.owner = owner
+        self.value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Owned, ()
+
+
 class OwnedValues(MutableMapping[Any, _Value], Generic[_Value]):
     """Maps objects, by their identity, to values that are attributes of the objects.
 
@@ -35,18 +48,18 @@ class OwnedValues(MutableMapping[Any, _Value], Generic[_Value]):
 
     def __getitem__(self, key: Any) -> _Value:
         try:
-            owner, value = object.__getattribute__(key, self._name)
+            owned = object.__getattribute__(key, self._name)
         except AttributeError:
             raise KeyError(key) from None
-        # A copy of a key has the attribute, too.
-        if owner != id(key):
+        # `copy.copy` of a key has the same attribute.
+        if owned.owner != id(key):
             raise KeyError(key)
-        present: _Value = value
-        return present
+        value: _Value = owned.value
+        return value
 
     def __setitem__(self, key: Any, value: _Value) -> None:
         try:
-            object.__setattr__(key, self._name, (id(key), value))
+            object.__setattr__(key, self._name, _Owned(id(key), value))
         except AttributeError:
             raise TypeError(f"{key!r} cannot have a value: it has no attributes.") from None
         self._keys[id(key)] = key
