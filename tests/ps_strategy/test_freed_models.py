@@ -98,7 +98,14 @@ def client_function(strategy: ParameterServerStrategy) -> None:
     train()
 
 
-@pytest.mark.parametrize("train", [fit, loop, rule, client_function], ids=lambda train: train.__name__)
+def sequences(strategy: ParameterServerStrategy) -> None:
+    with strategy.scope():
+        layer = keras.layers.GRU(2, stateful=True)
+        layer.build([4, 2, 1])
+    on_every_worker(strategy, tf.function(lambda: layer(tf.ones([4, 2, 1]))))
+
+
+@pytest.mark.parametrize("train", [fit, loop, rule, client_function, sequences], ids=lambda train: train.__name__)
 def test_what_belongs_to_a_model_that_is_gone_is_freed(
     strategy: ParameterServerStrategy, train: Callable[[ParameterServerStrategy], None]
 ) -> None:
