@@ -110,9 +110,9 @@ def create_state_of_sequences(
     and the log says so.
 
     Args:
-      create: see `create_per_worker_variable`.
-      handles: likewise.
-      read_on_all: likewise.
+      create: creates the variable on the client.
+      handles: where the variable is registered.
+      read_on_all: reads a resource on every worker.
     """
     begun: set[int] = set()
 
@@ -125,9 +125,8 @@ def create_state_of_sequences(
                 variable.name,
             )
         begun.add(context.index)
-        copy = create()
-        copy.assign(variable.numpy())
-        return copy
+        # Not by `create`, which belongs to the function that is traced if the layer is built in it.
+        return tf.Variable(variable.numpy(), trainable=False, dtype=variable.dtype, shape=variable.shape)
 
     variable, resources = _with_copies(create, build, handles, read_on_all)
     assign = variable.assign

@@ -102,6 +102,19 @@ def counting_model() -> keras.Model:
     return model
 
 
+class CountingModel(keras.Model):
+    """The same as a class whose layers are built while the first step is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = counting_layer()
+        self.scale = keras.layers.Dense(1, kernel_initializer="ones")
+        self.compile(keras.optimizers.SGD(0.0), "mse")
+
+    def call(self, x: Any) -> Any:
+        return self.scale(self.inner(x))
+
+
 X, Y = np.ones([LENGTH, 1, 1], "float32"), np.arange(1, LENGTH + 1, dtype="float32")[:, None]
 
 
@@ -115,7 +128,12 @@ def model(strategy: ParameterServerStrategy) -> Iterator[keras.Model]:
         yield counting_model()
 
 
-def test_each_worker_trains_and_evaluates_on_sequences_of_a_dataset_function(model: keras.Model) -> None:
+@pytest.mark.parametrize("make", [counting_model, CountingModel], ids=["built before", "built while traced"])
+def test_each_worker_trains_and_evaluates_on_sequences_of_a_dataset_function(
+    strategy: ParameterServerStrategy, make: Callable[[], keras.Model]
+) -> None:
+    with strategy.scope():
+        model = make()
     [layer] = stateful_layers(model)
     for steps in (None, WORKERS * LENGTH // 2):
         history = model.fit(dataset, steps_per_epoch=steps, verbose=0).history
