@@ -212,10 +212,12 @@ class Epochs(tf.train.experimental.PythonState):
         return f"<Epochs: {self.remaining} of {self._ledger.total} ranges of {self._source!r} are left>"
 
     def _hand_out(self, strategy: Any) -> Iterator[Any]:
-        workers, read, late = len(strategy.cluster.workers), self._source.reader(), self._late.get(strategy)
+        read, late = self._source.reader(), self._late.get(strategy)
         if self._prefetch and late is None:
             reader = strategy.extended.read_ahead(self._source.read_range, self._prefetch)
             late = self._late[strategy] = LateRanges(self._prefetch, self._positions, reader)
+        # There may be none at the moment.
+        workers = max(1, len(strategy.cluster.workers))
         ahead = max(_AHEAD, _AHEAD_PER_WORKER * workers)
         if self._source.most_out is not None:
             ahead = min(ahead, max(_LEAST_AHEAD_PER_WORKER * workers, self._source.most_out // self._width))

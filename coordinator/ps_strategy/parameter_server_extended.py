@@ -21,7 +21,12 @@ from coordinator.ps_strategy.calls.client_functions import ClientFunctions
 from coordinator.ps_strategy.calls.read_ahead import ReadAhead
 from coordinator.ps_strategy.calls.traced_function import TracedFunction
 from coordinator.ps_strategy.keras.internals.initial_values import initial_value_of_keras
-from coordinator.ps_strategy.per_worker.variable import create_per_worker_variable, table_creator_scopes
+from coordinator.ps_strategy.keras.internals.sequence_states import is_state_of_sequences
+from coordinator.ps_strategy.per_worker.variable import (
+    create_per_worker_variable,
+    create_state_of_sequences,
+    table_creator_scopes,
+)
 from coordinator.ps_strategy.sharded.creation import Partitioner, create_sharded, part_sizes, partition_by
 from coordinator.ps_strategy.sharded.initial_values import RowsInBlocks, initial_value_of
 from coordinator.ps_strategy.sharded.placement import Placement
@@ -75,6 +80,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         self._partitioner = partitioner
         self._placement = Placement(self._parameter_server_devices, self._variables.variables)
         self._scheduling = threading.local()
+        self._has_warned_of_states = False
         self._worker_devices = parts.worker_devices
         # A function is traced once for all workers, not for each device that it may run on.
         self._retrace_functions_for_each_device = False
@@ -156,6 +162,9 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.pop("per_worker_variable", False):
             return create_per_worker_variable(lambda: next_creator(**kwargs), self._handles, self._read_on_all)
+        if is_state_of_sequences():
+            self._warn_of_states()
+            return create_state_of_sequences(lambda: next_creator(**kwargs), self._handles, self._read_on_all)
         beside = kwargs.get("colocate_with")
         create = functools.partial(self._create_on, next_creator)
         may_be_divided = self._partitioner is not None if beside is None else isinstance(beside, ShardedVariable)
@@ -164,6 +173,14 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             return self._create_partitioned(create, beside, kwargs)
         device = self._placement.next_devices([self._known_size(kwargs)])[0] if beside is None else str(beside.device)
         return create(device, **kwargs)
+
+    def _warn_of_states(self) -> None:
+        if not self._has_warned_of_states:
+            self._has_warned_of_states = True
+            _logger.warning(
+                "A layer has stateful=True: each worker has a state of its own, with which its next batch begins. Run "
+                "all batches of a sequence on one worker, by schedule(..., worker=) or by a dataset function."
+            )
 
     def _known_size(self, kwargs: dict[str, Any]) -> int:
         """Returns the bytes of a variable with these arguments, 0 if they do not tell."""

@@ -8,6 +8,8 @@ strategy = ParameterServerStrategy(resolver)      one client, this process
 """
 
 import contextlib
+import functools
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,6 +35,9 @@ from coordinator.ps_strategy.per_worker.dataset_distribution import DatasetDistr
 from coordinator.ps_strategy.sharded.creation import Partitioner, check_partitioner
 from coordinator.ps_strategy.strategy_parts import StrategyParts
 from coordinator.ps_strategy.strategy_services import StrategyServices
+from coordinator.ps_strategy.tensorflow_internals.process import reset_watched
+
+_logger = logging.getLogger("coordinator")
 
 
 class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
@@ -88,6 +93,8 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
             if options.trace is not None:
                 self.trace(options.trace)
             self.dashboard_url = exit_stack.enter_context(parts.dashboard(options.dashboard, extended.services.rules))
+            close = functools.partial(_close_before_reset, weakref.ref(self))
+            exit_stack.enter_context(reset_watched(close, parts.variables.forget))
             # Closes when the strategy is forgotten, and at the end of the program.
             self._closing = weakref.finalize(self, only_here(exit_stack.pop_all().close))
 
@@ -354,3 +361,10 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
 
     def __repr__(self) -> str:
         return f"<ParameterServerStrategy: {len(self.parameter_servers)} ps, {self.cluster.statistics()}>"
+
+
+def _close_before_reset(reference: Callable[[], ParameterServerStrategy | None]) -> None:
+    strategy = reference()
+    if strategy is not None:
+        _logger.warning("TensorFlow is being reset, which closes the strategy: %r.", strategy)
+        strategy.close()

@@ -29,6 +29,7 @@ from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
 from coordinator.ps_strategy.recovery.checkpoint_owner import CheckpointOwner
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
+from coordinator.ps_strategy.tensorflow_internals.custom_gradients import custom_gradients_freed
 from coordinator.ps_strategy.tensorflow_internals.data_order import data_before_effects
 from coordinator.ps_strategy.tensorflow_internals.handles import TracedFunctions
 from coordinator.ps_strategy.tensorflow_internals.process import (
@@ -138,6 +139,7 @@ class StrategyParts:
         traced = exit_stack.enter_context(TracedFunctions().recorded())
         exit_stack.enter_context(profiles_reported(_warn_of_profile))
         exit_stack.enter_context(errors_of_former_objects_explained())
+        exit_stack.enter_context(custom_gradients_freed())
         scheduler = Scheduler(TensorFlowRuntime(membership), membership, options, concatenated)
         exit_stack.callback(scheduler.close)
         if isinstance(cluster_resolver, PolledClusterResolver):

@@ -285,8 +285,11 @@ class Cluster:
             worker = self._workers[index]
             self._set_workers({other: each for other, each in self._workers.items() if other != index})
             self._leaving.add(index)
+            is_last = not self._workers
         self._queue.workers.dismiss(index)
         worker.stop()
+        if is_last:
+            _logger.warning("%s is removed; no worker is left, and functions wait until one is added.", worker.device)
         self.fail_orphaned(index)
         return worker
 

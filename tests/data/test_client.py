@@ -139,6 +139,16 @@ def test_the_counting_of_data_that_may_have_no_end_is_reported(monkeypatch, capl
     assert client(tf.data.Dataset.range(5).repeat(), size=8).size == 8
 
 
+def test_ranges_of_large_examples_are_handed_out_while_there_is_no_worker():
+    # A range has more bytes than all that are to be under way.
+    huge = client([np.zeros(2**24, np.uint8)] * 24)
+    with contextlib.closing(FakeStrategy(OPTIONS, workers=1)) as strategy:
+        strategy.cluster.remove_worker(0)
+        ranges = Epochs(huge, batch_size=24).on(strategy)
+        strategy.schedule(lambda worker, _: None, (next(ranges),))
+        ranges.close()
+
+
 def test_large_examples_keep_few_ranges_under_way():
     large = client([np.zeros(2**24, np.uint8)] * 24)
     assert large.most_out == 16

@@ -257,9 +257,9 @@ def test_what_a_deleted_table_holds_on_its_server_is_freed(strategy, store):
 
 
 def test_other_tables_are_still_those_of_the_workers(strategy):
-    before = set(per_worker_handles(strategy).handles_of_copies)
+    before = set(map(id, per_worker_handles(strategy).handles_of_copies))
     with strategy.scope():
         table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), default_value=0)
         mutable = make_words()
-    assert len(set(per_worker_handles(strategy).handles_of_copies) - before) == 1
+    assert len(set(map(id, per_worker_handles(strategy).handles_of_copies)) - before) == 1
     del table, mutable

@@ -107,6 +107,18 @@ def test_a_lost_worker_can_be_removed_and_its_own_closures_fail() -> None:
             scheduler.cluster.remove_worker(0)
 
 
+def test_the_removal_of_the_last_worker_is_logged_and_work_waits_for_the_next(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runtime = FakeRuntime(workers=1)
+    with running_scheduler(runtime) as scheduler:
+        scheduler.cluster.remove_worker(0)
+        assert "task:0 is removed; no worker is left, and functions wait until one is added" in caplog.text
+        waiting = scheduler.schedule(index_of, "step")
+        scheduler.cluster.add_worker("host:1")
+        assert waiting.result(LIMIT) == 0
+
+
 def test_a_blocked_closure_for_a_removed_worker_fails_when_it_is_unblocked() -> None:
     runtime = FakeRuntime(workers=2)
     gate = Gate(runtime)

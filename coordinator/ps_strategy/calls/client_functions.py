@@ -34,6 +34,7 @@ from coordinator.ps_strategy.tensorflow_internals.client_functions import (
     barriers_in_order,
     call_time_values,
     plain_loops_as,
+    python_operation,
 )
 from coordinator.workers.scheduler import Scheduler
 
@@ -288,10 +289,10 @@ class ClientFunctions:
             call = self._calls[number]
             return call.run(lambda: work(call, *values))
 
-        outputs = tf.numpy_function(run, [self._call()[0], *inputs], [spec.dtype for spec in specs])
-        for output, spec in zip(outputs if specs else (), specs, strict=True):
+        outputs = python_operation(run, [self._call()[0], *inputs], [spec.dtype for spec in specs])
+        for output, spec in zip(outputs, specs, strict=True):
             output.set_shape(spec.shape)
-        return list(outputs) if specs else []
+        return outputs
 
 
 def _packed(spec: Any, values: Iterator[Any]) -> Any:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from coordinator.data.late_ranges import LateRange
 from coordinator.future import Future
+from coordinator.owned_values import OwnedValues
 from coordinator.ps_strategy.calls.retrace_warnings import RetraceWarnings
 from coordinator.ps_strategy.calls.trace_cache import (
     TraceCache,
@@ -124,20 +125,18 @@ class FunctionTracer:
         self._handles = handles
         # What is traced in place of each function that was scheduled: a copy, or None for itself. A copy is made when
         # it is needed: it may refer to the object whose method the function is, and would keep both alive.
-        self._copies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._copies: OwnedValues[Any] = OwnedValues()
         self.cache = TraceCache()
         self._accepted: weakref.WeakSet[Any] = weakref.WeakSet()
         self._trace_counts = RetraceWarnings()
-        # By scheduled function, held weakly: the workers' copies live as long as the `tf.function`. Not for concrete
-        # functions, which would keep themselves alive.
-        self._traced: weakref.WeakKeyDictionary[Any, dict[Any, TracedFunction]] = weakref.WeakKeyDictionary()
+        # By scheduled function: the workers' copies live as long as the `tf.function`.
+        self._traced: OwnedValues[dict[Any, TracedFunction]] = OwnedValues()
 
     def reset(self) -> None:
         """Has every function traced again when it is scheduled next."""
         # The references are copied in one step, since functions may be scheduled meanwhile.
-        for reference in self._copies.keyrefs():
-            if (function := reference()) is not None:
-                self._copies[function] = _OUTDATED
+        for function in self._copies:
+            self._copies[function] = _OUTDATED
         self.cache.clear()
         self._traced.clear()
         self._trace_counts.forget()

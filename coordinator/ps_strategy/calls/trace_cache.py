@@ -16,6 +16,7 @@ import tensorflow as tf
 from coordinator.data.late_ranges import LateRange
 from coordinator.data.position_range import PositionRange, position_ranges
 from coordinator.future import Future
+from coordinator.owned_values import OwnedValues
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall, TracedFunction
 from coordinator.ps_strategy.fusing.repeated_function import is_stackable
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset, PerWorkerIterator
@@ -58,11 +59,11 @@ class TraceCache:
     """
 
     def __init__(self) -> None:
-        self._traces: weakref.WeakKeyDictionary[Any, dict[Hashable, _Trace]] = weakref.WeakKeyDictionary()
+        self._traces: OwnedValues[dict[Hashable, _Trace]] = OwnedValues()
 
     def clear(self) -> None:
         """Forgets everything."""
-        self._traces = weakref.WeakKeyDictionary()
+        self._traces.clear()
 
     def find(self, function: Any, args: Any, kwargs: Any = None) -> ScheduledCall | None:
         """Returns a call of a function with these arguments; None if such a call is not cached.

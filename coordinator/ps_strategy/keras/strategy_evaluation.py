@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from coordinator.data.autotuning import without_autotuning
 from coordinator.data.source import Source
+from coordinator.owned_values import OwnedValues
 from coordinator.ps_strategy.keras.evaluation.model_copies import ModelCopies
 from coordinator.ps_strategy.keras.evaluation.shard_functions import ShardFunctions
 from coordinator.ps_strategy.keras.evaluation.shards import (
@@ -24,9 +25,11 @@ from coordinator.ps_strategy.keras.evaluation.shards import (
     source_shards,
 )
 from coordinator.ps_strategy.keras.fit.evaluation_feed import EvaluationFeed
+from coordinator.ps_strategy.keras.fit.feeds import worker_indices
 from coordinator.ps_strategy.keras.fit.fit_extension import CardinalityCheck, check_model
 from coordinator.ps_strategy.keras.fit.replica_steps import whole
 from coordinator.ps_strategy.keras.internals.evaluation_scope import compilation_of
+from coordinator.ps_strategy.keras.internals.sequence_states import stateful_layers
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 from coordinator.setting_checks import check_integer
 
@@ -50,7 +53,7 @@ class StrategyEvaluation:
     def __init__(self, wait_recovered: Callable[[], bool]) -> None:
         self._wait_recovered = wait_recovered
         self._is_infinite_on_workers = CardinalityCheck()
-        self._functions: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, Any]] = weakref.WeakKeyDictionary()
+        self._functions: OwnedValues[OrderedDict[Hashable, Any]] = OwnedValues()
 
     def evaluate(
         self,
@@ -85,6 +88,11 @@ class StrategyEvaluation:
             if model.distribute_strategy is not strategy:
                 raise ValueError(f"The model {model.name!r} was not created in the scope of this strategy.")
             check_model(model)
+            if layers := stateful_layers(model):
+                raise ValueError(
+                    f"The layer {layers[0].name!r} has stateful=True and needs the batch before each batch, but the "
+                    "evaluation is divided into shards. Use model.evaluate, with one worker or a dataset function."
+                )
         elif model_state == "snapshot":
             raise ValueError('model_state="snapshot" is for Keras models: only their weights are known.')
         if metrics is None and not (is_keras and model.compiled):
@@ -117,7 +125,7 @@ class StrategyEvaluation:
             dataset = data if isinstance(data, PerWorkerDataset) else strategy.distribute_datasets_from_function(data)
             if self._is_infinite_on_workers(dataset, strategy):
                 raise ValueError("The dataset is endless, so its evaluation would never end.")
-            workers = [worker.index for worker in strategy.cluster.workers]
+            workers = worker_indices(strategy)
             return lambda: WorkerShards(dataset, workers)
         arrays = tf.nest.map_structure(_array, data)
         size = _rows(arrays)
@@ -138,7 +146,11 @@ class StrategyEvaluation:
         raise AssertionError
 
     def _functions_of(self, model: Any, metrics: Sequence[Any] | None, model_state: str) -> ShardFunctions:
-        kept = self._functions.setdefault(model, OrderedDict())
+        try:
+            kept = self._functions.setdefault(model, OrderedDict())
+        except TypeError:
+            # A callable without attributes.
+            kept = OrderedDict()
         key = (model_state, compilation_of(model)) if metrics is None else (model_state, *metrics)
         if key not in kept:
             kept[key] = _functions(model, metrics, model_state)

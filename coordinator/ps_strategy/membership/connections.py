@@ -41,7 +41,7 @@ from coordinator.ps_strategy.membership.handshake import Handshake
 from coordinator.ps_strategy.membership.remote_context import ClientLease
 from coordinator.ps_strategy.membership.sentinel_variable import SentinelVariables
 from coordinator.ps_strategy.membership.worker_devices import WorkerDevices, calling_device
-from coordinator.ps_strategy.tensorflow_internals.process import context_id
+from coordinator.ps_strategy.tensorflow_internals.process import PresentContext, context_id
 
 Value = TypeVar("Value")
 
@@ -71,12 +71,14 @@ class Connections:
       is_closing: whether servers are no longer added, asked or connected to.
       settled: set unless the server definition is being updated, which may cost servers their variables; whether it
         did is known afterwards.
+      context: TensorFlow's, to which all connections belong.
     """
 
     def __init__(self, definition: ClusterDefinition, client_address: str, options: Options) -> None:
         self._parameter_servers = definition.tasks("ps")
         self._probe_timeout = options.probe_timeout
         self._heartbeat = Heartbeat(options.heartbeat_interval, options.heartbeat_timeout)
+        self.context = PresentContext()
         client = Client(context_id(), client_address, socket.gethostname())
         self._links = ServerLinks(options.heartbeat_timeout)
         self._handshake = Handshake(client, options)
@@ -250,7 +252,7 @@ class Connections:
             if task not in lost and status.incarnation not in self._handshake.refused
         }
         plan = plan_change(present, adding, answering, self._parameter_servers)
-        if plan is None:
+        if plan is None or self.context.is_replaced:
             return False
         kept, incarnations = plan
         numbers = [connection.number for task, connection in kept.items() if task.job == "ps"]

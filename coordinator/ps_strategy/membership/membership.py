@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from coordinator.errors import ParameterServerLost
+from coordinator.errors import ParameterServerLost, StrategyClosedError
 from coordinator.heartbeat.open_connections import OpenConnections
 from coordinator.options import Options
 from coordinator.ps_strategy.membership.client_process import CHILDREN, join_as_client
@@ -96,8 +96,16 @@ class Membership:
         """Returns the connection to a worker for the caller's next call; None if there is none.
 
         `is_attempt_lost` and `disconnect` are about this connection, even if the worker is reconnected meanwhile.
+
+        Raises:
+          StrategyClosedError: the program has reset TensorFlow.
         """
         connection = self._attempted[worker] = self._connections.present.get(_worker(worker))
+        if self._connections.context.is_replaced:
+            raise StrategyClosedError(
+                "TensorFlow was reset, and with it all that this strategy has on the servers: its variables and "
+                "functions. Close the strategy before TensorFlow is reset, and make a new one afterwards."
+            )
         return connection
 
     def present_connection(self, worker: int) -> Connection | None:

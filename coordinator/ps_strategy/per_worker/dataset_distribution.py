@@ -67,7 +67,8 @@ class DatasetDistribution:
         traces = _TracedShares(
             name,
             lambda context: self._trace(_checked(dataset_fn, context, options)),
-            [shares.of(worker) for worker in shares.workers],
+            # Of the first worker to come, if there is none at the moment.
+            [shares.of(worker) for worker in shares.workers or [0]],
             self._replicas,
         )
         caches = CacheFiles()
@@ -86,7 +87,11 @@ class DatasetDistribution:
         def share_of(worker: int) -> Hashable:
             return traces.part_read(shares.of(worker))
 
-        return PerWorkerDataset(name, traces.element_spec, build, self._count, self._copies, share_of)
+        def is_numbered(context: WorkerContext) -> bool:
+            operations = traces.of(shares.of(context.index)).concrete.graph.get_operations()
+            return any(map(_changes_with_iterators, operations))
+
+        return PerWorkerDataset(name, traces.element_spec, build, self._count, self._copies, share_of, is_numbered)
 
     def from_dataset(self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None) -> Any:
         """Sends `dataset` as a graph to every worker, which reads all of it; see `ParameterServerStrategy`.
@@ -256,6 +261,24 @@ def _common_element_spec(name: str, specs: Sequence[Any]) -> Any:
 
 def _element_spec(traced: Any) -> Any:
     return traced.concrete.structured_outputs[0].element_spec
+
+
+# Datasets whose iterators take the next numbers of a random generator: the places of its two seeds among their inputs.
+_RESHUFFLED = {"ShuffleDatasetV3": (2, 3), "ShuffleAndRepeatDatasetV2": (2, 3), "RandomDatasetV2": (0, 1)}
+# Calls of functions, in which there may be such datasets.
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "Case", "StatelessCase", "While")
+
+
+def _changes_with_iterators(operation: tf.Operation) -> bool:
+    """Returns whether an operation may make a dataset with a state that the creation of each iterator changes.
+
+    Datasets in functions of others, as of `interleave`, are made again for each element.
+    """
+    if operation.type.startswith("DataServiceDataset") or operation.type in _CALLS:
+        return True
+    seeds = [operation.inputs[place] for place in _RESHUFFLED.get(operation.type, ())]
+    # Two zeros stand for a seed that each worker chooses when it makes the dataset.
+    return any(tf.get_static_value(seed) != 0 for seed in seeds)
 
 
 def _graph_of(dataset: tf.data.Dataset) -> bytes:

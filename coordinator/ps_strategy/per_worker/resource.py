@@ -20,6 +20,7 @@ import tensorflow as tf
 from coordinator.builds import Builds
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ClosureQuarantined, WorkerLost
 from coordinator.options import Options
+from coordinator.owned_values import OwnedValues
 from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
 from coordinator.ps_strategy.tensorflow_internals.handles import owner_of_handle
 from coordinator.runtime import FiniteInput
@@ -133,28 +134,29 @@ class PerWorkerHandles:
     """
 
     def __init__(self) -> None:
-        # By the identity of the table or variable, since a table that is being loaded has no handle yet; of other
-        # resources by that of the handle.
-        self.handles_of_copies: dict[int, PerWorkerResource] = {}
+        # By the table or variable, since a table that is being loaded has no handle yet; of other resources by the
+        # handle.
+        self.handles_of_copies: OwnedValues[PerWorkerResource] = OwnedValues()
         self._worker_indices = PerWorkerResource("worker index", lambda context: tf.constant(context.index, tf.int64))
 
     @functools.cached_property
     def worker_index(self) -> tf.Tensor:
         """A placeholder for the index of the worker among the captures of a function."""
-        # Made when it is needed: the strategy is not connected yet when this object is created.
-        return tf.constant(-1, tf.int64)
+        # Made when it is needed: the strategy is not connected yet when this object is created. That may be while a
+        # function is traced, to whose graph it must not belong.
+        with tf.init_scope():
+            return tf.constant(-1, tf.int64)
 
     def add(self, owner: Any, handles_of_copies: PerWorkerResource) -> None:
         """Lets a table or variable, or the handle of another resource, represent its workers' copies while it lives."""
-        self.handles_of_copies[id(owner)] = handles_of_copies
-        weakref.finalize(owner, self.handles_of_copies.pop, id(owner), None)
+        self.handles_of_copies[owner] = handles_of_copies
 
     def resource_for(self, tensor: Any) -> PerWorkerResource | None:
         """Returns what is passed instead of a captured tensor, if that depends on the worker; otherwise None."""
         if tensor is self.worker_index:
             return self._worker_indices
         owner = owner_of_handle(tensor)
-        return self.handles_of_copies.get(id(tensor if owner is None else owner))
+        return self.handles_of_copies.get(tensor if owner is None else owner)
 
 
 class WorkerCopies:

@@ -4,6 +4,8 @@ Each also exists on the client, as an ordinary object that can be used, saved an
 worker, its handle is replaced by that of the worker's copy (`PerWorkerHandles`), so that reads and look-ups are local.
 """
 
+import functools
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +20,8 @@ from coordinator.ps_strategy.tensorflow_internals.handles import (
     resource_creator_scope,
     restored_functions,
 )
+
+_logger = logging.getLogger("coordinator")
 
 # In seconds: nothing but this process takes part.
 _LONGEST_CREATION = 60.0
@@ -91,12 +95,69 @@ def create_per_worker_variable(
       handles: where the variable is registered.
       read_on_all: reads a resource on every worker.
     """
+    return _with_copies(create, lambda _: create(), handles, read_on_all)[0]
+
+
+def create_state_of_sequences(
+    create: Callable[[], tf.Variable],
+    handles: PerWorkerHandles,
+    read_on_all: Callable[[PerWorkerResource], list[Any]],
+) -> tf.Variable:
+    """Creates a per-worker variable for what a batch leaves for the next batch of the same sequences.
+
+    What is assigned to the variable on the client, as `reset_state()` of a layer does, is what all copies continue
+    with. Assign it while no function runs that uses the variable. A worker that was restarted begins with it again,
+    and the log says so.
+
+    Args:
+      create: creates the variable on the client.
+      handles: where the variable is registered.
+      read_on_all: reads a resource on every worker.
+    """
+    begun: set[int] = set()
+
+    def build(context: WorkerContext) -> tf.Variable:
+        if context.index in begun:
+            _logger.warning(
+                "%s has lost its state of %s, and begins again with what was assigned on the client: the sequences "
+                "that it is in the middle of continue without what came before.",
+                context.device,
+                variable.name,
+            )
+        begun.add(context.index)
+        # Not by `create`, which belongs to the function that is traced if the layer is built in it.
+        return tf.Variable(variable.numpy(), trainable=False, dtype=variable.dtype, shape=variable.shape)
+
+    variable, resources = _with_copies(create, build, handles, read_on_all)
+    assign = variable.assign
+
+    @functools.wraps(assign)
+    def assign_to_all(*args: Any, **kwargs: Any) -> Any:
+        result = assign(*args, **kwargs)
+        if tf.executing_eagerly():
+            begun.clear()
+            for resource in resources:
+                resource.recreate()
+        return result
+
+    variable.assign = assign_to_all
+    return variable
+
+
+def _with_copies(
+    create: Callable[[], tf.Variable],
+    build: Callable[[WorkerContext], tf.Variable],
+    handles: PerWorkerHandles,
+    read_on_all: Callable[[PerWorkerResource], list[Any]],
+) -> tuple[Any, tuple[PerWorkerResource, PerWorkerResource]]:
+    """Returns a variable on the client, and what makes its copies and their handles."""
     with tf.device("/device:CPU:0"):
         variable = create()
-    copies = PerWorkerResource(f"per-worker variable {variable.name}", lambda _: create())
-    handles.add(variable, _handles_of(copies))
+    copies = PerWorkerResource(f"per-worker variable {variable.name}", build)
+    of_handles = _handles_of(copies)
+    handles.add(variable, of_handles)
     variable.read_all = lambda: [tf.convert_to_tensor(value, variable.dtype) for value in read_on_all(copies)]
-    return variable
+    return variable, (copies, of_handles)
 
 
 def _handles_of(copies: PerWorkerResource) -> PerWorkerResource:

@@ -22,7 +22,12 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from coordinator.ps_strategy.sharded.initial_values import RowsInBlocks
-from coordinator.ps_strategy.tensorflow_internals.handles import TracedFunctions, new_handle, replace_handles
+from coordinator.ps_strategy.tensorflow_internals.handles import (
+    TracedFunctions,
+    forget_handles,
+    new_handle,
+    replace_handles,
+)
 from coordinator.ps_strategy.tensorflow_internals.mutable_tables import (
     TableResource,
     set_table_content,
@@ -127,6 +132,10 @@ class VariableStore:
         """Returns the variables that are alive, in the order of their creation."""
         # The references are copied in one step, since variables may be created meanwhile.
         return [variable for reference in self._variables.valuerefs() if (variable := reference()) is not None]
+
+    def forget(self) -> None:
+        """Has all variables and tables refer to nothing: TensorFlow was reset, and what they referred to is gone."""
+        forget_handles([*self.variables(), *self.tables()])
 
     @contextlib.contextmanager
     def states_held(self) -> Iterator[None]:

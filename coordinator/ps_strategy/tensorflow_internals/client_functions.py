@@ -7,7 +7,6 @@ all that were created after it run after it. TensorFlow by itself orders operati
 
 import contextlib
 import types
-import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from tensorflow.python.framework import auto_control_deps, error_interpolation
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
+from coordinator.owned_values import OwnedValues
 from coordinator.ps_strategy.tensorflow_internals.process import attribute_replaced
 
 # Under this name the order of barriers is registered with TensorFlow.
@@ -45,6 +45,22 @@ def call_time_values(make: Callable[[], Sequence[Any]], specs: Sequence[tf.Tenso
         values.output_spec = captures.by_ref_external[key].output_spec  # type: ignore[attr-defined]
         captures.by_ref_external[key] = values
     return captures.by_ref_internal[key]
+
+
+def python_operation(function: Callable[..., Any], inputs: Sequence[Any], types: Sequence[tf.DType]) -> list[tf.Tensor]:
+    """Adds an operation that calls Python, as `tf.numpy_function`, to the function that is being traced.
+
+    The Python function lives as long as the graph of the function.
+    """
+    outputs = tf.numpy_function(function, inputs, types)
+    graph = outermost = tf.compat.v1.get_default_graph()
+    while isinstance(outermost, FuncGraph):
+        outermost = outermost.outer_graph
+    # Private: what TensorFlow calls is kept by the outermost graph, which is one of the process.
+    registered = function.ag_dnc_wrapper__  # type: ignore[attr-defined]  # TensorFlow sets it
+    outermost._py_funcs_used_in_graph.remove(registered)
+    graph._py_funcs_used_in_graph = [*getattr(graph, "_py_funcs_used_in_graph", ()), registered]
+    return [] if not types else list(outputs)
 
 
 def _function_of(graph: Any) -> Any:
@@ -94,7 +110,7 @@ class _OrderInGraph:
 def barriers_in_order(key: Hashable) -> Iterator[None]:
     """A scope in which functions that are traced run the barriers of `key` in order."""
     # Private: automatic control dependencies have no public hook; this one is for kinds of operations.
-    graphs: weakref.WeakKeyDictionary[Any, _OrderInGraph | None] = weakref.WeakKeyDictionary()
+    graphs: OwnedValues[_OrderInGraph | None] = OwnedValues()
 
     def add(operation: Any, reads: Any, writes: Any) -> bool:
         graph = operation.graph

@@ -208,6 +208,21 @@ def replace_handles(renewed: Iterable[tuple[Any, tf.Tensor]], traced: TracedFunc
             )
 
 
+def forget_handles(owners: Iterable[Any]) -> None:
+    """Gives variables and tables handles of nothing, in this process, with which each operation raises an error.
+
+    After TensorFlow was reset, an operation with a former handle, of a resource on a server, would end the process.
+    """
+    with tf.device("/device:CPU:0"):
+        for owner in owners:
+            dtype, shape = getattr(owner, "dtype", tf.float32), getattr(owner, "shape", [])
+            # By a name: a variable without one would exist, and be read as an empty tensor.
+            name = f"{owner.name}, which was deleted with its strategy"
+            handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name)
+            copy_handle_data(_handle_of(owner), handle)
+            _set_handle(owner, handle)
+
+
 def _set_handle(owner: Any, handle: Any) -> None:
     # Private: TensorFlow changes the resource of a variable or table only while it loads a SavedModel.
     if not isinstance(owner, tf.Variable):

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -207,6 +208,39 @@ def context_id() -> int:
     """Returns the number that identifies this client on every server; it does not change while the process lives."""
     # Private: nothing public returns it.
     return int(pywrap_tfe.TFE_GetContextId(context.context()._context_handle)) % 2**64
+
+
+class PresentContext:
+    """What TensorFlow knows of this process and its servers, at the time when this object is made.
+
+    A program that resets TensorFlow, as test suites do between two tests, replaces it by one that is connected to no
+    server. TensorFlow ends the process if the new one is asked to disconnect, or reads a variable of the former one.
+    """
+
+    def __init__(self) -> None:
+        self._context = weakref.ref(context.context())
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether TensorFlow has been reset since."""
+        # Private: nothing public tells one context from another.
+        return context.context() is not self._context()
+
+
+@contextlib.contextmanager
+def reset_watched(before: Callable[[], object], after: Callable[[], object]) -> Iterator[None]:
+    """A scope in which two functions are called before and after the program resets TensorFlow."""
+    # Private: so is what resets it, and there is no hook.
+    stock = context._reset_context
+
+    @functools.wraps(stock)
+    def reset() -> None:
+        before()
+        stock()
+        after()
+
+    with attribute_replaced(context, "_reset_context", reset):
+        yield
 
 
 class FunctionRegistration:

@@ -17,17 +17,20 @@ import keras
 import psutil
 import pytest
 import tensorflow as tf
-from keras.src import backend
 from keras.src.backend.tensorflow import trainer
 from tensorflow.python.eager import context
+from tensorflow.python.framework import ops
 
 import coordinator
+from coordinator.ps_strategy.keras.internals.patches import Trainer, numpy_operations
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import unhealthy
 from tests.ps_strategy.failure_programs.trainer import connect
 from tests.ps_strategy.gate import Gate
 
 TIMEOUT = 120.0
+# The private function by which a program resets TensorFlow.
+RESET = "_reset_context"
 
 
 def threads() -> list[str]:
@@ -43,7 +46,7 @@ def listening() -> list[int]:
 
 def patches() -> list[dict[str, object]]:
     """Returns the attributes of Keras' and TensorFlow's classes, modules and objects that a strategy patches."""
-    owners = (keras.Model, trainer, backend.numpy, context.context())
+    owners = (keras.Model, Trainer, trainer, numpy_operations, ops, context.context())
     return [{name: value for name, value in vars(owner).items() if callable(value)} for owner in owners]
 
 
@@ -99,7 +102,11 @@ def forget(spec: str) -> None:
     with nothing_left_behind():
         forgotten = connect(spec)
         forgotten.schedule(tf.function(lambda: tf.constant(1))).result(TIMEOUT)
-        del forgotten
+        with forgotten.scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+            model.compile("adam", "mse")
+        model.fit(tf.ones([2, 1]), tf.ones([2, 1]), verbose=0)
+        del forgotten, model
         gc.collect()
         wait_until(lambda: not threads())
 
@@ -172,6 +179,38 @@ def end_while_functions_run(spec: str) -> None:
         strategy.schedule(one)
 
 
+def reset_tensorflow(spec: str) -> None:
+    """Resets TensorFlow under an open strategy, as test suites do between two tests, and ends so."""
+    # What a program calls that had imported it before the strategy was made.
+    unwatched = getattr(context, RESET)
+    for reset in (None, None, unwatched, unwatched):
+        reset_under_a_strategy(spec, reset)
+    strategy = connect(spec)
+    unwatched()
+    assert strategy.cluster.workers
+
+
+def reset_under_a_strategy(spec: str, unwatched: Callable[[], None] | None) -> None:
+    strategy = connect(spec)
+    with strategy.scope():
+        variables = [tf.Variable(1.0)]
+    step = tf.function(lambda: variables[0].assign_add(1.0))
+    assert strategy.schedule(step).result(TIMEOUT) == 2
+    Gate(strategy).occupy(1)
+    (unwatched or getattr(context, RESET))()
+    if unwatched is None:
+        with pytest.raises(tf.errors.FailedPreconditionError, match="which was deleted with its strategy"):
+            variables[0].numpy()
+    for function in (step, tf.function(lambda: tf.constant(1))):
+        with pytest.raises(coordinator.StrategyClosedError):
+            strategy.schedule(function).result(TIMEOUT)
+    variables.clear()
+    gc.collect()
+    strategy.close()
+    assert threads() == []
+    assert psutil.Process().children(recursive=True) == []
+
+
 def end_while_a_worker_is_dead(spec: str) -> None:
     """Ends the program without closing the strategy, with one worker dead and functions waiting for the others."""
     strategy = connect(spec)
@@ -191,7 +230,7 @@ def interrupt_join(spec: str) -> None:
 
 ENDINGS: dict[str, Callable[[str], None]] = {
     function.__name__: function
-    for function in (close_in_every_way_then_end, end_while_a_worker_is_dead, interrupt_join)
+    for function in (close_in_every_way_then_end, reset_tensorflow, end_while_a_worker_is_dead, interrupt_join)
 }
 
 

@@ -35,6 +35,12 @@ def test_a_process_that_a_program_forks_leaves_its_training_alone(run_program, s
     run_program(Path(forking_client.__file__).read_text(), json.dumps(shared_cluster.spec), timeout=240)
 
 
+def test_tensorflow_may_be_reset_under_an_open_strategy(end):
+    errors = end("reset_tensorflow")
+    assert errors.count("TensorFlow is being reset, which closes the strategy") == 2
+    assert "Traceback" not in errors
+
+
 @pytest.mark.long
 def test_a_program_ends_while_a_worker_is_dead(end, shared_cluster, strategy):
     shared_cluster.kill("worker", 2)

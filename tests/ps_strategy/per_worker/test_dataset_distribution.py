@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from coordinator.ps_strategy.per_worker.dataset_distribution import _changes_with_iterators
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import on_every_worker
 from tests.ps_strategy.per_worker.elements import first, total
@@ -109,6 +110,57 @@ def test_with_a_seed_all_workers_shuffle_in_the_same_order(strategy, distribute)
     assert on_every_worker(strategy, ten, iterators[1])[0].tolist() == expected[2]
     assert on_every_worker(strategy, ten, iterators[0])[0].tolist() == expected[1]
     assert orders[0].tolist() == expected[0]
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_returning_worker_makes_an_iterator_without_each_that_was_made_before(
+    strategy, shared_cluster, distribute, monkeypatch, seed
+):
+    dataset = distribute(lambda: tf.data.Dataset.range(10).shuffle(10, seed=seed))
+    for _ in range(40):
+        iter(dataset)
+    iterator = iter(dataset)
+    elsewhere = strategy.schedule(ten, (iterator,), worker=0).result()
+    made = []
+    make = tf.data.Dataset.__iter__
+    monkeypatch.setattr(tf.data.Dataset, "__iter__", lambda self: made.append(self) or make(self))
+    shared_cluster.restart("worker", 1)
+    found = strategy.schedule(ten, (iterator,), worker=1).result()
+    assert sorted(found) == list(range(10))
+    # One that the function takes; one that makes those before it, once while it is traced.
+    assert len(made) <= 4
+    if seed is not None:
+        assert found.tolist() == elsewhere.tolist(), "the order of the same iterator on a worker that was not restarted"
+
+
+def same_seed():
+    tf.random.set_seed(3)
+    return tf.data.Dataset.range(9).shuffle(9)
+
+
+def chosen_at_random(seed):
+    parts = [tf.data.Dataset.range(5), tf.data.Dataset.range(5, 9)]
+    return tf.data.Dataset.sample_from_datasets(parts, seed=seed, rerandomize_each_iteration=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_numbered"),
+    [
+        (lambda: tf.data.Dataset.range(9).shuffle(9), False),
+        (lambda: tf.data.Dataset.range(9).shuffle(9, seed=7).batch(3), True),
+        (same_seed, True),
+        (lambda: tf.data.Dataset.range(9).interleave(lambda x: tf.data.Dataset.range(x).shuffle(9, seed=7)), False),
+        (lambda: tf.function(same_seed, autograph=False)().batch(3), True),
+        (lambda: chosen_at_random(None), False),
+        (lambda: chosen_at_random(7), True),
+        (lambda: tf.data.Dataset.random(seed=7, rerandomize_each_iteration=True).take(9), True),
+        (lambda: tf.data.Dataset.from_tensor_slices(tf.random.uniform([9], seed=7)).repeat(), False),
+    ],
+    ids=["no seed", "seed", "global seed", "in a function", "called", "sampled", "sampled by a seed", "random", "map"],
+)
+def test_it_is_known_which_datasets_give_each_iterator_another_order(make, is_numbered):
+    operations = tf.function(make, autograph=False).get_concrete_function().graph.get_operations()
+    assert any(map(_changes_with_iterators, operations)) == is_numbered
 
 
 def make_composite_dataset():

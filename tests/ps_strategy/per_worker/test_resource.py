@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -107,6 +108,22 @@ def test_the_handle_of_a_variable_maps_to_the_copies_while_the_variable_exists(r
     gc.collect()
     assert handles.resource_for(handle) is None
     assert len(handles.handles_of_copies) == 0
+
+
+def test_what_stands_for_the_index_of_a_worker_keeps_no_graph_alive():
+    handles = PerWorkerHandles()
+    variable = tf.Variable(1)
+
+    @tf.function
+    def step():
+        # The first question may come from an optimizer, while a function is traced.
+        assert handles.resource_for(variable.handle) is None
+
+    graph = weakref.ref(step.get_concrete_function().graph)
+    assert not tf.is_symbolic_tensor(handles.worker_index)
+    del step
+    gc.collect()
+    assert graph() is None
 
 
 def test_nested_functions_capture_a_handle_that_maps_to_the_copies(resource):

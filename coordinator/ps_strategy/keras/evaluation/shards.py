@@ -56,8 +56,8 @@ class Shards(ABC):
 
 
 def shard_count(shards: int | None, strategy: Any) -> int:
-    """Returns the number of shards."""
-    return _SHARDS_PER_WORKER * len(strategy.cluster.workers) if shards is None else shards
+    """Returns the number of shards; while there is no worker, that of one, which may come."""
+    return _SHARDS_PER_WORKER * max(1, len(strategy.cluster.workers)) if shards is None else shards
 
 
 class ClientShards(Shards):

@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 
 from coordinator.ps_strategy.keras.evaluation.metric_totals import MetricTotals
 from coordinator.ps_strategy.keras.evaluation.shard_functions import NotShardableError, ShardFunctions
-from coordinator.ps_strategy.keras.evaluation.shards import ShardCall, Shards
-from coordinator.ps_strategy.keras.fit.feeds import CALLS_PER_WORKER, Feed
+from coordinator.ps_strategy.keras.evaluation.shards import ShardCall, Shards, WorkerShards
+from coordinator.ps_strategy.keras.fit.feeds import CALLS_PER_WORKER, Feed, worker_count
 from coordinator.ps_strategy.keras.fit.steps import ModelSteps
 
 _logger = logging.getLogger("coordinator")
@@ -22,11 +22,12 @@ class EvaluationFeed(Feed):
     Args:
       shards: those of the data.
       strategy: the strategy that they are scheduled on.
-      in_place: returns the feed for steps and metrics that do not allow shards; None for an error.
+      in_place: returns the feed for layers, steps and metrics that do not allow shards; None for an error.
     """
 
     def __init__(self, shards: Shards, strategy: Any, in_place: Callable[[], Feed] | None = None) -> None:
         super().__init__(strategy)
+        self.has_own_data = isinstance(shards, WorkerShards)
         self._shards = shards
         self._in_place = in_place
         # What is used instead, if anything.
@@ -71,7 +72,10 @@ class EvaluationFeed(Feed):
     def schedule(self, steps: ModelSteps) -> Any:
         """See `Feed`."""
         functions = steps.shards
-        assert functions is not None
+        if functions is None:
+            if self._feed is None:
+                self._feed = self._one_by_one()
+            return self._feed.schedule(steps)
         if self._functions is None:
             self._begin(functions)
         if self._feed is not None:
@@ -113,6 +117,15 @@ class EvaluationFeed(Feed):
         if totals is not None:
             totals.assign()
 
+    def _one_by_one(self) -> Feed:
+        """Returns the feed for a model that needs the order of its batches."""
+        if self._in_place is None:
+            raise ValueError(
+                "A layer of the model has stateful=True and needs the batch before each batch, but a source is "
+                "evaluated in shards, in any order. Give evaluate arrays, a dataset or a dataset function."
+            )
+        return self._in_place()
+
     def _begin(self, functions: ShardFunctions) -> None:
         """Checks that the metrics can be added up, and schedules the first shards.
 
@@ -151,7 +164,7 @@ class EvaluationFeed(Feed):
 
     def _fill(self) -> None:
         """Schedules shards until there are enough."""
-        most = CALLS_PER_WORKER * len(self._strategy.cluster.workers)
+        most = CALLS_PER_WORKER * worker_count(self._strategy)
         while self._coming is not None and len(self.unfinished) < most:
             call = self._coming
             future = self._strategy.schedule(call.function, args=call.args, worker=call.worker)

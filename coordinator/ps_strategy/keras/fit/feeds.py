@@ -7,6 +7,7 @@ Feed              schedules steps, waits for them
 """
 
 import abc
+import concurrent.futures
 import itertools
 import logging
 import queue
@@ -33,8 +34,6 @@ _SHORT_SECONDS = 0.4
 _CALLS_AHEAD_PER_WORKER = 2
 # One runs and one waits, so that a worker does not wait for the client.
 _STEPS_PER_WORKER = 2
-# In seconds.
-_STALL_REPORT_INTERVAL = 60.0
 
 
 class Feed(abc.ABC):
@@ -49,7 +48,10 @@ class Feed(abc.ABC):
       unfinished: the calls that were not waited for yet, each with the number that it was added with, or None.
       newest_result: the result of the call that finished last in this epoch, or None.
       has_trained: whether a turn of this epoch had steps of training.
+      has_own_data: whether each worker reads data of its own, in their order.
     """
+
+    has_own_data = False
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
@@ -150,7 +152,7 @@ class Feed(abc.ABC):
 
     def _most_calls(self) -> int:
         """Returns how many calls may be unfinished."""
-        workers = len(self._strategy.cluster.workers)
+        workers = worker_count(self._strategy)
         most = _SHORT_CALLS_PER_WORKER * workers
         while len(self._ends) > most:
             self._ends.popleft()
@@ -161,14 +163,54 @@ class Feed(abc.ABC):
         began = time.monotonic()
         while True:
             try:
-                return self._finished.get(timeout=_STALL_REPORT_INTERVAL)
+                return self._finished.get(timeout=_stall_interval(self._strategy))
             except queue.Empty:
-                _logger.warning(
-                    "No step has finished for %.0f s, %d are scheduled: %s.",
-                    time.monotonic() - began,
-                    len(self.unfinished),
-                    self._strategy.cluster.statistics(),
-                )
+                _report_stall(self._strategy, began, len(self.unfinished))
+
+
+def worker_count(strategy: Any) -> int:
+    """Returns the number of workers; 1 while there is none, so that what is scheduled waits for the next one."""
+    return max(1, len(strategy.cluster.workers))
+
+
+def worker_indices(strategy: Any) -> list[int]:
+    """Returns the indices of the workers; waits until there is one.
+
+    Raises:
+      Exception: what `strategy.schedule` raises.
+    """
+    while not (indices := [worker.index for worker in strategy.cluster.workers]):
+        result_of(strategy.schedule(_nothing), strategy)
+    return indices
+
+
+_nothing = tf.function(lambda: None, autograph=False)
+
+
+def result_of(future: Future, strategy: Any) -> Any:
+    """Waits for the result of a call and returns it; reports in the log that it waits for long.
+
+    Raises:
+      Exception: what the call raised, which the strategy does not raise again.
+    """
+    began = time.monotonic()
+    while not concurrent.futures.wait([future], _stall_interval(strategy)).done:
+        _report_stall(strategy, began, 1)
+    try:
+        return future.result()
+    except Exception:
+        strategy.join()
+        raise
+
+
+def _stall_interval(strategy: Any) -> float:
+    interval: float = strategy.extended.services.options.stall_report_interval
+    return interval
+
+
+def _report_stall(strategy: Any, began: float, scheduled: int) -> None:
+    text = "No step has finished for %.0f s, %d are scheduled: %s."
+    _logger.warning(text, time.monotonic() - began, scheduled, strategy.cluster.statistics())
 
 
 class ClientFeed(Feed):
@@ -242,6 +284,8 @@ class WorkerFeed(Feed):
       dataset: a per-worker dataset.
       strategy: the strategy that steps are scheduled on.
     """
+
+    has_own_data = True
 
     def __init__(self, dataset: PerWorkerDataset, strategy: Any) -> None:
         super().__init__(strategy)
@@ -318,10 +362,15 @@ class FiniteWorkerFeed(WorkerFeed):
             self.add(future, worker)
 
     def _free_places(self) -> list[int | None]:
-        """Returns the workers to schedule a call for, some several times; None is any worker."""
-        workers = [worker.index for worker in self._strategy.cluster.workers]
+        """Returns the workers to schedule a call for, some several times; None is any worker.
+
+        If nothing is scheduled, it waits until there is a worker.
+        """
         if self._calls_per_epoch is not None and not self._ended:
-            return [None] * (_STEPS_PER_WORKER * len(workers) - len(self.unfinished))
+            return [None] * (_STEPS_PER_WORKER * worker_count(self._strategy) - len(self.unfinished))
+        workers = [worker.index for worker in self._strategy.cluster.workers]
+        if not workers and not self.unfinished:
+            workers = worker_indices(self._strategy)
         present = Counter(self.unfinished.values())
         active = [worker for worker in workers if worker not in self._ended]
         return [worker for place in range(_STEPS_PER_WORKER) for worker in active if present[worker] <= place]

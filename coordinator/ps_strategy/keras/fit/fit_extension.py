@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from coordinator.data import Source
-from coordinator.future import Future
 from coordinator.ps_strategy.keras.evaluation.shard_functions import ShardFunctions
 from coordinator.ps_strategy.keras.evaluation.shards import ClientShards, WorkerShards, shard_count
 from coordinator.ps_strategy.keras.fit.evaluation_feed import EvaluationFeed
@@ -24,7 +23,9 @@ from coordinator.ps_strategy.keras.fit.feeds import (
     FiniteWorkerFeed,
     WorkerFeed,
     present_parts,
+    result_of,
     schedule_batches,
+    worker_indices,
 )
 from coordinator.ps_strategy.keras.fit.range_fits import RangeFits
 from coordinator.ps_strategy.keras.fit.replica_steps import Step, whole
@@ -34,6 +35,7 @@ from coordinator.ps_strategy.keras.fit.steps import ModelSteps
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
 from coordinator.ps_strategy.keras.internals.optimizers import is_optimizer
 from coordinator.ps_strategy.keras.internals.parts import variable_of
+from coordinator.ps_strategy.keras.internals.sequence_states import stateful_layers
 from coordinator.ps_strategy.keras.internals.table_updates import is_table
 from coordinator.ps_strategy.per_worker.dataset import PerWorkerDataset
 
@@ -113,7 +115,7 @@ class FitExtension:
                 raise _endless(_name_of_steps(arguments))
             if not _is_evaluation(arguments):
                 return lambda dataset: FiniteWorkerFeed(dataset, strategy)
-            workers = [worker.index for worker in strategy.cluster.workers]
+            workers = worker_indices(strategy)
             return lambda dataset: EvaluationFeed(
                 WorkerShards(dataset, workers), strategy, lambda: FiniteWorkerFeed(dataset, strategy)
             )
@@ -138,8 +140,8 @@ class FitExtension:
         """A scope for a call of `fit`; see `RangeFits.fitting`.
 
         Raises:
-          ValueError: an argument does not go with the data; or the validation data is infinite, and nothing counts its
-            steps. Keras would look at it only after the first epoch.
+          ValueError: an argument or a layer does not go with the data; or the validation data is infinite, and nothing
+            counts its steps. Keras would look at it only after the first epoch.
         """
         if given.get("validation_steps") is None:
             self._check_validation(model.distribute_strategy, given.get("validation_data"))
@@ -169,14 +171,14 @@ class FitExtension:
         if kind == "predict":
             return self._prediction(model)
         step, shards = self._rule_fits.step(model) if kind == "train" else _on_one_device(model.test_step), None
-        if kind == "test":
+        if kind == "test" and not stateful_layers(model):
             shards = ShardFunctions(step, lambda: model.metrics, model.get_metrics_result)
         steps = ModelSteps(step, model.steps_per_execution, shards)
         return _scheduled_function(model, steps, is_training=kind == "train")
 
     def _prediction(self, model: keras.Model) -> Callable[[Sequence[Any]], Any]:
         """Returns a function that predicts for a turn, while workers compute the following turns."""
-        strategy = model.distribute_strategy
+        strategy, stateful = model.distribute_strategy, stateful_layers(model)
         steps = ModelSteps(model.predict_step, model.steps_per_execution)
 
         def run_turn(batches: Sequence[Any]) -> Any:
@@ -188,13 +190,14 @@ class FitExtension:
             Raises:
               Exception: what a step raised.
             """
+            _check_order(stateful, strategy)
             # Keras passes the batches, but not the feed that they come from.
             feed = self._latest_feed()
             if feed is not None and feed.was_read_last(batches[-1]):
                 future = feed.schedule_ahead(steps, batches)
             else:
                 future = schedule_batches(strategy, steps.all_of, batches)
-            return tf.nest.map_structure(_joined, *_result(future, strategy))
+            return tf.nest.map_structure(_joined, *result_of(future, strategy))
 
         return run_turn
 
@@ -234,9 +237,9 @@ class CardinalityCheck:
     def __call__(self, dataset: PerWorkerDataset, strategy: Any, is_counted: bool = False) -> bool:
         """Returns True if the data of one worker is; any worker is asked if the steps are counted."""
         # Without a count, the data of every worker must end. With one, no lost worker is waited for.
-        workers = [None] if is_counted else [worker.index for worker in strategy.cluster.workers]
+        workers = [None] if is_counted else worker_indices(strategy)
         futures = [strategy.schedule(self._is_infinite, args=(dataset,), worker=worker) for worker in workers]
-        return any(_result(future, strategy) for future in futures)
+        return any(result_of(future, strategy) for future in futures)
 
 
 def _is_infinite_dataset(data: Any) -> bool:
@@ -254,15 +257,6 @@ def _name_of_steps(arguments: dict[str, Any]) -> str:
 
 def _endless(steps: str) -> ValueError:
     return ValueError(f"The dataset is endless, so an epoch of it would never end. Give {steps}, the number of steps.")
-
-
-def _result(future: Future, strategy: Any) -> Any:
-    try:
-        return future.result()
-    except Exception:
-        # Otherwise the strategy would raise it a second time.
-        strategy.join()
-        raise
 
 
 def check_model(model: keras.Model) -> None:
@@ -305,7 +299,7 @@ def _scheduled_function(model: keras.Model, steps: ModelSteps, *, is_training: b
       steps: of `model.train_step` or `model.test_step`.
       is_training: whether the logs are reported to the strategy.
     """
-    strategy = model.distribute_strategy
+    strategy, stateful = model.distribute_strategy, stateful_layers(model)
 
     def run_turn(feed: Any) -> Any:
         """Schedules one turn and returns the newest logs, which may be of an earlier turn.
@@ -317,6 +311,8 @@ def _scheduled_function(model: keras.Model, steps: ModelSteps, *, is_training: b
           StopIteration: no batch is left.
           Exception: what an earlier step raised.
         """
+        if not (isinstance(feed, Feed) and feed.has_own_data):
+            _check_order(stateful, strategy)
         if isinstance(feed, Feed):
             logs = feed.train(steps) if is_training else feed.schedule(steps)
             if is_training:
@@ -327,6 +323,17 @@ def _scheduled_function(model: keras.Model, steps: ModelSteps, *, is_training: b
         return future.result()
 
     return run_turn
+
+
+def _check_order(stateful: Sequence[keras.Layer], strategy: Any) -> None:
+    """Raises ValueError if workers would take turns with the batches of the same sequences."""
+    count = len(strategy.cluster.workers)
+    if stateful and count > 1:
+        raise ValueError(
+            f"The layer {stateful[0].name!r} has stateful=True: each batch continues the sequences of the batch before "
+            f"it, whose state is on the worker that ran it. But these batches go to any of {count} workers. Give a "
+            "dataset function instead, so that each worker reads sequences of its own, or use one worker."
+        )
 
 
 def _report_numbers(strategy: Any, logs: dict[str, Any]) -> None:

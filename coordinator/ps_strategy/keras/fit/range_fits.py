@@ -21,6 +21,7 @@ from coordinator.data import Epochs, Source
 from coordinator.ps_strategy.keras.fit.range_data import RangeData, range_data_of_arrays, range_data_of_source
 from coordinator.ps_strategy.keras.fit.range_feed import RangeFeed
 from coordinator.ps_strategy.keras.internals.range_turns import RangeIterator, array_inputs
+from coordinator.ps_strategy.keras.internals.sequence_states import stateful_layers
 from coordinator.ps_strategy.recovery.checkpoint_owner import replace_file
 
 _logger = logging.getLogger("coordinator")
@@ -101,11 +102,17 @@ class RangeFits:
           given: the arguments of `fit`, by name; those that Keras is to be given instead are changed.
 
         Raises:
-          ValueError: an argument does not go with a source or epochs.
+          ValueError: an argument, or a layer with a state of sequences, does not go with a source or epochs.
         """
         fit = _Fit(model, given)
         x = given.get("x")
         if isinstance(x, Source | Epochs):
+            if layers := stateful_layers(model):
+                raise ValueError(
+                    f"The layer {layers[0].name!r} has stateful=True: each batch continues the sequences of the batch "
+                    f"before it. But ranges of {x!r} go to any worker, in any order. Give fit a dataset function, so "
+                    "that each worker reads sequences of its own; or arrays, with one worker."
+                )
             fit.data = given["x"] = range_data_of_source(x, given, model.steps_per_execution)
             fit.data.epochs.begin_at(given.get("initial_epoch", 0))
             given["epochs"], given["initial_epoch"] = fit.data.number_of_epochs, fit.data.epochs.epoch
@@ -129,7 +136,8 @@ class RangeFits:
           arguments: the other arguments of Keras' epoch iterator.
         """
         fit = self._fits()[-1]
-        if fit.data is None:
+        # Ranges have no order, which a layer with a state of sequences needs.
+        if fit.data is None and not stateful_layers(fit.model):
             fit.data = _data_of_arrays(fit, x, arguments)
         if fit.data is None:
             return None

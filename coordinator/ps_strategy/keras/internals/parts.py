@@ -67,8 +67,10 @@ def with_parts(optimizer: Any) -> Any:
             key = optimizer._var_key(part)
             indices[key] = len(indices)
             decays[key] = optimizer._use_weight_decay(variable)
-    # The second is a cache of which variables' weights decay, which depends on names.
-    view.__dict__.update(_trainable_variables_indices=indices, _exclude_from_weight_decay_cache=decays)
+    # The second returns whether a variable's weights decay, which depends on the name of the whole variable.
+    view.__dict__.update(
+        _trainable_variables_indices=indices, _use_weight_decay=lambda part: decays[optimizer._var_key(part)]
+    )
     return view
 
 

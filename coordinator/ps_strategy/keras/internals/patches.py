@@ -26,7 +26,6 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator as StockEpochIt
 
 # Private: the loop accepts data that is neither a dataset, an array nor a generator only as a data adapter.
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-from keras.src.trainers.trainer import Trainer
 
 from coordinator.data.autotuning import without_autotuning
 from coordinator.ps_strategy.keras.internals.captured_gradients import RepeatedStepScope
@@ -37,6 +36,11 @@ from coordinator.ps_strategy.tensorflow_internals.replica_values import first_pa
 _logger = logging.getLogger("coordinator")
 
 _KINDS = ("train", "test", "predict")
+
+# Private: what Keras 3.15 and 3.16 name differently. The class that defines `compile` is `Trainer`, then `BaseTrainer`;
+# the module that implements `keras.ops.take` is `backend.numpy`, then `backend.ops.numpy`.
+Trainer: Any = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
+numpy_operations: Any = getattr(backend, "ops", backend).numpy
 
 
 @contextlib.contextmanager
@@ -49,12 +53,12 @@ def row_lookups() -> Iterator[None]:
     """
     # Private: TensorFlow looks up single rows of objects with a `sparse_read`, which Keras' variables lack; a look-up
     # cannot be distinguished from other conversions to a tensor, and no public hook comes before it.
-    take = backend.numpy.take
+    take = numpy_operations.take
     if list(inspect.signature(take).parameters) != ["x", "indices", "axis"]:
         _logger.warning("Embeddings are read as a whole in each step: this Keras (%s) is not known.", keras.__version__)
         yield
         return
-    with attribute_replaced(backend.numpy, "take", functools.wraps(take)(functools.partial(_take, take))):
+    with attribute_replaced(numpy_operations, "take", functools.wraps(take)(functools.partial(_take, take))):
         yield
 
 

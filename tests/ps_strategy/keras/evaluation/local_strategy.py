@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.future import Future
+from coordinator.options import Options
 from coordinator.ps_strategy.keras.evaluation.shards import Shards
 from coordinator.ps_strategy.keras.fit.evaluation_feed import EvaluationFeed
 
@@ -15,6 +16,7 @@ class LocalStrategy:
 
     def __init__(self) -> None:
         self.cluster = SimpleNamespace(workers=(SimpleNamespace(index=0), SimpleNamespace(index=1)))
+        self.extended = SimpleNamespace(services=SimpleNamespace(options=Options()))
         self.calls: list[int] = []
 
     def schedule(self, function: Any, args: Any, worker: int | None = None) -> Future:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.future import Future
+from coordinator.options import Options
 from coordinator.ps_strategy.keras.fit import feeds
 from coordinator.ps_strategy.keras.fit.feeds import ClientFeed, Feed, FiniteWorkerFeed
 
@@ -18,6 +19,8 @@ class Scheduler:
     """A scheduler of two workers; `join` raises the error that a test sets."""
 
     def __init__(self) -> None:
+        self.options = Options()
+        self.extended = SimpleNamespace(services=SimpleNamespace(options=self.options))
         self.cluster: Any = SimpleNamespace(workers=(0, 1), statistics=lambda: "two idle workers")
         self.error: Exception | None = None
 
@@ -72,6 +75,15 @@ def test_there_is_room_for_more_steps_if_they_are_short(
     assert len(feed.unfinished) == most - 1
 
 
+def test_while_there_is_no_worker_there_is_room_as_for_one(scheduler: Scheduler) -> None:
+    scheduler.cluster.workers = ()
+    feed = ClientFeed(iter(()), scheduler)
+    first, *_ = added(feed, scheduler, 4)
+    first.set_result("logs")
+    assert feed.wait_room() == "logs"
+    assert len(feed.unfinished) == 3
+
+
 def test_the_logs_of_the_last_turn_become_those_of_the_step_that_finishes_last(scheduler: Scheduler) -> None:
     feed = ClientFeed(iter(()), scheduler)
     early, middle, last = added(feed, scheduler, 3)
@@ -114,7 +126,7 @@ def test_a_failure_that_join_does_not_raise_is_raised_anyway(scheduler: Schedule
 
 
 def test_a_long_wait_logs_what_it_waits_for(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "_STALL_REPORT_INTERVAL", 0.01)
+    scheduler.extended.services.options = Options(stall_report_interval=0.01)
     feed = ClientFeed(iter(()), scheduler)
     [future] = added(feed, scheduler, 1)
     reported = threading.Event()
@@ -206,6 +218,29 @@ def test_an_epoch_counts_the_turns_that_found_data(batches: tuple[int, ...], tur
     assert counts_of_epochs(feed, turns, len(expected)) == expected
     # A worker is asked at most three times in vain, each time that its data is read.
     assert workers.calls <= sum(expected) + 3 * len(batches) * len(expected)
+
+
+class ComingWorkers(Workers):
+    """A cluster whose workers come with the first call that waits for one."""
+
+    def __init__(self, *batches: int) -> None:
+        super().__init__(*batches)
+        self.coming, self.cluster.workers = self.cluster.workers, []
+
+    def schedule(self, fn: Any, args: Any = None, *, worker: int | None = None) -> Future:
+        self.cluster.workers = self.coming
+        if fn is STEPS.of_next_if_any:
+            return super().schedule(fn, args, worker=worker)
+        waits = Future("waits", 0, lambda: False)
+        waits.set_result(None)
+        return waits
+
+
+@pytest.mark.parametrize(("calls_per_epoch", "expected"), [(None, [5, 0]), (2, [2, 2]), (9, [5])])
+def test_the_data_of_workers_that_are_to_come_is_waited_for(calls_per_epoch: int | None, expected: list[int]) -> None:
+    workers = ComingWorkers(7, 2)
+    feed = FiniteWorkerFeed(workers, workers, calls_per_epoch)  # type: ignore[arg-type]
+    assert counts_of_epochs(feed, calls_per_epoch or 100, len(expected)) == expected
 
 
 def test_without_a_count_each_workers_data_is_read_once() -> None:

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import coordinator
+from tests.program_runner import ProgramRunner
 from tests.ps_strategy.keras.fit.counted_model import CountedModel
 
 EXAMPLES = 24
@@ -245,3 +246,51 @@ def test_a_dataset_cached_in_a_file_can_be_read_again_after_a_fit_that_ended_ear
     finally:
         gc.enable()
     assert model.visits.numpy().tolist() == [2.0] * 8 + [1.0] * 16
+
+
+@pytest.mark.cluster
+def test_fit_evaluate_and_predict_wait_for_the_next_worker_while_there_is_none(run_program: ProgramRunner) -> None:
+    run_program("""
+    import threading
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import coordinator
+    from coordinator.testing import LocalCluster
+    from tests.deadline import wait_until
+
+    x = np.ones([40, 2], "float32")
+    y = x.sum(1)
+
+
+    def finite(context):
+        return tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
+
+
+    with LocalCluster(workers=1, ps=1) as cluster, coordinator.ParameterServerStrategy(cluster.resolver) as strategy:
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        calls = [
+            lambda: model.fit(x, y, validation_data=(x, y), verbose=0).history["val_loss"][0],
+            lambda: model.fit(finite, verbose=0).history["loss"][0],
+            lambda: model.evaluate(x, y, verbose=0),
+            lambda: strategy.evaluate(model, finite)["loss"],
+            lambda: model.predict(x, verbose=0).mean(),
+        ]
+
+        def add(address):
+            wait_until(lambda: strategy.cluster.statistics().waiting)
+            strategy.cluster.add_worker(address)
+
+        address = cluster.start_worker()
+        for call in calls:
+            (worker,) = strategy.cluster.workers
+            strategy.cluster.remove_worker(worker.index)
+            adding = threading.Thread(target=add, args=(address,))
+            adding.start()
+            assert np.isfinite(call())
+            adding.join()
+    """)

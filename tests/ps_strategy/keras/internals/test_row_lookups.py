@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras.src import backend
 
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
+from coordinator.ps_strategy.keras.internals.patches import numpy_operations
 from tests.updates.transport.pull_steps import reads_of, result, traced
 
 ROWS, WIDTH = 40, 3
@@ -150,15 +150,15 @@ def test_a_table_outside_of_servers_is_looked_up_as_in_keras():
 
 
 def test_the_patch_is_undone_and_unknown_keras_versions_are_not_patched(monkeypatch, caplog):
-    known = backend.numpy.take
+    known = numpy_operations.take
     with keras_patches.row_lookups():
-        assert backend.numpy.take is not known
-    assert backend.numpy.take is known
+        assert numpy_operations.take is not known
+    assert numpy_operations.take is known
 
     def other(x, indices):
         return x[indices]
 
-    monkeypatch.setattr(backend.numpy, "take", other)
+    monkeypatch.setattr(numpy_operations, "take", other)
     with keras_patches.row_lookups():
-        assert backend.numpy.take is other
+        assert numpy_operations.take is other
     assert "is not known" in caplog.text

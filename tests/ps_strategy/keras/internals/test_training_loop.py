@@ -1,6 +1,8 @@
 """Tests of the parts of Keras' training loop that the library relies on without a promise of Keras."""
 
 import contextlib
+import runpy
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,7 +10,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src import backend
 from keras.src.backend.tensorflow import trainer
+from keras.src.trainers import trainer as base_trainer
 
 from coordinator.ps_strategy.keras.internals import patches as keras_patches
 
@@ -205,3 +209,24 @@ def test_the_patch_of_keras_is_undone_unless_others_patched_it_too() -> None:
             trainer.TFEpochIterator = "another's"
         assert replaced() == before | {"iterator": "another's"}
     assert replaced() == before
+
+
+@pytest.mark.parametrize("version", ["3.15", "3.16"])
+def test_the_names_of_two_releases_of_keras_are_found(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer_class, operations = keras_patches.Trainer, keras_patches.numpy_operations
+    for owner, name in ((base_trainer, "Trainer"), (base_trainer, "BaseTrainer"), (backend, "numpy"), (backend, "ops")):
+        monkeypatch.delattr(owner, name, raising=False)
+    if version == "3.15":
+        names = [(base_trainer, "Trainer", trainer_class), (backend, "numpy", operations)]
+    else:
+        names = [
+            (base_trainer, "BaseTrainer", trainer_class),
+            (backend, "ops", types.SimpleNamespace(numpy=operations)),
+        ]
+    # The strategy that other tests share has replaced it.
+    names.append((trainer, "TFEpochIterator", keras_patches.StockEpochIterator))
+    for owner, name, value in names:
+        monkeypatch.setattr(owner, name, value, raising=False)
+    found = runpy.run_path(keras_patches.__file__)
+    assert found["Trainer"] is trainer_class
+    assert found["numpy_operations"] is operations

@@ -1,0 +1,95 @@
+"""A map whose values live as long as their keys, and do not keep them alive.
+
+A `weakref.WeakKeyDictionary` holds its values. If one of them refers to its key, however indirectly, neither is ever
+freed: a traced function refers to the variables that it captured, a variable to the function of its initial value, and
+that perhaps to the object that has the function. Here each key holds its own value. The garbage collector finds such a
+cycle.
+"""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator, MutableMapping
+from typing import Any, Generic, TypeVar
+
+_Value = TypeVar("_Value")
+
+
+class _Owned:
+    """An attribute of a key. Copies and pickles of the key, which have all attributes, have an empty one."""
+
+    __slots__ = ("owner", "value")
+
+    def __init__(self, owner: int | None = None, value: Any = None) -> None:
+        self.owner = owner
+        self.value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Owned, ()
+
+
+class OwnedValues(MutableMapping[Any, _Value], Generic[_Value]):
+    """Maps objects, by their identity, to values that are attributes of the objects.
+
+    A value goes with its key, or with the map. Every method may be called from any thread. Keys that can have no
+    attributes, such as numbers and bound methods, are never found, and cannot be added.
+    """
+
+    def __init__(self) -> None:
+        self._name = f"_coordinator_value_{id(self)}"
+        # Reentrant: the garbage collector may run anything meanwhile.
+        self._lock = threading.RLock()
+        # By identity: keys may be compared by value, or not be hashable.
+        self._keys: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        weakref.finalize(self, _drop_all, self._keys, self._name).atexit = False
+
+    # Attributes of the object itself: a bound method would give those of its function, and Keras and TensorFlow track
+    # what is set.
+
+    def __getitem__(self, key: Any) -> _Value:
+        try:
+            owned = object.__getattribute__(key, self._name)
+        except AttributeError:
+            raise KeyError(key) from None
+        # `copy.copy` of a key has the same attribute.
+        if owned.owner != id(key):
+            raise KeyError(key)
+        value: _Value = owned.value
+        return value
+
+    def __setitem__(self, key: Any, value: _Value) -> None:
+        try:
+            object.__setattr__(key, self._name, _Owned(id(key), value))
+        except AttributeError:
+            raise TypeError(f"{key!r} cannot have a value: it has no attributes.") from None
+        self._keys[id(key)] = key
+
+    def __delitem__(self, key: Any) -> None:
+        try:
+            object.__delattr__(key, self._name)
+        except AttributeError:
+            raise KeyError(key) from None
+        self._keys.pop(id(key), None)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """Returns the value of a key, which becomes `default` if it has none."""
+        with self._lock:
+            return super().setdefault(key, default)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for reference in self._keys.valuerefs() if (key := reference()) is not None)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def clear(self) -> None:
+        """Drops all values."""
+        _drop_all(self._keys, self._name)
+
+
+def _drop_all(keys: weakref.WeakValueDictionary[int, Any], name: str) -> None:
+    for reference in keys.valuerefs():
+        if (key := reference()) is not None:
+            with contextlib.suppress(AttributeError):
+                object.__delattr__(key, name)
+    keys.clear()
