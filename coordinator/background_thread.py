@@ -64,7 +64,9 @@ class BackgroundThread:
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
         """Waits at most `timeout` seconds for the thread to end; returns whether it did."""
-        self.thread.join(timeout)
+        # It may not have started.
+        if self.is_alive():
+            self.thread.join(timeout)
         return not self.is_alive()
 
     def _run_guarded(self) -> None:

@@ -209,7 +209,8 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
     def quiet(self, timeout: float | None = None) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which no scheduled function runs, so that what is read and saved is of one moment.
 
-        It waits for the functions that run. Those that wait, and those scheduled meanwhile, run after the block.
+        It waits for the functions that run, but not for calls that `cancel_all` has given up: the log names them. The
+        functions that wait, and those scheduled meanwhile, run after the block.
 
         Args:
           timeout: how long to wait for what runs, in seconds; None for no limit.

@@ -130,6 +130,8 @@ class StrategyParts:
         exit_stack.enter_context(client_environment())
         exit_stack.enter_context(log_written_as(options.log_format))
         membership = Membership.connected(ClusterDefinition.from_resolver(cluster_resolver), options)
+        unscheduled = exit_stack.enter_context(contextlib.ExitStack())
+        unscheduled.callback(membership.close)
         # Left after the cluster is closed, which ends the calls of a `fit` that still runs.
         exit_stack.enter_context(keras_extended(strategy_class, options))
         owner = CheckpointOwner()
@@ -142,6 +144,7 @@ class StrategyParts:
         exit_stack.enter_context(custom_gradients_freed())
         scheduler = Scheduler(TensorFlowRuntime(membership), membership, options, concatenated)
         exit_stack.callback(scheduler.close)
+        unscheduled.pop_all()
         if isinstance(cluster_resolver, PolledClusterResolver):
             scheduler.follow(cluster_resolver.worker_addresses, cluster_resolver.interval, cluster_resolver.close)
         handles, variables = PerWorkerHandles(), VariableStore(traced)

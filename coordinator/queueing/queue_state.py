@@ -38,6 +38,7 @@ class QueueState:
       waking: the workers that were woken and have not taken the queue's lock yet, each with whether it was woken for a
         closure before a quiet period: such a closure has as good as started, and runs before the period begins.
       running: the live attempts.
+      abandoned: those of them that were cancelled and did not end in time.
       unsettled: how many scheduled closures have no outcome yet, or were cancelled and still run.
       error: the pending error, which cancelled all other closures.
       late_error: an error that is raised once everything is settled.
@@ -57,6 +58,7 @@ class QueueState:
         self.idle: OrderedDict[int, IdleWorker] = OrderedDict()
         self.waking: dict[int, bool] = {}
         self.running: dict[Attempt, None] = {}
+        self.abandoned: set[Attempt] = set()
         self.unsettled = 0
         self.error: BaseException | None = None
         self.late_error: BaseException | None = None
@@ -88,9 +90,12 @@ class QueueState:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no scheduled closure runs or has woken a worker, and all workers have reported that they are idle."""
-        return not (self.active or any(self.waking.values())) and all(
-            attempt.closure.is_internal for attempt in self.running
+        """Whether no scheduled closure runs or has woken a worker, and all workers have reported that they are idle.
+
+        Abandoned attempts do not count, which may never end, nor do their workers, which can start nothing.
+        """
+        return not (self.active - {attempt.worker for attempt in self.abandoned} or any(self.waking.values())) and all(
+            attempt.closure.is_internal or attempt in self.abandoned for attempt in self.running
         )
 
     def is_over_for(self, worker: int) -> bool:
@@ -192,6 +197,7 @@ class QueueState:
     def end_attempt(self, attempt: Attempt) -> None:
         """Records that an attempt ended."""
         del self.running[attempt]
+        self.abandoned.discard(attempt)
         attempt.closure.end_attempt(attempt)
         self.uncount(attempt.closure)
 
@@ -291,6 +297,7 @@ class QueueState:
         for attempt in running:
             self.unsettled -= attempt.closure.counts
             attempt.closure.counts = False
+        self.abandoned.update(running)
         return running
 
     def uncount(self, closure: Closure) -> None:

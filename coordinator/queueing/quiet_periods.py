@@ -4,13 +4,15 @@
     end:   closures start again, unless another period goes on
 
 Guarantees:
-- Inside the block no scheduled closure runs, and no worker reports that it is idle. Internal closures may run.
+- Inside the block no scheduled closure runs, and no worker reports that it is idle. Internal closures may run, and
+  calls that were cancelled and did not end: the log names them.
 - Workers report that they are idle as soon as they have ended what they run. So one that waits for the others in the
   middle of a closure, at the gate of an update rule, goes on instead of waiting for the end of the period.
 - However the wait or the block ends, closures start again.
 """
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator
 
@@ -18,6 +20,8 @@ from coordinator.errors import StrategyClosedError
 from coordinator.queueing.interrupts import uninterrupted
 from coordinator.queueing.queue_state import QueueState
 from coordinator.queueing.waiting import QueueWaits, deadline_after
+
+_logger = logging.getLogger("coordinator")
 
 
 class QuietPeriods:
@@ -58,6 +62,14 @@ class QuietPeriods:
                 self._waits.wait_quiet(deadline)
                 if self._state.stopped:
                     raise StrategyClosedError("A quiet period cannot begin: the strategy is closed.")
+                abandoned = [*self._state.abandoned]
+            for attempt in abandoned:
+                _logger.warning(
+                    "strategy.quiet() does not wait for the call of %s on worker %d, which was cancelled and does not "
+                    "end; what it still writes may come in between.",
+                    attempt.closure,
+                    attempt.worker,
+                )
             yield
         finally:
             self._end(period)

@@ -17,14 +17,16 @@ def switch(current: Any, rule: Any) -> None:
     _check_successor(current, rule)
     strategy = current._strategy
     strategy.join()
-    current._finish()
-    rule.state = current.state
-    rule._use_state()
-    current._successor = lambda: rule.current
-    strategy.extended.services.rules.discard(current)
-    change = f"{type(current).__name__} to {type(rule).__name__}"
-    strategy.events.record("rule_changed", name=type(rule).__name__, detail=change)
-    strategy.extended.services.retrace()
+    # What other threads have scheduled since then runs afterwards.
+    with strategy.quiet():
+        current._finish()
+        rule.state = current.state
+        rule._use_state()
+        current._successor = lambda: rule.current
+        strategy.extended.services.rules.discard(current)
+        change = f"{type(current).__name__} to {type(rule).__name__}"
+        strategy.events.record("rule_changed", name=type(rule).__name__, detail=change)
+        strategy.extended.services.retrace()
 
 
 def _check_successor(current: Any, rule: Any) -> None:

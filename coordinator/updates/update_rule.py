@@ -206,7 +206,8 @@ class UpdateRule(tf.Module):
     def switch_to(self, rule: "UpdateRule") -> None:
         """Replaces this rule: from now on, functions that use it do what the other rule does.
 
-        Waits until all scheduled functions have finished, as `strategy.join()`. Version, clocks and counters continue.
+        Waits until all scheduled functions have finished, as `strategy.join()`; none runs while it switches. Version,
+        clocks and counters continue.
         Functions are retraced when they are next scheduled; a concrete function keeps the rule that it was traced with.
 
         Args:

@@ -81,8 +81,13 @@ class Scheduler:
         self._process = os.getpid()
         # A method would keep the scheduler alive as long as the runtime.
         runtime.builds.schedule = functools.partial(_schedule_preparation, weakref.ref(self))
-        self.recovery.start()
-        self.cluster.start()
+        try:
+            self.recovery.start()
+            self.cluster.start()
+        except BaseException:
+            # There may be no room for more threads.
+            self.close()
+            raise
 
     @property
     def stops_on_error(self) -> bool:

@@ -140,6 +140,22 @@ def test_an_abandoned_attempt_is_not_waited_for_and_has_no_effect_when_it_ends()
     assert (closure.future.cancelled(), later.future.result(0)) == (True, "later")
 
 
+def test_a_quiet_period_does_not_wait_for_an_abandoned_attempt_and_names_it(caplog: pytest.LogCaptureFixture) -> None:
+    queue = new_queue(Stalls())
+    put_new(queue)
+    attempt = take(queue)
+    assert queue.cancel_all(timeout=0.001) == [attempt]
+    with queue.quiet.period(LIMIT):
+        assert f"does not wait for the call of {attempt.closure} on worker {attempt.worker}" in caplog.text
+    caplog.clear()
+    queue.requeue(attempt)
+    with pytest.raises(TimeoutError), queue.quiet.period(0.001):
+        """The worker has not reported yet that it is idle."""
+    queue.quiet.report_idle(attempt.worker)
+    with queue.quiet.period(LIMIT):
+        assert not caplog.text
+
+
 def test_what_is_put_while_it_waits_is_not_cancelled_and_not_waited_for() -> None:
     queue = new_queue(Stalls())
     closure, attempt = put_new(queue), take(queue)

@@ -5,6 +5,8 @@ import tensorflow as tf
 
 import coordinator
 from coordinator.updates import Asynchronous, ModelAverage, Synchronous
+from tests.deadline import LIMIT
+from tests.ps_strategy.every_worker import on_every_worker
 
 
 def sgd(variable: tf.Variable, gradient: tf.Tensor, learning_rate: tf.Tensor) -> None:
@@ -50,6 +52,27 @@ def test_after_a_switch_steps_use_the_next_rule_and_counters_continue(
     assert int(first.version) == int(second.version) == 8
     assert first.statistics() == second.statistics()
     assert first.statistics().updates == 8
+
+
+def test_no_function_runs_while_a_rule_is_replaced(
+    strategy: coordinator.ParameterServerStrategy, variables: list[tf.Variable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = rule_of(strategy, variables, 1.0), rule_of(strategy, variables, 10.0)
+    other = tf.function(lambda: tf.constant(1))
+    assert on_every_worker(strategy, other) == [1] * 3
+    futures = []
+    schedule_internal = strategy._scheduler.schedule_internal  # noqa: SLF001 - the library alone schedules so
+
+    def finish() -> None:
+        futures.extend(strategy.schedule(other) for _ in range(8))
+        # Workers do so before they take other functions.
+        for worker in range(3):
+            schedule_internal(worker, lambda context: None, "nothing").result(LIMIT)
+        assert not any(future.done() for future in futures)
+
+    monkeypatch.setattr(first, "_finish", finish)
+    first.switch_to(second)
+    assert [future.result(LIMIT) for future in futures] == [1] * 8
 
 
 @pytest.mark.long

@@ -28,7 +28,7 @@ def join_as_client(definition: ClusterDefinition) -> str:
     If that is an address that only this machine has, connections from other machines to the server are refused.
 
     TensorFlow cannot stop the server that a client has for its workers to call back, so a process keeps the one that
-    its first strategy started.
+    its first strategy started, and says so if another address is reserved for it.
 
     Raises:
       RuntimeError: this process is connected to a cluster already.
@@ -60,7 +60,16 @@ def join_as_client(definition: ClusterDefinition) -> str:
             "This process is connected to a cluster already. One process has one strategy at a time: close the first "
             "one (strategy.close()) before making another."
         )
-    return jobs[CLIENT_JOB][0]
+    present = jobs[CLIENT_JOB][0]
+    if definition.client_address not in (None, present):
+        _logger.warning(
+            "The cluster reserves %s for /job:%s/task:0, but this program keeps the server at %s, which its first "
+            "strategy started: workers call back there. Start another program for another address.",
+            definition.client_address,
+            CLIENT_JOB,
+            present,
+        )
+    return present
 
 
 class Children:

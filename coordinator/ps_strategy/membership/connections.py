@@ -77,16 +77,11 @@ class Connections:
     def __init__(self, definition: ClusterDefinition, client_address: str, options: Options) -> None:
         self._parameter_servers = definition.tasks("ps")
         self._probe_timeout = options.probe_timeout
-        self._heartbeat = Heartbeat(options.heartbeat_interval, options.heartbeat_timeout)
         self.context = PresentContext()
         client = Client(context_id(), client_address, socket.gethostname())
-        self._links = ServerLinks(options.heartbeat_timeout)
         self._handshake = Handshake(client, options)
         self._goodbye = Goodbye(client.context_id, options.probe_timeout)
-        self._lease = ClientLease(client.context_id, options)
         self._sentinels = SentinelVariables(max(10.0, 2 * options.heartbeat_timeout))
-        timeouts = options.client_timeout, options.heartbeat_timeout
-        self._changes = ClusterChanges(definition.protocol, client_address, *timeouts)
         self._numbers = itertools.count()
         # Guards the next three while one of them is changed.
         self._lock = threading.Lock()
@@ -97,8 +92,19 @@ class Connections:
         self.last_error = ""
         self.settled = threading.Event()
         self.settled.set()
-        for task, address in definition.addresses.items():
-            self.add(task, address)
+        timeouts = options.client_timeout, options.heartbeat_timeout
+        with contextlib.ExitStack() as opened:
+            self._changes = ClusterChanges(definition.protocol, client_address, *timeouts)
+            opened.callback(self._changes.close)
+            self._lease = ClientLease(client.context_id, options)
+            opened.callback(self._lease.close)
+            self._heartbeat = Heartbeat(options.heartbeat_interval, options.heartbeat_timeout)
+            opened.callback(self._heartbeat.close)
+            self._links = ServerLinks(options.heartbeat_timeout)
+            opened.callback(self._links.close)
+            for task, address in definition.addresses.items():
+                self.add(task, address)
+            opened.pop_all()
 
     def add(self, task: Task, address: str) -> None:
         """Adds a server, without connecting to it.

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import keras
 import psutil
@@ -22,7 +23,10 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 
 import coordinator
+from coordinator.ps_strategy import parameter_server_strategy, strategy_parts
 from coordinator.ps_strategy.keras.internals.patches import Trainer, numpy_operations
+from coordinator.ps_strategy.membership import connections
+from coordinator.workers import scheduler
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import unhealthy
 from tests.ps_strategy.failure_programs.trainer import connect
@@ -56,7 +60,7 @@ def nothing_left_behind() -> Iterator[None]:
     yield
     assert patches() == patched
     assert dict(os.environ) == environment
-    assert threads() == []
+    assert not threads(), threads()
     assert psutil.Process().children(recursive=True) == []
     assert len(listening()) == 1, "only the port on which workers call back stays open"
 
@@ -207,7 +211,7 @@ def reset_under_a_strategy(spec: str, unwatched: Callable[[], None] | None) -> N
     variables.clear()
     gc.collect()
     strategy.close()
-    assert threads() == []
+    assert not threads(), threads()
     assert psutil.Process().children(recursive=True) == []
 
 
@@ -228,9 +232,44 @@ def interrupt_join(spec: str) -> None:
         strategy.join()
 
 
+def fail_while_it_is_made(spec: str) -> None:
+    """Creates strategies, in each of which another part cannot be created."""
+    parts = [
+        (connections, "ClientLease"),
+        (connections, "Heartbeat"),
+        (connections, "ServerLinks"),
+        (connections, "TaskProbe"),
+        (strategy_parts, "keras_extended"),
+        (strategy_parts, "Scheduler"),
+        (scheduler, "Cluster"),
+        (scheduler, "Listeners"),
+        (scheduler.Cluster, "start"),
+        (strategy_parts, "FunctionTracer"),
+        (parameter_server_strategy, "ParameterServerExtended"),
+        (parameter_server_strategy, "DatasetDistribution"),
+    ]
+    # The process keeps the port on which workers call back from its first strategy on.
+    connect(spec).close()
+    for owner, name in parts:
+        failing = mock.patch.object(owner, name, side_effect=MemoryError(name))
+        with nothing_left_behind():
+            with failing, pytest.raises(MemoryError, match=name):
+                connect(spec)
+            # A thread that has run no call yet is not waited for.
+            wait_until(lambda: not threads(), TIMEOUT)
+    with connect(spec) as strategy:
+        assert strategy.schedule(tf.function(lambda: tf.constant(1))).result(TIMEOUT) == 1
+
+
 ENDINGS: dict[str, Callable[[str], None]] = {
     function.__name__: function
-    for function in (close_in_every_way_then_end, reset_tensorflow, end_while_a_worker_is_dead, interrupt_join)
+    for function in (
+        close_in_every_way_then_end,
+        fail_while_it_is_made,
+        reset_tensorflow,
+        end_while_a_worker_is_dead,
+        interrupt_join,
+    )
 }
 
 

@@ -31,6 +31,10 @@ def test_every_way_to_close_leaves_nothing_behind(end):  # row 72
     assert "Traceback" not in end("close_in_every_way_then_end")
 
 
+def test_a_strategy_of_which_a_part_cannot_be_made_leaves_nothing_behind(end):
+    assert "Traceback" not in end("fail_while_it_is_made")
+
+
 def test_a_process_that_a_program_forks_leaves_its_training_alone(run_program, shared_cluster):
     run_program(Path(forking_client.__file__).read_text(), json.dumps(shared_cluster.spec), timeout=240)
 

@@ -13,7 +13,7 @@ from coordinator.heartbeat.task_probe import TaskStatus
 from coordinator.heartbeat.watched_server import Liveness, ServerState
 from coordinator.options import Options
 from coordinator.ps_strategy.membership import client_process, cluster_change, connections
-from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition
+from coordinator.ps_strategy.membership.cluster_definition import ClusterDefinition, server_def
 from coordinator.ps_strategy.membership.membership import Membership
 from tests.ps_strategy.membership.fake_handshake import FakeGoodbye, FakeHandshake, FakeLease
 from tests.ps_strategy.membership.fake_sentinels import FakeSentinels
@@ -187,6 +187,15 @@ def test_a_port_of_the_client_that_is_in_use_is_refused_by_its_number(monkeypatc
             LaunchError, match=f"/job:chief/task:0, cannot serve on 127.0.0.1:{port}: port {port}: Address"
         ):
             Membership.connected(definition, Options())
+
+
+def test_a_further_strategy_says_that_the_client_keeps_its_address(monkeypatch, caplog):
+    monkeypatch.setattr(client_process, "current_server_def", lambda: server_def("grpc", "localhost:1", {}))
+    for reserved in (None, "localhost:1"):
+        assert client_process.join_as_client(ClusterDefinition(ADDRESSES, reserved, "grpc")) == "localhost:1"
+    assert not caplog.text
+    assert client_process.join_as_client(ClusterDefinition(ADDRESSES, "localhost:2", "grpc")) == "localhost:1"
+    assert "reserves localhost:2 for /job:chief/task:0, but this program keeps the server at localhost:1" in caplog.text
 
 
 def test_connecting_that_fails_although_all_answer_names_the_likely_cause(members, monkeypatch, caplog):
