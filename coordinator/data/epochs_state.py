@@ -37,7 +37,7 @@ def check_settings(source: Any, sizes: Mapping[str, Any], shuffle: Any, prefetch
     for name, number in sizes.items():
         check_integer(name, number, minimum=1)
     if shuffle is not None:
-        check_integer("shuffle", shuffle, minimum=0)
+        check_integer("shuffle", shuffle, minimum=0, maximum=2**63 - 1)
         if source.is_sequential:
             raise ValueError(f"{source!r} is read in order, so it cannot be shuffled: leave shuffle out.")
     check_integer("prefetch", prefetch, minimum=0)

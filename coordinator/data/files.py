@@ -23,6 +23,8 @@ from coordinator.paths import is_url, path_text
 # In bytes: what a worker reads at a time, and what the digest has of a file.
 _BUFFER = 2**18
 _SAMPLE = 2**12
+# What can be copied of a mapped file at once: TensorFlow ends the process if it is asked for a string of 2 GiB.
+_MOST_COPIED = 2**31 - 2**12
 # An index that is kept beside a file, or is being written, for all kinds of files that have one.
 _INDEX = re.compile(r"(.+)\.(records|lines(-\d+)?)-index\.npy(\.\w+\.tmp)?")
 # The shape of a vector of any length, as operations on lists take it.
@@ -230,6 +232,9 @@ def _copied_bytes(maps: Any, file: Any, begin: Any, end: Any) -> Any:
     content = tf.raw_ops.TensorListGetItem(
         input_handle=maps, index=index, element_shape=_VECTOR, element_dtype=tf.uint8
     )
+    message = f"A range has more than {_MOST_COPIED} bytes. Use a smaller batch_size, or fewer batches_per_range."
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=end - begin <= _MOST_COPIED, data=[message])]):
+        end = tf.identity(end)
     # The only operation that makes a string of bytes; they are at its end.
     found = tf.io.serialize_tensor(content[begin:end])
     count = tf.cast(end - begin, tf.int32)

@@ -131,7 +131,7 @@ class _ShardRows:
             # Under the mutex, so that keys and stamps are of the same rows.
             with storage.mutex.hold([first]):
                 numbers = tf.range(first, tf.minimum(first + SLICE, storage.counts.sparse_read(USED)))
-                is_changed = storage.stamp.sparse_read(numbers) >= tf.cast(since, tf.int32)
+                is_changed = storage.stamp.sparse_read(numbers) >= since
                 return tf.boolean_mask(storage.key_of.sparse_read(numbers), is_changed)
 
         return in_hash_order(_collected(read, storage.counts.sparse_read(USED)))

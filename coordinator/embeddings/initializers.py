@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from coordinator.embeddings.keys import uniform_bits
-from coordinator.setting_checks import check_number
+from coordinator.setting_checks import check_integer, check_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Uniform:
 
     Args:
       scale: positive.
-      seed: another seed gives other rows.
+      seed: another seed gives other rows; an integer of 64 bits.
     """
 
     scale: float = 0.05
@@ -29,6 +29,7 @@ class Uniform:
 
     def __post_init__(self) -> None:
         check_number("scale", self.scale, above=0)
+        _check_seed(self.seed)
 
     def __call__(self, keys: Any, dim: int) -> Any:
         """Returns the initial rows of keys, float32 [n, dim]."""
@@ -41,7 +42,7 @@ class Normal:
 
     Args:
       stddev: the standard deviation; positive.
-      seed: another seed gives other rows.
+      seed: another seed gives other rows; an integer of 64 bits.
     """
 
     stddev: float = 0.05
@@ -49,6 +50,7 @@ class Normal:
 
     def __post_init__(self) -> None:
         check_number("stddev", self.stddev, above=0)
+        _check_seed(self.seed)
 
     def __call__(self, keys: Any, dim: int) -> Any:
         """Returns the initial rows of keys, float32 [n, dim]."""
@@ -67,6 +69,10 @@ class Constant:
     def __call__(self, keys: Any, dim: int) -> Any:
         """Returns the initial rows of keys, float32 [n, dim]."""
         return tf.fill([tf.size(keys), dim], tf.constant(self.value, tf.float32))
+
+
+def _check_seed(seed: Any) -> None:
+    check_integer("seed", seed, minimum=-(2**63), maximum=2**63 - 1)
 
 
 def _unit_interval(bits: Any) -> Any:

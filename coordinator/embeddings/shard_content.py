@@ -23,7 +23,7 @@ from coordinator.embeddings.shard_storage import (
 )
 from coordinator.ps_strategy.tensorflow_internals.server_mutex import client_may_call, operations_added
 
-# Of how many rows the oldest are looked for at a time: their stamps and numbers take 12 bytes each.
+# Of how many rows the oldest are looked for at a time: their stamps and numbers take 16 bytes each.
 _SEARCHED_AT_ONCE = 2**20
 
 _KEYS = tf.TensorSpec([None], tf.int64)
@@ -61,12 +61,12 @@ class ShardContent:
 
         Returns:
           The keys, int64 [n]; their rows, float32 [n, dim]; their slots, in the order of `slots`; their stamps,
-          int32 [n]. On the server.
+          int64 [n]. On the server.
         """
         storage = self._storage
         with storage.mutex.hold([first, count]):
             numbers = _slice(first, count, storage.counts.sparse_read(USED))
-            stamps = tf.cast(storage.stamp.sparse_read(numbers), tf.int64)
+            stamps = storage.stamp.sparse_read(numbers)
             numbers = tf.boolean_mask(numbers, tf.logical_and(stamps > FREE_STAMP, stamps >= since))
             slots = [slot.sparse_read(numbers) for slot in storage.slots.values()]
             return (
@@ -125,7 +125,7 @@ class ShardContent:
 
         Args:
           keys: of the latter, int64 [n].
-          stamps: of these, int32 [n].
+          stamps: of these, int64 [n].
           missing: how many have no room, at least 1.
         """
         storage = self._storage

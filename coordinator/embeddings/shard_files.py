@@ -52,9 +52,9 @@ class ShardFiles:
         """Writes a slice to a file."""
         self._save(kind)(*(tf.constant(number, tf.int64) for number in (first, since)), tf.constant(path), name)
 
-    def load(self, kind: str, path: str, name: str) -> None:
-        """Reads this server's part of a slice."""
-        self._load(kind)(tf.constant(path), tf.constant(name))
+    def load(self, kind: str, path: str, name: str, stamps: tf.DType) -> None:
+        """Reads this server's part of a slice, in which stamps have the given dtype."""
+        self._load(kind, stamps)(tf.constant(path), tf.constant(name))
 
     def evicted(self) -> int:
         """Returns how many rows the server has evicted."""
@@ -112,11 +112,11 @@ class ShardFiles:
         return save
 
     @functools.cache  # noqa: B019 - as long as the table
-    def _load(self, kind: str) -> Any:
+    def _load(self, kind: str, stamps: tf.DType) -> Any:
         content = self._shard.content
         columns: dict[str, Sequence[int]] = {"keys": []}
         columns = self.columns if kind == "rows" else {"keys": [], "times": []} if kind == "waiting" else columns
-        types = {"keys": tf.int64, "times": tf.int64, "stamps": tf.int32}
+        types = {"keys": tf.int64, "times": tf.int64, "stamps": stamps}
 
         @tf.function(autograph=False, input_signature=[_TEXT, _TEXT])
         def load(path: Any, name: Any) -> None:
@@ -135,7 +135,7 @@ class ShardFiles:
                     for column, shape in zip(whole, columns.values(), strict=True)
                 ]
                 if kind == "rows":
-                    content.write_rows(found[0], found[1], found[2:-1], found[-1])
+                    content.write_rows(found[0], found[1], found[2:-1], tf.cast(found[-1], tf.int64))
                 elif kind == "waiting":
                     content.write_waiting(*found)
                 else:

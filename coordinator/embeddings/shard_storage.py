@@ -32,6 +32,8 @@ USED, FREE, CLOCK, ADMITTED, EVICTED, REFUSED, DROPPED, WAITING, CHANGES, NEXT_W
 _COUNTS = 12
 
 FREE_STAMP = -1
+# As `counts`, since a stamp is compared with `CLOCK`, which grows with each push of all training.
+STAMPS = tf.int64
 # What an entry of the index takes, its part of the buckets included; measured.
 INDEX_BYTES = 42
 # The index gives it for keys that it does not have.
@@ -87,7 +89,7 @@ class ShardStorage:
                 slot: self._reserved(slot.strip("_"), list(value.shape), tf.float32) for slot, value in slots.items()
             }
             self.key_of = self._reserved("key_of", [], tf.int64)
-            self.stamp = self._reserved("stamp", [], tf.int32)
+            self.stamp = self._reserved("stamp", [], STAMPS)
             self.free = self._reserved("free", [], tf.int64)
             self.evicted = self._reserved("evicted", [], tf.int64)
             self.waiting = self._reserved("waiting", [], tf.int64) if counts_waiting else None
@@ -123,7 +125,7 @@ class ShardStorage:
     def full_size(capacity: int, dim: int, slots: Mapping[str, np.ndarray], *, counts_waiting: bool) -> int:
         """Returns how many bytes a storage with these arguments takes when it is full."""
         numbers = dim + sum(int(np.prod(value.shape)) for value in slots.values())
-        of_row = 4 * numbers + 28 + 8 * counts_waiting
+        of_row = 4 * numbers + 32 + 8 * counts_waiting
         return capacity * (of_row + INDEX_BYTES * (1 + counts_waiting))
 
     @property
@@ -194,7 +196,7 @@ class ShardStorage:
         again = self.free.sparse_read(counts[FREE] - 1 - tf.range(recycled))
         numbers = tf.concat([again, counts[USED] + tf.range(number - recycled)], 0)
         write(self.key_of, numbers, keys)
-        write(self.stamp, numbers, tf.broadcast_to(tf.cast(steps, tf.int32), tf.shape(numbers)))
+        write(self.stamp, numbers, tf.broadcast_to(tf.cast(steps, STAMPS), tf.shape(numbers)))
         self.add_counts({USED: number - recycled, FREE: -recycled, ADMITTED: number})
         return numbers
 
@@ -211,7 +213,7 @@ class ShardStorage:
         number = tf.size(numbers, tf.int64)
 
         def free() -> None:
-            write(self.stamp, numbers, tf.fill(tf.shape(numbers), FREE_STAMP))
+            write(self.stamp, numbers, tf.fill(tf.shape(numbers), tf.constant(FREE_STAMP, STAMPS)))
             write(self.free, first + tf.range(number), numbers)
             write(self.evicted, (before + tf.range(number)) % self.capacity, keys)
             self.add_counts({FREE: number, EVICTED: number})

@@ -127,6 +127,11 @@ class Table(SelfSaving):
         self.name, self.dim, self.capacity = name, dim, capacity
         parts = capacities(capacity, len(place.devices))
         check_fits(name, [self._settings.full_size(part) for part in parts], place.devices)
+        if max(parts) > tf.int32.max:
+            raise ValueError(
+                f"The table {name!r} would have {max(parts):,} rows on one parameter server, and TensorFlow numbers at "
+                f"most {tf.int32.max:,} there. Use more parameter servers, or a smaller capacity."
+            )
         self.shards = tuple(
             TableShard(self._settings, device, part, place.number)
             for device, part in zip(place.devices, parts, strict=True)

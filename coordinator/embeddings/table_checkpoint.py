@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from coordinator.embeddings.keys import BUCKETS, server_of
 from coordinator.embeddings.shard_files import KEYS_IN_SLICE, ShardFiles
-from coordinator.embeddings.shard_storage import CLOCK, EVICTED, NEXT_WAITING, RESTORED, USED
+from coordinator.embeddings.shard_storage import CLOCK, EVICTED, NEXT_WAITING, RESTORED, STAMPS, USED
 from coordinator.embeddings.table_shard import TableShard
 from coordinator.ps_strategy.recovery.block_checkpoints import on_each_server
 from coordinator.ps_strategy.tensorflow_internals.checkpoint_savers import SelfSaved
@@ -116,6 +116,7 @@ class TableCheckpoint:
             "slices": [{kind: len(starts) for kind, starts in each.items()} for each in slices],
             "counts": now.counts.tolist(),
             "rate": None if rate is None else float(rate.numpy()),
+            "stamps": STAMPS.name,
             "name": now.name,
             "since": None if since is None else since.name,
         }
@@ -170,7 +171,8 @@ class TableCheckpoint:
     ) -> int:
         """Reads the part of one server; returns how many rows were left out because it has no room for them."""
         shard, files, slices = self._shards[number], self._files[number], content["slices"]
-        evicted = 0
+        # Checkpoints that do not name the dtype are older than int64 stamps.
+        stamps, evicted = tf.as_dtype(content.get("stamps", "int32")), 0
         if not delta:
             shard.storage.reserve()
         for kind in _KINDS:
@@ -183,7 +185,7 @@ class TableCheckpoint:
                 for index in range(slices[server].get(kind, 0)):
                     if stopped.is_set():
                         return 0
-                    files.load(kind, path, f"{name}/{server}/{kind}{index}")
+                    files.load(kind, path, f"{name}/{server}/{kind}{index}", stamps)
         left_out = files.settle(np.array(content["counts"]), evicted, first=number == 0)
         if shard.rate is not None and content["rate"] is not None:
             shard.rate.assign(content["rate"])

@@ -262,7 +262,7 @@ class TableShard:
                     write(each.variable, numbers, each.value)
 
             storage.change_rows([each.value for each in changed], write_rows)
-            write(storage.stamp, numbers, tf.fill(tf.shape(numbers), tf.cast(step + 1, tf.int32)))
+            write(storage.stamp, numbers, tf.fill(tf.shape(numbers), step + 1))
             storage.add_counts({CLOCK: 1, DROPPED: tf.size(keys, tf.int64) - tf.size(numbers, tf.int64)})
         return step
 
@@ -289,7 +289,7 @@ class TableShard:
         """Returns which of these rows are in use, and evicted by a policy."""
         storage = self.storage
         stamps = storage.stamp.sparse_read(numbers)
-        ages = storage.counts.sparse_read(CLOCK) - tf.cast(stamps, tf.int64)
+        ages = storage.counts.sparse_read(CLOCK) - stamps
         is_evicted = evicted(self._settings.eviction, lambda: storage.rows.sparse_read(numbers), ages)
         return tf.boolean_mask(numbers, tf.logical_and(stamps > FREE_STAMP, is_evicted))
 

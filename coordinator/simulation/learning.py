@@ -56,13 +56,13 @@ class SimulatedModel:
         """Applies the mean of gradients to the shared model."""
 
     def apply_to_own(self, worker: SimulatedWorker) -> None:
-        """Sets the worker's copy to its last average, if there is one, and applies the worker's gradient to it."""
+        """Applies the worker's gradient to its copy, or to the mean to which its last averaging has moved that."""
 
     def average(self, worker: SimulatedWorker) -> None:
-        """Averages the worker's copy with those of the others, and sets the shared model to the mean."""
+        """Adds the worker's change, divided by the number of workers, to the shared model, where its copy moves."""
 
     def leave_out(self, worker: SimulatedWorker) -> None:
-        """Removes the worker's copy from later averages."""
+        """Records that the worker has no copy any more."""
 
     def count_push(self, now: float) -> None:
         """Counts a push at a time in seconds, and evaluates the loss if it is due."""
@@ -87,7 +87,8 @@ class LearningModel(SimulatedModel):
         self._rate = learning.learning_rate
         self._evaluate_every = learning.evaluate_every
         self._generator = generator
-        self._copies: dict[int, Vector] = {}
+        # From where each worker's copy was changed.
+        self._bases: dict[int, Vector] = {}
         self._pushes = 0
         self._evaluate(0.0)
 
@@ -112,11 +113,13 @@ class LearningModel(SimulatedModel):
         worker.parameters = worker.parameters - self._rate * worker.gradient
 
     def average(self, worker: SimulatedWorker) -> None:
-        self._copies[worker.index] = worker.parameters
-        worker.average = self.parameters = np.mean(list(self._copies.values()), axis=0)
+        # One that has just pulled has changed nothing.
+        change = worker.parameters - self._bases.setdefault(worker.index, worker.parameters)
+        self.parameters = self.parameters + change / len(self._bases)
+        self._bases[worker.index] = worker.average = self.parameters
 
     def leave_out(self, worker: SimulatedWorker) -> None:
-        self._copies.pop(worker.index, None)
+        self._bases.pop(worker.index, None)
         worker.average = None
 
     def count_push(self, now: float) -> None:

@@ -8,6 +8,9 @@ import tensorflow as tf
 
 from coordinator.updates.state.rule_state import COUNTS, FIRST_SEEN, HISTOGRAM, LAST_SEEN, STEPS, WAITED, RuleState
 
+# Of the histogram in a summary.
+_MOST_VALUES = 100_000
+
 
 @dataclasses.dataclass(frozen=True)
 class Staleness:
@@ -116,8 +119,10 @@ class RuleStatistics:
             tf.summary.scalar(f"{prefix}/{name}", getattr(self, name), step=step)
         for name in ("mean", "median", "p99", "max"):
             tf.summary.scalar(f"{prefix}/staleness/{name}", float(getattr(self.staleness, name)), step=step)
-        counts = self.staleness.histogram
-        tf.summary.histogram(f"{prefix}/staleness", np.repeat(np.arange(len(counts)), counts), step=step)
+        counts = np.array(self.staleness.histogram)
+        # In proportion: a value for each gradient of a long training would take gigabytes.
+        shown = np.ceil(counts * min(1.0, _MOST_VALUES / max(1, counts.sum()))).astype(np.int64)
+        tf.summary.histogram(f"{prefix}/staleness", np.repeat(np.arange(len(counts)), shown), step=step)
         for worker, share in self.idle_shares.items():
             tf.summary.scalar(f"{prefix}/idle_share/worker_{worker}", share, step=step)
 

@@ -324,6 +324,7 @@ def test_a_wait_for_functions_is_reported(source, caplog):
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": 10, "epochs": 0}, "epochs"),
         ({"batch_size": 10, "shuffle": -1}, "shuffle"),
+        ({"batch_size": 10, "shuffle": 2**63}, "shuffle must be an integer from 0 to 9223372036854775807, got 92"),
         ({"batch_size": 104, "drop_remainder": True}, "nothing is left"),
         ({"source": [1, 2], "batch_size": 1}, r"coordinator.data.arrays\(x, y\)"),
     ],
@@ -331,6 +332,10 @@ def test_a_wait_for_functions_is_reported(source, caplog):
 def test_wrong_settings_are_refused(source, settings, words):
     with pytest.raises((TypeError, ValueError), match=words):
         Epochs(**{"source": source, **settings})
+
+
+def test_the_greatest_seed_can_be_used(source):
+    assert Epochs(source, batch_size=10, shuffle=2**63 - 1).settings.shuffle == 2**63 - 1
 
 
 def test_what_to_do_with_a_bad_range_is_checked(source):

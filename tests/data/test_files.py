@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coordinator.data import Epochs, lines, records, rows
+from coordinator.data import Epochs, files, lines, records, rows
 from tests.data.visits import EXACT, Visits
 from tests.ps_strategy.every_worker import TIMEOUT
 
@@ -129,6 +129,16 @@ def test_the_examples_of_a_shuffled_range_are_in_another_order(tmp_path):
         found = [ids_of(source.read(positions(2, 20, number, seed=4))).tolist() for number in (0, 1)]
         assert found[0] != found[1] != sorted(found[1])
         assert sorted(found[0]) == sorted(found[1]) == list(range(2, 22))
+
+
+def test_a_range_of_more_bytes_than_a_string_can_have_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_MOST_COPIED", 100)
+    np.save(tmp_path / "rows.npy", np.arange(50.0))
+    source = rows(tmp_path / "rows.npy")
+    np.testing.assert_array_equal(tf.function(source.read)(positions(3, 12)), np.arange(3.0, 15.0))
+    for read in (source.read, tf.function(source.read)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"A range has more than 100 bytes\. Use a smaller"):
+            read(positions(3, 13))
 
 
 def test_raw_rows_of_any_number(tmp_path):

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from coordinator.embeddings import Constant, MinCount, Normal, OlderThan, Probability, SmallerThan, Uniform
 from coordinator.embeddings.keys import BUCKETS, as_integers, bucket_of, capacities, server_of
+from coordinator.errors import SettingError
 
 KEYS = tf.constant([*range(1000), *range(0, 1000 * 2**20, 2**20), -1, 2**62], tf.int64)
 
@@ -52,6 +53,14 @@ def test_initial_rows_depend_on_key_and_seed_alone(initializer):
     # Neither neighbouring keys nor columns depend on each other.
     assert np.abs(np.corrcoef(rows[:1000].T) - np.eye(8)).max() < 0.15
     assert abs(np.corrcoef(rows[:999].ravel(), rows[1:1000].ravel())[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize("initializer", [Uniform, Normal])
+def test_seeds_of_rows_are_integers_of_64_bits(initializer):
+    assert np.ptp([initializer(0.5, seed=seed)(KEYS[:1], 1) for seed in (-(2**63), 2**63 - 1)]) > 0
+    for seed in (-(2**63) - 1, 2**63, 0.5):
+        with pytest.raises(SettingError, match="seed must be an integer from -9223372036854775808 to 922337203685477"):
+            initializer(0.5, seed=seed)
 
 
 def test_numbers_of_uniform_rows_are_within_the_scale():

@@ -30,7 +30,7 @@ def test_keys_get_rows_in_training_alone(strategy):
     statistics = table.statistics()
     assert (statistics.size, statistics.admitted, statistics.steps, statistics.dropped) == (3, 3, 1, 0)
     # A row, its key, stamp, and place on the list of free ones.
-    assert statistics.bytes == 3 * (DIM * 4 + 8 + 4 + 8)
+    assert statistics.bytes == 3 * (DIM * 4 + 8 + 8 + 8)
 
 
 def test_strings_and_small_integers_are_keys(strategy):

@@ -1,11 +1,16 @@
 """Tests of tables in a process without a strategy: training, Keras models, checkpoints, the sidecar evaluator."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import coordinator
 from coordinator.embeddings import Embedding, MinCount, OlderThan, Table
+from coordinator.embeddings.exported_rows import Base, write_rows
+from coordinator.embeddings.shard_storage import CLOCK
 from coordinator.errors import EvaluationError
 from coordinator.evaluation.checkpoint_file import CheckpointFile
 from coordinator.evaluation.checkpoint_loader import CheckpointLoader
@@ -152,6 +157,85 @@ def test_of_rows_that_have_no_room_the_newest_are_restored(tmp_path, caplog):
         tf.train.Checkpoint(table=refusing).read(full)
 
 
+def observations(pushes, folder):
+    """Returns what a table does that looks at the ages of rows, with so many pushes before."""
+    found = []
+    options = {"eviction": OlderThan(3), "when_full": "evict_oldest"}
+    table = Table("words", DIM, 50, subtract, **options)
+    step, storage = make_step(table), table.shards[0].storage
+    storage.counts.scatter_nd_update([[CLOCK]], [pushes])
+
+    def note(of, *more):
+        clock = int(of.shards[0].storage.read_counts()[CLOCK])
+        found.append(({key: (*row[:-1], clock - int(row[-1])) for key, row in contents_of(of).items()}, *more))
+
+    def train(first, number):
+        step(tf.range(first, first + number, dtype=tf.int64), tf.ones([number, DIM]))
+
+    train(0, 10)
+    full = tf.train.Checkpoint(table=table).write(f"{folder}/full{pushes}")
+    exported = Base(f"{folder}/rows{pushes}", write_rows(table, f"{folder}/rows{pushes}", tf.float32))
+    # The last ten keys take the places of the first.
+    for first in range(10, 60, 10):
+        train(first, 10)
+    note(table, write_rows(table, f"{folder}/more{pushes}", tf.float32, exported).sizes)
+    table.save_delta(f"{folder}/delta{pushes}")
+    for capacity in (60, 20):
+        other = Table("words", DIM, capacity, subtract, **options)
+        tf.train.Checkpoint(table=other).read(full).assert_consumed()
+        note(other)
+        other.restore_delta(f"{folder}/delta{pushes}")
+        note(other)
+    note(table, table.evict())
+    return found
+
+
+@pytest.mark.parametrize(
+    "pushes",
+    [2**31 - 3, *(pytest.param(pushes, marks=pytest.mark.long) for pushes in (2**32 - 3, 2**40))],
+)
+def test_a_table_does_the_same_after_billions_of_pushes(tmp_path, pushes):
+    few = observations(10, tmp_path)
+    assert [len(rows) for rows, *_ in few] == [50, 10, 50, 10, 20, 40]
+    assert observations(pushes, tmp_path) == few
+
+
+def write_with_narrow_stamps(path, to):
+    """Writes a checkpoint or delta as a build with int32 stamps did, which did not name their dtype either."""
+    reader, tensors = tf.train.load_checkpoint(path), {}
+    for name in reader.get_variable_to_shape_map():
+        value = reader.get_tensor(name)
+        if name.endswith("/stamps"):
+            value = value.astype(np.int32)
+        elif isinstance(value, bytes) and b'"columns"' in value:
+            value = json.dumps({key: each for key, each in json.loads(value).items() if key != "stamps"})
+        tensors[name] = value
+    names, values = zip(*sorted(tensors.items()), strict=True)
+    tf.raw_ops.SaveV2(prefix=to, tensor_names=names, shape_and_slices=[""] * len(names), tensors=values)
+
+
+def test_checkpoints_and_deltas_with_narrow_stamps_are_restored(tmp_path):
+    table, other = (Table("words", DIM, 100, subtract, eviction=OlderThan(1)) for _ in range(2))
+    step = make_step(table)
+    step(tf.constant(KEYS), tf.ones([40, DIM]))
+    full = tf.train.Checkpoint(table=table).write(str(tmp_path / "full"))
+    saved = contents_of(table)
+    step(tf.constant(KEYS[5:15]), tf.ones([10, DIM]))
+    table.save_delta(str(tmp_path / "delta"))
+    write_with_narrow_stamps(full, str(tmp_path / "old_full"))
+    write_with_narrow_stamps(str(tmp_path / "delta"), str(tmp_path / "old_delta"))
+    tf.train.Checkpoint(table=other).read(str(tmp_path / "old_full")).assert_consumed()
+    assert contents_of(other) == saved
+    other.restore_delta(str(tmp_path / "old_delta"))
+    assert contents_of(other) == contents_of(table)
+
+
+def test_more_rows_than_a_server_can_number_are_refused(monkeypatch):
+    monkeypatch.setattr(coordinator.embeddings.table, "check_fits", lambda *_: None)
+    with pytest.raises(ValueError, match=r"'words' would have 4,294,967,296 rows on one parameter server, and Tensor"):
+        Table("words", DIM, 2**32, subtract)
+
+
 def test_another_strategy_is_refused():
     other = tf.distribute.OneDeviceStrategy("/cpu:0")
     with other.scope(), pytest.raises(RuntimeError, match=r"inside strategy\.scope"):
@@ -162,7 +246,7 @@ INDEX = """
 import numpy as np, tensorflow as tf
 from coordinator.embeddings import Table
 
-ROWS, SOME, ROW = 3_000_000, 2**16, 4 + 8 + 4  # a number, the key, the stamp
+ROWS, SOME, ROW = 3_000_000, 2**16, 4 + 8 + 8  # a number, the key, the stamp
 
 def used():
     with open("/proc/self/statm", encoding="ascii") as file:

@@ -50,6 +50,24 @@ def test_model_averaging_alone_is_gradient_descent_seen_one_step_late() -> None:
     assert losses(ModelAverage()).losses == pytest.approx(expected)
 
 
+class Slope:
+    """A loss that falls by one with each step of one worker alone."""
+
+    initial = (0.0,)
+
+    def gradient(self, parameters, generator):
+        return np.ones_like(parameters)
+
+    def loss(self, parameters):
+        return parameters[0]
+
+
+def test_model_averaging_averages_nothing_away_that_a_worker_has_learned() -> None:
+    result = losses(ModelAverage(), problem=Slope(), workers=3, pushes=60, rate=1.0)
+    # The first push of each worker adds nothing, since each step is seen one push late.
+    assert result.losses[-1] == pytest.approx(-(60 - 3) / 3)
+
+
 def test_a_synchronous_update_is_the_mean_of_its_gradients() -> None:
     result = losses(BoundedDelay(0, grads_to_wait=4), workers=4, pushes=40)
     assert result.losses[::4] == pytest.approx([2.5 * 0.9 ** (2 * step) for step in range(11)])

@@ -110,6 +110,22 @@ def test_idle_shares_are_waiting_time_divided_by_total_time(strategy, rule):
     assert rule.statistics().idle_shares == {0: 0.5, 1: 0.0, 2: 1.0}
 
 
+def test_summaries_of_a_long_training_take_no_more_memory(tmp_path):
+    counts = {"pushes": 10**15, "rejected": 0, "pulls": 10**15, "bytes_pulled": 2**60, "bytes_pushed": 2**60}
+    staleness = Staleness((9 * 10**14, 10**14, 7))
+    statistics = RuleStatistics(10**15, **counts, not_finite=0, staleness=staleness, clocks={}, idle_shares={})
+    with tf.summary.create_file_writer(str(tmp_path)).as_default() as writer:
+        statistics.write_summaries(step=2**40)
+        writer.close()
+    [path] = tmp_path.iterdir()
+    events = list(tf.compat.v1.train.summary_iterator(str(path)))
+    written = {value.tag: tf.make_ndarray(value.tensor) for event in events for value in event.summary.value}
+    assert written["updates/bytes_pulled"] == 2**60
+    histogram = written["updates/staleness"][:, 2]
+    assert (histogram[0], histogram[-1]) == (90_000, 1)
+    assert histogram.sum() == 100_001
+
+
 def test_summaries_can_be_read_back(strategy, rule, tmp_path):
     for behind in (0, 0, 3):
         strategy.schedule(step_of(rule, behind), worker=2).result(TIMEOUT)

@@ -129,6 +129,7 @@ class ShardedVariable(SavedInSlices, UnstoredVariable):
                 raise IndexError(f"Index {index} is out of bounds for {self.name!r}, which has {count} rows.")
             return int(index) % count
         elif tf.is_tensor(index) and index.dtype.is_integer and index.shape.rank == 0:
+            index = tf.cast(index, tf.int64)
             return tf.where(index < 0, index + count, index)
         return None
 

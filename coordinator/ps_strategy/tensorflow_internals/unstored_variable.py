@@ -191,7 +191,9 @@ def _handle_data(handle: Any) -> Any:
 
 
 def _gradient_of_rows(handle: Any, change: Any, indices: Any) -> tf.IndexedSlices:
-    shape = tf.constant(_shape_of(handle), tf.int32)
+    sizes = _shape_of(handle)
+    # As TensorFlow's own look-ups, but where the parts have more rows together than an int32 can count.
+    shape = tf.constant(sizes, tf.int32 if max(sizes) <= tf.int32.max else tf.int64)
     values = tf.reshape(change, tf.concat([[-1], shape[1:]], 0))
     return tf.IndexedSlices(values, tf.reshape(indices, [-1]), shape)
 

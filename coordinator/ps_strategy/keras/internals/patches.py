@@ -74,6 +74,8 @@ def _take(take: Callable[..., Any], x: Any, indices: Any, axis: int | None = Non
 
 
 def _rows(variable: Any, table: tf.Variable, ids: Any) -> Any:
+    if table.shape[0] > tf.int32.max:
+        ids = tf.cast(ids, tf.int64)
     # Negative indices count from the end, as in Keras.
     rows = tf.gather(table, tf.where(ids < 0, ids + table.shape[0], ids))
     # Private: reading the value in mixed precision would read and cast the whole table.
