@@ -77,6 +77,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         self._handles = parts.handles
         self._variables = parts.variables
         self._read_on_all = parts.copies.read
+        self._lost_parameter_server = parts.scheduler.servers.lost_parameter_server
         self._partitioner = partitioner
         self._placement = Placement(self._parameter_server_devices, self._variables.variables)
         self._scheduling = threading.local()
@@ -160,6 +161,22 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         return on_server or self._handles.resource_for(variable.handle) is not None
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        with self._losses_named():
+            return self._create_by_kind(next_creator, kwargs)
+
+    @contextlib.contextmanager
+    def _losses_named(self) -> Iterator[None]:
+        """A scope in which an error names the parameter server that was lost, if one was."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            if (lost := self._lost_parameter_server()) is None:
+                raise
+            lost.original_exception = error
+            _logger.debug("TensorFlow's error while a variable or table was created:", exc_info=error)
+            raise lost from None
+
+    def _create_by_kind(self, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         if kwargs.pop("per_worker_variable", False):
             return create_per_worker_variable(lambda: next_creator(**kwargs), self._handles, self._read_on_all)
         if is_state_of_sequences():
@@ -240,7 +257,8 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         # While a function is traced, it is part of that function.
         if not tf.executing_eagerly() or is_created_by_keras():
             return next_creator(*args, **kwargs)
-        table, resource = create_mutable_table(next_creator, self._placement.next_devices([0])[0], args, kwargs)
+        with self._losses_named():
+            table, resource = create_mutable_table(next_creator, self._placement.next_devices([0])[0], args, kwargs)
         self._variables.add_table(table, resource)
         return table
 

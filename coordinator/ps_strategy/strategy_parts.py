@@ -34,7 +34,7 @@ from coordinator.ps_strategy.tensorflow_internals.data_order import data_before_
 from coordinator.ps_strategy.tensorflow_internals.handles import TracedFunctions
 from coordinator.ps_strategy.tensorflow_internals.process import (
     client_environment,
-    errors_of_former_objects_explained,
+    errors_explained,
     profiles_reported,
 )
 from coordinator.ps_strategy.tensorflow_internals.unstored_variable import loops_differentiable
@@ -140,7 +140,7 @@ class StrategyParts:
         exit_stack.enter_context(data_before_effects())
         traced = exit_stack.enter_context(TracedFunctions().recorded())
         exit_stack.enter_context(profiles_reported(_warn_of_profile))
-        exit_stack.enter_context(errors_of_former_objects_explained())
+        exit_stack.enter_context(errors_explained())
         exit_stack.enter_context(custom_gradients_freed())
         scheduler = Scheduler(TensorFlowRuntime(membership), membership, options, concatenated)
         exit_stack.callback(scheduler.close)

@@ -36,13 +36,16 @@ _TRANSIENT = (
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
 )
-# Raised for such a fault too, but also by operations and by Python code in a graph: the transport's text shows one.
+# Raised for such a fault too, but also by operations and by Python code in a graph: the transport's text shows one,
+# unless it is that of an exception of Python. "Additional GRPC error information" shows none: a server has passed an
+# error on.
 _TRANSIENT_IN_TRANSPORT = (tf.errors.UnknownError, tf.errors.InternalError)
 _OF_TRANSPORT = re.compile(
-    r"GRPC error information|RecvFromRemoteAsync|RecvTensor|RST_STREAM|stream (removed|terminated)|Socket closed|"
-    r"Connection (reset|refused)|Broken pipe|(recv|send)msg:|failed to connect|keepalive|transport",
+    r"RecvFromRemoteAsync is cancelled|RST_STREAM|stream (removed|terminated)|socket closed|parsing HTTP/2|"
+    r"connection (reset|refused|dropped)|broken pipe|(recv|send)msg:|failed to connect|keepalive|transport (is )?clos",
     re.IGNORECASE,
 )
+_OF_PYTHON = "Traceback (most recent call last)"
 # How long an update of TensorFlow's server definition is waited for before an error is taken for the function's own, in
 # seconds.
 _SETTLING_TIMEOUT = 30.0
@@ -159,9 +162,13 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
         if is_worker_lost:
             return Failure(FailureKind.WORKER_LOST, error)
         if isinstance(cause, _TRANSIENT) or (
-            isinstance(cause, _TRANSIENT_IN_TRANSPORT) and _OF_TRANSPORT.search(str(cause.message))
+            isinstance(cause, _TRANSIENT_IN_TRANSPORT) and _is_of_transport(str(cause.message))
         ):
             return Failure(FailureKind.TRANSIENT, error)
     if isinstance(error, EndOfDataError):
         return Failure(FailureKind.END_OF_DATA, error, error.ended)
     return Failure(FailureKind.INPUT if isinstance(error, ClosureInputError) else FailureKind.USER, error)
+
+
+def _is_of_transport(message: str) -> bool:
+    return _OF_PYTHON not in message and _OF_TRANSPORT.search(message) is not None

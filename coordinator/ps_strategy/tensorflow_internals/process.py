@@ -30,6 +30,16 @@ MADE_BEFORE = (
     "after the strategy."
 )
 
+_TOO_LARGE = (
+    "A tensor of more than 2 GB cannot be sent from one process to another. Pass and return parts of it; divide a "
+    "variable by a variable_partitioner of the strategy, or read rows of it by tf.gather."
+)
+_EXPLAINED: tuple[tuple[Any, re.Pattern[str], str], ...] = (
+    # The name of the client's device is another one since the process was connected.
+    (tf.errors.InvalidArgumentError, _FORMER_ERROR, MADE_BEFORE),
+    (tf.errors.InternalError, re.compile("exceeds the 2GB protobuf limit"), _TOO_LARGE),
+)
+
 # TensorFlow reads these from the environment and has no other switch for them.
 _ENVIRONMENT = {
     # Streaming sends each call without waiting for its answer, so that calls to a dead worker seem to succeed.
@@ -105,23 +115,22 @@ def profiles_reported(report: Callable[[str], object]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def errors_of_former_objects_explained() -> Iterator[None]:
-    """A scope in which TensorFlow's error about what was made before this process was connected says what to do.
-
-    The name of the client's device is another one since then. TensorFlow only says that it does not know the former.
-    """
+def errors_explained() -> Iterator[None]:
+    """A scope in which errors of TensorFlow that do not say what to do begin with a sentence that does."""
     # Not private, but of TensorFlow: nothing else sees the errors of all operations.
-    error = tf.errors.InvalidArgumentError
-    stock = error.__init__
-
-    @functools.wraps(stock)
-    def init(self: Any, node_def: Any, op: Any, message: str, *args: Any) -> None:
-        if _FORMER_ERROR.search(message) and MADE_BEFORE not in message:
-            message = f"{MADE_BEFORE} ({message})"
-        stock(self, node_def, op, message, *args)
-
-    with attribute_replaced(error, "__init__", init):
+    with contextlib.ExitStack() as replaced:
+        for error, pattern, sentence in _EXPLAINED:
+            init = functools.partialmethod(_init_explained, error.__init__, pattern, sentence)
+            replaced.enter_context(attribute_replaced(error, "__init__", init))
         yield
+
+
+def _init_explained(
+    self: Any, stock: Any, pattern: re.Pattern[str], sentence: str, node_def: Any, op: Any, message: str, *args: Any
+) -> None:
+    if pattern.search(message) and sentence not in message:
+        message = f"{sentence} ({message})"
+    stock(self, node_def, op, message, *args)
 
 
 def is_from_before(tensor: tf.Tensor) -> bool:

@@ -172,3 +172,9 @@ def test_the_end_of_data_is_raised_as_out_of_range(strategy):
         strategy.schedule(take_next, args=(iterator,))
     with pytest.raises(tf.errors.OutOfRangeError):
         strategy.join(TIMEOUT)
+
+
+def test_the_error_of_a_tensor_that_is_too_large_to_be_sent_says_what_to_do(strategy):
+    text = "Cannot encode a Tensor that exceeds the 2GB protobuf limit."
+    assert str(tf.errors.InternalError(None, None, text)).startswith("A tensor of more than 2 GB cannot be sent")
+    assert str(tf.errors.InternalError(None, None, "another")) == "another"

@@ -122,6 +122,11 @@ def test_a_server_that_does_not_answer_is_not_asked_for_its_links(servers, conne
 
 
 TRANSPORT = "RecvFromRemoteAsync is cancelled."
+PASSED_ON = (
+    "\nAdditional GRPC error information from remote target /job:chief/replica:0/task:0 while calling "
+    "/tensorflow.WorkerService/RecvTensor:\n:UNKNOWN:Error received from peer"
+)
+OF_PYTHON = "ConnectionResetError: Connection reset by peer\nTraceback (most recent call last):"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +138,10 @@ TRANSPORT = "RecvFromRemoteAsync is cancelled."
         (tf.errors.DeadlineExceededError(None, None, ""), FailureKind.TRANSIENT),
         (tf.errors.UnknownError(None, None, TRANSPORT), FailureKind.TRANSIENT),
         (tf.errors.UnknownError(None, None, "ValueError: of a generator"), FailureKind.USER),
-        (tf.errors.InternalError(None, None, "Stream removed\nAdditional GRPC error"), FailureKind.TRANSIENT),
+        (tf.errors.UnknownError(None, None, f"RuntimeError: of the user{PASSED_ON}"), FailureKind.USER),
+        (tf.errors.UnknownError(None, None, f"{OF_PYTHON}{PASSED_ON}"), FailureKind.USER),
+        (tf.errors.InternalError(None, None, f"Stream removed{PASSED_ON}"), FailureKind.TRANSIENT),
+        (tf.errors.InternalError(None, None, f"Cannot encode a Tensor{PASSED_ON}"), FailureKind.USER),
         (tf.errors.InternalError(None, None, "Blas GEMM launch failed"), FailureKind.USER),
         (tf.errors.DataLossError(None, None, TRANSPORT), FailureKind.USER),
         (tf.errors.InvalidArgumentError(None, None, TRANSPORT), FailureKind.USER),

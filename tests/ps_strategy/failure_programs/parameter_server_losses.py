@@ -64,6 +64,12 @@ class Training:
         self.schedule = lambda: strategy.schedule(step)
         self.counts = lambda: [int(count.numpy()) for count in counts]
 
+    def create_more(self) -> None:
+        """Creates a variable on each server."""
+        with self.strategy.scope():
+            for _ in range(2):
+                tf.Variable(0)
+
     def resume(self) -> list[int]:
         """Restores the checkpoint, if there is one, and returns the counts."""
         if self._path.with_suffix(".index").exists():
@@ -118,6 +124,7 @@ def fail(cluster: LocalCluster, case: Case, training: Training) -> dict[str, Any
         "outcomes": sorted(outcomes - {"NoneType"}),
         "join again": again,
         "schedule": schedule,
+        "create": observe(training.create_more),
         "healthy": [server.healthy() for server in strategy.parameter_servers],
         "close": observe(strategy.close),
     }

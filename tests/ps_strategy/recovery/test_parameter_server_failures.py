@@ -44,7 +44,7 @@ def test_callers_are_told_which_server_died_and_can_continue(run_program, cases)
 def check_errors(case, seen):
     """Checks that `join`, `schedule` and the futures raised what they must, soon."""
     index = CASES[case].lost[0][1]
-    for join in (seen["join"], seen["join again"]):
+    for join in (seen["join"], seen["join again"], seen["create"]):
         assert join["raised"] == "ParameterServerLost", (case, join)
         assert join["task"] == f"/job:ps/task:{index}", case
         assert join["seconds"] < SOON, case
