@@ -10,6 +10,7 @@ with which it began.
 
 import dataclasses
 import functools
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,8 +25,10 @@ from coordinator.ps_strategy.membership.membership import Membership
 from coordinator.ps_strategy.per_worker.dataset import EndOfDataError
 from coordinator.ps_strategy.per_worker.resource import WorkerContext
 from coordinator.ps_strategy.tensorflow_internals.calls import CancellationManager
-from coordinator.ps_strategy.tensorflow_internals.process import bind_executor
+from coordinator.ps_strategy.tensorflow_internals.process import NOT_CALLED_BACK, bind_executor
 from coordinator.runtime import Failure, FailureKind
+
+_logger = logging.getLogger("coordinator")
 
 # Raised although every task is alive: a connection between two of them was refused, reset or waited for too long, a
 # server that lost its connection to another one has cancelled a call, or a server was about to drop a context that was
@@ -70,6 +73,7 @@ class TensorFlowRuntime:
         # Not by thread: a process that is forked from this one deletes what belongs to its threads, and an executor
         # waits for its calls then.
         self._executors: dict[int, Any] = {}
+        self._has_warned = False
 
     def bind_thread(self, worker: int) -> None:
         """Gives the calling thread its own executor, until it ends."""
@@ -120,6 +124,11 @@ class TensorFlowRuntime:
 
     def classify(self, worker: int, error: BaseException) -> Failure:
         """Classifies an error by which tasks answer; see `failure_of`."""
+        if NOT_CALLED_BACK in str(error) and not self._has_warned:
+            # Each of the next tries takes as long as the network needs to refuse a connection.
+            self._has_warned = True
+            device = self._membership.worker_device(worker)
+            _logger.warning("A function on %s is tried again, which may take a minute: %s", device, NOT_CALLED_BACK)
         failure = self._failure_of(worker, error)
         if failure.kind is FailureKind.USER and isinstance(error, tf.errors.OpError):
             # A call that finds no variables on a server may fail before it is known that they are gone.

@@ -34,10 +34,19 @@ _TOO_LARGE = (
     "A tensor of more than 2 GB cannot be sent from one process to another. Pass and return parts of it; divide a "
     "variable by a variable_partitioner of the strategy, or read rows of it by tf.gather."
 )
+NOT_CALLED_BACK = (
+    "A server cannot call this program back, which runs a part of the function, such as tf.py_function. As `chief` in the "
+    "cluster, give an address of this program that the servers reach, and let them through to its port."
+)
 _EXPLAINED: tuple[tuple[Any, re.Pattern[str], str], ...] = (
     # The name of the client's device is another one since the process was connected.
     (tf.errors.InvalidArgumentError, _FORMER_ERROR, MADE_BEFORE),
     (tf.errors.InternalError, re.compile("exceeds the 2GB protobuf limit"), _TOO_LARGE),
+    (
+        tf.errors.UnavailableError,
+        re.compile(r"(failed to connect|errors resolving)[^\n]*\nAdditional GRPC[^\n]* from remote target /job:chief/"),
+        NOT_CALLED_BACK,
+    ),
 )
 
 # TensorFlow reads these from the environment and has no other switch for them.

@@ -174,7 +174,22 @@ def test_the_end_of_data_is_raised_as_out_of_range(strategy):
         strategy.join(TIMEOUT)
 
 
+INFORMATION = "information from remote target"
+
+
 def test_the_error_of_a_tensor_that_is_too_large_to_be_sent_says_what_to_do(strategy):
     text = "Cannot encode a Tensor that exceeds the 2GB protobuf limit."
     assert str(tf.errors.InternalError(None, None, text)).startswith("A tensor of more than 2 GB cannot be sent")
     assert str(tf.errors.InternalError(None, None, "another")) == "another"
+
+
+def test_the_error_of_a_server_that_cannot_call_the_client_back_says_what_to_do(strategy):
+    refused = "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:2222: tcp handshaker shutdown"
+
+    def passed_on_from(task):
+        return str(
+            tf.errors.UnavailableError(None, None, f"{refused}\nAdditional GRPC error {INFORMATION} {task}/repl")
+        )
+
+    assert passed_on_from("/job:chief").startswith("A server cannot call this program back, which runs a part of the")
+    assert passed_on_from("/job:worker").startswith(refused)
