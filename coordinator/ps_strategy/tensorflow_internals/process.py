@@ -35,8 +35,8 @@ _TOO_LARGE = (
     "variable by a variable_partitioner of the strategy, or read rows of it by tf.gather."
 )
 NOT_CALLED_BACK = (
-    "A server cannot call this program back, which runs a part of the function, such as tf.py_function. As `chief` in the "
-    "cluster, give an address of this program that the servers reach, and let them through to its port."
+    "A server cannot call this program back, which runs a part of the function, such as tf.py_function. As `chief` in "
+    "the cluster, give an address of this program that the servers reach, and let them through to its port."
 )
 _EXPLAINED: tuple[tuple[Any, re.Pattern[str], str], ...] = (
     # The name of the client's device is another one since the process was connected.

@@ -13,6 +13,7 @@ from coordinator.ps_strategy.recovery.block_checkpoints import saved_in_blocks
 from coordinator.ps_strategy.recovery.checkpoint_owner import OWNER_FILE, CheckpointOwner
 from coordinator.ps_strategy.recovery.variable_recovery import VariableRecovery
 from coordinator.ps_strategy.recovery.variable_store import VariableStore
+from coordinator.ps_strategy.tensorflow_internals.handles import TracedFunctions
 
 
 class Client:
@@ -26,7 +27,7 @@ class Client:
         checkpoint.restore(self.manager.latest_checkpoint)
         self.owner = CheckpointOwner()
         self.recovery = VariableRecovery(
-            self, VariableStore(), lambda: 0, lambda: True, contextlib.nullcontext, owner=self.owner
+            self, VariableStore(TracedFunctions()), lambda: 0, lambda: True, contextlib.nullcontext, owner=self.owner
         )
         self.recovery.restore_from(self.manager)
 

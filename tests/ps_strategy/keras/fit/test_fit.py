@@ -87,7 +87,9 @@ def test_the_logs_of_an_epoch_cover_all_its_steps(strategy: coordinator.Paramete
     events, _, _ = strategy.events.since(before)
     reported = {event.name: float(event.detail) for event in events if event.kind == "value_reported"}
     assert set(reported) == {"loss", "mean_of_y"}
-    assert {event.name for event in events if event.kind == "closures_started"} == {"train_step"}
+    started = {event.name for event in events if event.kind == "closures_started"}
+    # Copies of the step are prepared in the background.
+    assert {name for name in started if not name.startswith("prepare ")} == {"train_step"}
     assert 0 < reported["loss"] < 10
 
 
