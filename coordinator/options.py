@@ -23,7 +23,8 @@ class Options:
         every task is alive) before the failure is its result. 0 also disables fused calls, since a transient failure
         of a call counts for every closure in it.
       max_attempts: a closure whose worker was lost this often while it ran is quarantined: its future and `join` raise
-        `ClosureQuarantined`. It is tried on another worker first if it was lost on one worker alone. 1 also disables fused calls, since the loss of a call counts for every closure in it.
+        `ClosureQuarantined`. It is tried on another worker first if it was lost on one worker alone. 1 also disables
+        fused calls, since the loss of a call counts for every closure in it.
       stop_on_error: whether the first error of a scheduled function cancels all other functions and is raised by the
         next `schedule` or `join`, as in the RFC; otherwise only its own future raises it.
       closure_timeout: a closure that runs for longer is started on another worker as well, and the first result counts;
@@ -38,8 +39,8 @@ class Options:
       connect_timeout: how long the constructor of a strategy may wait for all parameter servers and one worker.
       probe_timeout: a task that does not answer a health probe in this time counts as unreachable.
       heartbeat_interval: the time between two heartbeats of each server.
-      heartbeat_timeout: a server that has not answered for this long counts as lost, and every call to it fails. So does
-        a worker that does not reach a parameter server, which it is asked when a call of it takes long.
+      heartbeat_timeout: a server that has not answered for this long counts as lost, and every call to it fails. A
+        worker whose call takes long is asked whether it reaches the parameter servers, and counts as lost if not.
       reconnect_interval: the time between two attempts to reach a lost worker, and before a closure is run again after
         a transient failure.
       stall_report_interval: a wait that lasts this long reports in the log what it waits for, and again after each
