@@ -78,7 +78,7 @@ def test_copies_and_pickles_of_a_key_have_no_value_and_need_none_that_can_be_cop
     assert values[key] is not None
 
 
-@pytest.mark.parametrize("key", [3, "text", Key().method, print], ids=str)
+@pytest.mark.parametrize("key", [3, "text", Key().method, print], ids=lambda key: type(key).__name__)
 def test_what_has_no_attributes_is_never_found_and_cannot_be_added(key: object) -> None:
     values: OwnedValues[int] = OwnedValues()
     values[Key.method] = 1

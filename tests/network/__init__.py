@@ -1,0 +1,1 @@
+"""Tests of training while the network between its servers is at fault."""
