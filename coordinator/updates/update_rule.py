@@ -296,7 +296,13 @@ class UpdateRule(tf.Module):
         # Identities are on the worker: the size of a tensor on its server would be a message.
         read = [tensor for copy in copies for tensor in copy.read_later]
         later = [tf.size(tf.identity(tensor), tf.int64) * tensor.dtype.size for tensor in read]
-        self.state.count(pulls=model.pulls, bytes_pulled=tf.add_n([model.size, *later]))
+        pulls, size = model.pulls, tf.add_n([model.size, *later])
+        if tf.is_tensor(pulls):
+            # In one message.
+            both = tf.stack([pulls, size])
+            with tf.device(self.state.home):
+                pulls, size = tf.unstack(both)
+        self.state.count(pulls=pulls, bytes_pulled=size)
 
     def _push_all(self, gradients: Sequence[Any], version: Any, positions: Any) -> Any:
         self._prepare_trace("push")

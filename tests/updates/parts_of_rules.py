@@ -21,9 +21,9 @@ def own_model_of(rule):
     return rule._own
 
 
-def sums_of(rule):
-    """Returns the sums of the workers' models on the servers."""
-    return rule._sums
+def means_of(rule):
+    """Returns the means of the workers' models on the servers."""
+    return rule._means
 
 
 def finish_updates(rule):

@@ -3,20 +3,24 @@
 Nothing here is in a checkpoint: what is worth saving of a model is on the parameter servers.
 """
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from coordinator.ps_strategy.keras.internals.parts import variable_of
-from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex
+from coordinator.ps_strategy.tensorflow_internals.server_mutex import ServerMutex, operations_added
 from coordinator.updates.gradient_optimizer import GradientOptimizer
 from coordinator.updates.state.rule_state import zeros
 from coordinator.updates.transport.gradients import flat
 from coordinator.updates.transport.model import Model
 
 _logger = logging.getLogger("coordinator")
+
+# More than the number of changes that a worker makes in one connection.
+_CHANGES_OF_CONNECTION = 2**40
 
 
 class LocalModel:
@@ -54,8 +58,7 @@ class LocalModel:
 
     def assign(self, values: Sequence[Any]) -> None:
         """Replaces the copies; the optimizer's slots stay."""
-        for variable, value in zip(self.variables, values, strict=True):
-            variable.assign(value, read_value=False)
+        _assign(self.variables, values)
 
     def apply(self, gradients: Mapping[int, Any], rate: Any) -> None:
         """Has the worker's optimizer update its copies.
@@ -74,9 +77,15 @@ class LocalModel:
 
 
 class AveragedModel(LocalModel):
-    """A worker's local model that is averaged with those of other workers.
+    """A worker's local model, and what of its changes is in the mean of all models.
 
-    A mutex on each worker protects the copies: an abandoned call that still runs never changes them concurrently.
+        copies = base + what was changed since    change: what is being added to the mean, under `number`
+
+    A change is *handed over* when it is copied from the copies to `change`. Then the servers are told of it until they
+    have counted it, and no other one is handed over before. So each is counted once, wherever a call is cut off.
+
+    A mutex on each worker protects the copies: an abandoned call that still runs never changes them concurrently. If a
+    call is cut off when it has changed a part of the model, the model is given up: it is of no generation.
 
     Args:
       model, optimizer: see `LocalModel`.
@@ -85,12 +94,18 @@ class AveragedModel(LocalModel):
     Attributes:
       averaged_at: when the copies were last averaged or replaced, on the worker's clock, in seconds; a per-worker
         float64 scalar. `version` is that of the shared model then.
+      number: of the last change that was handed over; a per-worker int64 scalar.
     """
 
     def __init__(self, model: Model, optimizer: GradientOptimizer, lock_name: str) -> None:
         super().__init__(model, optimizer)
+        originals = [model.originals[number] for number in self.numbers]
         with tf.variable_creator_scope(make_per_worker):
             self.averaged_at = zeros([], tf.float64, "averaged_at")
+            self.number = zeros([], tf.int64, "change_number")
+            self._counted = zeros([], tf.int64, "counted_number")
+            self._base = [_copy_of(original) for original in originals]
+            self._change = [_change_of(original) for original in originals]
             # 0 on a new or restarted worker; see `AveragingControl`.
             self._generation = zeros([], tf.int64, "generation")
         self._lock = ServerMutex(lock_name, "")
@@ -104,47 +119,90 @@ class AveragedModel(LocalModel):
         with self._lock.hold():
             return self.values()
 
-    def replace(self, values: Sequence[Any], generation: Any, version: Any, now: Any) -> None:
+    def replace(self, values: Sequence[Any], generation: Any) -> None:
         """Replaces the model; all arguments are on the worker.
 
         Args:
           values: in the order of `numbers`.
           generation: the new one, an int64 scalar; 0 for none.
-          version: of the shared model that the values are from, an int64 scalar.
-          now: the time, a float64 scalar.
         """
-        with self._lock.hold([*values, generation, version, now]):
+        with self._changed([*values, generation], generation):
             self.assign(values)
-            self._generation.assign(generation, read_value=False)
-        self.record_averaged(version, now)
+            _assign(self._base, values)
+            self._counted.assign(self.number.read_value(), read_value=False)
+
+    def is_counted(self) -> Any:
+        """Returns whether the servers have counted all changes that were handed over, a bool scalar."""
+        return tf.equal(self.number.read_value(), self._counted.read_value())
+
+    def hand_over(self, values: Sequence[Any], connection: Any) -> None:
+        """Hands over what has led from `base` to some values of the copies.
+
+        Args:
+          values: in the order of `numbers`.
+          connection: the number of the worker's connection, an int64 scalar.
+        """
+        with self._changed([*values, connection]):
+            for change, value, base in zip(self._change, values, self._base, strict=True):
+                change.assign(tf.cast(value, change.dtype) - tf.cast(base.read_value(), change.dtype), read_value=False)
+            _assign(self._base, values)
+            # Greater than those of older connections, which a restarted worker does not know.
+            first = connection * _CHANGES_OF_CONNECTION
+            self.number.assign(1 + tf.maximum(first, self.number.read_value()), read_value=False)
+
+    def change(self) -> list[Any]:
+        """Reads the last change that was handed over, in the order of `numbers`; of at least 32 bits."""
+        return [change.read_value() for change in self._change]
+
+    def record_counted(self) -> None:
+        """Records that the servers have counted that change."""
+        self._counted.assign(self.number.read_value(), read_value=False)
+
+    def move(self, mean: Sequence[Any]) -> None:
+        """Moves the model from `base` to the mean, with what was changed since."""
+        with self._changed(mean):
+            for variable, base, value in zip(self.variables, self._base, mean, strict=True):
+                # Exactly the mean, unless the model has changed.
+                variable.assign(value + (variable.read_value() - base.read_value()), read_value=False)
+            _assign(self._base, mean)
+
+    def train(self, gradients: Mapping[int, Any], rate: Any, after: Any) -> None:
+        """Applies gradients.
+
+        Args:
+          gradients: by the positions of their variables.
+          rate: the learning rate, a float32 scalar.
+          after: a tensor; nothing is done before it is available.
+        """
+        with self._lock.hold([*flat(gradients), rate, after]):
+            self.apply(gradients, rate)
 
     def record_averaged(self, version: Any, now: Any) -> None:
         """Records that the model is part of the shared model of this version."""
         self.version.assign(version, read_value=False)
         self.averaged_at.assign(now, read_value=False)
 
-    def train(
-        self, gradients: Mapping[int, Any], rate: Any, values: Sequence[Any], averages: Sequence[Any], is_averaged: Any
-    ) -> None:
-        """Adds the difference of the mean and the averaged values to the model, then applies gradients.
+    @contextlib.contextmanager
+    def _changed(self, after: Sequence[Any], generation: Any = None) -> Iterator[None]:
+        """Opens a scope, under the mutex, that changes the model; until its end the model is of no generation.
 
         Args:
-          gradients: by the positions of their variables.
-          rate: the learning rate, a float32 scalar.
-          values: those that were averaged.
-          averages: the mean.
-          is_averaged: whether there is a mean, a bool scalar.
+          after: see `ServerMutex.hold`.
+          generation: of the model afterwards; by default that before.
         """
+        with self._lock.hold(after):
+            generation = self._generation.read_value() if generation is None else generation
+            with tf.control_dependencies([generation]):
+                begun = self._generation.assign(tf.zeros([], tf.int64), read_value=False)
+            with tf.control_dependencies([begun]), operations_added() as changes:
+                yield
+            with tf.control_dependencies(changes):
+                self._generation.assign(generation, read_value=False)
 
-        def move() -> Any:
-            # Exactly the average, unless an abandoned call has changed the model meanwhile.
-            moved = zip(averages, self.values(), values, strict=True)
-            self.assign([average + (current - value) for average, current, value in moved])
-            return tf.no_op()
 
-        with self._lock.hold([*flat(gradients), rate, *values, *averages, is_averaged]):
-            tf.cond(is_averaged, move, tf.no_op)
-            self.apply(gradients, rate)
+def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value, read_value=False)
 
 
 def _report_large(model: Model) -> None:
@@ -172,3 +230,9 @@ def _copy_of(original: Any) -> tf.Variable:
         constraint=original.constraint,
         name=f"local_{variable.name.partition(':')[0].replace('/', '_')}",
     )
+
+
+def _change_of(original: Any) -> tf.Variable:
+    variable = variable_of(original)
+    dtype = variable.dtype if variable.dtype.size >= tf.float32.size else tf.float32
+    return tf.Variable(lambda: tf.zeros(variable.shape, dtype), trainable=False, name="change")

@@ -152,7 +152,7 @@ class Model:
 
 
 def transfer(
-    tensors: Sequence[Any], source: str | None, target: str | None, *, is_packed: bool = True
+    tensors: Sequence[Any], source: str | None, target: str | None, *, is_packed: bool = True, is_mixed: bool = False
 ) -> tuple[list[Any], tf.Tensor]:
     """Transfers tensors from one device to another.
 
@@ -162,6 +162,7 @@ def transfer(
       target: where they are needed; None is the worker.
       is_packed: whether small tensors of one dtype go in one message, if all dimensions but the first are known.
         Otherwise no tensor is available before all are.
+      is_mixed: whether those of all dtypes go in one message.
 
     Returns:
       The tensors on the target device, in their order, and their size in bytes, an int64 scalar.
@@ -172,8 +173,8 @@ def transfer(
             return tf.identity_n(tensors), size
     with tf.device(target):
         arrived = [None if is_worth_packing(tensor) else tf.identity(tensor) for tensor in tensors]
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        numbers = [n for n, tensor in enumerate(tensors) if tensor.dtype == dtype and arrived[n] is None]
+    for kind in dict.fromkeys(None if is_mixed else tensor.dtype for tensor in tensors):
+        numbers = [n for n, tensor in enumerate(tensors) if kind in (None, tensor.dtype) and arrived[n] is None]
         for number, tensor in zip(numbers, pack([tensors[n] for n in numbers], source, target), strict=True):
             arrived[number] = tensor
     return arrived, size

@@ -8,7 +8,7 @@ import tensorflow as tf
 from coordinator.updates import ModelAverage
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import TIMEOUT
-from tests.updates.parts_of_rules import own_model_of, sums_of
+from tests.updates.parts_of_rules import means_of, own_model_of
 from tests.updates.rules.averaging_steps import (
     MAX_POLLS,
     NEVER,
@@ -23,7 +23,7 @@ from tests.updates.rules.averaging_steps import (
 # The algorithm.
 
 
-def test_models_become_the_mean_of_the_latest_ones_then_train_independently(strategy, weights, turn):
+def test_what_a_worker_has_changed_moves_the_mean_where_its_model_then_begins(strategy, weights, turn):
     """Workers take turns inside one function each, so that none is idle; compared with the same on plain numbers."""
     order = [0, 1, 0, 0, 2, 1, 2, 0, 1, 1]
     rule = make_rule(strategy, weights)
@@ -42,12 +42,12 @@ def test_models_become_the_mean_of_the_latest_ones_then_train_independently(stra
     futures = [strategy.schedule(steps, (tf.constant(turns[w], tf.int64),), worker=w) for w in range(WORKERS)]
     [future.result(TIMEOUT) for future in futures]
 
-    own, latest, shared, seen, staleness = {}, {}, 0.0, {}, []
+    own, base, shared, seen, staleness = {}, {}, 0.0, {}, []
     for version, worker in enumerate(order):
         seen.setdefault(worker, version)
-        latest[worker] = own.get(worker, shared)
-        shared = np.mean(list(latest.values()), dtype=np.float64)
-        own[worker] = shared + version + 1
+        change = own.setdefault(worker, shared) - base.setdefault(worker, shared)
+        shared += change / len(own)
+        base[worker], own[worker] = shared, shared + version + 1
         staleness.append(version - seen[worker])
         seen[worker] = version + 1
     np.testing.assert_allclose(own_models(rule), [own[worker] for worker in range(WORKERS)], rtol=1e-6)
@@ -58,6 +58,52 @@ def test_models_become_the_mean_of_the_latest_ones_then_train_independently(stra
     assert statistics.clocks == {worker: order.count(worker) for worker in range(WORKERS)}
     # Each has pulled the shared model once.
     assert statistics.pulls == len(order) + WORKERS
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [2, 3])
+def test_nothing_that_a_worker_has_learned_is_averaged_away(strategy, weights, workers):
+    """Each is idle while another one trains."""
+    rule = make_rule(strategy, weights)
+    step = ascent(rule, weights)
+    for worker in range(workers):
+        run(strategy, step, worker, 0.0)
+    for number in range(6 * workers):
+        run(strategy, step, number % workers)
+    rule.abort()
+    np.testing.assert_allclose(weights[1].numpy(), 6, rtol=1e-6)
+    np.testing.assert_allclose(weights[0].numpy(), [6, 6], rtol=1e-6)
+
+
+@pytest.mark.long
+def test_a_worker_that_joins_late_changes_nothing_by_that(strategy, weights):
+    rule = make_rule(strategy, weights)
+    step = ascent(rule, weights)
+    run(strategy, step, 0, 8.0)
+    run(strategy, step, 0, 0.0)
+    assert weights[1].numpy() == 8
+    assert [run(strategy, step, worker, 0.0) for worker in (1, 2)] == [8, 8]
+    assert weights[1].numpy() == 8
+    run(strategy, step, 1, 3.0)
+    rule.abort()
+    assert weights[1].numpy() == 9
+
+
+@pytest.mark.long
+def test_a_step_never_reads_variables_of_two_moments(strategy, weights):
+    assert weights[0].device != weights[1].device
+    rule = make_rule(strategy, weights)
+
+    @tf.function
+    def step():
+        with rule.pull() as version:
+            found = weights[0][0], weights[1].read_value()
+        rule.push([-tf.ones_like(weight) for weight in weights], version)
+        return found
+
+    futures = [strategy.schedule(step) for _ in range(150)]
+    found = np.array([future.result(TIMEOUT) for future in futures])
+    np.testing.assert_array_equal(found[:, 0], found[:, 1])
 
 
 OPTIMIZERS = {
@@ -178,12 +224,12 @@ def test_averaging_completes_while_gradients_are_computed(strategy, weights):
 def test_gradients_are_computed_while_averaging_is_delayed(strategy, weights, turn):
     rule = make_rule(strategy, weights)
 
-    model_sum = sums_of(rule)[0]
+    model_mean = means_of(rule)[0]
 
     @tf.function(autograph=False)
     def hold_up():
         """Holds the lock of a server until the other worker has computed its gradients."""
-        with model_sum.lock.hold():
+        with model_mean.lock.hold():
             turn.assign(1, read_value=False)
             with tf.device(None):
                 return poll_until(lambda: turn.read_value() == 2)
@@ -197,20 +243,44 @@ def test_gradients_are_computed_while_averaging_is_delayed(strategy, weights, tu
             turn.assign(2)
         rule.push(gradients, version)
 
-    # A worker that becomes idle is removed from the sum, which would wait for the lock as well. What it ran for an
-    # earlier test it may come to rest after only now.
-    def finished():
-        return strategy.cluster.workers[0].statistics().finished
-
-    idle_after, before = [], finished()
-    strategy.extended.services.add_idle_callback(lambda worker: idle_after.append(finished()) if worker == 0 else None)
-    strategy.schedule(tf.function(lambda: tf.constant(0)), worker=0).result(TIMEOUT)
-    wait_until(lambda: any(number > before for number in idle_after))
+    # The first step of a worker takes the mean before it computes anything.
+    strategy.schedule(step, worker=0).result(TIMEOUT)
+    turn.assign(0)
     held = strategy.schedule(hold_up, worker=1)
     wait_until(lambda: turn.numpy() == 1)
     strategy.schedule(step, worker=0).result(TIMEOUT)
     assert held.result(TIMEOUT) < MAX_POLLS
-    assert rule.version.numpy() == 1
+    assert rule.version.numpy() == 2
+
+
+@pytest.mark.long
+def test_a_change_reaches_all_servers_if_the_step_that_had_it_counted_fails(strategy, weights, turn, monkeypatch):
+    rule = make_rule(strategy, weights)
+    step = ascent(rule, weights)
+    run(strategy, step, 0, 4.0)
+    # On the server that does not count.
+    [other] = [mean for mean in means_of(rule) if mean.device != rule.version.device]
+    advance = other.advance
+
+    def fail_later(counted):
+        polls = poll_until(lambda: turn.read_value() == 1)
+        with tf.control_dependencies([tf.debugging.Assert(polls < 0, ["as planned"])]):
+            return advance(tf.identity(counted))
+
+    monkeypatch.setattr(other, "advance", fail_later)
+    failing = strategy.schedule(ascent(rule, weights), (tf.constant(1.0),), worker=0)
+    # The change is counted, and this server does not add it yet.
+    wait_until(lambda: rule.version.numpy() == 2)
+    turn.assign(1)
+    for raises in (lambda: failing.result(TIMEOUT), lambda: strategy.join(TIMEOUT)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="as planned"):
+            raises()
+    monkeypatch.undo()
+    for _ in range(3):
+        run(strategy, step, 0, 0.0)
+    rule.abort()
+    assert weights[0].numpy().tolist() == [4, 4]
+    assert weights[1].numpy() == 4
 
 
 # Period and warm-up.
