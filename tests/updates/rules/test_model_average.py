@@ -243,20 +243,44 @@ def test_gradients_are_computed_while_averaging_is_delayed(strategy, weights, tu
             turn.assign(2)
         rule.push(gradients, version)
 
-    # A worker that becomes idle is removed from the sum, which would wait for the lock as well. What it ran for an
-    # earlier test it may come to rest after only now.
-    def finished():
-        return strategy.cluster.workers[0].statistics().finished
-
-    idle_after, before = [], finished()
-    strategy.extended.services.add_idle_callback(lambda worker: idle_after.append(finished()) if worker == 0 else None)
-    strategy.schedule(tf.function(lambda: tf.constant(0)), worker=0).result(TIMEOUT)
-    wait_until(lambda: any(number > before for number in idle_after))
+    # The first step of a worker takes the mean before it computes anything.
+    strategy.schedule(step, worker=0).result(TIMEOUT)
+    turn.assign(0)
     held = strategy.schedule(hold_up, worker=1)
     wait_until(lambda: turn.numpy() == 1)
     strategy.schedule(step, worker=0).result(TIMEOUT)
     assert held.result(TIMEOUT) < MAX_POLLS
-    assert rule.version.numpy() == 1
+    assert rule.version.numpy() == 2
+
+
+@pytest.mark.long
+def test_a_change_reaches_all_servers_if_the_step_that_had_it_counted_fails(strategy, weights, turn, monkeypatch):
+    rule = make_rule(strategy, weights)
+    step = ascent(rule, weights)
+    run(strategy, step, 0, 4.0)
+    # On the server that does not count.
+    [other] = [mean for mean in means_of(rule) if mean.device != rule.version.device]
+    advance = other.advance
+
+    def fail_later(counted):
+        polls = poll_until(lambda: turn.read_value() == 1)
+        with tf.control_dependencies([tf.debugging.Assert(polls < 0, ["as planned"])]):
+            return advance(tf.identity(counted))
+
+    monkeypatch.setattr(other, "advance", fail_later)
+    failing = strategy.schedule(ascent(rule, weights), (tf.constant(1.0),), worker=0)
+    # The change is counted, and this server does not add it yet.
+    wait_until(lambda: rule.version.numpy() == 2)
+    turn.assign(1)
+    for raises in (lambda: failing.result(TIMEOUT), lambda: strategy.join(TIMEOUT)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="as planned"):
+            raises()
+    monkeypatch.undo()
+    for _ in range(3):
+        run(strategy, step, 0, 0.0)
+    rule.abort()
+    assert weights[0].numpy().tolist() == [4, 4]
+    assert weights[1].numpy() == 4
 
 
 @pytest.mark.long
