@@ -283,36 +283,6 @@ def test_a_change_reaches_all_servers_if_the_step_that_had_it_counted_fails(stra
     assert weights[1].numpy() == 4
 
 
-@pytest.mark.long
-def test_a_change_reaches_all_servers_if_the_step_that_had_it_counted_fails(strategy, weights, turn, monkeypatch):
-    rule = make_rule(strategy, weights)
-    step = ascent(rule, weights)
-    run(strategy, step, 0, 4.0)
-    # On the server that does not count.
-    [other] = [mean for mean in means_of(rule) if mean.device != rule.version.device]
-    advance = other.advance
-
-    def fail_later(counted):
-        polls = poll_until(lambda: turn.read_value() == 1)
-        with tf.control_dependencies([tf.debugging.Assert(polls < 0, ["as planned"])]):
-            return advance(tf.identity(counted))
-
-    monkeypatch.setattr(other, "advance", fail_later)
-    failing = strategy.schedule(ascent(rule, weights), (tf.constant(1.0),), worker=0)
-    # The change is counted, and this server does not add it yet.
-    wait_until(lambda: rule.version.numpy() == 2)
-    turn.assign(1)
-    for raises in (lambda: failing.result(TIMEOUT), lambda: strategy.join(TIMEOUT)):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="as planned"):
-            raises()
-    monkeypatch.undo()
-    for _ in range(3):
-        run(strategy, step, 0, 0.0)
-    rule.abort()
-    assert weights[0].numpy().tolist() == [4, 4]
-    assert weights[1].numpy() == 4
-
-
 # Period and warm-up.
 
 
