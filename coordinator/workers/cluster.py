@@ -43,6 +43,7 @@ class Cluster:
     Attributes:
       threads: those on which nothing may wait for closures: the workers', and the one in `stop`.
       links: finds broken links between servers.
+      queue: of the closures.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Cluster:
     ) -> None:
         self._runtime = runtime
         self._servers = servers
-        self._queue = queue
+        self.queue = queue
         self._recovery = recovery
         self._options = options
         self.links = links = LinkWatch(servers, queue, options)
@@ -82,7 +83,7 @@ class Cluster:
         """Returns a snapshot of the counts, each server's too."""
         workers = tuple(worker.statistics() for worker in self.workers)
         servers = self._recovery.statistics()
-        return dataclasses.replace(self._queue.statistics(), workers=workers, parameter_servers=servers)
+        return dataclasses.replace(self.queue.statistics(), workers=workers, parameter_servers=servers)
 
     def schedule(self, fn: Any, args: Any = None, kwargs: Any = None, **limits: Any) -> Future:
         """Queues one call of `fn`; the same as `strategy.schedule`, whose arguments and errors it has."""
@@ -110,15 +111,15 @@ class Cluster:
           StrategyClosedError: the strategy is closed.
         """
         with self._lock:
-            self._queue.refuse_stopped("A worker cannot be added")
+            self.queue.refuse_stopped("A worker cannot be added")
             taken = {*self._workers, *self._leaving}
             index = next(i for i in itertools.count() if i not in taken) if index is None else index
             check_integer("index", index, 0)
             if index in taken:
                 raise ValueError(f"There is a worker {index} already; there are {sorted(taken)}.")
             self._servers.add_worker(index, address)
-            self._queue.workers.admit(index)
-            self._queue.events.record("worker_joined", f"worker {index}", detail=address)
+            self.queue.workers.admit(index)
+            self.queue.events.record("worker_joined", f"worker {index}", detail=address)
             worker = self._new_worker(index)
             self._set_workers({**self._workers, index: worker})
             worker.start()
@@ -140,7 +141,7 @@ class Cluster:
         worker = self._withdraw(index)
         try:
             if not worker.wait_stopped(self._options.close_timeout if timeout is None else timeout):
-                self._queue.workers.cancel_attempts(index)
+                self.queue.workers.cancel_attempts(index)
                 if not worker.wait_stopped(self._options.close_timeout):
                     _logger.warning("%s runs a call that cannot be cancelled; its thread is left behind.", worker)
         finally:
@@ -150,7 +151,7 @@ class Cluster:
             finally:
                 with self._lock:
                     self._leaving.discard(index)
-                self._queue.events.record("worker_left", f"worker {index}")
+                self.queue.events.record("worker_left", f"worker {index}")
                 self.fail_orphaned(index)
 
     def move_worker(self, index: int, address: str) -> None:
@@ -213,7 +214,7 @@ class Cluster:
         # The queue first: a lost worker that stops waiting for its task must find no closure.
         with self._lock:
             self.threads |= {threading.current_thread()}
-        self._queue.stop()
+        self.queue.stop()
         with self._lock:
             self._set_workers(self._workers)
             parts = (*self._watches, self._recovery, *self._workers.values())
@@ -241,9 +242,9 @@ class Cluster:
         """Fails the closures that only this worker may run, if it was removed, perhaps while they were being queued."""
         if index in self._workers:
             return
-        for closure in self._queue.workers.waiting_for(index):
+        for closure in self.queue.workers.waiting_for(index):
             message = f"{closure} may run only on worker {index}, which was removed. Schedule it on another worker."
-            self._queue.fail_waiting(closure, WorkerLost(f"worker {index}", message), ErrorScope.JOIN)
+            self.queue.fail_waiting(closure, WorkerLost(f"worker {index}", message), ErrorScope.JOIN)
 
     def refuse_unknown(self, index: int, purpose: str = "") -> None:
         """Raises ValueError if there is no worker of this index."""
@@ -286,7 +287,7 @@ class Cluster:
             self._set_workers({other: each for other, each in self._workers.items() if other != index})
             self._leaving.add(index)
             is_last = not self._workers
-        self._queue.workers.dismiss(index)
+        self.queue.workers.dismiss(index)
         worker.stop()
         if is_last:
             _logger.warning("%s is removed; no worker is left, and functions wait until one is added.", worker.device)
@@ -294,7 +295,7 @@ class Cluster:
         return worker
 
     def _new_worker(self, index: int) -> Worker:
-        return Worker(index, self._runtime, self._servers, self._queue, self._recovery, self._options, self)
+        return Worker(index, self._runtime, self._servers, self.queue, self._recovery, self._options, self)
 
     def _set_workers(self, workers: dict[int, Worker]) -> None:
         # Replaced as a whole, so that both may be read without a lock.

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Collection, Mapping
 
-from coordinator.queueing.closure_queue import ClosureQueue
 from coordinator.runtime import Servers
 from coordinator.workers.background_threads import QueueThread
 from coordinator.workers.cluster import Cluster
@@ -52,7 +51,6 @@ class MembershipWatch(QueueThread):
     Args:
       cluster: has the workers.
       servers: know the workers' addresses.
-      queue: of the cluster.
       addresses: returns the addresses at which workers are wanted, at once or when they change; called on the thread of
         this class.
       interval: from its return to the next call, in seconds.
@@ -63,12 +61,11 @@ class MembershipWatch(QueueThread):
         self,
         cluster: Cluster,
         servers: Servers,
-        queue: ClosureQueue,
         addresses: Callable[[], WorkerAddresses],
         interval: float,
         interrupt: Callable[[], object] | None = None,
     ) -> None:
-        super().__init__("coordinator-membership", self._follow, queue)
+        super().__init__("coordinator-membership", self._follow, cluster.queue)
         self._cluster = cluster
         self._servers = servers
         self._addresses = addresses

@@ -229,7 +229,7 @@ class Scheduler:
           interval: between two calls of it, in seconds.
           interrupt: ends a call of it that waits; called at the end.
         """
-        self.cluster.add_watch(MembershipWatch(self.cluster, self.servers, self.queue, addresses, interval, interrupt))
+        self.cluster.add_watch(MembershipWatch(self.cluster, self.servers, addresses, interval, interrupt))
 
     def trace(self, path: str | os.PathLike[str], busy: Callable[[], Mapping[str, float]] = dict) -> Trace:
         """Begins a trace with a track for each server; see `ParameterServerStrategy.trace`, and `Trace` for `busy`."""
