@@ -80,7 +80,7 @@ class Lab:
 
         def end() -> None:
             program.kill()
-            program.wait()
+            program.communicate()
 
         self._closing.callback(end)
         return program
