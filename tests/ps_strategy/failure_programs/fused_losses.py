@@ -39,7 +39,7 @@ class Training:
     Its data is slow too, so that a call is mostly waiting for data when it is cut off.
 
     Attributes:
-      fused: the sizes of the fused calls.
+      fused: the workers of the fused calls.
     """
 
     def __init__(self, strategy: coordinator.ParameterServerStrategy) -> None:
@@ -55,7 +55,7 @@ class Training:
         run_fused = TensorFlowRuntime.run_fused
 
         def recorded(runtime: TensorFlowRuntime, worker: int, works: Any, cancellation: Any) -> Any:
-            self.fused.append(len(works))
+            self.fused.append(worker)
             return run_fused(runtime, worker, works, cancellation)
 
         TensorFlowRuntime.run_fused = recorded  # type: ignore[method-assign]
@@ -71,11 +71,11 @@ class Training:
     def schedule(self, number: int, worker: int | None = None) -> coordinator.Future:
         return self.strategy.schedule(self._function, (self._iterator, tf.constant(number)), worker=worker)
 
-    def run(self, lose: Callable[[], None] = lambda: None) -> list[int]:
-        """Runs all steps, calls `lose` during a fused call, and returns the results."""
+    def run(self, lose: Callable[[], None] = lambda: None, worker: int | None = None) -> list[int]:
+        """Runs all steps, calls `lose` during a fused call on a worker, None for any, and returns the results."""
         before = len(self.fused)
         futures = [self.schedule(number) for number in range(STEPS)]
-        wait_until(lambda: len(self.fused) > before)
+        wait_until(lambda: any(worker in (None, each) for each in self.fused[before:]))
         lose()
         self.strategy.join(TIMEOUT)
         return [int(future.result(timeout=0)) for future in futures]
@@ -93,7 +93,7 @@ def lose_worker(cluster: LocalCluster, training: Training) -> dict[str, Any]:
         cluster.kill("worker", 0)
         cluster.restart("worker", 0)
 
-    results = training.run(lose)
+    results = training.run(lose, worker=0)
     statistics = training.strategy.cluster.statistics()
     return {
         "results": results,
@@ -130,7 +130,7 @@ def lose_parameter_server(cluster: LocalCluster, training: Training, folder: str
 
 def freeze_worker(cluster: LocalCluster, training: Training) -> dict[str, Any]:
     losses = training.strategy.cluster.statistics().workers[1].losses
-    results = training.run(lambda: cluster.freeze("worker", 1))
+    results = training.run(lambda: cluster.freeze("worker", 1), worker=1)
     after = training.strategy.cluster.statistics().workers[1].losses
     cluster.thaw("worker", 1)
     wait_until(lambda: not unhealthy(training.strategy))
