@@ -37,7 +37,7 @@ class OwnedValues(MutableMapping[Any, _Value], Generic[_Value]):
 
     def __init__(self) -> None:
         self._name = f"_coordinator_value_{id(self)}"
-        # Reentrant: the garbage collector may run anything meanwhile.
+        # Reentrant: the garbage collector may run anything while the lock is held.
         self._lock = threading.RLock()
         # By identity: keys may be compared by value, or not be hashable.
         self._keys: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

@@ -81,7 +81,7 @@ class FusedDispatch:
                 self._runtime.prepare(self._worker, attempt.work, like, wanted)
         if limit == 1:
             return [attempt]
-        # The queue's lock is held meanwhile.
+        # The queue's lock is held while the model is asked.
         attempts = self._queue.take_batch(
             attempt, limit, lambda available: self._model.steps(function, available, ready)
         )

@@ -210,7 +210,7 @@ class ParameterServerStrategy(BriefCollections, tf.distribute.Strategy):
         """Returns a context in which no scheduled function runs, so that what is read and saved is of one moment.
 
         It waits for the functions that run, but not for calls that `cancel_all` has given up: the log names them. The
-        functions that wait, and those scheduled meanwhile, run after the block.
+        functions that wait, and functions that are scheduled in the block, run after it.
 
         Args:
           timeout: how long to wait for what runs, in seconds; None for no limit.

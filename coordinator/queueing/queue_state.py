@@ -38,7 +38,7 @@ class QueueState:
       waking: the workers that were woken and have not taken the queue's lock yet, each with whether it was woken for a
         closure before a quiet period: such a closure has as good as started, and runs before the period begins.
       running: the live attempts.
-      abandoned: those of them that were cancelled and did not end in time.
+      abandoned: the live attempts that were cancelled and did not end in time.
       unsettled: how many scheduled closures have no outcome yet, or were cancelled and still run.
       error: the pending error, which cancelled all other closures.
       late_error: an error that is raised once everything is settled.

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from coordinator.errors import ClosureQuarantined
+from coordinator.future import Future
 from coordinator.runtime import FiniteInput, FusionKey
 from coordinator.testing.fake_runtime import EndOfDataError, FakeRuntime, Gate
 from coordinator.workers.scheduler import Scheduler
@@ -112,15 +113,21 @@ def test_a_closure_that_waits_for_another_worker_runs_when_that_one_is_lost() ->
         scheduler.join(LIMIT)
 
 
+def lose_on_the_only_worker(runtime: FakeRuntime, scheduler: Scheduler) -> tuple[Deadly, Future]:
+    """Has worker 0 lost with a closure as often as a closure may be, while worker 1 is away."""
+    runtime.kill(1)
+    wait_state(scheduler, 1, WorkerState.LOST)
+    deadly = Deadly(runtime, 0)
+    future = scheduler.schedule(deadly, "step")
+    wait_until(lambda: deadly.runs[0] == OPTIONS.max_attempts)
+    wait_state(scheduler, 0, WorkerState.LIVE)
+    return deadly, future
+
+
 def test_one_sick_worker_gets_no_function_quarantined_while_the_other_is_away() -> None:
     runtime = FakeRuntime(2)
     with running_scheduler(runtime) as scheduler:
-        runtime.kill(1)
-        wait_state(scheduler, 1, WorkerState.LOST)
-        deadly = Deadly(runtime, 0)
-        future = scheduler.schedule(deadly, "step")
-        wait_until(lambda: deadly.runs[0] == OPTIONS.max_attempts)
-        wait_state(scheduler, 0, WorkerState.LIVE)
+        deadly, future = lose_on_the_only_worker(runtime, scheduler)
         # From now on it waits for the other worker; all else runs.
         assert scheduler.schedule(index_of, "other").result(LIMIT) == 0
         assert not future.done()
@@ -154,12 +161,7 @@ def test_a_closure_that_kills_the_only_worker_is_quarantined() -> None:
 def test_a_closure_that_awaits_another_worker_is_quarantined_if_it_is_removed() -> None:
     runtime = FakeRuntime(2)
     with running_scheduler(runtime) as scheduler:
-        runtime.kill(1)
-        wait_state(scheduler, 1, WorkerState.LOST)
-        deadly = Deadly(runtime, 0)
-        future = scheduler.schedule(deadly, "step")
-        wait_until(lambda: deadly.runs[0] == OPTIONS.max_attempts)
-        wait_state(scheduler, 0, WorkerState.LIVE)
+        _, future = lose_on_the_only_worker(runtime, scheduler)
         scheduler.cluster.remove_worker(1)
         assert isinstance(future.exception(LIMIT), ClosureQuarantined)
         with pytest.raises(ClosureQuarantined):

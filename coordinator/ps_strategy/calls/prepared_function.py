@@ -24,8 +24,8 @@ from coordinator.ps_strategy.tensorflow_internals.process import forget_error, o
 
 _logger = logging.getLogger("coordinator")
 
-# What a call on a prepared function raises only if the worker, or a link of it, is lost.
-_LOST = (
+# What a call raises if a worker, or a connection between two servers, is lost.
+BROKEN_CONNECTION = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -125,7 +125,7 @@ class PreparedFunction:
                 return
             with tf.device(context.calling_device):
                 call_concrete(self.built.concrete, [*inputs, *passed, context.go(False)], context.cancellation)
-        except _LOST:
+        except BROKEN_CONNECTION:
             raise
         except tf.errors.OpError as error:
             # Its gate was closed. Or an operation without effects did not like the values: it is prepared all the same.

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from coordinator.builds import Builds
 from coordinator.errors import ClosureCancelledError, ClosureInputError, ParameterServerLost
+from coordinator.ps_strategy.calls.prepared_function import BROKEN_CONNECTION
 from coordinator.ps_strategy.calls.traced_function import ScheduledCall
 from coordinator.ps_strategy.membership.cluster_change import Connection
 from coordinator.ps_strategy.membership.membership import Membership
@@ -30,18 +31,9 @@ from coordinator.runtime import Failure, FailureKind
 
 _logger = logging.getLogger("coordinator")
 
-# Raised although every task is alive: a connection between two of them was refused, reset or waited for too long, a
-# server that lost its connection to another one has cancelled a call, or a server was about to drop a context that was
-# replaced since. Another attempt may succeed. docs/network.md says what TensorFlow raises for which fault.
-_TRANSIENT = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-)
-# Raised for such a fault too, but also by operations and by Python code in a graph: the transport's text shows one,
-# unless it is that of an exception of Python. "Additional GRPC error information" shows none: a server has passed an
-# error on.
+# Raised for a broken connection, but also by operations and by Python code in a graph. The text of the transport shows
+# a broken connection, unless the text is in an exception of Python. "Additional GRPC error information" shows nothing:
+# a server has passed an error on.
 _TRANSIENT_IN_TRANSPORT = (tf.errors.UnknownError, tf.errors.InternalError)
 _OF_TRANSPORT = re.compile(
     r"RecvFromRemoteAsync is cancelled|RST_STREAM|stream (removed|terminated)|socket closed|parsing HTTP/2|"
@@ -170,7 +162,10 @@ def failure_of(error: BaseException, parameter_server: ParameterServerLost | Non
             return Failure(FailureKind.PARAMETER_SERVER_LOST, parameter_server)
         if is_worker_lost:
             return Failure(FailureKind.WORKER_LOST, error)
-        if isinstance(cause, _TRANSIENT) or (
+        # Every task is alive: a connection between two of them was refused, reset or waited for too long, a server that
+        # lost its connection to another one has cancelled a call, or a server was about to drop a context that was
+        # replaced since. Another attempt may succeed. docs/network.md says what TensorFlow raises for which fault.
+        if isinstance(cause, BROKEN_CONNECTION) or (
             isinstance(cause, _TRANSIENT_IN_TRANSPORT) and _is_of_transport(str(cause.message))
         ):
             return Failure(FailureKind.TRANSIENT, error)

@@ -167,10 +167,10 @@ class Connections:
 
         Args:
           sources: the servers that are asked. Those that do not answer the client are left out.
-          targets: those that they are to reach, likewise.
+          targets: the servers that the sources are to reach.
 
         Returns:
-          The pairs of a source and a target of which the first does not reach the second, with words on it.
+          The pairs of a source and a target that the source does not reach, each with words on why.
         """
         addresses = self.addresses
         answering = {task: addresses[task] for task in {*sources, *targets} if self._answers(task)}

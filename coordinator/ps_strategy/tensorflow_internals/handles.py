@@ -146,7 +146,7 @@ class TracedFunctions:
     """
 
     def __init__(self) -> None:
-        # By identity. The references are copied in one step, since other threads may trace meanwhile.
+        # By identity. The references are copied in one step, since other threads may trace at the same time.
         self._graphs: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 

@@ -22,5 +22,5 @@ def is_state_of_sequences() -> bool:
 
 def stateful_layers(model: keras.Model) -> list[keras.Layer]:
     """Returns the layers of a model, also of models in it, that have such a state."""
-    # Private: `model.layers` has those of the outermost model alone.
+    # Private: `model.layers` has the layers of the outermost model alone.
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.RNN) and layer.stateful]
